@@ -74,7 +74,7 @@ class PlanRequest:
     """All that a plan may depend on.
 
     `kept` are the values that a handle can still read afterwards. `later`: (value, task that reads
-    it next), predicted, where no task here does any more; tasks to come are counted on from these.
+    it in L1 next), predicted, where no task here does; tasks to come are counted on from these.
     Raises nothing by itself.
     """
 

@@ -146,16 +146,18 @@ class Residency:
         self.values[value] = [i for i in self.values[value] if i.buffer != buffer]
         self.users[buffer] = {heir}
 
-    def next_use(self, value: int) -> int:
-        """The next task after the current one that reads a value, known or else predicted; `NEVER`
-        if none in sight."""
+    def next_use(self, value: int, space: Space) -> int:
+        """The next task after the current one that reads a value, or is predicted to where this is
+        asked for L1; `NEVER` if none in sight."""
         uses = self._uses.get(value, ())
         at = bisect_right(uses, self.task)
-        return uses[at] if at < len(uses) else self._later.get(value, NEVER)
+        if at < len(uses):
+            return uses[at]
+        return self._later.get(value, NEVER) if space is Space.L1 else NEVER
 
     def is_needed(self, value: int) -> bool:
         """Whether anything can still read a value after the current task."""
-        return value in self.request.kept or self.next_use(value) != NEVER
+        return value in self.request.kept or self.next_use(value, Space.L1) != NEVER
 
     def find(self, value: int, desc: TensorDesc, address: int | None) -> Instance | None:
         """An instance of a value in a layout, at an address if one is asked for.
@@ -273,17 +275,17 @@ class Residency:
             Resident(value, tuple(instances)) for value, instances in sorted(self.values.items())
         )
 
-    def soonest(self, value: int) -> int:
+    def soonest(self, value: int, space: Space) -> int:
         """The task that needs a value where it is next: the current one, if it reads it there."""
         otherwise = (value, False) in self.otherwise
-        return self.task if value in self.reading and not otherwise else self.next_use(value)
+        return self.task if value in self.reading and not otherwise else self.next_use(value, space)
 
     def lifetime(self, buffer: Buffer) -> str:
         """Which task made a buffer, which queued task reads it next, and who holds it, in words."""
         made = self.made.get(buffer.number)
         words = ["there before" if made is None else f"made by task {made}"]
         users = self.users[buffer.number]
-        use = min((self.soonest(value) for value in users), default=NEVER)
+        use = min((self.soonest(value, buffer.space) for value in users), default=NEVER)
         if use < len(self.request.tasks):
             words.append(f"read by queued task {use}")
         if users & self.request.kept:

@@ -28,6 +28,9 @@ from stitch.tasks import Task, TransformationKind
 
 #: A plan that takes no more than this times what any plan takes is good enough.
 NEAR = 1.02
+#: The most looks at a tensor over a task that choosing who leaves takes for each task that is
+#: planned: some 50 tensors of which next uses are predicted are searched as a known chain is.
+LOOKS_PER_TASK = 1 << 17
 
 
 def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
@@ -79,7 +82,7 @@ def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float]:
     """Which values had best leave L1 before which of their uses; the seconds that any plan takes,
     with what is predicted to be read later, 0 where that is not known."""
     chain, end = chain_of(request), len(request.tasks)
-    choice = choose(chain)
+    choice = choose(chain, looks=LOOKS_PER_TASK * end)
     if choice is None:
         return frozenset(), 0.0
     away = {

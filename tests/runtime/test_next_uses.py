@@ -13,7 +13,7 @@ import pytest
 import stitch
 from stitch.runtime.recording import next_uses
 from stitch.runtime.recording.next_uses import NextUses
-from tests.support.stitched_models import model, one, tiny
+from tests.support.stitched_models import binary_op, model, one, scaled, tiny
 
 WEIGHTS, ROOM = 6, 5
 SHAPE = (32, 32)
@@ -172,3 +172,32 @@ def test_a_queue_that_begins_anew_amid_a_cycle_settles(tasks: int, window: int) 
             statistics = device.statistics()
             made.append((statistics.plans_made, statistics.bindings_made))
     assert made[-1] == made[-5]
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 16])
+def test_what_is_read_elsewhere_next_gives_way_in_l1(window: int) -> None:
+    """Three of a pass's tensors lie in L1 and are read from DRAM, in room for four: where these
+    reads counted, what nobody reads again was written out each round."""
+    machine = tiny(l1_nbytes=4 * 1024)
+    l1 = ("output.y.space=l1", "input.x.space=l1")
+    first = scaled("first", 1.0, shape=SHAPE, target=machine, wishes=l1)
+    wishes = ("output.y.space=l1", "input.x.space=dram", "input.w.space=l1")
+    add = binary_op("add", "Add", SHAPE, target=machine, wishes=wishes)
+    copies: list[int] = []
+    held: list[stitch.Tensor] = []
+    with stitch.open_device(machine, window=window) as device:
+        f, g, x = device.load(first), device.load(add), np.ones(SHAPE, np.float32)
+        for _ in range(8):
+            a = one(f(x))
+            b = one(f(a))
+            c = one(f(b))
+            d = one(f(c))
+            for _ in range(40):
+                between = one(g(b, one(g(a, d))))
+                d = one(g(c, between))
+                del between
+            held = [d]
+            device.run_queue()
+            copies.append(device.account().total.copies - sum(copies))
+        assert np.array_equal(held[0].numpy(), np.full(SHAPE, 365, np.float32))
+    assert max(copies) <= 8

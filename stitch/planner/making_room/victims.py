@@ -21,7 +21,7 @@ def victims_of(state: Residency, demand: RoomDemand) -> list[Victim]:
         users = state.users[buffer.number]
         if not users:
             continue
-        soonest = min((state.soonest(v) for v in users), default=NEVER)
+        soonest = min((state.soonest(v, demand.space) for v in users), default=NEVER)
         spare = is_spare(state, buffer)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
         rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address or 0)
@@ -37,7 +37,7 @@ def _price(
         return ()
     if state.rule == "chosen":
         end = len(state.request.tasks)
-        uses = ((v, state.soonest(v)) for v in state.users[buffer.number])
+        uses = ((v, state.soonest(v, demand.space)) for v in state.users[buffer.number])
         return (not any((v, min(use, end)) in state.away for v, use in uses),)
     size = buffer.size_per_bank
     price = (0 if spare else size) + (0 if soonest == NEVER else size)
@@ -78,7 +78,7 @@ def drop_idle_copies(state: Residency, demand: RoomDemand, needed: int) -> bool:
         if dropped and dropped >= needed:
             break
         # What the task itself reads in place is locked: here it is read elsewhere.
-        idle = all(state.next_use(v) == NEVER for v in state.users[buffer.number])
+        idle = all(state.next_use(v, demand.space) == NEVER for v in state.users[buffer.number])
         # Asked anew: of two copies that spare each other only one may go.
         if idle and is_spare(state, buffer):
             drop(state, buffer)

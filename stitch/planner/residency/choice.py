@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from stitch.planner.residency.bound import prices_of
 from stitch.planner.residency.cover import CoverProblem, covered
@@ -28,14 +29,20 @@ class StayChoice:
         return self.seconds <= self.least_seconds * (1 + 1e-9)
 
 
-def choose(chain: StayChain, rounds: int = ROUNDS, width: int = WIDTH) -> StayChoice | None:
+def choose(
+    chain: StayChain, rounds: int = ROUNDS, width: int = WIDTH, looks: float = inf
+) -> StayChoice | None:
     """Who gives way over a chain; None where no choice makes it fit.
 
-    `rounds` bounds the search for prices, `width` the sweep.
+    `rounds` bounds the search for prices, `width` the sweep, and `looks` both together, in stays
+    looked at over a task: what is more than that is left to the greedy covers.
     """
     problem = CoverProblem(chain)
     if not problem.need:
         return StayChoice((), 0.0, 0.0)
+    share = looks / max(1, (rounds + width) * sum(map(len, problem.counts)))
+    if share < 1:
+        rounds, width = int(rounds * share), max(1, int(width * share))
     away = covered(problem)
     if away is None:
         return None

@@ -1,19 +1,22 @@
-"""Next uses, learned: when what a task has used or made is read again, told by what came before.
+"""Next uses, learned: when what a task has used or made is read in L1 again, told by what came
+before.
 
-Comes in: windows that are planned. Goes out: for values that live on, the tasks that read them
-next, as far as that can be known. What followed a use of the same slot of the same transformation
-is taken to follow it again; of the stretches of tasks before it that are remembered the longest
-that is alike decides. A wrong prediction costs bytes, never results. Must not know: plans, places.
+Comes in: windows that are planned. Goes out: for values that live on, the tasks that read them in
+L1 next, as far as that can be known: who reads elsewhere does not want what lies in L1. What
+followed a use of the same slot of the same transformation is taken to follow it again; of the
+stretches of tasks before it that are remembered the longest that is alike decides. A wrong
+prediction costs bytes, never results. Must not know: plans, places.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
 
+from stitch.program import Space
 from stitch.runtime.recording.window import Window
 from stitch.runtime.values import ValueRecord
 from stitch.tasks import TaskGraph
@@ -35,8 +38,8 @@ _Stretch: TypeAlias = "tuple[int, int, TaskGraph, Sequence[ValueRecord | None]]"
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """The last use of a value: at which task of all (`at`), after what, and what the value's record
-    says of when it was used."""
+    """The last use of a value in L1, or its making: at which task of all (`at`), after what, and
+    what the value's record says of when it was used."""
 
     at: int
     contexts: tuple[_Context, ...]
@@ -94,12 +97,19 @@ class NextUses:
         for at, task in enumerate(graph.tasks, start):
             self._recent = (*self._recent[1 - DEPTHS[0] :], task.transformation.key)
             before = [hash(self._recent[-depth:]) for depth in DEPTHS]
+            # A copy to another layout reads a tensor wherever it lies.
+            inputs = enumerate(task.transformation.inputs)
+            wanted = {slot for slot, desc in inputs if desc.layout.space is Space.L1}
             slots = [*enumerate(task.inputs), *((~o, n) for o, n in enumerate(task.outputs))]
             for slot, number in slots:
                 value = values[number]
                 if value is None:
                     continue
                 use = self._use(value, start)
+                if slot >= 0 and slot not in wanted:
+                    if use is not None:
+                        self._last[value] = replace(use, last_used=end)
+                    continue
                 if use is not None and use.at < at and slot >= 0:
                     distance = at - use.at
                     told.setdefault(use.contexts, self._distance(use.contexts))
@@ -113,14 +123,16 @@ class NextUses:
     def predicted(
         self, window: Window, kept: Sequence[bool], others: Mapping[int, ValueRecord]
     ) -> tuple[tuple[int, int], ...]:
-        """(Value, task of the window or after it that reads it next) for the values that live on,
-        where that is known; `others`: by their numbers, those that no task of the window uses."""
+        """(Value, task of the window or after it that reads it in L1 next) for the values that
+        live on, where that is known; `others`: by their numbers, those that no task of the window
+        uses."""
         living = {n: value for n, value in enumerate(window.values) if kept[n]} | dict(others)
         uses = [(number, self.next_use(window, value)) for number, value in living.items()]
         return tuple([(number, int(use) - window.number) for number, use in uses if use < inf])
 
     def next_use(self, window: Window, value: ValueRecord) -> float:
-        """The task after a window that reads a value next, as predicted; infinity: not known."""
+        """The task after a window that reads a value in L1 next, as predicted; infinity: not
+        known."""
         end, use = window.end, self._use(value, window.number)
         distance = None if use is None else self._distance(use.contexts)
         # What should have come is about to, for as long again; then it was wrong.
