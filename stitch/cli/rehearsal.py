@@ -164,23 +164,24 @@ def chosen(
     best = best_changes(changes, priced, most=most, trials=trials)
     if best is None:
         return None
-    words: dict[int, list[str]] = {}
+    changes: dict[int, list[SlotChange]] = {}
     for change in best[0]:
-        number = change.slot.program
-        words.setdefault(number, []).append(_words(now.programs[number], change))
-    return Advice(
-        best[0], tuple(f"{now.programs[n].name} with {' '.join(w)}" for n, w in words.items()),
-        best[1], best[2], period,
-    )  # fmt: skip
+        changes.setdefault(change.slot.program, []).append(change)
+    words = tuple(_words(now.programs[number], its) for number, its in changes.items())
+    return Advice(best[0], words, best[1], best[2], period)
 
 
-def _words(program: Program, change: SlotChange) -> str:
-    """How a slot is to be compiled."""
-    slot, have = title(program, change.slot), own_layout(program, change.slot)
-    words = [f"--set {slot}.{wish}" for wish in wishes_between(have, change.layout)]
-    if have.address is not None and change.layout.address is None:
-        words.append(f"no {slot}.address")
-    return " ".join(words)
+def _words(program: Program, changes: Sequence[SlotChange]) -> str:
+    """How a program is to be compiled: a wish can set an address, and none takes one away."""
+    slots = [(title(program, c.slot), own_layout(program, c.slot), c.layout) for c in changes]
+    sets = [f"--set {slot}.{wish}" for slot, have, want in slots
+            for wish in wishes_between(have, want)]  # fmt: skip
+    freed = [
+        slot for slot, have, want in slots if have.address is not None and want.address is None
+    ]
+    ways = [f"with {' '.join(sets)}"] if sets else []
+    ways += [f"without its wish for {slot}.address" for slot in freed]
+    return f"{program.name} {' and '.join(ways)}"
 
 
 def title(program: Program, slot: Slot) -> str:

@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ import torch
 import stitch
 from stitch.cli.chain import Chain
 from stitch.cli.module_files import Module, with_program
-from stitch.cli.rehearsal import advise, rehearse
+from stitch.cli.rehearsal import _words, advise, rehearse
 from stitch.compiler import split_graph, with_layouts
 from stitch.errors import StitchError
 from stitch.frontend import read_graph
 from stitch.linker import Wire
 from stitch.machine import load_machine
-from stitch.planner import Cost
-from stitch.program import Layout
+from stitch.planner import Cost, Slot, SlotChange
+from stitch.program import Layout, Space
 from stitch.report import read_copies
 from tests.support.training.commands import DIGITS
 
@@ -256,7 +257,7 @@ def test_a_module_is_placed_for_its_pipeline(cli: Cli) -> None:
     Path("p.yaml").write_text(PIPELINE)
     done = cli("compile", "a.yaml", "-o", "mine.ttb", "--for=p.yaml")  # It was not there before.
     assert done.code == 0, done.err
-    line = "for p.yaml: compile a with --set output.y.space=dram: -1 copy, -128 B, -0.1 us a pass"
+    line = "for p.yaml: placed a with --set output.y.space=dram: -1 copy, -128 B, -0.1 us a pass"
     assert done.out.splitlines()[-1].startswith(line[:-7])
     lines, then = ran(cli, "p.yaml")
     assert lines == []
@@ -277,6 +278,29 @@ def test_a_fixed_address_of_the_pipeline_is_taken_over(cli: Cli) -> None:
     assert done.code == 0, done.err
     lines, cost = ran(cli, "p.yaml")
     assert lines == [] and cost.copies == 1  # the input's way in
+
+
+def test_other_modules_of_the_pipeline_come_first(cli: Cli) -> None:
+    Path("p.yaml").write_text(PIPELINE)
+    Path("b_dram.ttb").unlink()
+    done = cli("compile", "a.yaml", "-o", "mine.ttb", "--for=p.yaml")
+    assert done.code == 3 and not Path("mine.ttb").exists()
+    assert "b_dram.ttb of the pipeline is not there" in done.err and "p.yaml" in done.err
+    assert "compile the other modules of a pipeline first, without --for" in done.err
+
+
+def test_an_address_that_had_better_go_is_told_as_a_wish_to_leave_out(cli: Cli) -> None:
+    fixed = ("--set=output.y.space=l1", "--set=output.y.address=0x40000")
+    assert cli("compile", "a.yaml", "-o", "a.ttb", *fixed).code == 0
+    (program,) = stitch.load("a.ttb").programs
+    own = program.output_desc(0).layout
+    assert own.address == 0x40000
+    slots = [Slot(0, "output", 0), Slot(0, "input", 0)]
+    layouts = [own.without_address(), replace(program.input_desc(0).layout, space=Space.DRAM)]
+    freed, both = map(SlotChange, slots, layouts)
+    assert _words(program, [freed]) == "a without its wish for output.y.address"
+    said = "a with --set input.x.space=dram and without its wish for output.y.address"
+    assert _words(program, [both, freed]) == said
 
 
 def test_what_the_words_say_stays(cli: Cli) -> None:

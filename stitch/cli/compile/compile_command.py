@@ -113,7 +113,8 @@ def _compile_source(words: argparse.Namespace) -> int:
 
         model, advice = compiled_for(words, read_graph(module, examples, shapes))
         _write([model], [words.output], words)
-        say(f"for {words.pipeline}: " + ("as it is" if advice is None else advice.lines[0]))
+        done = "as it is" if advice is None else advice.lines[0].replace("compile", "placed", 1)
+        say(f"for {words.pipeline}: {done}")
         return EXIT_OK
     target = words.target or DEFAULT_TARGET
     if cuts is None:

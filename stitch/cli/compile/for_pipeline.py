@@ -19,7 +19,7 @@ from stitch.cli.module_files import DEFAULT_TARGET, known_machine
 from stitch.cli.pipeline_file import loader_of
 from stitch.cli.rehearsal import Advice, chosen, rehearse, wishes_between
 from stitch.documents import PipelineFile, load_pipeline, read_pipeline
-from stitch.errors import UsageError
+from stitch.errors import FormatError, UsageError
 from stitch.graph import LAYOUT_FIELDS, ComputationGraph, parse_wish
 from stitch.machine import load_machine
 from stitch.planner import Cost, SlotChange
@@ -44,6 +44,12 @@ def compiled_for(
             f"{words.pipeline} has no module in the file {words.output}", where="--for",
             expected=f"-o FILE, one of {listed}",
         )  # fmt: skip
+    for at, module in enumerate(file.modules):
+        if at not in own and not module.file.exists():
+            raise FormatError(
+                f"module {module.file} of the pipeline is not there", where=words.pipeline,
+                remedy="compile the other modules of a pipeline first, without --for",
+            )  # fmt: skip
     target = words.target or _machine_of(file, place)
     asked = [parse_wish(wish) for wish in words.wishes]
     named = replace(graph, name=words.name or graph.name)
