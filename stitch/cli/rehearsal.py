@@ -164,10 +164,10 @@ def chosen(
     best = best_changes(changes, priced, most=most, trials=trials)
     if best is None:
         return None
-    changes: dict[int, list[SlotChange]] = {}
+    by_program: dict[int, list[SlotChange]] = {}
     for change in best[0]:
-        changes.setdefault(change.slot.program, []).append(change)
-    words = tuple(_words(now.programs[number], its) for number, its in changes.items())
+        by_program.setdefault(change.slot.program, []).append(change)
+    words = tuple(_words(now.programs[number], its) for number, its in by_program.items())
     return Advice(best[0], words, best[1], best[2], period)
 
 

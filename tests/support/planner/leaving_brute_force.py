@@ -56,6 +56,8 @@ class Way:
     block: int | None
     address: int | None
     size: int
+    #: Of a copy: where a later task names it.
+    named: int | None = None
 
 
 def needless(plan: Plan) -> tuple[list[str], Counter[str]]:
@@ -256,7 +258,8 @@ def _ways_of(
     bare = TensorDesc(desc.shape, desc.layout.without_address())
     address = desc.layout.address
     if _is_reached(moment, value, space):
-        yield Way(None, address, _size(moment, desc))
+        kept = task.outputs[overwritten] if overwritten >= 0 else value
+        yield Way(None, address, _size(moment, desc), _named_later(moment, kept, bare))
     for instance in moment.values.get(value, ()):
         block = moment.buffers[instance.buffer]
         if instance.desc != bare or block.address is None or block.number in gone:
@@ -314,20 +317,23 @@ def _fits(
             pieces.append(block.size_per_bank)
     up = shape.alignment
     if is_for_task:
-        _add_needs(moment, space, chosen, regions, pieces)
+        _add_needs(moment, space, chosen, regions, pieces, still=still)
     regions = [(at, -(-max(size, 1) // up) * up) for at, size in regions]
     pieces = sorted((-(-max(size, 1) // up) * up for size in pieces), reverse=True)
     return lies(regions, pieces, shape.base, shape.limit)
 
 
 def _add_needs(
-    moment: Moment, space: Space, chosen: Sequence[Way], regions: list[Region], pieces: list[int]
-) -> None:
-    """What a task needs in a space beside the blocks that serve it where they are."""
+    moment: Moment, space: Space, chosen: Sequence[Way], regions: list[Region], pieces: list[int],
+    *, still: bool,
+) -> None:  # fmt: skip
+    """What a task needs in a space beside the blocks that serve it where they are; `still`: what is
+    to be read at an address is made there, as what lies there would have to move for its reader."""
     shape = moment.plan.request.machine.shape.space(space)
     for way in chosen:
         if way.block is None:
-            _add(regions, pieces, way.address, way.size)
+            named = way.named if still and way.address is None else way.address
+            _add(regions, pieces, named, way.size)
     task = moment.plan.request.tasks[moment.task].transformation
     scratch = task.scratch
     if scratch is not None and scratch.space is space and scratch.size_per_bank:
@@ -336,7 +342,20 @@ def _add_needs(
     taken = {o for o, _ in task.aliases}
     for o, desc in enumerate(task.outputs):
         if o not in taken and desc.layout.space is space:
-            _add(regions, pieces, desc.layout.address, _size(moment, desc))
+            address = desc.layout.address
+            if still and address is None:
+                value = moment.plan.request.tasks[moment.task].outputs[o]
+                address = _named_later(moment, value, desc)
+            _add(regions, pieces, address, _size(moment, desc))
+
+
+def _named_later(moment: Moment, value: int, made: TensorDesc) -> int | None:
+    """The first address at which a later task names a value in this form."""
+    for later in moment.plan.request.tasks[moment.task + 1 :]:
+        for read, desc in zip(later.inputs, later.transformation.inputs, strict=False):
+            if read == value and desc.layout.address is not None and desc.without_address() == made:
+                return desc.layout.address
+    return None
 
 
 def _add(regions: list[Region], pieces: list[int], address: int | None, size: int) -> None:
