@@ -262,15 +262,14 @@ class RuntimeDevice(TensorAccess):
             )
 
     def _drain_for(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> None:
-        """Let go of what seems to share a value that is donated, and was perhaps dropped, or is
-        being let go of just now by another thread."""
-        for index in agent.transformation.donated:
-            for instance in inputs[index].instances:
-                buffer = instance.buffer
-                if len(buffer.users) > 1 or buffer.pins:
-                    with self.lock:
-                        self.drain()
-                    return
+        """Let go of what seems to share a value that is donated, and was perhaps dropped, is being
+        let go of just now by another thread, or is read for the last time by a queued task."""
+        given = [inputs[index] for index in agent.transformation.donated]
+        if any(map(_is_shared, given)):
+            with self.lock:
+                self.drain()
+            if any(map(_is_shared, given)):
+                self.flush()
 
     def _remembered(
         self, agent: LoadedProgram, inputs: list[ValueRecord]
@@ -332,3 +331,8 @@ class RuntimeDevice(TensorAccess):
         with self.lock:
             self.check_open()
             self.run_queue()
+
+
+def _is_shared(value: ValueRecord) -> bool:
+    """Whether others lie in the bytes of a value, or have them."""
+    return any(len(i.buffer.users) > 1 or i.buffer.pins for i in value.instances)

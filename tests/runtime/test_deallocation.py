@@ -191,6 +191,24 @@ def test_a_donated_tensor_gives_its_buffer_to_the_output() -> None:
         assert used(device) == held
 
 
+@pytest.mark.parametrize("window", [1, 64])
+def test_what_only_a_queued_task_still_reads_shares_nothing_with_what_is_donated(
+    window: int,
+) -> None:
+    with stitch.open_device("tiny", window=window) as device:
+        scale, eat = device.load(scaled("scale", 2.0)), device.load(consuming("eat", 3.0))
+        y = one(scale(integers()))
+        view, copied = y[0:4], y.to_layout(Layout(F32, Space.L1))
+        expected = y.numpy()
+        later = copied.to_layout(Layout(F32, Space.DRAM))
+        del copied
+        once_more = y.to_layout(Layout(F32, Space.L1))
+        del y
+        assert np.array_equal(one(eat(view)).numpy(), 3.0 * expected)
+        assert np.array_equal(once_more.numpy(), expected)
+        assert np.array_equal(later.numpy(), expected) and not view.is_allocated
+
+
 def test_donation_needs_sole_ownership() -> None:
     def build(b: stitch.ComputationGraphBuilder) -> None:
         x = b.input("x", (4, 64), "float32", ownership=stitch.program.Ownership.DONATE)

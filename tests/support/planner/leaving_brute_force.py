@@ -196,12 +196,14 @@ def _could_stay(
 
 
 def _spare(moment: Moment, space: Space) -> list[int]:
-    """The buffers of a space that hold nothing that is read later or nowhere else."""
+    """The buffers of a space that hold nothing that is read later, in L1 by predictions too, or
+    nowhere else."""
+    predicted = {v for v, _ in moment.plan.request.later} if space is Space.L1 else set()
     return [
         b.number
         for b in moment.buffers.values()
         if b.space is space and b.address is not None and not b.pinned
-        and not any(moment.is_read_later(v) for v in moment.users(b.number))
+        and not any(moment.is_read_later(v) or v in predicted for v in moment.users(b.number))
         and _survive(moment, (b.number,))
     ]  # fmt: skip
 
