@@ -18,7 +18,7 @@ from stitch.program import Array
 from stitch.runtime.backends import BoundStep, LocalBackend
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import lend, take_back
-from stitch.runtime.recording import bound_parts, recordings
+from stitch.runtime.recording import bound_parts, recording_maker, recordings
 from tests.support.stitched_models import integers, model, one, scaled, several
 
 #: Results that are held at a time, in places drawn at random.
@@ -255,12 +255,12 @@ def test_all_results_are_kept_without_a_plan_for_each() -> None:
 
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_bound_steps_that_are_shared_are_those_of_their_places(
+def test_bound_steps_are_those_of_their_places(
     seed: int, debug: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few are kept, so that some are always bound anew; views and results go in again."""
-    monkeypatch.setattr(bound_parts, "MAX_PARTS", 1 + seed % 3)
-    monkeypatch.setattr(bound_parts, "MIN_PARTS", 1 + seed % 3)
+    """Few bindings are kept, so that some are always made anew; views and results go in again."""
+    monkeypatch.setattr(recording_maker, "MAX_BINDINGS", 1 + seed % 3)
+    monkeypatch.setattr(bound_parts, "MIN_BOUND", 1 + seed % 3)
     monkeypatch.setattr(recordings, "MAX_LEASES", 2 + seed)
     choice = random.Random(seed)
     with stitch.open_device("wormhole_n150", debug=debug) as device:
