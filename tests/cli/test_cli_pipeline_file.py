@@ -420,3 +420,20 @@ def test_an_input_of_several_steps_enters_a_space_once(cli: Cli, here: Path) -> 
         entered = re.findall(r"copy   x(\d+) .*:host:\S+ -> \S+$", done.out, re.MULTILINE)
         # Once a pass, as the cell's x in DRAM; from there to L1, as its state.
         assert sum(map(int, entered)) == 3, done.out
+
+
+@pytest.mark.parametrize("rounds", [9, 150])
+def test_a_dry_run_keeps_the_copies_that_a_run_keeps(cli: Cli, here: Path, rounds: int) -> None:
+    text = (
+        "modules: {cell: cell.ttb}\n"
+        "inputs:\n  x: {shape: [4, 8], type: float32}\n  h: {shape: [4, 8], type: float32}\n"
+        f"steps:\n  - repeat: {rounds}\n    carry: {{h: after}}\n    steps:\n"
+        "      - {run: cell, inputs: {x: x, h: h}, outputs: {h_next: after}}\noutputs: [h]\n"
+    )
+    (here / "p.yaml").write_text(text)
+    sums = []
+    for words in (("--init=randn", "--explain"), ("--dry_run",), ("--dry_run", "--init=randn")):
+        done = cli("run", "p.yaml", "--window=4", *words)
+        assert done.code == 0, done.err
+        sums.append(done.out[done.out.index("wormhole_n150:") :].splitlines()[0])
+    assert f"{rounds} program runs, 2 copies" in sums[0] and len(set(sums)) == 1

@@ -22,6 +22,8 @@ class InstanceBytes:
     def __init__(self, backend: LocalBackend) -> None:
         self._backend = backend
         self._shape = backend.machine.shape
+        #: Whether the spaces hold data: an executor may only plan.
+        self.has_data = backend.executor.computes
 
     def address(self, instance: InstanceRecord) -> int | None:
         """The address per bank at which an instance begins; None outside the spaces."""

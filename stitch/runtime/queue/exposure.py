@@ -63,17 +63,20 @@ class _Comparison:
     def __init__(self, device: Bytes, instances: Sequence[InstanceRecord]) -> None:
         self._places = [(instance, instance.buffer.address) for instance in instances]
         original = device.contents.dense(instances[0])
+        # Where nothing is computed there are no bytes: plans are those of arrays that stay.
+        has_data = device.contents.has_data
         # NumPy may give an array that owns its bytes others, where it is told to.
         self._is_lasting = original is not None and not original.flags.owndata
         #: None where one of the copies cannot be compared.
         self._calls: list[Callable[[], int]] | None = []
         for instance in instances[1:]:
             copy = device.contents.dense(instance)
-            if original is None or copy is None or not _are_comparable(original, copy):
+            if original is None or copy is None or not _are_comparable(original, copy, has_data):
                 self._calls = None
                 return
-            starts = original.ctypes.data, copy.ctypes.data
-            self._calls.append(partial(_compare, *starts, original.nbytes))
+            if has_data:
+                starts = original.ctypes.data, copy.ctypes.data
+                self._calls.append(partial(_compare, *starts, original.nbytes))
 
     def __call__(self, instances: Sequence[InstanceRecord], *, is_new: bool = False) -> bool | None:
         """Whether all copies have the original's bytes now; None where these are not the instances
@@ -92,10 +95,7 @@ class _Comparison:
         return True
 
 
-def _are_comparable(original: Array, copy: Array) -> bool:
-    return (
-        copy.dtype == original.dtype
-        and copy.shape == original.shape
-        and original.flags.c_contiguous
-        and copy.flags.c_contiguous
-    )
+def _are_comparable(original: Array, copy: Array, has_data: bool) -> bool:
+    is_whole = original.flags.c_contiguous and copy.flags.c_contiguous
+    is_alike = copy.dtype == original.dtype and copy.shape == original.shape
+    return is_alike and (is_whole or not has_data)
