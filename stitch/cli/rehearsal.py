@@ -8,7 +8,7 @@ know: where programs come from, files of arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from stitch.cli.device_costs import check_room, copies_inside
 from stitch.cli.run_inputs import gather_inputs
 from stitch.compiler import with_layouts
 from stitch.errors import StitchError
+from stitch.graph import LAYOUT_FIELDS, ComputationGraph, parse_wish
 from stitch.machine import Machine
 from stitch.planner import (
     MOST_CHANGES,
@@ -173,7 +174,7 @@ def chosen(
 
 def _words(program: Program, changes: Sequence[SlotChange]) -> str:
     """How a program is to be compiled: a wish can set an address, and none takes one away."""
-    slots = [(title(program, c.slot), own_layout(program, c.slot), c.layout) for c in changes]
+    slots = [(_title(program, c.slot), _own_layout(program, c.slot), c.layout) for c in changes]
     sets = [f"--set {slot}.{wish}" for slot, have, want in slots
             for wish in wishes_between(have, want)]  # fmt: skip
     freed = [
@@ -184,7 +185,7 @@ def _words(program: Program, changes: Sequence[SlotChange]) -> str:
     return f"{program.name} {' and '.join(ways)}"
 
 
-def title(program: Program, slot: Slot) -> str:
+def _title(program: Program, slot: Slot) -> str:
     """What a wish calls a slot.
 
     Names that are numbers would be taken for indices.
@@ -193,7 +194,7 @@ def title(program: Program, slot: Slot) -> str:
     return f"{slot.side}.{slot.index if name.isdecimal() else name}"
 
 
-def own_layout(program: Program, slot: Slot) -> Layout:
+def _own_layout(program: Program, slot: Slot) -> Layout:
     """How a slot is placed."""
     of = program.input_desc if slot.side == "input" else program.output_desc
     return of(slot.index).layout
@@ -223,3 +224,18 @@ def wishes_between(have: Layout, want: Layout) -> tuple[str, ...]:
     if want.address is not None and have.address != want.address:
         words.append(f"address={want.address:#x}")
     return tuple(words)
+
+
+def placed(graph: ComputationGraph, change: SlotChange) -> ComputationGraph:
+    """The graph with wishes for a slot that lead to a layout, instead of those that it had."""
+    slot, layout = change.slot, change.layout
+    kind = (graph.input_type if slot.side == "input" else graph.output_type)(slot.index)
+    plain = Layout(kind.data_type, layout.space)
+    fields = [f"space={layout.space.value}", *wishes_between(plain, layout)]
+    wishes = [parse_wish(f"{slot.side}.{slot.index}.{field}") for field in fields]
+    kept = [
+        wish for wish in graph.wishes
+        if (wish.side, graph.slot_index(wish)) != (slot.side, slot.index)
+        or wish.field not in LAYOUT_FIELDS
+    ]  # fmt: skip
+    return replace(graph, wishes=tuple(kept)).with_wishes(*wishes)

@@ -109,13 +109,16 @@ _Users: TypeAlias = dict[int, list[_User]]
 def _makers(
     plans: Sequence[tuple[Plan, int]], programs: Mapping[int, int]
 ) -> dict[str, set[_User]]:
-    """The outputs by what buffers say of their origin: other plans may read what one plan makes."""
+    """The slots that decide where a buffer is made, by what it says of its origin: other plans may
+    read what one plan makes. A conversion makes it as the programs beside it read it."""
     makers: dict[str, set[_User]] = defaultdict(set)
     for plan, _ in plans:
-        for one, _, _ in plan.request.tasks:
-            for index, desc in enumerate(one.outputs if one.key in programs else ()):
+        users = _users(plan, programs, {})
+        for one, _, outputs in plan.request.tasks:
+            for index, value in enumerate(outputs):
+                near = users.get(value, [])
                 origin = f"output {one.output_name(index)!r} of {one.name!r}"
-                makers[origin].add((Slot(programs[one.key], "output", index), desc))
+                makers[origin].update(near[:1] if one.key in programs else near)
     return makers
 
 

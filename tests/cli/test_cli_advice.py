@@ -113,28 +113,44 @@ def test_advice_on_a_transformer_in_six_saves_what_it_says(cli: Cli) -> None:
     assert more.order == promise.order and more.program_seconds < 0
 
 
-def test_advice_on_the_digits_training_saves_in_each_step_what_it_says(cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("image", "scores", "words", "saved"),
+    [
+        ("", "space: l1", "with --set output.scores.space=dram", (-1, -1280)),
+        ("", "space: l1, address: 0x40000", "with --set output.scores.space=dram and without its "
+         "wish for output.scores.address", (-1, -1280)),
+        (", space: l1", "space: dram", "with --set input.image.space=dram", (-1, -8192)),
+        (", layout: tile", "space: dram",
+         "with --set input.image.space=dram --set input.image.layout=row_major", (-1, -8192)),
+        (", address: 0x60000", "address: 0x40000",
+         "with --set input.image.space=dram --set output.scores.space=dram and without its wish "
+         "for input.image.address and without its wish for output.scores.address", (-2, -9472)),
+    ],
+)  # fmt: skip
+def test_advice_on_the_digits_training_saves_in_each_step_what_it_says(
+    cli: Cli, image: str, scores: str, words: str, saved: tuple[int, int]
+) -> None:
     for name in ("network.yaml", "digits.npz", "train.yaml"):
         Path(name).write_bytes((DIGITS / name).read_bytes())
     text = Path("network.yaml").read_text()
 
-    def trained(space: str) -> tuple[str, int, int, float]:
-        outputs = f"outputs: {{scores: {{space: {space}}}}}"
-        Path("network.yaml").write_text(text.replace("outputs: [scores]", outputs))
+    def trained(image: str, scores: str) -> tuple[str, int, int, float]:
+        placed = text.replace("outputs: [scores]", f"outputs: {{scores: {{{scores}}}}}")
+        Path("network.yaml").write_text(placed.replace("type: float32}", f"type: float32{image}}}"))
         done = cli("run", "train.yaml", "--epochs=2", "--explain")
         assert done.code == 0, done.err
         head = re.search(r"(\d+) copies, (\d+) B, (\S+) us simulated \(last 40 steps", done.out)
         assert head is not None, done.out
         return done.out, int(head[1]), int(head[2]), float(head[3])
 
-    out, copies, nbytes, time = trained("l1")
+    out, copies, nbytes, time = trained(image, scores)
     line = next(line for line in out.splitlines() if line.startswith("  advice: "))
-    assert line.startswith("  advice: compile network with --set output.scores.space=dram: ")
+    assert line.startswith(f"  advice: compile network {words}: ")
     assert line.endswith(" a step")
     promise = promised([line])
-    out, fewer, less, sooner = trained("dram")
+    out, fewer, less, sooner = trained(", space: dram" if image else "", "space: dram")
     assert "advice" not in out
-    assert ((fewer - copies) / 40, (less - nbytes) / 40) == promise[:2] == (-1, -1280)
+    assert ((fewer - copies) / 40, (less - nbytes) / 40) == promise[:2] == saved
     assert f"{(sooner - time) / 40:+.1f}" == promise[2]
 
 

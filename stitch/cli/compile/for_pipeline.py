@@ -17,13 +17,12 @@ from pathlib import Path
 from stitch import api
 from stitch.cli.module_files import DEFAULT_TARGET, known_machine
 from stitch.cli.pipeline_file import loader_of
-from stitch.cli.rehearsal import Advice, chosen, rehearse, wishes_between
+from stitch.cli.rehearsal import Advice, chosen, placed, rehearse
 from stitch.documents import PipelineFile, load_pipeline, read_pipeline
 from stitch.errors import FormatError, UsageError
-from stitch.graph import LAYOUT_FIELDS, ComputationGraph, parse_wish
+from stitch.graph import ComputationGraph, parse_wish
 from stitch.machine import load_machine
 from stitch.planner import Cost, SlotChange
-from stitch.program import Layout
 from stitch.ttb import load
 
 
@@ -56,10 +55,10 @@ def compiled_for(
     fixed = {(wish.side, named.slot_index(wish)) for wish in asked}
 
     def compiled(changes: Sequence[SlotChange]) -> api.CompiledModel:
-        placed = named
+        changed = named
         for change in changes:
-            placed = _placed(placed, change)
-        return api.compile(placed.with_wishes(*asked), target=target, role=words.role)
+            changed = placed(changed, change)
+        return api.compile(changed.with_wishes(*asked), target=target, role=words.role)
 
     model = compiled(())
     plan = loader_of(read_pipeline(words.pipeline, given={place: model.binary}))
@@ -85,18 +84,3 @@ def _machine_of(file: PipelineFile, place: Path) -> str:
         return file.device
     others = [module.file for module in file.modules if module.file.resolve() != place]
     return known_machine(load(others[0]).machine.name, str(others[0])) if others else DEFAULT_TARGET
-
-
-def _placed(graph: ComputationGraph, change: SlotChange) -> ComputationGraph:
-    """The graph with wishes for a slot that lead to a layout, instead of those that it had."""
-    slot, layout = change.slot, change.layout
-    kind = (graph.input_type if slot.side == "input" else graph.output_type)(slot.index)
-    plain = Layout(kind.data_type, layout.space)
-    fields = [f"space={layout.space.value}", *wishes_between(plain, layout)]
-    wishes = [parse_wish(f"{slot.side}.{slot.index}.{field}") for field in fields]
-    kept = [
-        wish for wish in graph.wishes
-        if (wish.side, graph.slot_index(wish)) != (slot.side, slot.index)
-        or wish.field not in LAYOUT_FIELDS
-    ]  # fmt: skip
-    return replace(graph, wishes=tuple(kept)).with_wishes(*wishes)

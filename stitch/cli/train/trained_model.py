@@ -85,15 +85,10 @@ class TrainModel:
         return sizes.pop()
 
 
-def build_model(
-    file: TrainFile, optimizer: Optimizer, target: str | None, wishes: Sequence[str] = ()
-) -> TrainModel:
-    """Read and compile the model, or load its four programs; errors name the file's line.
-
-    `wishes`: more of them for the slots of what is compiled, spelled as for `--set`.
-    """
+def build_model(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainModel:
+    """Read and compile the model, or load its four programs; errors name the file's line."""
     try:
-        built = _built(file, optimizer, target or file.target, wishes)
+        built = _built(file, optimizer, target or file.target)
     except StitchError as error:
         named = (error.where or "").startswith(f"{file.file}:")
         if not named and not (isinstance(error, FormatError) and error.problems):
@@ -109,9 +104,7 @@ def build_model(
     return built
 
 
-def _built(
-    file: TrainFile, optimizer: Optimizer, target: str | None, wishes: Sequence[str]
-) -> TrainModel:
+def _built(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainModel:
     suffixes = {Path(word).suffix.lower() for word in file.model}
     if suffixes == {".ttb"}:
         return _of_programs(file, optimizer, target)
@@ -125,7 +118,7 @@ def _built(
     spelled = target or MACHINE
     options = file.options
     compiled = api.compile(
-        module, examples, target=spelled, wishes=wishes, optimizer=optimizer,
+        module, examples, target=spelled, optimizer=optimizer,
         loss=loss_from_config({**file.loss}),
         weights=given or None, trainable=file.trainable,
         input_shapes=batched_shapes(file.folder / file.model[0], file.batch_size),

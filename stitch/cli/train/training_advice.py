@@ -8,26 +8,19 @@ is printed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from stitch import api
-from stitch.cli.rehearsal import (
-    Advice,
-    Rehearsal,
-    chosen,
-    cost_of,
-    own_layout,
-    title,
-    wishes_between,
-)
-from stitch.cli.train.trained_model import TrainModel, build_model
+from stitch.cli.rehearsal import Advice, Rehearsal, chosen, cost_of, placed
+from stitch.cli.train.trained_model import TrainModel
 from stitch.cli.train.training_loop import STEADY
 from stitch.documents import TrainFile
-from stitch.errors import CompileError
-from stitch.planner import Cost, Plan, SlotChange, possible_changes
+from stitch.machine import load_machine
+from stitch.planner import Plan, SlotChange, possible_changes
 from stitch.program import Program
-from stitch.training import optimizer_from_config
+from stitch.training import as_trainable, compile_model
 
 
 def training_advice(
@@ -41,25 +34,19 @@ def training_advice(
     if file.model[0].endswith(".ttb") or not possible_changes(plans, _keys(plans, forward)):
         return None
 
-    def planned(wishes: Sequence[str]) -> Rehearsal:
-        optimizer = optimizer_from_config(dict(file.optimizer))
-        return _one_step(build_model(file, optimizer, model.target, wishes), window)
+    def planned(changes: Sequence[SlotChange]) -> Rehearsal:
+        graph = model.compiled.graph
+        for change in changes:
+            graph = placed(graph, change)
+        training = compile_model(
+            as_trainable(graph, model.training.values), dict(file.loss), dict(file.optimizer),
+            file.options, load_machine(model.target), file.algorithm,
+        )  # fmt: skip
+        return _one_step(replace(model, training=training), window)
 
     now = planned(())
-
-    def price(changes: Sequence[SlotChange]) -> Cost:
-        wishes = [wish for change in changes for wish in _wishes(forward, change)]
-        return planned(wishes).cost if changes else now.cost
-
-    return chosen(now, price, period="step")
-
-
-def _wishes(program: Program, change: SlotChange) -> list[str]:
-    have = own_layout(program, change.slot)
-    if have.address is not None and change.layout.address is None:
-        raise CompileError("no wish takes an address away")
-    slot = title(program, change.slot)
-    return [f"{slot}.{wish}" for wish in wishes_between(have, change.layout)]
+    return chosen(now, lambda changes: planned(changes).cost if changes else now.cost,
+                  period="step")  # fmt: skip
 
 
 def _one_step(model: TrainModel, window: int) -> Rehearsal:
@@ -68,7 +55,7 @@ def _one_step(model: TrainModel, window: int) -> Rehearsal:
     label = model.training.loss.label_type(model.programs.prediction_type)
     with (
         api.open_device(model.target, executor="null", window=window) as device,
-        model.compiled.start(device) as instance,
+        model.training.start(device) as instance,
     ):
         for step in range(STEADY + 2):
             if step == STEADY + 1:
