@@ -304,10 +304,10 @@ class RuntimeDevice(TensorAccess):
 
     def statistics(self) -> Statistics:
         """How often what costs time happened since the device opened; see `Statistics`."""
-        made, runs = self.recordings, self.tasks.windows_run
+        made = self.recordings
         return Statistics(
-            made.plans_made, made.made, made.bindings_made, runs - made.plans_made,
-            self.code_written, runs, self.records.revocations,
+            made.plans_made, made.made, made.bindings_made, self.history.replays,
+            self.code_written, self.tasks.windows_run, self.records.revocations,
         )  # fmt: skip
 
     def account(self) -> Account:

@@ -82,12 +82,16 @@ def totals_of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
 class Tally:
     """How often one plan ran. It outlives the bound plan, which holds programs and arrays."""
 
-    __slots__ = ("_addresses", "_each", "_plan", "is_closed", "runs")
+    __slots__ = ("_addresses", "_each", "_is_new", "_plan", "is_closed", "runs")
 
-    def __init__(self, plan: Plan, each: Totals, addresses: Mapping[int, int]) -> None:
-        """`each`: what one run does; `addresses`: where buffers lie, if not where the plan says."""
+    def __init__(
+        self, plan: Plan, each: Totals, addresses: Mapping[int, int], *, is_new: bool
+    ) -> None:
+        """`each`: what one run does; `addresses`: where buffers lie, if not where the plan says;
+        `is_new`: whether the plan was made for the first run."""
         #: Whether the plan cannot run again.
         self.is_closed = False
+        self._is_new = is_new
         self._plan, self._each, self._addresses = plan, each, addresses
         self.runs = 0
 
@@ -102,6 +106,16 @@ class Tally:
     def total(self) -> Totals:
         """What all runs did."""
         return Totals().plus(self._each, self.runs)
+
+    @property
+    def replays(self) -> int:
+        """How many runs needed no plan."""
+        return self.runs - (self._is_new and self.runs > 0)
+
+    def begin_anew(self) -> None:
+        """Count from zero."""
+        self._is_new = self._is_new and not self.runs
+        self.runs = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +151,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a device has done since it opened, counted; in the steady state only `replays` and
-    `windows` grow, and what runs past the queue (pipelines, settled trainings) changes nothing.
+    """What a device has done since it opened, counted; in the steady state only `replays` grows,
+    and `windows` where work goes by way of the queue (pipelines and settled trainings do not).
 
     `recordings_made`: plans that are kept to run again; `bindings_made`: how often one was bound to
-    places. `replays`: windows that needed no plan. `revocations`: leases that gave their memory up.
+    places. `replays`: runs of plans that were known, by way of the queue or past it, to their end.
+    `windows`: runs of the queue. `revocations`: leases that gave their memory up.
     """
 
     plans_made: int
@@ -166,6 +181,8 @@ class History:
         #: What plans did that are no longer listed one by one, and what ended half-way.
         self._earlier = Totals()
         self._before = Totals()
+        #: How often a known plan ran, but for what is listed one by one.
+        self._replays = 0
         self._reads: dict[int, tuple[TensorDesc, int, list[int]]] = {}
         #: Tensors that the host overwrote, as text, and their bytes → simulated seconds, how often.
         self._writes: dict[tuple[str, int], tuple[float, list[int]]] = {}
@@ -183,7 +200,9 @@ class History:
         """Add up what nothing can run any more, oldest first; the rest is alive in any case."""
         spare = len(self._plans) - MAX_PLANS
         for key in [k for k, tally in self._plans.items() if tally.is_closed][:spare]:
-            self._earlier += self._plans.pop(key).total
+            tally = self._plans.pop(key)
+            self._earlier += tally.total
+            self._replays += tally.replays
         self._limit = max(MAX_PLANS + MAX_PLANS // 4, 2 * len(self._plans) - MAX_PLANS)
 
     def count(self, event: Event) -> None:
@@ -207,6 +226,11 @@ class History:
     def plans(self) -> tuple[tuple[Plan, int], ...]:
         """Every listed plan that ran, with how often."""
         return tuple((t.plan, t.runs) for t in self._plans.copy().values() if t.runs)
+
+    @property
+    def replays(self) -> int:
+        """How often a known plan ran to its end since the device was opened."""
+        return self._replays + sum([tally.replays for tally in self._plans.copy().values()])
 
     def account(self) -> Account:
         """What happened since the period began; the device's lock is held."""
@@ -246,8 +270,9 @@ class History:
         """Begin another period (counts of plans that run again go on from zero)."""
         self._before, self._began = self.whole(), self.seen()
         self.period = period
+        self._replays = self.replays
         for tally in self._plans.values():
-            tally.runs = 0
+            tally.begin_anew()
         self._earlier = Totals()
         self._writes.clear()
         self._reads.clear()

@@ -200,7 +200,8 @@ def test_in_the_steady_state_nothing_is_planned_bound_or_written(target: str) ->
             step()
         after = device.statistics()
         runs = after.windows - before.windows
-        assert after == replace(before, windows=after.windows, replays=before.replays + runs)
+        assert after == replace(before, windows=after.windows, replays=after.replays)
+        assert after.replays >= before.replays + 50
         # By way of the queue goes only what copies anew what the optimizer wrote.
         assert runs == (50 if step is train and target != "host" else 0)
 

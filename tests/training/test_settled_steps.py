@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def run(meddle: Meddling, **options: Any) -> tuple[list[Any], dict[str, Array], 
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
         seen += [loss.item(), values_of(pred).tolist()]
-        done.append(instance.device.statistics())
+        done.append(replace(instance.device.statistics(), replays=0))
     state = instance.state_dict()
     instance.close()
     return seen, state, done
@@ -241,7 +242,7 @@ def micro_batches(*, parts: int, keep: bool) -> tuple[list[float], list[Any]]:
                 kept.append((pred, values_of(pred)))
         model.training.optimizer.step()
         model.training.optimizer.zero_grad()
-        done.append(instance.device.statistics())
+        done.append(replace(instance.device.statistics(), replays=0))
     for pred, values in kept:
         np.testing.assert_array_equal(values_of(pred), values)
     return losses, done

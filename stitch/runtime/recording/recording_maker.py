@@ -203,7 +203,7 @@ class RecordingMaker:
             recording.generation = device.records.generation
             lease = recording.take_places(device.records, device.recordings.works)
             assert lease is not None, "its own places are free"
-        return self._bound(recording, lease, places)
+        return self._bound(recording, lease, places, is_new=not planned.is_known)
 
     def _placed(
         self, variants: Sequence[Recording], window: Window, kept: tuple[bool, ...]
@@ -292,8 +292,12 @@ class RecordingMaker:
 
     # -- binding ---------------------------------------------------------------------------------
 
-    def _bound(self, recording: Recording, lease: Lease[Binding] | None, places: Places) -> Binding:
-        """Bind a recording's plan to places; kept for the next time."""
+    def _bound(
+        self, recording: Recording, lease: Lease[Binding] | None, places: Places, *,
+        is_new: bool = False,
+    ) -> Binding:  # fmt: skip
+        """Bind a recording's plan to places; kept for the next time. `is_new`: the plan was made
+        for this."""
         device, plan, parts = self._device, recording.plan, recording.parts
         # What the recording took is its first binding's, too.
         claim: object = recording.claim if recording.each is None else None
@@ -314,7 +318,7 @@ class RecordingMaker:
         assert recording.each is not None, "its code is written once it has run"
         device.recordings.bindings_made += 1
         index = device.recordings.bindings_made
-        tally = Tally(plan, recording.each, addresses)
+        tally = Tally(plan, recording.each, addresses, is_new=is_new)
         device.history.add(index, tally)
         binding = Binding(index, recording, bound, lease, addresses, tally, claim)
         if lease is None:
