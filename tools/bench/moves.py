@@ -1,8 +1,9 @@
 """Moves inside L1: tensors of random places, swapped, rotated or laid out anew, as plans.
 
 A program wants its inputs at given addresses; the plan's one step of moves is compared with the
-best of: the cutter at every piece size of a fine ladder, inside and through DRAM; every tensor out
-to DRAM and back; the cheapest set of whole tensors set aside. Machines `tiny` and `wormhole_n150`,
+best of some fixed ways, written apart from the mover (`moves_ways`): pieces of every size of a fine
+ladder, inside and through DRAM; every tensor out to DRAM and back; the cheapest set of whole
+tensors set aside. Machines `tiny` and `wormhole_n150`,
 utilisations from 50 to 100 %, sizes without a common divisor at odd bases. Every plan is confirmed
 by the checker. A row per case: simulated time over the best, bytes through DRAM, operations per
 tensor and piece, planning milliseconds (processor time) per tensor. `--check` exits 1 where a goal
@@ -19,12 +20,12 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
+
+from moves_ways.plain import Curves, Way, best_way, lands
 
 from stitch.machine import Machine, load_machine
-from stitch.packing import gaps_between
 from stitch.planner import (
     Buffer,
     CostCertificate,
@@ -36,9 +37,6 @@ from stitch.planner import (
     check_plan,
     plan,
 )
-from stitch.planner.mover import cycles
-from stitch.planner.mover.cost import ASIDE, Prices
-from stitch.planner.mover.order import Move, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.tasks import Task, Transformation, TransformationKind
 
@@ -46,13 +44,20 @@ MACHINES = ("tiny", "wormhole_n150")
 UTILISATIONS = (0.5, 0.75, 0.9, 0.98, 1.0)
 KINDS = ("swap", "rotation", "relayout")
 TIME_GOAL, OPERATIONS_GOAL, PLANNING_GOAL_MS = 1.1, 4.0, 1.0
-#: With more tensors than this not every set of them is tried whole.
-MOST_SETS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A tensor's bytes per bank, where they lie and where they are wanted."""
+
+    source: int
+    target: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Tensors of L1: bytes per bank, where they lie and where they are wanted."""
+    """Tensors of L1."""
 
     machine: Machine
     kind: str
@@ -111,58 +116,13 @@ def request_of(case: Case) -> PlanRequest:
 # -- the best of everything ------------------------------------------------------------------------
 
 
-def best_seconds(case: Case) -> float:
-    """Simulated seconds of the best known way."""
+def best_of(case: Case) -> Way:
+    """The fastest of the plain ways."""
     shape = case.machine.shape.space(Space.L1)
-    prices = Prices(case.machine, Space.L1, Space.DRAM)
-    first, core, last = order_moves(case.moves)
-    around = prices.seconds((*first, *last))
-    moving = [move for move in case.moves if move.source != move.target]
-    ways = [sum(prices.out(m.size) + prices.back(m.size) for m in moving)]
-    if not core:
-        ways.append(around)
-    else:
-        busy = [(m.source, m.size) for m in case.moves if m.source == m.target]
-        busy += [(m.target, m.size) for m in (*first, *core)]
-        busy += [(m.source, m.size) for m in (*core, *last)]
-        free = [(a, a + n) for a, n in gaps_between(busy, shape.base, shape.limit)]
-        every = (*_by_pieces(core, free, prices, shape.alignment), *_whole(core, free))
-        ways += [around + prices.seconds(done) for done in every]
-    return min(ways)
-
-
-def _by_pieces(
-    core: Sequence[Move], free: Sequence[tuple[int, int]], prices: Prices, granule: int
-) -> Iterator[list[Move]]:
-    nbytes = sum(move.size for move in core)
-    size, most = float(nbytes), 1.0
-    while size >= granule * 8:
-        piece = int(size) // granule * granule
-        for done in (
-            cycles._leave(core, piece, free, prices, most),
-            cycles._stay(core, piece, free, prices, most),
-        ):
-            if done is not None:
-                most = min(most, prices.seconds(done))
-                yield done
-        size *= 0.8
-
-
-def _whole(core: Sequence[Move], free: Sequence[tuple[int, int]]) -> Iterator[list[Move]]:
-    """Every set of whole tensors whose absence breaks all cycles, in DRAM or in a free region."""
-    if len(core) > MOST_SETS:
-        return
-    hole = max((end - start for start, end in free), default=0)
-    for count in range(1, len(core)):
-        for aside in combinations(core, count):
-            first, cyclic, last = order_moves([move for move in core if move not in aside])
-            if cyclic:
-                continue
-            out = [Move(move.source, ASIDE + move.source, move.size) for move in aside]
-            home = [Move(ASIDE + move.source, move.target, move.size) for move in aside]
-            yield [*out, *first, *last, *home]
-            if sum(move.size for move in aside) <= hole:
-                yield [*aside, *first, *last, *aside]
+    parts = [(move.source, move.target, move.size) for move in case.moves]
+    best = best_way(parts, shape.base, shape.limit, shape.alignment, Curves(case.machine))
+    assert lands(parts, best.transfers), "a way that loses bytes judges nothing"
+    return best
 
 
 # -- rows ---------------------------------------------------------------------------------------
@@ -194,7 +154,7 @@ def row_of(case: Case) -> Row:
         started = time.thread_time()
         made = plan(request)
         seconds = min(seconds, time.thread_time() - started)
-    best = best_seconds(case)
+    best = best_of(case).seconds
     step = _moves_of(made)
     tensors = len(case.moves)
     if step is None:

@@ -1,0 +1,1 @@
+"""What the moves benchmark compares plans with."""
