@@ -110,16 +110,19 @@ def check_capacity(wanted: Sequence[Demand], machine: MachineShape, where: str) 
                 f"{needed} B per bank ({needed * shape.banks} B), {needed - shape.capacity} B "
                 f"per bank too much; the biggest: {largest}"
             ),
-            remedy=_remedy(space),
+            remedy=_remedy(space, here, shape.capacity),
         )
 
 
-def _remedy(space: Space) -> str:
-    if space is Space.L1:
+def _remedy(space: Space, here: Sequence[Demand], capacity: int) -> str:
+    """What to do; slots can lie elsewhere, constants and scratch cannot."""
+    rest = sum(d.size_per_bank for d in here if not d.label.startswith(("input ", "output ")))
+    if rest <= capacity and space is Space.L1:
         return "place the biggest slots in DRAM (--set SIDE.SLOT.space=dram)"
-    if space is Space.DRAM:
+    if rest <= capacity and space is Space.DRAM:
         return (
-            "split the module into programs, store slots in a narrower type "
-            "(--set SIDE.SLOT.data_type=bf16), or choose a larger machine"
+            "place the biggest slots in the host's memory (--set SIDE.SLOT.space=host), store them "
+            "in a narrower type (--set SIDE.SLOT.data_type=bf16), split the module into programs, "
+            "or choose a larger machine"
         )
     return "split the module into programs, or choose a larger machine"

@@ -25,7 +25,7 @@ from stitch.graph import ComputationGraph
 from stitch.linker import pack_scratch
 from stitch.machine import Machine, footprint
 from stitch.program import ABSENT, Layout, Space, TensorDesc, ValueType
-from stitch.training.graphs import Trainable
+from stitch.training.graphs import KEPT_KINDS, Trainable
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
 from stitch.training.programs import TrainingGraphs, TrainingOptions, home_space, training_graphs
@@ -160,12 +160,7 @@ def optimize(
             if config.algorithm != "search":
                 break
     if not results:
-        raise OutOfMemoryError(
-            "no way to train this graph fits the machine",
-            where=f"graph {graph.graph.name!r} on {machine.name!r}",
-            got=f"recomputation tried: {', '.join(kinds)}",
-            remedy="a smaller batch with accumulation_steps, or precision=bfloat16",
-        )
+        raise case.refusal(result.cost_values, kinds)
     return min(results, key=lambda result: result.cost_values.seconds)
 
 
@@ -271,8 +266,32 @@ class _Case:
 
     def fits(self, costs: CostValues) -> bool:
         """Whether the tensors fit where they are to lie."""
+        return costs.home_nbytes <= self._home_nbytes()
+
+    def _home_nbytes(self) -> int:
         home = self.machine.shape.space(self.home)
-        return costs.home_nbytes <= home.capacity * home.banks
+        return home.capacity * home.banks
+
+    def refusal(self, costs: CostValues, tried: Sequence[Recompute]) -> OutOfMemoryError:
+        """What to say where they do not: smaller batches are no help where weights alone do not."""
+        home, banks = self.home.value, self.machine.shape.space(self.home).banks
+        kept = {s.name for _, g in self.graphs.in_order[:4] for s in g.inputs
+                if s.kind in KEPT_KINDS}  # fmt: skip
+        weights = sum(self._size(name, self.home) * banks for name in kept)
+        if weights > self._home_nbytes():
+            remedy = "a larger machine, fewer weights, or an optimizer with less state (sgd)"
+        else:
+            remedy = "a smaller batch with accumulation_steps, or precision=bfloat16"
+            if len(tried) == 1:
+                remedy = f"algorithm=search, which recomputes what does not fit, {remedy}"
+        return OutOfMemoryError(
+            "no way to train this graph fits the machine",
+            where=f"graph {self.graphs.forward.name!r} on {self.machine.name!r}",
+            expected=f"at most {self._home_nbytes()} B in {home}",
+            got=f"{costs.home_nbytes} B, {weights} B of them weights and optimizer state; "
+            f"recomputation tried: {', '.join(tried)}",
+            remedy=remedy,
+        )
 
 
 def _greedy(candidates: Sequence[_Candidate], room: int) -> frozenset[str]:

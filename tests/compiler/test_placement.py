@@ -276,6 +276,17 @@ def test_a_program_larger_than_the_device_is_out_of_memory_with_bytes_and_remedy
     assert "choose a larger machine" in text
 
 
+def test_slots_too_large_for_dram_may_lie_on_the_host_as_the_error_says() -> None:
+    graph = chain(1024, 1024, length=1)
+    with pytest.raises(OutOfMemoryError, match="--set SIDE.SLOT.space=host"):
+        compiled(graph, machine=TINY)
+    wishes = [f"{slot}.space=host" for slot in ("input.x", "input.w", "output.0")]
+    fits = compiled(graph, *wishes, machine=TINY).program
+    assert layout_of(fits, "x").space is Space.HOST
+    with pytest.raises(OutOfMemoryError, match="try: split the module"):  # its scratch alone is
+        compiled(chain(1024, 1024, length=4), *wishes, machine=TINY)
+
+
 def test_too_much_wished_into_l1_is_out_of_memory_in_l1() -> None:
     with pytest.raises(OutOfMemoryError, match=r"does not fit l1"):
         compiled(chain(64, 256), "input.x.space=l1", "output.y.space=l1", machine=TINY)

@@ -103,6 +103,23 @@ def test_a_machine_that_is_too_small_is_refused_with_what_was_tried() -> None:
         found("greedy", tiny(dram_nbytes=1024))
 
 
+def test_where_nothing_fits_the_remedy_is_one_that_could_help() -> None:
+    def refused(rows: int, nbytes: int, algorithm: str = "none") -> OutOfMemoryError:
+        config = AlgorithmConfig(algorithm, stitch.losses.MSELoss(), stitch.SGD())
+        model = as_trainable(mlp(batch=rows))
+        with pytest.raises(OutOfMemoryError) as caught:
+            optimize(model, tiny(dram_nbytes=nbytes), MovementCost(), config)
+        assert "of them weights and optimizer state" in str(caught.value.got)
+        return caught.value
+
+    weights = "a larger machine, fewer weights, or an optimizer with less state (sgd)"
+    assert refused(8, 1024).remedy == weights
+    batch = "a smaller batch with accumulation_steps, or precision=bfloat16"
+    assert refused(4096, 1 << 16, "search").remedy == batch
+    by_search = f"algorithm=search, which recomputes what does not fit, {batch}"
+    assert refused(4096, 1 << 16).remedy == by_search
+
+
 def test_branch_and_bound_finds_the_best_of_all_sets() -> None:
     sizes, savings = (7, 3, 5, 4, 6), (9.0, 3.5, 6.0, 5.2, 7.0)
     candidates = sorted(
