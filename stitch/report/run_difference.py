@@ -24,19 +24,26 @@ EXPECTED = "what stitch-run --record=FILE writes, or plans.json of --save_artifa
 
 @dataclass(frozen=True, slots=True)
 class RunCopies:
-    """What a run copied: in sum, and by copy (`times` counts all runs of all plans)."""
+    """What a run copied: in sum, and by copy (`times` counts all runs of all plans); how often each
+    of its tasks ran, by name."""
 
     cost: Cost
     lines: tuple[CopyLine, ...]
+    runs: Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What was added, less what was saved; the copies of which there are more, and fewer."""
+    """What was added, less what was saved; the copies of which there are more, and fewer.
+
+    `unequal`: the tasks of both runs that ran more often in one (name, old, new): where there are
+    any, these are sums over runs of different lengths.
+    """
 
     added: Cost
     more: tuple[CopyLine, ...]
     fewer: tuple[CopyLine, ...]
+    unequal: tuple[tuple[str, int, int], ...] = ()
 
 
 def read_copies(text: str) -> RunCopies:
@@ -49,18 +56,34 @@ def read_copies(text: str) -> RunCopies:
     if isinstance(body, list):
         lines = _joined(line for at, plan in enumerate(body) for line in _saved(plan, f"[{at}]"))
         seconds = sum(plan["runs"] * plan["program_seconds"] for plan in body)
-        return RunCopies(replace(_sum(lines), program_seconds=seconds), lines)
+        tasks = ((from_plain(tuple[str, ...], plan.get("tasks", []), f"[{at}].tasks"), plan["runs"])
+                 for at, plan in enumerate(body))  # fmt: skip
+        return RunCopies(replace(_sum(lines), program_seconds=seconds), lines, _times(tasks))
     record = read_record(text)
     runs = Counter(str(e.get("plan")) for e in record.events if e.get("event") == "run")
-    lines = copy_lines((plan, runs[str(index)]) for index, plan in record.plans.items())
+    plans = [(plan, runs[str(index)]) for index, plan in record.plans.items()]
+    lines = copy_lines(plans)
     _check_numbers(record.cost, "totals")
-    return RunCopies(record.cost or _sum(lines), lines)
+    names = (([task.transformation.name for task in plan.request.tasks], n) for plan, n in plans)
+    return RunCopies(record.cost or _sum(lines), lines, _times(names))
+
+
+def _times(plans: Iterable[tuple[Iterable[str], int]]) -> Counter[str]:
+    """How often each task ran, from those of each plan and how often it ran."""
+    times: Counter[str] = Counter()
+    for names, runs in plans:
+        for name in names:
+            times[name] += runs
+    return times
 
 
 def difference(old: RunCopies, new: RunCopies) -> Difference:
     """What the new run copies that the old one did not, and the other way round."""
-    return Difference(new.cost - old.cost, _beyond(new.lines, old.lines),
-                      _beyond(old.lines, new.lines))  # fmt: skip
+    both = ((name, times, new.runs[name]) for name, times in old.runs.items() if name in new.runs)
+    return Difference(
+        new.cost - old.cost, _beyond(new.lines, old.lines), _beyond(old.lines, new.lines),
+        tuple(one for one in both if one[1] != one[2]),
+    )  # fmt: skip
 
 
 def _beyond(lines: Iterable[CopyLine], others: Iterable[CopyLine]) -> tuple[CopyLine, ...]:

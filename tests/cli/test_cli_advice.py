@@ -370,6 +370,25 @@ def test_the_difference_of_two_runs_is_said_and_bounded(cli: Cli) -> None:
     assert same.out == "this change: +0 copies, +0 B, +0.0 us\n"
 
 
+def test_runs_of_different_lengths_are_said_to_be_and_have_no_bound(cli: Cli) -> None:
+    recorded(cli, "old.json", "a.ttb", "b_dram.ttb")
+    recorded(cli, "new.json", "a.ttb", "b_dram.ttb", "--num_runs=3")
+    for one, other in (("old.json", "new.json"),
+                       ("old.json.folder/plans.json", "new.json.folder/plans.json")):  # fmt: skip
+        done = cli("inspect", "--diff", one, other)
+        said = "different lengths: 'a' ran 1 time, then 3; 'b' ran 1 time, then 3"
+        assert done.code == 0 and f"note: these runs are of {said}" in done.err
+        for words in ((one, other), (other, one)):
+            judged = cli("inspect", "--diff", *words, "--max-added-bytes=1000000")
+            assert judged.code == 6 and "bytes added say nothing" in judged.err
+        found = json.loads(cli("inspect", "--diff", one, other, "--json").out)
+        assert found["unequal"] == [["a", 1, 3], ["b", 1, 3]]
+    # Another program is another way to the same end: what both run, they run as often.
+    recorded(cli, "less.json", "a.ttb")
+    done = cli("inspect", "--diff", "less.json", "old.json", "--max-added-bytes=1000000")
+    assert done.code == 0 and not done.err
+
+
 def test_saved_plans_are_compared_as_records_are(cli: Cli) -> None:
     recorded(cli, "old.json", "a.ttb", "b.ttb")
     recorded(cli, "new.json", "a.ttb", "b_dram.ttb")

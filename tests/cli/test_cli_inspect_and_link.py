@@ -162,6 +162,28 @@ def test_a_recorded_plan_reads_back_as_it_was_and_is_confirmed(cli: Cli) -> None
     assert found["sound"] is True and found["plans"][0]["problems"] == []
 
 
+def test_plans_that_are_alike_are_one_line_and_what_is_not_sound_comes_first(cli: Cli) -> None:
+    body = json.loads(_record_of_a_crowd())
+    one, *_, two = sorted(body["plans"].values(), key=lambda plan: len(plan["steps"]))
+    body["plans"] = {str(n): one for n in range(1, 352)} | {"352": two}
+    Path("long.json").write_text(json.dumps(body))
+    done = cli("inspect", "--check-plan=long.json")
+    first, second = done.out.splitlines()
+    assert done.code == 0 and first.startswith("plan 1 and 350 like it: ")
+    assert second.startswith("plan 352: ")
+    two["steps"] = [s for s in two["steps"] if s["is"] != Copy.__name__]
+    body["plans"] = {str(n): one for n in range(1, 4)} | {
+        # No two of them have as many steps.
+        str(n): {**two, "steps": two["steps"] * n} for n in range(4, 40)
+    }  # fmt: skip
+    Path("long.json").write_text(json.dumps(body))
+    done = cli("inspect", "--check-plan=long.json")
+    lines = done.out.splitlines()
+    assert done.code == 6 and lines[0].startswith("plan 4: ") and lines[1].startswith("  - ")
+    assert sum(line.startswith("plan ") for line in lines) == 20
+    assert lines[-1] == "and 19 more plans, 16 with problems (--json lists them)"
+
+
 def test_a_forged_plan_is_not_confirmed(cli: Cli) -> None:
     run = ("run", "--module=a.ttb", "--module=b_dram.ttb", "--init=ones", "--record=run.json")
     assert cli(*run).code == 0
@@ -171,7 +193,7 @@ def test_a_forged_plan_is_not_confirmed(cli: Cli) -> None:
     steps.remove(between)
     Path("forged.json").write_text(json.dumps(body))
     done = cli("inspect", "--check-plan=forged.json")
-    assert done.code == 6 and "problems" in done.out
+    assert done.code == 6 and "1 problem (1 content)" in done.out
 
 
 # -- linking ---------------------------------------------------------------------------------------
@@ -220,7 +242,7 @@ def test_kinds_of_certificates_are_counted_and_older_records_read(cli: Cli, here
                 del step["certificate"]["branches"]
     (here / "old.json").write_text(json.dumps(record))
     done = cli("inspect", "--check-plan=old.json")
-    assert done.code == 0 and "1 certificates (1 capacity): sound" in done.out
+    assert done.code == 0 and "1 certificate (1 capacity): sound" in done.out
     found = json.loads(cli("inspect", "--check-plan=old.json", "--json").out)
     counts = [(plan["certificates"], plan["kinds"]) for plan in found["plans"]]
     assert (1, {"capacity": 1}) in counts and (0, {}) in counts

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -28,9 +29,9 @@ from stitch.cli.module_files import (
 from stitch.cli.parser import add_options, count, make_parser
 from stitch.cli.rehearsal import difference_text
 from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, wires_of
-from stitch.errors import UsageError
+from stitch.errors import Problem, UsageError
 from stitch.planner import Plan, check_plan
-from stitch.report import difference, read_copies, read_record
+from stitch.report import counted, difference, read_copies, read_record
 
 EXAMPLES = """\
   stitch-inspect a.ttb
@@ -40,6 +41,9 @@ EXAMPLES = """\
   stitch-inspect a.ttb b.ttb --check-plan
   stitch-inspect --diff old.json new.json --max-added-bytes=0
   stitch-inspect --check-plan=run.json       what stitch-run --record=run.json wrote"""
+
+#: Lines for plans, each for those that are alike, that a check prints at most.
+MOST_LINES = 20
 
 
 def command() -> Command:
@@ -136,11 +140,19 @@ def _stitch(words: argparse.Namespace) -> int:
 
 
 def _diff(words: argparse.Namespace) -> int:
-    """What was added, and the copies that differ; exit code 6 for more bytes than allowed."""
+    """What was added, and the copies that differ; exit code 6 for more bytes than allowed, or where
+    a bound is asked for and the runs are of different lengths."""
     old, new = (read_document(path, read_copies) for path in words.diff)
     change = difference(old, new)
-    most = words.max_added_bytes
-    code = EXIT_FAILURE if most is not None and change.added.nbytes > most else EXIT_OK
+    most, failure = words.max_added_bytes, ""
+    uneven = f"these runs are of different lengths: {_lengths(change.unequal)}"
+    if most is not None and change.unequal:
+        failure = f"{uneven}: bytes added say nothing"
+    elif most is not None and change.added.nbytes > most:
+        failure = f"{change.added.nbytes} B added, at most {most} allowed"
+    elif change.unequal:
+        say_aside(f"stitch-inspect: note: {uneven}")
+    code = EXIT_FAILURE if failure else EXIT_OK
     if words.json:
         say(json.dumps(asdict(change), indent=2))
         return code
@@ -152,9 +164,19 @@ def _diff(words: argparse.Namespace) -> int:
             for line in copies
         ]
     say("\n".join(lines))
-    if code:
-        say_aside(f"stitch-inspect: error: {change.added.nbytes} B added, at most {most} allowed")
+    if failure:
+        say_aside(f"stitch-inspect: error: {failure}")
     return code
+
+
+def _lengths(unequal: Sequence[tuple[str, int, int]]) -> str:
+    """How often tasks ran in the one and the other.
+
+    >>> _lengths([("a", 1, 3), ("b", 2, 6)])
+    "'a' ran 1 time, then 3; 'b' ran 2 times, then 6"
+    """
+    listed = [f"{name!r} ran {counted(old, 'time')}, then {new}" for name, old, new in unequal]
+    return "; ".join(listed[:3]) + (f"; {len(listed) - 3} more" if len(listed) > 3 else "")
 
 
 def _check(plans: dict[int, Plan], as_json: bool) -> int:
@@ -184,25 +206,47 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
         }
         say(json.dumps(body, indent=2))
         return EXIT_FAILURE if wrong else EXIT_OK
+    say("\n".join(_check_lines(plans, problems_of, kinds_of)))
+    return EXIT_FAILURE if wrong else EXIT_OK
+
+
+def _check_lines(
+    plans: Mapping[int, Plan], problems_of: Mapping[int, Sequence[Problem]],
+    kinds_of: Mapping[int, Counter[str]],
+) -> list[str]:  # fmt: skip
+    """A line for plans that are alike, those with problems first; so for problems of one kind."""
+    alike: dict[tuple[bool, str], list[int]] = {}
     for index, problems in problems_of.items():
-        facts = f"{len(plans[index].steps)} steps, {_counted('certificates', kinds_of[index])}"
+        facts = f"{counted(len(plans[index].steps), 'step')}, "
+        facts += _of_kinds("certificate", kinds_of[index])
         gap = plans[index].gap
         if gap is None:
             facts += ", chosen by predicted uses"
         elif gap > 0:
             facts += f", at most {gap:.1%} over the least simulated time"
-        verdict = _counted("problems", Counter(p.kind for p in problems)) if problems else "sound"
-        say(f"plan {index}: {facts}: {verdict}")
-        for problem in problems:
-            say(f"  - {problem}")
-    return EXIT_FAILURE if wrong else EXIT_OK
+        verdict = _of_kinds("problem", Counter(p.kind for p in problems)) if problems else "sound"
+        alike.setdefault((not problems, f"{facts}: {verdict}"), []).append(index)
+    lines = []
+    groups = sorted(alike.items(), key=lambda group: (group[0][0], group[1]))
+    for (_, text), (first, *others) in groups[:MOST_LINES]:
+        more = f" and {len(others)} like it" if others else ""
+        lines.append(f"plan {first}{more}: {text}")
+        for kind, times in Counter(p.kind for p in problems_of[first]).items():
+            problem = next(p for p in problems_of[first] if p.kind == kind)
+            lines.append(f"  - {problem}" + (f", and {times - 1} more" if times > 1 else ""))
+    left = [index for _, others in groups[MOST_LINES:] for index in others]
+    if left:
+        unsound = sum(bool(problems_of[index]) for index in left)
+        many = counted(len(left), "more plan")
+        lines.append(f"and {many}, {unsound or 'none'} with problems (--json lists them)")
+    return lines
 
 
-def _counted(what: str, kinds: Counter[str]) -> str:
+def _of_kinds(what: str, kinds: Counter[str]) -> str:
     """How many there are of each kind.
 
-    >>> _counted("certificates", Counter(["cycle", "capacity", "cycle"]))
+    >>> _of_kinds("certificate", Counter(["cycle", "capacity", "cycle"]))
     '3 certificates (1 capacity, 2 cycle)'
     """
     each = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    return f"{kinds.total()} {what}" + (f" ({each})" if each else "")
+    return counted(kinds.total(), what) + (f" ({each})" if each else "")
