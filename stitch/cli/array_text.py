@@ -14,6 +14,7 @@ from stitch.budget import claim, claimed_array, keep
 from stitch.errors import FormatError, UsageError
 from stitch.files import read_bytes, unreadable
 from stitch.program import Array, DataType, ValueType
+from stitch.report import counted
 
 _TYPES = {t.short: t for t in DataType} | {t.value: t for t in DataType}
 _SPELLED = re.compile(r"((?:\d+x)*)([a-z]+\d*)(?:=(.*))?", re.DOTALL)
@@ -94,7 +95,7 @@ def _parsed(values: str, kind: ValueType, count: int) -> Array:
         words = ["0"]
     if len(words) not in (1, count):
         raise UsageError(
-            f"{kind.text()} has {count} elements, {len(words)} are given",
+            f"{kind.text()} has {counted(count, 'element')}, {len(words)} are given",
             expected=f"{count} values, or one for all",
         )
     numbers = [_number(word, kind) for word in words]

@@ -24,6 +24,7 @@ from stitch.files import (
 )
 from stitch.machine import Machine, load_machine, machine_names
 from stitch.program import Program
+from stitch.report import counted
 from stitch.ttb import Binary
 
 _T = TypeVar("_T")
@@ -56,7 +57,7 @@ def read_modules(
     """
     if len(functions) > len(paths):
         raise UsageError(
-            f"{len(functions)} functions for {len(paths)} modules",
+            f"{counted(len(functions), 'function')} for {counted(len(paths), 'module')}",
             remedy="give at most one --function for each --module, in the same order",
         )
     if paths.count("-") > 1:

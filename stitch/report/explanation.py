@@ -209,7 +209,7 @@ def memory_report(device: RuntimeDevice) -> str:
     out = []
     for name, view in memory_views(device).items():
         out.append(
-            f"{name}: {view['num_banks']} banks x {view['total_bytes_per_bank']} B, "
+            f"{name}: {counted(view['num_banks'], 'bank')} x {view['total_bytes_per_bank']} B, "
             f"{view['total_bytes_allocated_per_bank']} B allocated, "
             f"{view['total_bytes_free_per_bank']} B free, largest hole "
             f"{view['largest_contiguous_bytes_free_per_bank']} B (per bank){_leased(view)}"

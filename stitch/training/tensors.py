@@ -16,6 +16,7 @@ import numpy as np
 from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import TaskError, UsageError, closest
 from stitch.program import Array
+from stitch.report import counted
 from stitch.training.graphs import KEPT_KINDS, LEARNING_RATE, MASTER
 from stitch.training.observing import captured
 from stitch.training.programs import TrainingPrograms
@@ -103,7 +104,8 @@ class TrainingTensors:
         if name in inside or name in self._cells.numbers:
             raise UsageError(
                 f"tensor {name!r} is not there just now",
-                where=f"after {self.forwards} forward passes and {self.steps} steps",
+                where=f"after {counted(self.forwards, 'forward pass', 'forward passes')} and "
+                f"{counted(self.steps, 'step')}",
                 remedy="activations live from forward to backward, gradients from backward to "
                 "zero_grad",
             )

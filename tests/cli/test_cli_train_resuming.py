@@ -182,7 +182,7 @@ def test_more_copies_than_allowed_are_an_error(
 
     monkeypatch.setattr(TrainingInstance, "update", moving)
     done = cli("run", "train.yaml", "--max_copies=0")
-    assert done.code == 6 and "1 copies in one step, at most 0 allowed" in done.err
+    assert done.code == 6 and "1 copy in one step, at most 0 allowed" in done.err
 
 
 def test_results_that_cannot_be_written_end_the_run_and_keep_what_was_learned(

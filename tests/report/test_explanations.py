@@ -124,7 +124,8 @@ def test_the_memory_report_names_every_buffer_and_adds_up() -> None:
             assert sum(e["size"] for e in free) == view["total_bytes_free_per_bank"]
             assert max(e["size"] for e in free) == view["largest_contiguous_bytes_free_per_bank"]
             assert sum(e["size"] for e in table) == view["total_bytes_per_bank"]
-            assert f"{name}: {view['num_banks']} banks" in text
+            many = "bank" if view["num_banks"] == 1 else "banks"
+            assert f"{name}: {view['num_banks']} {many} x" in text
             assert all(entry["tensor"] in text for entry in taken)
         owners = {e["tensor"] for v in views.values() for e in v["block_table"] if e["allocated"]}
         assert "output 'y' of 'a'" in owners

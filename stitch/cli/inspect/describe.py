@@ -15,6 +15,7 @@ from stitch.errors import StitchError
 from stitch.linker import demands
 from stitch.machine import MachineShape
 from stitch.program import ABSENT, Program, Space, TensorDesc
+from stitch.report import counted
 from stitch.runtime import make_executor, program_peak
 from stitch.ttb import Binary, FileSizes
 
@@ -156,7 +157,8 @@ def head_lines(path: str, described: Mapping[str, Any]) -> list[str]:
         f"opset {described['opset']}, requires {requires}",
         f"  machine {machine['name']}: {rows}x{columns} cores, {spaces}",
         f"  size {size['total']} B: metadata {size['metadata']}, sealing {size['sealing']}, "
-        f"data {size['data']} in {len(size['segments'])} segments (padding {size['padding']})",
+        f"data {size['data']} in {counted(len(size['segments']), 'segment')} "
+        f"(padding {size['padding']})",
     ]
 
 
@@ -179,9 +181,9 @@ def program_lines(described: Mapping[str, Any]) -> list[str]:
 
 
 def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
-    counted = Counter(operation["op"] for operation in operations)
-    listed = ", ".join(f"{op} x{times}" for op, times in sorted(counted.items()))
-    out = [f"  {len(operations)} operations: {listed}"]
+    times_of = Counter(operation["op"] for operation in operations)
+    listed = ", ".join(f"{op} x{times}" for op, times in sorted(times_of.items()))
+    out = [f"  {counted(len(operations), 'operation')}: {listed}"]
     for operation in operations:
         op = f"{operation['domain']}.{operation['op']}" if operation["domain"] else operation["op"]
         attributes = ", ".join(f"{key}={value}" for key, value in operation["attributes"].items())
@@ -200,7 +202,7 @@ def _memory_lines(memory: Mapping[str, Any]) -> list[str]:
         return [f"  memory: {memory['problem']}"]
     out = [
         f"  {name}: {s['bytes_per_bank']} of {s['capacity_per_bank']} B per bank "
-        f"({s['banks']} banks)"
+        f"({counted(s['banks'], 'bank')})"
         for name, s in memory["spaces"].items()
     ]
     for part in memory["parts"]:

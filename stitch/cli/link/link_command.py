@@ -15,6 +15,7 @@ from stitch.errors import IncompatibleError, UsageError
 from stitch.files import write_file
 from stitch.linker import Port, Wire, link_programs
 from stitch.model import PRODUCER
+from stitch.report import counted
 from stitch.ttb import Binary, content_of
 
 EXAMPLES = """\
@@ -62,7 +63,8 @@ def _link(words: argparse.Namespace) -> int:
         strict_types=words.strict_types,
     )
     binary = Binary((program,), modules[0].binary.machine, PRODUCER)
-    facts = f"{len(modules)} programs linked into {name!r}, {len(program.operations)} operations"
+    facts = f"{counted(len(modules), 'program')} linked into {name!r}, "
+    facts += counted(len(program.operations), "operation")
     write_file(words.output, content_of(binary))
     where = "standard output" if words.output == "-" else words.output
     say(f"{where}: {api.inspect_sizes(binary).total} bytes, {facts}")

@@ -25,7 +25,14 @@ from stitch.cli.device_costs import entries, peaks_of
 from stitch.cli.run.run_outputs import Verdict
 from stitch.model import PRODUCER
 from stitch.program import Array
-from stitch.report import CopyLine, memory_views, other_lines, plan_json, totals_json
+from stitch.report import (
+    CopyLine,
+    counted,
+    memory_views,
+    other_lines,
+    plan_json,
+    totals_json,
+)
 
 
 @dataclass(slots=True)
@@ -112,7 +119,7 @@ def statistics_text(measured: Measured) -> str:
     """One line: how many passes, and p50, p90, p99 in microseconds."""
     by_name = measured.percentiles()
     listed = "  ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in by_name.items())
-    return f"{len(measured.seconds)} timed passes: {listed}"
+    return f"{counted(len(measured.seconds), 'timed pass', 'timed passes')}: {listed}"
 
 
 def copies_text(lines: Sequence[CopyLine]) -> str:

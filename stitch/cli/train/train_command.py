@@ -162,8 +162,8 @@ def _course(file: TrainFile, model: TrainModel, data: TrainData, epochs: int) ->
     if not steps:
         raise FormatError(
             "there is less data than one step takes", where=file.where("data"),
-            expected=f"{size * parts} rows or more ({parts} x a batch of {size})",
-            got=f"{len(data.train)} rows to train on",
+            expected=f"{counted(size * parts, 'row')} or more ({parts} x a batch of {size})",
+            got=f"{counted(len(data.train), 'row')} to train on",
         )  # fmt: skip
     return Course(size, parts, steps, epochs, file.seed, file.shuffle)
 
@@ -267,7 +267,7 @@ def _finish(run: Run, signalled: int, outputs: tuple[str | Path, ...]) -> int:
     failure = ""
     if most is not None and run.copies > most and not code:
         code = EXIT_FAILURE
-        failure = f"{run.copies} copies in one step, at most {most} allowed"
+        failure = f"{counted(run.copies, 'copy', 'copies')} in one step, at most {most} allowed"
     _final(run, "interrupted" if signalled else "done", code, held_out=dict(held_out))
     if run.explained:
         say(run.explained)
@@ -312,7 +312,7 @@ def _rows(
     course, done = run.course, run.loop.step
     seconds = time.perf_counter() - run.began
     rows = [
-        ("training", f"{run.file.name}: {len(run.data.train)} rows, batches of "
+        ("training", f"{run.file.name}: {counted(len(run.data.train), 'row')}, batches of "
          f"{course.batch_size}" + (f" x {course.batches_per_step}"
                                    if course.batches_per_step > 1 else "")),
         ("steps", f"{done} of {course.steps} ({counted(course.epochs, 'epoch')})"
@@ -323,7 +323,9 @@ def _rows(
     if run.metrics:
         rows.append(("validation", metrics_text(run.metrics)))
     if held_out and run.data.held_out is not None:
-        rows.append(("held out", f"{metrics_text(held_out)} ({len(run.data.held_out)} rows)"))
+        rows.append(
+            ("held out", f"{metrics_text(held_out)} ({counted(len(run.data.held_out), 'row')})")
+        )
     rows.append(("plans made", plans_text(run.plans, run.first)))
     if run.words.max_copies is not None:
         rows.append(("copies", f"at most {run.copies} in a step"))

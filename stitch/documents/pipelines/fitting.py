@@ -24,6 +24,7 @@ from stitch.errors import LinkError, Problem, closest
 from stitch.forms import ProblemLog
 from stitch.linker import check_link
 from stitch.program import Program, TensorDesc, ValueType
+from stitch.report import counted
 
 #: Names that a message lists.
 MAX_LISTED = 20
@@ -243,7 +244,7 @@ class _Check:
             least = most = least + length
         if least < 0 or most >= length:
             self.note("bad_slice", step.line, f"{text} goes from {least} to {most}, and "
-                      f"{reference.name} has {length} elements")  # fmt: skip
+                      f"{reference.name} has {counted(length, 'element')}")  # fmt: skip
             return None
         kind = ValueType(value.type.shape[1:], value.type.data_type)
         if value.desc is None:

@@ -19,6 +19,7 @@ from stitch.documents.trainings.data_entries import ArrayEntry, DataEntry, PartE
 from stitch.errors import FormatError, UsageError, closest
 from stitch.forms import ProblemLog, read_array
 from stitch.program import Array, ValueType
+from stitch.report import counted
 from stitch.training import Loss
 
 #: What tells the draws of shares from those of epochs.
@@ -130,7 +131,7 @@ class _Reader:
         kept = {name: array for name, array in inputs.items() if array is not None}
         for name, array in kept.items():
             if len(array) != len(labels):
-                detail = f"input {name} has {len(array)} rows, labels have {len(labels)}"
+                detail = f"input {name} has {counted(len(array), 'row')}, labels have {len(labels)}"
                 self.log.note("wrong_length", named[name].line, detail)
                 return None
         return DataPart(kept, labels)
@@ -260,7 +261,8 @@ class _Reader:
             if part is not None and part.share is not None:
                 self._draw(parts, key, part.share, draw)
                 if not len(parts[key]):
-                    detail = f"{key}: this share of {len(parts['train'])} rows is no row at all"
+                    whole = counted(len(parts["train"]), "row")
+                    detail = f"{key}: this share of {whole} is no row at all"
                     self.log.note("no_rows", part.line, detail)
                     return None
         return parts
