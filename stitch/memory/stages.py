@@ -26,6 +26,8 @@ class Stage:
     target_nbytes: int
     calls: Callable[[Bytes, Bytes, Bytes], Sequence[Call]]
     scratch_nbytes: int = 0
+    #: Instead of `scratch`: bytes that begin as zeros, where only stages of the same kind write.
+    zeros_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +45,28 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Bytes that all strips of a conversion share: two that take turns, and scratch."""
+    """Bytes that all strips of a conversion share: two that take turns, scratch, and zeros."""
 
     turns: tuple[int, int]
     scratch: int
+    zeros: int = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(self.turns) + self.scratch
+        return sum(self.turns) + self.scratch + self.zeros
 
     @staticmethod
     def of(strips: Sequence[Strip]) -> Staging:
         """The least staging with which every strip can run."""
         turns = [0, 0]
-        scratch = 0
+        scratch = zeros = 0
         for strip in strips:
             for i, stage in enumerate(strip.stages):
                 scratch = max(scratch, stage.scratch_nbytes)
+                zeros = max(zeros, stage.zeros_nbytes)
                 if i + 1 < len(strip.stages):
                     turns[i % 2] = max(turns[i % 2], stage.target_nbytes)
-        return Staging((turns[0], turns[1]), scratch)
+        return Staging((turns[0], turns[1]), scratch, zeros)
 
 
 def bind_strips(
@@ -71,6 +75,8 @@ def bind_strips(
     """The calls of all strips on given regions, with staging of their own."""
     turns = [aligned_bytes(nbytes) for nbytes in staging.turns]
     scratch = aligned_bytes(staging.scratch)
+    zeros = aligned_bytes(staging.zeros)
+    zeros.fill(0)
     calls: list[Call] = []
     for strip in strips:
         current = source if strip.source is None else source[strip.source]
@@ -80,7 +86,7 @@ def bind_strips(
                 following = turns[i % 2][: stage.target_nbytes]
             else:
                 following = target if strip.target is None else target[strip.target]
-            calls += stage.calls(current, following, scratch)
+            calls += stage.calls(current, following, zeros if stage.zeros_nbytes else scratch)
             current = following
     return calls
 

@@ -6,18 +6,17 @@ A strip is either some whole matrices, or some tile rows of one matrix; both sid
 A tile is four 16 x 16 faces, row-major, in the order top-left, top-right, bottom-left,
 bottom-right (tt-metal tensor layouts); its padding elements are zeros.
 
-All ways give the same bytes. `ndarray.take` with a prepared index copies chunks of 16 or 32 bytes:
-its inner loop is a fixed-size copy. It needs rows of whole chunks; staged, rows of any size go by
-way of longer rows in the scratch, of whole tiles where tiles are made of them. Strided `np.copyto`
-runs over at most 5 x 5 edge blocks, and wins where a strip is mostly padding.
+`ndarray.take` with a prepared index copies chunks of 16 or 32 bytes: its inner loop is a fixed-size
+copy. Rows of whole chunks are taken as they lie. Others go by way of the scratch, in longer rows
+after a cache line of zeros, from which tiles take their padding; so do rows that collide in the
+first-level cache. Where tiles are mostly padding, they are cleared and the rows put into them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +31,12 @@ _TILE = TILE_SHAPE[0]
 _FACE = 16
 #: An index this long still lies in the second-level cache.
 _LARGEST_INDEX = 1 << 17
+#: A staged tile row of more bytes is copied in pieces: rows and index stay in the cache.
+_PIECE_NBYTES = 256 << 10
+#: A cache line: a multiple of every chunk.
+_LINE_NBYTES = 64
+#: Rows so many bytes apart begin in the same set of a first-level cache.
+_COLLIDING_NBYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,129 +65,235 @@ class StripShape:
         return self.outer * self.tile_rows * self.tile_columns * _TILE * _TILE
 
     @property
-    def is_mostly_padding(self) -> bool:
-        return self.elements * 2 < self.tiled_elements
+    def is_sparse(self) -> bool:
+        """Whether clearing the tiles first is cheaper than taking their padding."""
+        return max(self.elements, _TILE * _TILE) * 16 <= self.tiled_elements
+
+    @property
+    def is_in_one_face(self) -> bool:
+        return self.outer == 1 and max(self.rows, self.columns) <= _FACE
+
+    @property
+    def row_nbytes(self) -> int:
+        return self.columns * self.itemsize
+
+    @property
+    def tiled_nbytes(self) -> int:
+        return self.tiled_elements * self.itemsize
+
+    @property
+    def chunk(self) -> int:
+        """Bytes of a chunk of staged rows."""
+        return min(32, _FACE * self.itemsize)
+
+    @property
+    def direct_chunk(self) -> int:
+        """Bytes of a chunk of rows as they lie; 0 where rows have to be staged."""
+        for chunk in (self.chunk, 16):
+            fits = self.elements * self.itemsize <= _LARGEST_INDEX * chunk
+            if fits and self.row_nbytes % chunk == 0:
+                return chunk
+        return 0
+
+    @property
+    def is_tiled_directly(self) -> bool:
+        """Whether tiles are best taken from rows as they lie, and their padding cleared."""
+        if not self.direct_chunk or self.tiled_elements * 8 > self.elements * 9:
+            return False
+        # Where rows collide, a cache line is gone before the next face takes the rest of it.
+        is_part_of_a_line = _FACE * self.itemsize < _LINE_NBYTES
+        return not (is_part_of_a_line and self.row_nbytes % _COLLIDING_NBYTES == 0)
+
+    @property
+    def staged_row_nbytes(self) -> int:
+        return -(-self.row_nbytes // self.chunk) * self.chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How tiles are copied: `take` of chunks of so many bytes; 0: strided copies of blocks.
+class _Piece:
+    """Columns of a strip: where they begin in its first row, in its tiles, in the scratch, and how
+    far apart rows begin there."""
 
-    `staged`: dense rows lie in the scratch, long enough for whole chunks (and whole tiles, where
-    tiles are made of them).
+    shape: StripShape
+    row_start: int
+    tiles_start: int
+    staged_start: int
+    stride: int
+
+    @property
+    def staged_stop(self) -> int:
+        return self.staged_start + self.shape.outer * self.shape.rows * self.stride
+
+    def dense_rows(self, dense: Bytes, row_nbytes: int) -> Array:
+        return _row_items(self.shape, dense, self.row_start, row_nbytes)
+
+    def staged_rows(self, scratch: Bytes) -> Array:
+        return _row_items(self.shape, scratch, self.staged_start, self.stride)
+
+    def tiles(self, tiled: Bytes) -> Bytes:
+        return tiled[self.tiles_start : self.tiles_start + self.shape.tiled_nbytes]
+
+
+def _row_items(shape: StripShape, raw: Bytes, start: int, stride: int) -> Array:
+    """The rows, each one item, which a copy moves whole."""
+    row = np.dtype((np.void, shape.row_nbytes))
+    return np.ndarray(shape.outer * shape.rows, row, raw, start, (stride,))
+
+
+def _pieces(shape: StripShape, *, apart: bool = False) -> list[_Piece]:
+    """The strip itself, or its only tile row from left to right.
+
+    Where staged rows begin does not depend on how many there are: whatever strips a conversion
+    has, the end of a row's last chunk stays zeros. `apart`: staged rows do not collide.
     """
-
-    chunk: int
-    staged: bool = False
-
-    def fits(self, shape: StripShape, tilize: bool) -> bool:
-        """Whether a strip can be copied this way, and not only slowly."""
-        if not self.chunk:
-            return True
-        row, run = shape.columns * shape.itemsize, _FACE * shape.itemsize
-        taken = shape.tiled_elements if tilize else shape.elements
-        if run % self.chunk or taken * shape.itemsize > _LARGEST_INDEX * self.chunk:
-            return False
-        return self.staged or row % self.chunk == 0
-
-
-#: In order: the first that fits a strip is taken. Blocks always fit.
-TILIZE_WAYS: tuple[Way, ...] = (Way(32), Way(16), Way(32, staged=True), Way(0))
-UNTILIZE_WAYS: tuple[Way, ...] = (
-    Way(32), Way(16), Way(32, staged=True), Way(16, staged=True), Way(0),
-)  # fmt: skip
+    step = shape.columns
+    if shape.outer * shape.tile_rows == 1 and not shape.is_sparse:
+        step = max(1, _PIECE_NBYTES // (_TILE * _TILE * shape.itemsize)) * _TILE
+    pieces: list[_Piece] = []
+    row_start = tiles_start = 0
+    for start in range(0, shape.columns, step):
+        part = replace(shape, columns=min(step, shape.columns - start))
+        is_narrower = bool(pieces) and part != pieces[0].shape
+        staged_start = _LINE_NBYTES + (_TILE * pieces[0].stride if is_narrower else 0)
+        stride = part.staged_row_nbytes
+        if apart and stride % _COLLIDING_NBYTES == 0:
+            stride += _LINE_NBYTES
+        pieces.append(_Piece(part, row_start, tiles_start, staged_start, stride))
+        row_start, tiles_start = row_start + part.row_nbytes, tiles_start + part.tiled_nbytes
+    return pieces
 
 
-def _way(shape: StripShape, tilize: bool) -> Way:
-    ways = TILIZE_WAYS if tilize else UNTILIZE_WAYS
-    if not tilize and shape.itemsize * _FACE > 32:
-        # Measured: 16 bytes beat 32 (0.78 of memcpy to 0.60) where a face row is longer.
-        ways = tuple(way for way in ways if way.chunk != 32)
-    if shape.is_mostly_padding:
-        # Cheaper to clear first; its rows are not worth staging.
-        ways = ways[-1:] if tilize else tuple(way for way in ways if not way.staged)
-    return next(way for way in ways if way.fits(shape, tilize))
+def _scratch_nbytes(pieces: list[_Piece]) -> int:
+    return pieces[-1].staged_stop if pieces else 0
 
 
-def tilize_stage(shape: StripShape, way: Way | None = None) -> Stage:
-    """Dense rows to tiles, padding elements zeroed; a given way has to fit."""
-    way = way or _way(shape, True)
-    row = shape.columns * shape.itemsize
-    whole_row = shape.tile_columns * _TILE * shape.itemsize
-    nbytes = shape.tiled_elements * shape.itemsize
+def tilize_stage(shape: StripShape) -> Stage:
+    """Dense rows to tiles, padding elements zeroed."""
+    if shape.is_in_one_face:
+        return Stage(shape.tiled_nbytes, partial(_copy_face, shape, tilize=True))
+    if shape.is_sparse:
+        nbytes = 0 if shape.direct_chunk else _scratch_nbytes(_pieces(shape))
+        return Stage(shape.tiled_nbytes, partial(_put_rows, shape), nbytes)
+    if shape.is_tiled_directly:
+        return Stage(shape.tiled_nbytes, partial(_take_tiles, shape))
+    pieces = _pieces(shape, apart=True)
 
     def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-        dense, tiled = source[: shape.elements * shape.itemsize], target[:nbytes]
-        if not way.chunk:
-            copies = _block_copies(dense, tiled, shape, True)
-            if shape.is_mostly_padding:
-                return [partial(tiled.fill, 0), *copies]
-            return [*copies, *_padding_fills(tiled, shape)]
-        index = _tiled_index(shape, way.chunk, way.staged)
-        if not way.staged:
-            return [_taking(dense, tiled, index, way.chunk), *_padding_fills(tiled, shape)]
-        staged = scratch[:nbytes]
-        rows = staged.reshape(shape.outer, -1, whole_row)
-        given = dense.reshape(shape.outer, shape.rows, row)
-        padding = rows[:, : shape.rows, row:], rows[:, shape.rows :]
-        return [
-            partial(np.copyto, rows[:, : shape.rows, :row], given),
-            *(partial(np.copyto, part, 0) for part in padding if part.size),
-            _taking(staged, tiled, index, way.chunk),
-        ]
+        copies: list[Call] = []
+        for piece in pieces:
+            chunk = piece.shape.chunk
+            first, stride = piece.staged_start // chunk, piece.stride // chunk
+            index = _tiled_index(piece.shape, chunk, stride, first)
+            dense = piece.dense_rows(source, shape.row_nbytes)
+            copies += [
+                partial(np.copyto, piece.staged_rows(scratch), dense),
+                _taking(scratch, piece.tiles(target), index, chunk),
+            ]
+        return copies
 
-    return Stage(nbytes, calls, nbytes if way.staged else 0)
+    return Stage(shape.tiled_nbytes, calls, zeros_nbytes=_scratch_nbytes(pieces))
 
 
-def untilize_stage(shape: StripShape, way: Way | None = None) -> Stage:
-    """Tiles to dense rows, padding elements dropped; a given way has to fit."""
-    way = way or _way(shape, False)
-    row = shape.columns * shape.itemsize
-    chunks = -(-row // way.chunk) if way.chunk else 0
-    staged_nbytes = shape.outer * shape.rows * chunks * way.chunk if way.staged else 0
+def _take_tiles(shape: StripShape, source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
+    """Takes the tiles from the rows as they lie, then clears the padding."""
+    chunk, tiled = shape.direct_chunk, target[: shape.tiled_nbytes]
+    index = _tiled_index(shape, chunk, shape.row_nbytes // chunk, 0)
+    taking = _taking(source, tiled, index, chunk)
+    padding = _padding_index(shape, chunk)
+    if not padding.size:
+        return [taking]
+    chunks = _chunks(tiled, chunk)
+    return [taking, partial(chunks.put, padding, np.zeros(1, chunks.dtype), "wrap")]
 
-    def calls(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
-        tiled = source[: shape.tiled_elements * shape.itemsize]
-        dense = target[: shape.elements * shape.itemsize]
-        if not way.chunk:
-            return list(_block_copies(dense, tiled, shape, False))
-        index = _dense_index(shape, way.chunk, chunks)
-        if not way.staged:
-            return [_taking(tiled, dense, index, way.chunk)]
-        staged = scratch[:staged_nbytes]
-        rows = staged.reshape(-1, chunks * way.chunk)[:, :row]
-        return [
-            _taking(tiled, staged, index, way.chunk),
-            partial(np.copyto, dense.reshape(-1, row), rows),
-        ]
 
-    return Stage(shape.elements * shape.itemsize, calls, staged_nbytes)
+def _put_rows(shape: StripShape, source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
+    """Clears the tiles, then puts the chunks of the rows into them."""
+    tiled = target[: shape.tiled_nbytes]
+    calls: list[Call] = [partial(tiled.fill, 0)]
+    rows, chunk = source[: shape.elements * shape.itemsize], shape.direct_chunk
+    if not chunk:
+        [piece] = _pieces(shape)
+        dense, chunk = piece.dense_rows(rows, shape.row_nbytes), shape.chunk
+        rows = scratch[piece.staged_start : piece.staged_stop]
+        calls += [partial(rows.fill, 0), partial(np.copyto, piece.staged_rows(scratch), dense)]
+    places, chunks = _dense_index(shape, chunk), _chunks(rows, chunk)
+    return [*calls, partial(_chunks(tiled, chunk).put, places, chunks, "wrap")]
+
+
+def untilize_stage(shape: StripShape) -> Stage:
+    """Tiles to dense rows, padding elements dropped."""
+    nbytes = shape.elements * shape.itemsize
+    if shape.is_in_one_face:
+        return Stage(nbytes, partial(_copy_face, shape, tilize=False))
+    pieces = _pieces(shape)
+
+    def direct(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
+        index = _dense_index(shape, shape.direct_chunk)
+        return [_taking(source, target[:nbytes], index, shape.direct_chunk)]
+
+    def staged(source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:
+        copies: list[Call] = []
+        for piece in pieces:
+            rows = scratch[piece.staged_start : piece.staged_stop]
+            dense = piece.dense_rows(target, shape.row_nbytes)
+            index = _dense_index(piece.shape, piece.shape.chunk)
+            copies += [
+                _taking(piece.tiles(source), rows, index, piece.shape.chunk),
+                partial(np.copyto, dense, piece.staged_rows(scratch)),
+            ]
+        return copies
+
+    if shape.direct_chunk:
+        return Stage(nbytes, direct)
+    return Stage(nbytes, staged, _scratch_nbytes(pieces))
+
+
+def _copy_face(
+    shape: StripShape, source: Bytes, target: Bytes, scratch: Bytes, *, tilize: bool
+) -> list[Call]:
+    face_row = _FACE * shape.itemsize
+    if not tilize:
+        in_tile, dense = _row_items(shape, source, 0, face_row), target
+        return [partial(np.copyto, _row_items(shape, dense, 0, shape.row_nbytes), in_tile)]
+    in_tile, dense = _row_items(shape, target, 0, face_row), source
+    clearing = partial(target[: shape.tiled_nbytes].fill, 0)
+    return [clearing, partial(np.copyto, in_tile, _row_items(shape, dense, 0, shape.row_nbytes))]
+
+
+def _chunks(raw: Bytes, chunk: int) -> Array:
+    return raw[: raw.size // chunk * chunk].view(np.dtype((np.void, chunk)))
 
 
 def _taking(source: Bytes, target: Bytes, index: NDArray[np.intp], chunk: int) -> Call:
-    cell = np.dtype((np.void, chunk))
-    return partial(source.view(cell).take, index, None, target.view(cell), "clip")
+    # No place is out of bounds; "wrap" looks at that for less than "clip" (1.4 times as fast).
+    return partial(_chunks(source, chunk).take, index, None, _chunks(target, chunk), "wrap")
 
 
 @lru_cache(maxsize=64)
-def _tiled_index(shape: StripShape, chunk: int, staged: bool) -> NDArray[np.intp]:
-    """For each chunk of the tiles, in order, its place in the dense rows (0 for padding).
+def _tiled_index(shape: StripShape, chunk: int, stride: int, first: int) -> NDArray[np.intp]:
+    """For each chunk of the tiles, in order, its place in dense rows (0 for padding).
 
-    `staged`: the rows are as long and as many as those of the tiles.
+    Rows begin every `stride` chunks, the first of them at the chunk `first`.
     """
-    height = shape.tile_rows * _TILE
-    places = np.zeros(
-        (shape.outer, height, shape.tile_columns * _TILE * shape.itemsize // chunk), np.intp
-    )
-    used = places if staged else places[:, : shape.rows, : shape.columns * shape.itemsize // chunk]
-    used[:] = np.arange(used.size).reshape(used.shape)
-    rows = places.reshape(shape.outer * shape.tile_rows, 2, _FACE, shape.tile_columns, 2, -1)
-    return _flat(rows.transpose(0, 3, 1, 4, 2, 5))
+    row_chunks = -(-shape.row_nbytes // chunk)
+    all_chunks = shape.tile_columns * _TILE * shape.itemsize // chunk
+    places = np.zeros((shape.outer, shape.tile_rows * _TILE, all_chunks), np.intp)
+    rows = np.arange(shape.outer * shape.rows).reshape(shape.outer, -1, 1) * stride + first
+    places[:, : shape.rows, :row_chunks] = rows + np.arange(row_chunks)
+    faces = places.reshape(shape.outer * shape.tile_rows, 2, _FACE, shape.tile_columns, 2, -1)
+    return _flat(faces.transpose(0, 3, 1, 4, 2, 5))
 
 
 @lru_cache(maxsize=64)
-def _dense_index(shape: StripShape, chunk: int, chunks: int) -> NDArray[np.intp]:
-    """For each chunk of dense rows of so many chunks, in order, its place in the tiles."""
+def _padding_index(shape: StripShape, chunk: int) -> NDArray[np.intp]:
+    """The places of the chunks of tiles that are padding."""
+    return np.flatnonzero(_tiled_index(shape, chunk, shape.row_nbytes // chunk, 1) == 0)
+
+
+@lru_cache(maxsize=64)
+def _dense_index(shape: StripShape, chunk: int) -> NDArray[np.intp]:
+    """For each chunk of dense rows of whole chunks, in order, its place in the tiles."""
+    chunks = -(-shape.row_nbytes // chunk)
     tiles = shape.outer * shape.tile_rows, shape.tile_columns
     places = np.arange(shape.tiled_elements * shape.itemsize // chunk)
     rows = places.reshape(*tiles, 2, 2, _FACE, -1).transpose(0, 2, 4, 1, 3, 5)
@@ -192,83 +303,3 @@ def _dense_index(shape: StripShape, chunk: int, chunks: int) -> NDArray[np.intp]
 def _flat(index: Array) -> NDArray[np.intp]:
     # Not read-only, although it is shared: `take` copies a read-only index at every call.
     return np.ascontiguousarray(index, dtype=np.intp).reshape(-1)
-
-
-@dataclass(frozen=True, slots=True)
-class _AxisRun:
-    """Elements `[start, start + tiles * faces * length)` of one axis as whole, even pieces."""
-
-    start: int
-    tiles: int
-    faces: int
-    length: int
-
-
-def _axis_runs(start: int, stop: int) -> Iterator[_AxisRun]:
-    """A range of one axis as runs of whole tiles, one whole face, or a part of a face."""
-    while start < stop:
-        if start % _TILE == 0 and stop - start >= _TILE:
-            run = _AxisRun(start, (stop - start) // _TILE, 2, _FACE)
-        else:
-            inside = start % _FACE
-            run = _AxisRun(start, 1, 1, min(_FACE - inside, stop - start))
-        yield run
-        start += run.tiles * run.faces * run.length
-
-
-def _tile_block(
-    raw: Bytes, shape: StripShape, rows: _AxisRun, columns: _AxisRun, dtype: np.dtype[Any]
-) -> Array:
-    """[outer, tile rows, face rows, y, tile columns, face columns, x] of a block in tiles."""
-    item = shape.itemsize
-    face, tile = _FACE * _FACE * item, _TILE * _TILE * item
-    tile_row = shape.tile_columns * tile
-    offset = _axis_offset(rows.start, tile_row, 2 * face, _FACE * item)
-    offset += _axis_offset(columns.start, tile, face, item)
-    return np.ndarray(
-        (shape.outer, rows.tiles, rows.faces, rows.length, columns.tiles, columns.faces, 1),
-        dtype, raw, offset,
-        (shape.tile_rows * tile_row, tile_row, 2 * face, _FACE * item, tile, face, dtype.itemsize),
-    )  # fmt: skip
-
-
-def _axis_offset(start: int, tile: int, face: int, item: int) -> int:
-    return start // _TILE * tile + start % _TILE // _FACE * face + start % _FACE * item
-
-
-def _dense_block(
-    raw: Bytes, shape: StripShape, rows: _AxisRun, columns: _AxisRun, dtype: np.dtype[Any]
-) -> Array:
-    """The same axes of the same block in dense rows."""
-    item = shape.itemsize
-    row = shape.columns * item
-    return np.ndarray(
-        (shape.outer, rows.tiles, rows.faces, rows.length, columns.tiles, columns.faces, 1),
-        dtype, raw, rows.start * row + columns.start * item,
-        (shape.rows * row, _TILE * row, _FACE * row, row, _TILE * item, _FACE * item,
-         dtype.itemsize),
-    )  # fmt: skip
-
-
-def _block_copies(dense: Bytes, tiled: Bytes, shape: StripShape, tilize: bool) -> Iterator[Call]:
-    if not shape.elements:
-        return
-    for rows in _axis_runs(0, shape.rows):
-        for columns in _axis_runs(0, shape.columns):
-            # A run of one face row is one item: its bytes lie side by side on both sides.
-            dtype = np.dtype((np.void, columns.length * shape.itemsize))
-            in_rows = _dense_block(dense, shape, rows, columns, dtype)
-            in_tiles = _tile_block(tiled, shape, rows, columns, dtype)
-            target, source = (in_tiles, in_rows) if tilize else (in_rows, in_tiles)
-            yield partial(np.copyto, target, source)
-
-
-def _padding_fills(tiled: Bytes, shape: StripShape) -> Iterator[Call]:
-    """Zeros right of the last column, then below the last row."""
-    height, width = shape.tile_rows * _TILE, shape.tile_columns * _TILE
-    right = [(r, c) for r in _axis_runs(0, shape.rows) for c in _axis_runs(shape.columns, width)]
-    below = [(r, c) for r in _axis_runs(shape.rows, height) for c in _axis_runs(0, width)]
-    for rows, columns in right + below:
-        dtype = np.dtype((np.void, columns.length * shape.itemsize))
-        block = _tile_block(tiled, shape, rows, columns, dtype)
-        yield partial(np.copyto, block, np.zeros((), dtype))

@@ -1,4 +1,4 @@
-"""All ways of copying tiles give the same bytes."""
+"""All strips of tiles are copied to the bytes of the definition."""
 
 from __future__ import annotations
 
@@ -8,26 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stitch.memory.stages import Staging, Strip, bind_strips
-from stitch.memory.tiles import (
-    TILIZE_WAYS,
-    UNTILIZE_WAYS,
-    StripShape,
-    Way,
-    tilize_stage,
-    untilize_stage,
-)
+from stitch.memory.tiles import StripShape, tilize_stage, untilize_stage
 
 SHAPES = st.builds(
     StripShape,
     outer=st.integers(1, 3), rows=st.integers(1, 70), columns=st.integers(1, 100),
     itemsize=st.sampled_from((1, 2, 4, 8)),
 )  # fmt: skip
-WHOLE = {"outer": 2, "rows": 64, "columns": 96}
+#: Rows in pieces, the last of them narrower; rows that collide; whole chunks and little padding.
+CASES = ((1, 26, 2500), (1, 32, 4096), (1, 17, 8200), (2, 64, 1024), (1, 62, 1000), (3, 32, 1023))
 
 
-def run(shape: StripShape, way: Way | None, source: np.ndarray, *, tilize: bool) -> np.ndarray:
-    """What a way makes of a strip's bytes, in memory that held other bytes before."""
-    stage = (tilize_stage if tilize else untilize_stage)(shape, way)
+def run(shape: StripShape, source: np.ndarray, *, tilize: bool) -> np.ndarray:
+    """What a strip's bytes become, in memory that held other bytes before."""
+    stage = (tilize_stage if tilize else untilize_stage)(shape)
     strips = [Strip((stage,), slice(0, source.size), slice(0, stage.target_nbytes))]
     target = np.full(stage.target_nbytes, 0xA5, np.uint8)
     calls = bind_strips(strips, Staging.of(strips), source, target)
@@ -48,24 +42,53 @@ def tiles_of(shape: StripShape, dense: np.ndarray) -> np.ndarray:
     return cut.transpose(0, 1, 4, 2, 5, 3, 6, 7).reshape(-1)
 
 
-@given(SHAPES, st.integers(0, 2**32 - 1))
-def test_every_way_that_fits_gives_the_bytes_of_the_definition(
-    shape: StripShape, seed: int
-) -> None:
+def check(shape: StripShape, seed: int) -> None:
     dense = np.random.default_rng(seed).integers(
         0, 256, shape.elements * shape.itemsize, dtype=np.uint8
     )
     tiles = tiles_of(shape, dense)
-    for way in (None, *TILIZE_WAYS):
-        if way is None or way.fits(shape, tilize=True):
-            np.testing.assert_array_equal(run(shape, way, dense, tilize=True), tiles)
+    np.testing.assert_array_equal(run(shape, dense, tilize=True), tiles)
     tiles[tiles_of(shape, np.ones_like(dense)) == 0] = 0xDB
-    for way in (None, *UNTILIZE_WAYS):
-        if way is None or way.fits(shape, tilize=False):
-            np.testing.assert_array_equal(run(shape, way, tiles, tilize=False), dense)
+    np.testing.assert_array_equal(run(shape, tiles, tilize=False), dense)
 
 
-@pytest.mark.parametrize("itemsize", [2, 4, 8])
-def test_every_way_fits_strips_of_whole_tiles(itemsize: int) -> None:
-    shape = StripShape(**WHOLE, itemsize=itemsize)
-    assert all(way.fits(shape, tilize) for way in TILIZE_WAYS for tilize in (True, False))
+@given(SHAPES, st.integers(0, 2**32 - 1))
+def test_every_strip_gives_the_bytes_of_the_definition(shape: StripShape, seed: int) -> None:
+    check(shape, seed)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+@pytest.mark.parametrize(("outer", "rows", "columns"), CASES)
+def test_wide_strips_give_the_bytes_of_the_definition(
+    outer: int, rows: int, columns: int, itemsize: int
+) -> None:
+    check(StripShape(outer, rows, columns, itemsize), 0)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("columns", "rows"), [(1023, (64, 64, 6)), (1000, (32, 20)), (2500, (32, 26, 3)), (39, (70, 1))]
+)
+def test_strips_that_share_staged_rows_leave_each_others_padding_zeros(
+    columns: int, rows: tuple[int, ...], itemsize: int
+) -> None:
+    shapes = [StripShape(1, count, columns, itemsize) for count in rows]
+    random = np.random.default_rng(0)
+    source = np.zeros(sum(shape.elements * itemsize for shape in shapes), np.uint8)
+    strips, start, stop = [], 0, 0
+    for shape in shapes:
+        stage, nbytes = tilize_stage(shape), shape.elements * itemsize
+        places = slice(start, start + nbytes), slice(stop, stop + stage.target_nbytes)
+        strips.append(Strip((stage,), *places))
+        start, stop = places[0].stop, places[1].stop
+    target = np.empty(stop, np.uint8)
+    calls = bind_strips(strips, Staging.of(strips), source, target)
+    for _ in range(3):
+        source[:] = random.integers(0, 256, source.size, dtype=np.uint8)
+        target.fill(0xA5)
+        for call in calls:
+            call()
+        for shape, strip in zip(shapes, strips, strict=True):
+            np.testing.assert_array_equal(
+                target[strip.target], tiles_of(shape, source[strip.source])
+            )
