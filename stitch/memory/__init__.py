@@ -11,11 +11,12 @@ from stitch.memory.space_memory import (
     LENT_ADDRESSES,
     PADDING_BYTE,
     POISON_BYTE,
+    Arrivals,
     SpaceMemory,
     WriteCounter,
 )
 
 __all__ = [
-    "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "ByteRanges", "CopyKernel",
-    "SpaceMemory", "WriteCounter", "prepare_copy",
+    "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "Arrivals", "ByteRanges",
+    "CopyKernel", "SpaceMemory", "WriteCounter", "prepare_copy",
 ]  # fmt: skip

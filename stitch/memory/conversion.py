@@ -100,7 +100,7 @@ class CopyKernel:
         if len(calls) > _FEW_CALLS:
             calls = [partial(_call_all, tuple(calls))]
         if counter is not None:
-            calls.append(partial(counter.count, 1, self.written_nbytes))
+            calls.append(counter.arrivals(1, self.written_nbytes))
         return tuple(calls)
 
 

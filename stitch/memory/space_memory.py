@@ -40,16 +40,36 @@ class WriteCounter:
     Copies that are bound with a counter add to it each time they run.
     """
 
-    __slots__ = ("nbytes", "writes")
+    __slots__ = ("_arrivals",)
 
     def __init__(self) -> None:
-        self.writes = 0
-        self.nbytes = 0
+        self._arrivals: dict[tuple[int, int], Arrivals] = {}
 
-    def count(self, writes: int, nbytes: int) -> None:
-        """So many tensors have arrived, with so many bytes of their own."""
-        self.writes += writes
-        self.nbytes += nbytes
+    def arrivals(self, writes: int, nbytes: int) -> Arrivals:
+        """What counts so many tensors with so many bytes of their own, each time it is called."""
+        kind = writes, nbytes
+        found = self._arrivals.get(kind)
+        return self._arrivals.setdefault(kind, Arrivals()) if found is None else found
+
+    @property
+    def writes(self) -> int:
+        return sum(writes * a.times for (writes, _), a in self._arrivals.copy().items())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(nbytes * a.times for (_, nbytes), a in self._arrivals.copy().items())
+
+
+class Arrivals:
+    """How often writes of one kind came: one number to add to in a run, whatever they carry."""
+
+    __slots__ = ("times",)
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
 
 
 class SpaceMemory:

@@ -35,7 +35,6 @@ from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import InputPort, InstanceRef, Lease, Status, ValueRecord
 
 READY = Status.READY
-_new_handle = Tensor.__new__
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +168,7 @@ class PreparedGraph:
         runs_here = self._runs_here
         with self.device.lock if runs_here() else self._lock:
             dropped, records = self._dropped, self._records
-            if dropped:
+            if len(dropped) == 1:
                 value = dropped[0]
                 lease = value.lease
                 again = None if lease is None else lease.again
@@ -178,7 +177,6 @@ class PreparedGraph:
                     and again.known is self._known
                     and again.generation == records.generation
                     and value.handles == 1
-                    and len(dropped) == 1
                     # Else an interrupted window may read what the last run made.
                     and self._tasks.is_idle
                     and records.is_whole
@@ -196,7 +194,7 @@ class PreparedGraph:
                     if ran:
                         # Nobody holds what the last run made, so it is this one's already; the
                         # note of its last handle goes as the new one comes.
-                        handle, note = _new_handle(Tensor), again.note
+                        handle, note = Tensor(), again.note
                         # All at once: nothing can come in between these.
                         del dropped[0]
                         handle._record = value

@@ -190,12 +190,9 @@ class Tensor:
         return row
 
 
-_new_tensor = Tensor.__new__
-
-
 def handle_on(record: ValueRecord) -> Tensor:
     """A handle on a value. (A class's `__init__` takes twice as long.)"""
-    tensor, note = _new_tensor(Tensor), partial(record.device.drop, record)
+    tensor, note = Tensor(), partial(record.device.drop, record)
     # All at once: nothing can come in between these.
     tensor._record = record
     tensor.__del__ = note

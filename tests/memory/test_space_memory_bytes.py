@@ -93,7 +93,7 @@ def test_bound_copies_count_the_own_bytes_of_what_they_write() -> None:
     copy()
     copy()
     memory.mover(64, memory, 1024, size * L1.banks)()
-    memory.counter.count(1, kernel.written_nbytes)
+    memory.counter.arrivals(1, kernel.written_nbytes)()
     assert (memory.counter.writes, memory.counter.nbytes) == (3, 3 * 8 * 8 * 4)
 
 

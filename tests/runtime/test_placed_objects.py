@@ -12,7 +12,7 @@ import pytest
 import stitch
 from stitch.errors import StitchError
 from stitch.machine import load_machine
-from stitch.memory import WriteCounter
+from stitch.memory import Arrivals
 from stitch.planner import Buffer
 from stitch.program import Array, DataType, Space, TensorDesc, host_layout
 from stitch.runtime.recording.placed_objects import PlacedObjects
@@ -81,7 +81,7 @@ def test_what_may_hide_an_address_is_bound_anew(thing: object) -> None:
     there = Bytes()
     array = there.floats(64, (2,), (4,))
     assert callable(thing)
-    for own in ([thing(array)], [np.add, thing(array), WriteCounter()]):
+    for own in ([thing(array)], [np.add, thing(array), Arrivals()]):
         assert PlacedObjects.of([(own, [buffer(0, 0)])], there.region) is None
 
 

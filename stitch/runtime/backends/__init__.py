@@ -11,11 +11,10 @@ from stitch.runtime.backends.local_backend import (
     BoundStep,
     LocalBackend,
     Thunk,
-    enter,
     stage,
 )
 
 __all__ = [
     "BoundPlan", "BoundStep", "HostMemory", "InstanceBytes", "LocalBackend", "Taker", "Thunk",
-    "enter", "stage",
+    "stage",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from stitch.machine import Machine
-from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, WriteCounter, prepare_copy
+from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
 from stitch.planner import (
     Allocate,
     Buffer,
@@ -230,7 +230,7 @@ class _PlanBinding:
                 moves = [self._mover(t) for t in step.transfers]
                 back = [self._mover(_returning(t)) for t in reversed(step.transfers)]
                 counter = spaces[step.space].counter
-                self.thunks.append(partial(counter.count, step.count, step.nbytes))
+                self.thunks.append(counter.arrivals(step.count, step.nbytes))
             moves.append(partial(setitem, self.progress, 0, self.index + 1))
             self.thunks.append(partial(move_all, tuple(moves), tuple(back)))
             for number, address in step.targets:
@@ -264,7 +264,8 @@ class _PlanBinding:
         if layout.is_dense and layout.data_type is given:
             used = step.source.desc.elements * given.dtype.itemsize
             into = target[:used].view(given.dtype).reshape(shape)
-            self.thunks.append(partial(enter, into, arguments, position, memory.counter))
+            self.thunks.append(partial(stage, into, arguments, position))
+            self.thunks.append(memory.counter.arrivals(1, int(into.nbytes)))
             return
         into = np.zeros(shape, given.dtype)
         self.staging_nbytes += into.nbytes
@@ -312,13 +313,6 @@ def _returning(t: Transfer) -> Transfer:
     )  # fmt: skip
 
 
-def enter(into: Array, arguments: list[Any], position: int, counter: WriteCounter) -> None:
-    """A host array of this run goes into the bytes of a space."""
-    into[...] = arguments[position]
-    counter.writes += 1
-    counter.nbytes += into.nbytes
-
-
 def stage(into: Array, arguments: list[Any], position: int) -> None:
-    """A host array of this run goes to where a conversion reads it."""
+    """A host array of this run goes into the bytes of a space, or to where a conversion reads it."""
     into[...] = arguments[position]

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from stitch.memory import WriteCounter
+from stitch.memory import Arrivals
 from stitch.planner import Buffer
 from stitch.program import Array, Space
 
@@ -25,7 +25,7 @@ RegionOf: TypeAlias = Callable[[Space, int, int], Array]
 #: What is the same at any address.
 _PLAIN = (
     int, float, complex, str, bytes, type(None), type, np.generic, np.dtype, np.ufunc,
-    type(np.copyto), WriteCounter,
+    type(np.copyto), Arrivals,
 )  # fmt: skip
 
 

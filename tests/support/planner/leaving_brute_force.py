@@ -61,8 +61,9 @@ class Way:
 
 
 def needless(plan: Plan) -> tuple[list[str], Counter[str]]:
-    """What left its space in a plan without need, in words; how much was looked at, and how much
-    was more than could be (`undecided`)."""
+    """What left its space in a plan without need, in words; how much was looked at, how much was
+    more than could be (`undecided`), and what came during the very task on its way farther out
+    (`passing`: whether it had to leave the space before is looked at)."""
     said: list[str] = []
     seen: Counter[str] = Counter()
     for moment, steps in _moments(plan):
@@ -72,6 +73,9 @@ def needless(plan: Plan) -> tuple[list[str], Counter[str]]:
                     continue
                 assert isinstance(step, Copy)
                 number = step.source.buffer
+                if number not in moment.buffers:
+                    seen["passing"] += 1
+                    continue
                 answer = _could_stay(moment, steps, space, number, at)
                 seen["evict" if answer is not None else "undecided"] += 1
                 if answer:
@@ -163,8 +167,6 @@ def _could_stay(
 ) -> bool | None:
     """Whether there is room with a buffer in its space that left it by a step; None: too many ways
     to try. Room is made for one comer after another, last for what the task needs itself."""
-    if buffer not in moment.buffers:
-        return None  # It came during this very task: on its way farther out.
     comers = list(_comers(steps, space))
     following = next((comer for comer in comers if comer[0] > at), None)
     gone = {
