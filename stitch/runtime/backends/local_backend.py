@@ -314,5 +314,5 @@ def _returning(t: Transfer) -> Transfer:
 
 
 def stage(into: Array, arguments: list[Any], position: int) -> None:
-    """A host array of this run goes into the bytes of a space, or to where a conversion reads it."""
+    """A host array of this run goes into the bytes of a space, or to where it is converted."""
     into[...] = arguments[position]
