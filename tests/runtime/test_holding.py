@@ -19,7 +19,7 @@ from stitch.program import Array
 from stitch.runtime.backends import BoundStep, LocalBackend
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import lend, take_back
-from stitch.runtime.recording import bound_parts, recording_maker, recordings
+from stitch.runtime.recording import bound_parts, recording, recording_maker, recordings
 from tests.support.stitched_models import integers, model, one, scaled, several
 
 #: Results that are held at a time, in places drawn at random.
@@ -265,7 +265,7 @@ def test_bound_steps_are_those_of_their_places(
     """Few bindings are kept, so that some are always made anew; views and results go in again."""
     monkeypatch.setattr(recording_maker, "MAX_BINDINGS", 1 + seed % 3)
     monkeypatch.setattr(bound_parts, "MIN_BOUND", 1 + seed % 3)
-    monkeypatch.setattr(recordings, "MAX_LEASES", 2 + seed)
+    monkeypatch.setattr(recording, "MAX_LEASES", 2 + seed)
     choice = random.Random(seed)
     with stitch.open_device("wormhole_n150", debug=debug) as device:
         a, two = device.load(scaled("a", 0.5, target=device.machine)), device.load(two_outputs())
@@ -311,7 +311,7 @@ def test_bound_steps_do_not_keep_what_was_lent_to_them() -> None:
             seen.append(weakref.ref(array))
             del array, tensor
         gc.collect()
-        assert sum(ref() is not None for ref in seen) <= 2 * recordings.MAX_LENT_BINDINGS
+        assert sum(ref() is not None for ref in seen) <= 2 * recording.MAX_LENT_BINDINGS
 
 
 def test_a_graph_whose_recording_was_dropped_makes_another(

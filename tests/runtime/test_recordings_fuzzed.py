@@ -27,7 +27,7 @@ from stitch.machine import Machine, load_machine
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.report import ChromeTrace, Recorder
 from stitch.runtime import RuntimeDevice
-from stitch.runtime.recording import recording_maker, recordings
+from stitch.runtime.recording import recording, recording_maker, recordings
 from stitch.runtime.values import Status
 from tests.support.stitched_models import binary_op, consuming, held_by, model, tiny
 
@@ -585,7 +585,7 @@ def test_limits_that_are_met_all_the_time_change_nothing(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One lease, one binding, few kinds: everything ends while something is held."""
-    monkeypatch.setattr(recordings, "MAX_LEASES", 1)
+    monkeypatch.setattr(recording, "MAX_LEASES", 1)
     monkeypatch.setattr(recordings, "MAX_VARIANTS", 2)
     monkeypatch.setattr(recordings, "MAX_KINDS", 4)
     monkeypatch.setattr(recording_maker, "MAX_BINDINGS", 1)

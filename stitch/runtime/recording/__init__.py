@@ -6,8 +6,9 @@ know handles, or what a queue is.
 
 from stitch.runtime.recording.code import Ran, Straight
 from stitch.runtime.recording.recorded_work import Agent, Site
+from stitch.runtime.recording.recording import Binding, Recording
 from stitch.runtime.recording.recording_maker import RecordingMaker
-from stitch.runtime.recording.recordings import Binding, Recording, Recordings
+from stitch.runtime.recording.recordings import Recordings
 from stitch.runtime.recording.running import (
     leave_results,
     perform,

@@ -21,9 +21,10 @@ from stitch.planner import Plan, PlanRequest, foreseen_seconds, placed, plan
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
+from stitch.runtime.recording.foresight import Foresight
 from stitch.runtime.recording.next_uses import NextUses
 from stitch.runtime.recording.recorded_work import Site
-from stitch.runtime.recording.recordings import (
+from stitch.runtime.recording.recording import (
     MAX_BINDINGS,
     MAX_LENT_BINDINGS,
     Binding,
@@ -126,7 +127,8 @@ class RecordingMaker:
                 continue
             if device.copies_forbidden and recording.plan.copies:
                 continue
-            if not recording.chooses_well(records, version, next_use):
+            foresight = recording.foresight
+            if foresight is not None and not foresight.holds(records, version, next_use):
                 continue
             if clear and recording.generation != records.generation:
                 recording.clear_way(records)
@@ -195,7 +197,8 @@ class RecordingMaker:
         known = device.recordings.of(window.graph, kept, forms)
         if plan.chooses_who_leaves:
             self._next_uses.is_wanted = True
-            recording.look_ahead(self._next_uses.version, known)
+            before = [old.foresight for old in known if old.places == recording.places]
+            recording.foresight = Foresight(plan.request, self._next_uses.version, before)
         recording.makes_way = is_one_of_many or bool(known)
         device.recordings.add(window.graph, kept, forms, recording)
         lease = None

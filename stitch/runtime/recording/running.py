@@ -20,7 +20,7 @@ from stitch.runtime.executors import quietly
 from stitch.runtime.recording.code import Ran, Straight, written
 from stitch.runtime.recording.observed import observed
 from stitch.runtime.recording.recorded_work import Site
-from stitch.runtime.recording.recordings import Binding, Recording
+from stitch.runtime.recording.recording import Binding, Recording
 from stitch.runtime.values import Records, Status, ValueRecord, effects_of
 from stitch.tasks import Task
 

@@ -1,0 +1,70 @@
+"""Foresight: by which predictions a recording makes tensors give way, and whether these still hold.
+
+Comes in: what was known of next uses when the plan was made. Goes out: whether the plan would still
+be chosen. Must not know how next uses are predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+
+from stitch.planner import PlanRequest
+from stitch.program import Space
+from stitch.runtime.values import Place, Records, ValueRecord
+
+#: How often work that makes tensors give way is planned anew because their next uses have changed.
+MAX_TRIES = 64
+
+
+class Foresight:
+    """Where what could have left lay and no task uses, the one read next first, as was predicted.
+
+    It tires: plans that follow each other because next uses have changed come to an end.
+    """
+
+    __slots__ = ("_in_order", "_knowledge", "_tries")
+    _tries: int
+
+    def __init__(
+        self, request: PlanRequest, knowledge: int, before: Iterable[Foresight | None]
+    ) -> None:
+        """`knowledge`: the version of the predictions; `before`: of earlier recordings of the
+        work."""
+        self._knowledge = knowledge
+        tries = [foresight._tries for foresight in before if foresight is not None]
+        self._tries = max(0, min([MAX_TRIES, *tries]) - 1)
+        used = {value for task in request.tasks for value in task.inputs}
+        later = {value: use for value, use in request.later if value not in used}
+        # What lies elsewhere cannot leave.
+        places = {b.number: (b.space, b.address) for b in request.buffers
+                  if b.space is Space.L1 and b.address is not None and not b.pinned}  # fmt: skip
+        uses = [
+            (later[resident.value], places[instance.buffer])
+            for resident in request.residents
+            if resident.value in later
+            for instance in resident.instances
+            if instance.buffer in places
+        ]
+        uses.sort(key=itemgetter(0))
+        self._in_order: tuple[Place, ...] = tuple(dict.fromkeys([place for _, place in uses]))
+
+    def holds(
+        self, records: Records, knowledge: int, next_use: Callable[[ValueRecord], float]
+    ) -> bool:
+        """Whether what gives way would still be chosen, as far as the order tells in which the
+        others are read next, as predicted."""
+        if not self._tries:
+            return True
+        if self._knowledge != knowledge:
+            return False
+        live, last = records.all_buffers(), 0.0
+        for place in self._in_order:
+            buffer = live.get(place)
+            if buffer is None or not buffer.users:
+                return False
+            use = min(map(next_use, buffer.users))
+            if use < last:
+                return False
+            last = use
+        return True
