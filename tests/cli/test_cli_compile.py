@@ -263,3 +263,22 @@ def test_help_has_examples_and_exit_codes(cli: Cli, command: str) -> None:
     assert done.code == 0 and "examples:" in done.out and "exit codes:" in done.out
     version = cli(command, "--version")
     assert version.code == 0 and version.out.startswith(f"stitch-{command} ")
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("torch", "torch"), ("onnxruntime", "onnx"), ("matplotlib", "plot")]
+)
+def test_a_factory_without_its_package_says_what_to_install(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    (here / f"at_once_{package}.py").write_text(f"import {package}.nn\ndef make(): pass\n")
+    (here / f"late_{package}.py").write_text(f"def make():\n    import {package}\n")
+    for name in (f"at_once_{package}", f"late_{package}"):
+        for words in ((f"--entry={name}:make",), (f"{name}.py", "--entry=make")):
+            done = cli("compile", *words, "-o", "m.ttb")
+            assert done.code == 3, done.err
+            assert f"try: pip install stitch-runtime[{extra}]" in done.err, done.err
+    (here / "other.py").write_text("import no_such_package\n")
+    done = cli("compile", "other.py", "--entry=make", "-o", "m.ttb")
+    assert done.code == 3 and "pip install" not in done.err

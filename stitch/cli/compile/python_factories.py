@@ -17,6 +17,12 @@ from stitch.errors import CompileError, FormatError, StitchError, UsageError, cl
 from stitch.files import open_file, unreadable
 from stitch.graph import ComputationGraph
 
+#: The extra with which a package is installed that a factory may need.
+_EXTRAS = {
+    "torch": "torch", "onnx": "onnx", "onnxruntime": "onnx", "safetensors": "onnx",
+    "matplotlib": "plot",
+}  # fmt: skip
+
 
 def from_entry(
     source: str | None, entry: str, folder: Path | None = None
@@ -52,9 +58,7 @@ def from_entry(
     except StitchError:
         raise
     except Exception as error:
-        raise CompileError(
-            f"the factory failed: {type(error).__name__}: {error}", where=f"--entry={entry}"
-        ) from error
+        raise _failure("the factory failed", error, f"--entry={entry}") from error
     if isinstance(returned, ComputationGraph):
         return returned, ()
     if isinstance(returned, tuple) and len(returned) == 2 and callable(returned[0]):
@@ -79,14 +83,10 @@ def _imported(entry: str, folder: Path | None) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        remedy = f"a file is named with its ending: --entry={name}.py:{factory}"
-        raise CompileError(
-            f"cannot import {name!r}: {type(error).__name__}: {error}",
-            where=f"--entry={entry}",
-            remedy=remedy
-            if isinstance(error, ModuleNotFoundError) and error.name == name
-            else None,
-        ) from error
+        failure = _failure(f"cannot import {name!r}", error, f"--entry={entry}")
+        if isinstance(error, ModuleNotFoundError) and error.name == name and not failure.remedy:
+            failure.remedy = f"a file is named with its ending: --entry={name}.py:{factory}"
+        raise failure from error
 
 
 def _file_module(path: Path) -> Any:
@@ -103,7 +103,15 @@ def _file_module(path: Path) -> Any:
     except FormatError:
         raise
     except Exception as error:
-        raise CompileError(
-            f"{path.name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise _failure(f"{path.name} cannot be imported", error) from error
     return module
+
+
+def _failure(what: str, error: Exception, where: str | None = None) -> CompileError:
+    """What went wrong in a user's Python; a package that is one of our extras can be installed."""
+    package = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    extra = _EXTRAS.get(package.partition(".")[0])
+    return CompileError(
+        f"{what}: {type(error).__name__}: {error}", where=where,
+        remedy=None if extra is None else f"pip install stitch-runtime[{extra}]",
+    )  # fmt: skip
