@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 
 from stitch.packing import Span
@@ -13,24 +13,24 @@ from stitch.planner.mover.order import Move
 def places_for(
     parts: Iterable[Span], free: Sequence[Span], more: Sequence[Span] = ()
 ) -> list[tuple[int, int, int]]:
-    """(source, place, size) of spans laid into free regions of the space, the largest first.
+    """(source, place, size) of spans laid into free regions of the space.
 
-    `more` regions are used when those are full.
+    Each part, the largest first, lies in the largest region left, and is cut only where that is too
+    small. `more` regions are used when those are full.
     """
     places: list[tuple[int, int, int]] = []
-    regions = [
-        *sorted(free, key=lambda span: (span[0] - span[1], span[0])),
-        *sorted(more, key=lambda span: (span[0] - span[1], span[0])),
-    ]
-    at, end = regions.pop(0) if regions else (0, 0)
-    for start, stop in sorted(parts):
-        while start < stop:
-            if at == end:
-                at, end = regions.pop(0)
-            taken = min(stop - start, end - at)
-            places.append((start, at, taken))
-            start, at = start + taken, at + taken
-    return places
+    regions = [sorted((end - at, -at) for at, end in spans) for spans in (free, more)]
+    for size, start in sorted(((start - end, start) for start, end in parts)):
+        size = -size
+        while size:
+            rooms = regions[0] or regions[1]
+            room, at = rooms.pop()
+            taken = min(size, room)
+            places.append((start, -at, taken))
+            if taken < room:
+                insort(rooms, (room - taken, at - taken))
+            start, size = start + taken, size - taken
+    return sorted(places)
 
 
 def laid(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[Move]:

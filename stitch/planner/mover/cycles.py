@@ -237,10 +237,11 @@ class _Pieces:
         Holes narrower than `narrow` are left open; None once the moves cost `most`.
         """
         low, high = staged
-        seconds, touched = 0.0, set()
+        seconds, left, touched = 0.0, self.nbytes - (high - low), set()
         holes = _Holes([*free, staged] if low < high else free)
         done: list[Move] = []
         inside = prices.inside
+        least = inside(self.nbytes) / self.nbytes
         for start, end in holes:
             if end - start < narrow:
                 break
@@ -264,6 +265,7 @@ class _Pieces:
                         [(first + shift, min(last + shift, first))])  # fmt: skip
                     done.append(Move(a + shift, a, b - a))
                     seconds += inside(b - a)
+                    left -= b - a
                 else:
                     freed = []
                     for source, stop in _parts(a + shift, b + shift, low, high):
@@ -274,10 +276,12 @@ class _Pieces:
                             done.append(Move(source, target, stop - source))
                             freed.append((source, stop))
                             seconds += inside(stop - source)
+                            left -= stop - source
                 touched.add(i)
                 for span in freed:
                     holes.add(*span)
-            if seconds >= most:
+            # What is left takes no less than in one move.
+            if seconds + left * least >= most:
                 return None
         return done
 
