@@ -25,7 +25,7 @@ from stitch.runtime.events import TIMES, EventStream
 from stitch.runtime.executors import Executor, is_own, make_executor
 from stitch.runtime.history import Account, History, Statistics
 from stitch.runtime.hooks import Hooks
-from stitch.runtime.loaded import LoadedProgram
+from stitch.runtime.loaded import MANY_NOTES, LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
@@ -37,8 +37,6 @@ from stitch.ttb import SOURCE, Binary, load
 
 #: Tasks that a window holds unless said otherwise.
 DEFAULT_WINDOW = 64
-#: Notes of finalizers that are left to lie while nothing runs.
-MANY_NOTES = 256
 #: What tells devices of one machine apart where they are named.
 _NUMBERS = count(1)
 
@@ -93,7 +91,7 @@ class RuntimeDevice(TensorAccess):
     # -- life --------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        state = " closed" if self._closed else ""
+        state = " closed" if self.is_closed else ""
         return f"<Device {self.number} {self.machine.name} executor={self.executor}{state}>"
 
     def __reduce__(self) -> Any:
@@ -119,7 +117,7 @@ class RuntimeDevice(TensorAccess):
             self._close()
 
     def _close(self) -> None:
-        if self._closed:
+        if self.is_closed:
             if not self.is_left_behind:
                 self._let_go()  # What an interrupt left of it the first time.
             return
@@ -127,7 +125,7 @@ class RuntimeDevice(TensorAccess):
             self.run_queue()
         finally:
             with self.queue_lock:
-                self._closed = True
+                self.is_closed = True
                 # What another thread has queued meanwhile.
                 self.tasks.cancel(f"device {self.machine.name!r} was closed")
             self._let_go()
@@ -220,7 +218,7 @@ class RuntimeDevice(TensorAccess):
         """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
         try:
             runs_here, queues_here = self.runs_here, self.queues_here
-            if self._closed or runs_here() or queues_here() or agent.device is not self:
+            if self.is_closed or runs_here() or queues_here() or agent.device is not self:
                 self.check_outside()
                 self.check_open()
                 self.check_program(agent)
@@ -233,7 +231,7 @@ class RuntimeDevice(TensorAccess):
                 _ = agent.content_hash  # It takes its time, once.
             tasks = self.tasks
             with self.queue_lock:
-                if self._closed:
+                if self.is_closed:
                     self.check_open()
                 if not tasks.queued.is_whole:
                     tasks.mend()

@@ -61,15 +61,11 @@ class Lifetime:
         self.quick_lock, self.queue_lock = quick(self._locks[0]), tasks.lock
         #: Whether this thread holds the first lock, or the second.
         self.runs_here, self.queues_here = held_here(self._locks[0]), held_here(queue_lock)
-        self._closed = False
+        #: Whether it cannot be used any more (here: a fork closes it for the child).
+        self.is_closed = False
         #: The process that opened it.
         self._process = os.getpid()
         _alive.add(self)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it cannot be used any more (here: a fork closes it for the child)."""
-        return self._closed
 
     def refuse(self) -> NoReturn:
         """It is closed, or belongs to another process: raise the `TaskError` that says so."""
@@ -131,7 +127,7 @@ class Lifetime:
 
     def check_open(self) -> None:
         """Raise `TaskError` if it has been closed, or belongs to another process."""
-        if self._closed:
+        if self.is_closed:
             self.refuse()
 
     def check_whole(self) -> None:
@@ -181,12 +177,14 @@ class Lifetime:
         self, fill: Callable[[], object] | None = None, at_most: int | None = None
     ) -> Binding | None:
         """`TaskQueue.run`, for those who hold the lock, after what has to come before it."""
-        if self._closed:
+        if self.is_closed:
             self.check_process()
-        self.check_whole()
-        tasks = self.tasks
+        tasks, deaths = self.tasks, self.deaths
+        if not self.records.is_whole or tasks.running is not None:
+            self.mend()
         is_empty = fill is None and tasks.is_idle
-        self._read_notes(resting=not is_empty)
+        if deaths.dropped or deaths.notes.left or (deaths.resting and not is_empty):
+            self._read_notes(resting=not is_empty)
         return None if is_empty else tasks.run(fill, at_most)
 
     def flush(self) -> None:
@@ -213,23 +211,24 @@ class Lifetime:
 
     def settle_now(self, value: ValueRecord) -> None:
         """As `settle`, for those who hold the lock."""
-        self.check_open()
-        if value.status is PENDING and not value.consumed:
+        if value.status is PENDING and not value.consumed and not self.is_closed:
             self.run_queue()
         else:
+            self.check_open()
             self.check_whole()
-        value.check_usable()
+        if value.status is not READY or value.consumed:
+            value.check_usable()
 
     def is_unsettled(self, value: ValueRecord) -> bool:
         """Whether anything is to be done before a value can be looked at."""
-        return (value.status is not READY or value.consumed or self._closed
+        return (value.status is not READY or value.consumed or self.is_closed
                 or self.tasks.running is not None or not self.records.is_whole)  # fmt: skip
 
     # -- left behind -------------------------------------------------------------------------------
 
     def leave_behind(self) -> None:
         """In the child of a fork: closed, with locks that no thread of the parent holds."""
-        self._closed = True
+        self.is_closed = True
         # Whoever runs past the queue looks closer now, and finds it closed.
         self.records.touch()
         for lock in self._locks:

@@ -28,6 +28,8 @@ from stitch.runtime.values import BufferRecord, Status, ValueRecord, as_array, v
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
 DESC = instance_of("a TensorDesc", TensorDesc)
+# What an enumeration gives takes 40 ns each time.
+READY = Status.READY
 
 
 class TensorAccess(Lifetime):
@@ -69,7 +71,7 @@ class TensorAccess(Lifetime):
         """The layout of a value's primary instance, or, while pending, the promised one."""
         # Another thread may free it meanwhile: the list itself stays as it is then.
         instances = value.instances
-        if value.status is not Status.READY or not instances:
+        if value.status is not READY or not instances:
             return value.desc.layout
         instance = instances[0]
         address = self.contents.address(instance)
@@ -96,7 +98,7 @@ class TensorAccess(Lifetime):
 
     def elements(self, value: ValueRecord) -> Array:
         """As `read`, for those who hold the lock."""
-        if self.is_unsettled(value):
+        if value.status is not READY or self.is_unsettled(value):
             self.settle_now(value)
         if not self.backend.executor.computes:
             raise TaskError(
@@ -283,7 +285,7 @@ class TensorAccess(Lifetime):
         if self.is_unsettled(value):
             self.settle_now(value)
         with self.queue_lock:
-            if value.status is not Status.READY or value.consumed:
+            if value.status is not READY or value.consumed:
                 value.check_usable()
             instance = value.instances[0]
             dense = self.contents.dense(instance)

@@ -17,6 +17,7 @@ import pytest
 
 import stitch
 from stitch.program import Array
+from stitch.runtime.values import ValueRecord
 from tests.support.stitched_models import integers, one, scaled
 
 X = integers()
@@ -167,21 +168,23 @@ def test_finalizers_and_weak_references_use_the_device_in_whose_call_they_are_ca
     desk.check()
 
 
-def test_who_comes_into_a_call_that_queues_is_refused() -> None:
-    """Half a task is in the queue: neither reading nor another call may bring it in order."""
+@pytest.mark.parametrize("place", ["queue.task_queue", "loaded"])
+def test_who_comes_into_a_call_that_queues_is_refused(place: str) -> None:
+    """Half a task is in the queue: neither reading nor another call may bring it in order. Once
+    where it is a new one, once where it followed before."""
     desk = Desk()
-    append = desk.device.tasks.queued.__class__.append
+    expect(one(desk.a(X)).numpy(), X * 2 + 1)
     seen: list[bool] = []
 
-    def visited(window: Any, *arguments: Any) -> None:
+    def visited(*arguments: Any) -> ValueRecord:
         if not seen:
             seen.append(True)
             desk.visit()
-        append(window, *arguments)
+        return ValueRecord(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(desk.device.tasks.queued.__class__, "append", visited)
-        result = one(desk.a(X))
+        patch.setattr(f"stitch.runtime.{place}.ValueRecord", visited)
+        result = one(desk.a(X) if place == "loaded" else desk.device.submit(desk.a, [X]))
     assert seen and desk.refused == len(desk.visits()) and not desk.served
     expect(result.numpy(), X * 2 + 1)
     desk.check()

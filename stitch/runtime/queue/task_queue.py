@@ -144,7 +144,8 @@ class TaskQueue:
                 # All there was has been half a task.
                 self.is_idle = self.running is None
                 return None
-            kept, following = window.kept(), window.following()
+            kept = tuple([value.handles > 0 and not value.consumed for value in window.values])
+            following = Window(window.end, window.nothing)
             # From here on others queue in the next, and may give away what this one reads. Both at
             # once: nothing can come in between these.
             self.running = window
@@ -194,7 +195,7 @@ class TaskQueue:
                 if self.running is window:
                     # Who listens may look at what it made.
                     window.is_done = True
-                    self.end_run()
+                    self._end(window, self.queued)
             if ran is not True:
                 tell_run(device, binding, ran)
         except Exception as error:
@@ -217,10 +218,14 @@ class TaskQueue:
                         fail(value, TaskError("the thread that ran it was interrupted"))
             elif not window.is_done:
                 following = Window.of(following.number + 1, window, following)
-            for value in window.given_up:
-                if value.status is READY and value.window != following.number:
-                    self._device.deaths.free(value, value.by)
-            # All at once: nothing can come in between these.
-            self.queued = following
-            self.running = None
-            self.is_idle = not following.agents
+            self._end(window, following)
+
+    def _end(self, window: Window, following: Window) -> None:
+        """Nothing runs any more, and what comes next is queued."""
+        for value in window.given_up:
+            if value.status is READY and value.window != following.number:
+                self._device.deaths.free(value, value.by)
+        # All at once: nothing can come in between these.
+        self.queued = following
+        self.running = None
+        self.is_idle = not following.agents

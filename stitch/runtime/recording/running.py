@@ -42,7 +42,9 @@ def run_binding(
     `kept`: which of them are still wanted, said when they left the queue: by now one may have been
     given to a task of the next window, which reads it later.
     """
-    arrays = [values[number].host_array() for number in binding.recording.arrays]
+    arrays = []
+    for number in binding.recording.arrays:
+        arrays.append(values[number].host_array())  # noqa: PERF401 (a call less)
     progress = [0]
     if binding.lease is None:
         progress = binding.bound.progress

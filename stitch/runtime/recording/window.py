@@ -116,10 +116,6 @@ class Window:
         single.values += [self.values[number] for number in numbers]
         return single, numbers
 
-    def kept(self) -> tuple[bool, ...]:
-        """For each value whether somebody can still read it."""
-        return tuple([value.handles > 0 and not value.consumed for value in self.values])
-
     def forms(self) -> tuple[Forms, Places]:
         """What a plan depends on in the sources but for where they lie; and where those of them lie
         that are no arrays of a call."""

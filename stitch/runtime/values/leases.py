@@ -83,7 +83,11 @@ class Lease(Generic[B]):
         self.last_run = now
         buffers = self.buffers
         if buffers:
-            self._leave_idle()
+            idle = self.holder.idle
+            if idle and idle[-1] is self:
+                idle.pop()
+            else:
+                self._leave_idle()
         self.held = len(buffers)
         for buffer in buffers:
             if buffer.users:
@@ -142,7 +146,9 @@ class Lease(Generic[B]):
         buffer.users.clear()
         if buffer.sharers:
             self._leave(buffer)
-        self.unblock()
+        self.held -= 1
+        if not self.held:
+            self.holder.idle.append(self)
         return True
 
     def welcome(self, value: ValueRecord) -> None:
