@@ -105,8 +105,14 @@ for index, (name, takes) in enumerate(STEPS):
     setattr(AnyUse, f"{name}_{index}", _rule(name, takes))
 
 
-def campaign(number: int, window: int, executor: str, steps: int, cases: int) -> Counter[str]:
-    """At least so many steps with one window and executor, as rounds of cases; what was seen."""
+def campaign(
+    number: int, window: int, executor: str, steps: int, cases: int, *, wanted: bool = False
+) -> Counter[str]:
+    """At least so many steps with one window and executor, as rounds of cases; what was seen.
+
+    `wanted`: until something had to leave, and something found no room, too (a round draws much of
+    one kind, or nothing of it).
+    """
     planned = RecordingMaker.planned
 
     class Use(AnyUse):
@@ -131,7 +137,9 @@ def campaign(number: int, window: int, executor: str, steps: int, cases: int) ->
         patch.setattr(RecordingMaker, "planned", remembering)
         for draw in itertools.count(number, len(COMBINATIONS)):
             run_state_machine_as_test(seed(SEED + draw)(Use), settings=drawn)
-            if Use.seen["steps"] >= steps:
+            seen = Use.seen
+            left, refused = seen["evict"] + seen["bounce"], seen["refused by brute force, too"]
+            if seen["steps"] >= steps and (not wanted or (left and refused)):
                 break
     print(f"window {window}, {executor}: {dict(Use.seen)}")
     return Use.seen
@@ -149,6 +157,6 @@ def test_handles_used_anyhow_have_what_the_host_computes(number: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("number", range(len(COMBINATIONS)))
 def test_a_hundred_thousand_steps_have_what_the_host_computes(number: int) -> None:
-    seen = campaign(number + 1000, *COMBINATIONS[number], steps=6_700, cases=75)
-    assert seen["evict"] + seen["bounce"] and seen["refused by brute force, too"]
-    assert seen["undecided"] <= max(3, 0.1 * seen["evict"])
+    seen = campaign(number + 1000, *COMBINATIONS[number], steps=6_700, cases=75, wanted=True)
+    # One request that is too much for brute force may be planned many times in a case.
+    assert seen["undecided"] <= max(10, 0.1 * seen["evict"])
