@@ -234,6 +234,36 @@ def test_a_record_with_forged_certificates_is_not_confirmed(
     assert "Traceback" not in done.err
 
 
+FORGED_USES: dict[str, Callable[[list[list[int]]], list[list[int]]]] = {
+    "no such value": lambda uses: [*uses, [1_000, 9]],
+    "a negative value": lambda uses: [[-1, 9], *uses],
+    "a huge value": lambda uses: [*uses, [10**400, 9]],
+    "doubled": lambda uses: [*uses, uses[-1]],
+    "out of order": lambda uses: uses[::-1],
+    "before the end": lambda uses: [[value, 0] for value, _ in uses],
+    "a million": lambda uses: uses[:1] * 1_000_000,
+    "a million in order": lambda uses: [[value, 9] for value in range(1_000_000)],
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED_USES)
+def test_a_record_with_uses_that_cannot_be_predicted_is_not_confirmed(
+    cli: Cli, here: Path, forgery: str
+) -> None:
+    record = json.loads(_record_of_a_crowd())
+    plan = record["plans"][max(record["plans"], key=int)]
+    assert plan["request"]["later"] == []
+    plan["request"]["later"] = foretold = [[value, 1] for value in plan["request"]["kept"]]
+    assert len(foretold) > 1
+    (here / "right.json").write_text(json.dumps(record))
+    assert cli("inspect", "--check-plan=right.json").code == 0
+    plan["request"]["later"] = FORGED_USES[forgery](foretold)
+    (here / "forged.json").write_text(json.dumps(record))
+    done = cli("inspect", "--check-plan=forged.json")
+    assert done.code == 6 and done.out.count(" later)") == 1 and len(done.out) < 10_000
+    assert "Traceback" not in done.err
+
+
 def test_kinds_of_certificates_are_counted_and_older_records_read(cli: Cli, here: Path) -> None:
     record = json.loads(_record_of_a_crowd())
     for plan in record["plans"].values():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stitch.planner.checker.byte_map import ByteMap
 from stitch.planner.checker.symbolic_memory import SymbolicMemory
-from stitch.planner.plan import Plan
+from stitch.planner.plan import Plan, PlanRequest
 from stitch.program import Space
 
 Found = tuple[str, str]
@@ -26,6 +26,7 @@ def end_problems(
     yield from _final_values(plan, symbolic_memory)
     yield from _kept(plan, symbolic_memory)
     yield from _free_regions(plan, used)
+    yield from _later(plan.request)
     if not 0 <= plan.least_seconds <= plan.seconds * (1 + 1e-9):
         least, taken = plan.least_seconds * 1e6, plan.seconds * 1e6
         yield "bound", f"{least:g} us are claimed to be the least, and this plan takes {taken:g} us"
@@ -83,6 +84,24 @@ def _kept(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
         ]
         if not whole:
             yield "kept", f"value {value} must survive and does not"
+
+
+def _later(request: PlanRequest) -> Iterator[Found]:
+    """The first prediction that is none for this request: of it, that a value comes is all that can
+    be known, not that its use does."""
+    known = {r.value for r in request.residents}.union(*(task.outputs for task in request.tasks))
+    end, before = len(request.tasks), -1
+    for value, use in request.later:
+        if value not in request.kept or value not in known:
+            yield "later", f"value {value} is predicted to be read, and no such value lives on"
+        elif value <= before:
+            yield "later", f"a use of value {value} is predicted behind one of value {before}"
+        elif use < end:
+            yield "later", f"value {value} is predicted to be read by task {use}, before task {end}"
+        else:
+            before = value
+            continue
+        return
 
 
 def _free_regions(plan: Plan, used: Sequence[Region]) -> Iterator[Found]:
