@@ -325,6 +325,7 @@ class Plan:
                 buffers=tuple(b.where(addresses) for b in request.buffers if b.number in read),
                 residents=residents,
                 kept=request.kept & used,
+                later=tuple([(value, use) for value, use in request.later if value in used]),
             ),
             steps=tuple(
                 replace(s, buffer=s.buffer.where(addresses)) if isinstance(s, Allocate) else s

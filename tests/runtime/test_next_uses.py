@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.runtime.recording import next_uses
+from stitch.runtime.recording import next_uses, recordings
 from stitch.runtime.recording.next_uses import NextUses
 from tests.support.stitched_models import binary_op, model, one, scaled, tiny
 
@@ -140,6 +140,21 @@ def test_what_is_learned_is_bounded_and_wrong_predictions_change_no_result(
         assert uses.is_wanted and 0 < len(uses._distances) <= 7 and 0 < len(uses._last) <= 3
         assert uses._tasks == len(uses._noted) <= 11
         assert len(uses._recent) <= next_uses.DEPTHS[0]
+
+
+def test_work_is_planned_anew_for_its_predictions_only_so_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recordings, "MAX_TRIES", 3)
+    random = Random(1)
+    with stitch.open_device(MACHINE, window=1) as device:
+        program, weights = device.load(times()), weights_of(device)
+        x = device.tensor(np.arange(32, dtype=np.float32)[None])
+        for _ in range(300):
+            x = one(program(x, random.choice(weights)))
+        x.numpy()
+        made = [kind.recordings for kind in device.recordings._all()]
+        assert min(recording.tries for kind in made for recording in kind) == 0
 
 
 def test_a_file_that_is_run_again_task_by_task_settles_to_the_best_loop(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def _kept(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
 
 
 def _later(request: PlanRequest) -> Iterator[Found]:
-    """The first prediction that is none for this request: of it, that a value comes is all that can
-    be known, not that its use does."""
+    """The first prediction that cannot be one for this request; whether it comes true, nobody
+    knows."""
     known = {r.value for r in request.residents}.union(*(task.outputs for task in request.tasks))
     end, before = len(request.tasks), -1
     for value, use in request.later:
