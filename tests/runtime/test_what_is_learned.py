@@ -1,5 +1,5 @@
-"""Rules by which next uses are learned and forgotten, each by itself: windows of tasks whose tensors
-are only names."""
+"""Rules by which next uses are learned and forgotten, each by itself: windows of tasks whose
+tensors are only names."""
 
 from __future__ import annotations
 
