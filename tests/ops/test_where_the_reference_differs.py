@@ -93,6 +93,12 @@ def test_negative_pads_crop() -> None:
     np.testing.assert_array_equal(gone, np.zeros((1, 5)))
 
 
+def test_a_scalar_has_nothing_to_pad() -> None:
+    """Indexed by nothing, it would be a number and no array."""
+    (found,) = evaluate("Pad", [np.array(3.5, np.float32), np.zeros(0, np.int64)])
+    np.testing.assert_array_equal(found, np.float32(3.5))
+
+
 def test_squares_of_small_integers_keep_their_type() -> None:
     """The reference's np.sum widens int32 to int64."""
     x = np.array([[1, 2], [3, 4]], np.int32)

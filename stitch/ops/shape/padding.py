@@ -106,6 +106,8 @@ def _pad_constant(
         slice(place.start - begin, place.stop - begin)
         for place, begin in zip(inner, begins, strict=True)
     )
+    if not taken:
+        return copy_steps(source, out)  # Indexed by nothing, a scalar is a number and no array.
     return [*steps, *copy_steps(source[taken], out[tuple(inner)])]
 
 
