@@ -141,7 +141,6 @@ class LoadedProgram:
             return home.submit(self, arguments)
         handles: Tensor | tuple[Tensor, ...] | None = None
         is_full = False
-        # Written out, as each call that is made here takes a tenth of the time.
         with home.queue_lock:
             window = tasks.queued
             graph = window.graph.following
@@ -152,9 +151,10 @@ class LoadedProgram:
                 and window.is_whole
                 and not home.is_closed
             ):
+                # Written out: each call that is made here takes a tenth of the time.
                 now, values = window.number, window.values
                 known = number = len(values)
-                fresh: list[ValueRecord] = []
+                fresh: dict[ValueRecord, int] = {}
                 for port, argument, at in zip(self.ports, arguments, graph.inputs):  # noqa: B905
                     if type(argument) is Tensor:
                         value = argument._record
@@ -163,6 +163,7 @@ class LoadedProgram:
                             (status is not PENDING and status is not READY)
                             or value.consumed
                             or value.desc_key not in port.accepted
+                            or value.device is not self.device
                         ):
                             break
                         if at < known:
@@ -183,30 +184,11 @@ class LoadedProgram:
                         break
                     if at != number:
                         break
-                    fresh.append(value)
+                    fresh[value] = number
                     number += 1
                 else:
-                    # As `Window.append`.
-                    tasks.is_idle = window.is_whole = False
-                    for value in fresh:
-                        if value.is_exposed:
-                            window.reads_exposed = True
-                        value.window, value.number = now, known
-                        window.sources.append((known, value))
-                        known += 1
-                    values += fresh
-                    for desc, key in self.outputs:
-                        value = ValueRecord(self.device, desc, key, self.name)
-                        value.window, value.number = now, known
-                        values.append(value)
-                        known += 1
-                    window.agents.append(self)
-                    window.graph = graph
-                    window.is_whole = True
-                    if len(self.outputs) == 1:
-                        handles = handle_on(value)
-                    else:
-                        handles = handles_on(values[graph.first :])
+                    results = tasks.take(graph, self, fresh, self.outputs)
+                    handles = handle_on(results[0]) if len(results) == 1 else handles_on(results)
                     is_full = graph.length >= tasks.limit and tasks.is_full()
         if handles is None:
             return home.submit(self, arguments)

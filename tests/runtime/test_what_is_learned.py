@@ -46,7 +46,8 @@ class Passage:
                 name, TransformationKind.PROGRAM, descs[:-1], descs[-1:] * makes
             )
         made = [self.value() for _ in range(makes)]
-        self.window.append(self._kinds[name, spaces, makes], None, inputs, made)
+        graph, fresh, gone = self.window.after(self._kinds[name, spaces, makes], inputs)
+        self.window.take(graph, None, fresh, made, gone)
         return made
 
     def end(self, *, is_noted: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stitch.runtime.recording.recorded_work import Agent
 from stitch.runtime.values import Forms, Places, ValueRecord
@@ -41,41 +41,54 @@ class Window:
         #: Values that somebody freed while it ran.
         self.given_up: list[ValueRecord] = []
 
-    def append(
-        self,
-        what: Transformation,
-        agent: Agent | None,
-        inputs: Sequence[ValueRecord],
-        outputs: Sequence[ValueRecord],
-    ) -> None:
-        """Queue a task that makes values that nobody knows yet."""
-        now, values = self.number, self.values
+    def after(
+        self, what: Transformation, inputs: Sequence[ValueRecord]
+    ) -> tuple[TaskGraph, Iterable[ValueRecord], Sequence[ValueRecord]]:
+        """What `take` is given for one more task: the graph with it, which of its inputs have no
+        number yet, and which it takes over."""
+        now, number = self.number, len(self.values)
+        fresh: dict[ValueRecord, int] = {}
         numbers = []
-        before = number = len(values)
+        for value in inputs:
+            if value.window == now:
+                numbers.append(value.number)
+            else:
+                numbers.append(fresh.setdefault(value, number + len(fresh)))
+        gone = [inputs[index] for index in what.donated]
+        return self.graph.after(what, tuple(numbers), len(fresh)), fresh, gone
+
+    def take(
+        self,
+        graph: TaskGraph,
+        agent: Agent | None,
+        fresh: Iterable[ValueRecord],
+        outputs: Sequence[ValueRecord],
+        gone: Sequence[ValueRecord] = (),
+    ) -> None:
+        """The next task is the last of `graph`: it reads values that have numbers or are `fresh`,
+        makes `outputs`, and those that are `gone` are its own."""
+        now, values = self.number, self.values
+        number = len(values)
         # Until the graph has the task, the lists and the values may say too much: see `of`.
         self.is_whole = False
-        for value in inputs:
-            if value.window != now:
-                if value.is_exposed:
-                    self.reads_exposed = True
-                value.window = now
-                value.number = number
-                self.sources.append((number, value))
-                values.append(value)
-                number += 1
-            numbers.append(value.number)
-        fresh = number - before
+        for value in fresh:
+            if value.is_exposed:
+                self.reads_exposed = True
+            value.window, value.number = now, number
+            self.sources.append((number, value))
+            number += 1
+        values += fresh
         for value in outputs:
-            value.number, value.window = number, now
+            value.window, value.number = now, number
             number += 1
         values += outputs
         self.agents.append(agent)
-        self.graph = self.graph.after(what, tuple(numbers), fresh)
-        if what.donated:
-            for index in what.donated:
-                inputs[index].consumed = True
-                inputs[index].lease = None
-                inputs[index].by = f"donated to {what.name!r}"
+        self.graph = graph
+        for value in gone:
+            assert graph.transformation is not None
+            value.consumed = True
+            value.lease = None
+            value.by = f"donated to {graph.transformation.name!r}"
         self.is_whole = True
 
     @classmethod
@@ -88,7 +101,8 @@ class Window:
             for task, agent in zip(window.graph.tasks, window.agents, strict=False):
                 inputs = [window.values[n] for n in task.inputs]
                 results = [window.values[n] for n in task.outputs]
-                joined.append(task.transformation, agent, inputs, results)
+                graph, fresh, gone = joined.after(task.transformation, inputs)
+                joined.take(graph, agent, fresh, results, gone)
             joined.reads_exposed |= window.reads_exposed
             joined.reads_failed |= window.reads_failed
         return joined
