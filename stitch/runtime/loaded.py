@@ -187,7 +187,11 @@ class LoadedProgram:
                     fresh[value] = number
                     number += 1
                 else:
-                    results = tasks.take(graph, self, fresh, self.outputs)
+                    tasks.is_idle = False
+                    results = []
+                    for desc, key in self.outputs:
+                        results.append(ValueRecord(self.device, desc, key, self.name))
+                    window.take(graph, self, fresh, results)
                     handles = handle_on(results[0]) if len(results) == 1 else handles_on(results)
                     is_full = graph.length >= tasks.limit and tasks.is_full()
         if handles is None:

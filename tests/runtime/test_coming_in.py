@@ -168,8 +168,8 @@ def test_finalizers_and_weak_references_use_the_device_in_whose_call_they_are_ca
     desk.check()
 
 
-@pytest.mark.parametrize("follows", [False, True])
-def test_who_comes_into_a_call_that_queues_is_refused(follows: bool) -> None:
+@pytest.mark.parametrize("place", ["queue.task_queue", "loaded"])
+def test_who_comes_into_a_call_that_queues_is_refused(place: str) -> None:
     """Half a task is in the queue: neither reading nor another call may bring it in order. Once
     where it is a new one, once where it followed before."""
     desk = Desk()
@@ -183,8 +183,8 @@ def test_who_comes_into_a_call_that_queues_is_refused(follows: bool) -> None:
         return ValueRecord(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stitch.runtime.queue.task_queue.ValueRecord", visited)
-        result = one(desk.a(X) if follows else desk.device.submit(desk.a, [X]))
+        patch.setattr(f"stitch.runtime.{place}.ValueRecord", visited)
+        result = one(desk.a(X) if place == "loaded" else desk.device.submit(desk.a, [X]))
     assert seen and desk.refused == len(desk.visits()) and not desk.served
     expect(result.numpy(), X * 2 + 1)
     desk.check()

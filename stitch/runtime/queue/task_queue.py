@@ -6,7 +6,7 @@ handles, nor whose turn it is: whoever runs the queue holds the device's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from stitch.errors import StitchError, TaskError
@@ -72,24 +72,11 @@ class TaskQueue:
         outputs: Sequence[tuple[TensorDesc, int]],
     ) -> list[ValueRecord]:
         """Queue one run of a program; its outputs, pending."""
-        graph, fresh, gone = self.queued.after(what, inputs)
-        return self.take(graph, agent, fresh, outputs, gone)
-
-    def take(
-        self,
-        graph: TaskGraph,
-        agent: Agent | None,
-        fresh: Iterable[ValueRecord],
-        outputs: Sequence[tuple[TensorDesc, int]],
-        gone: Sequence[ValueRecord] = (),
-    ) -> list[ValueRecord]:
-        """Queue the last task of a graph, for whoever knows it: see `Window.take`."""
-        assert graph.transformation is not None
         self.is_idle = False
-        device, by = self._device, graph.transformation.name
         results = []
         for desc, key in outputs:
-            results.append(ValueRecord(device, desc, key, by))
+            results.append(ValueRecord(self._device, desc, key, what.name))
+        graph, fresh, gone = self.queued.after(what, inputs)
         self.queued.take(graph, agent, fresh, results, gone)
         return results
 
