@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from stitch.memory.cells import Bytes
 
 #: One prepared call.
 Call = Callable[[], object]
+#: Where a stage writes: starts, strides and widths.
+Places: TypeAlias = tuple[tuple[int, int, int], ...]
 _LINE_NBYTES = 64
 
 
@@ -26,8 +28,10 @@ class Stage:
     target_nbytes: int
     calls: Callable[[Bytes, Bytes, Bytes], Sequence[Call]]
     scratch_nbytes: int = 0
-    #: Instead of `scratch`: bytes that begin as zeros, where only stages of the same kind write.
+    #: Instead of `scratch`: bytes that begin as zeros, where only stages with the same `places`
+    #: write, all of them the same bytes: what lies between these stays zeros.
     zeros_nbytes: int = 0
+    places: Places = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +49,30 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Bytes that all strips of a conversion share: two that take turns, scratch, and zeros."""
+    """Bytes that all strips of a conversion share: two that take turns, scratch, and zeros, by
+    where stages write there."""
 
     turns: tuple[int, int]
     scratch: int
-    zeros: int = 0
+    zeros: tuple[tuple[Places, int], ...] = ()
 
     @property
     def nbytes(self) -> int:
-        return sum(self.turns) + self.scratch + self.zeros
+        return sum(self.turns) + self.scratch + sum(nbytes for _, nbytes in self.zeros)
 
     @staticmethod
     def of(strips: Sequence[Strip]) -> Staging:
         """The least staging with which every strip can run."""
         turns = [0, 0]
-        scratch = zeros = 0
+        scratch, zeros = 0, dict[Places, int]()
         for strip in strips:
             for i, stage in enumerate(strip.stages):
                 scratch = max(scratch, stage.scratch_nbytes)
-                zeros = max(zeros, stage.zeros_nbytes)
+                if stage.zeros_nbytes:
+                    zeros[stage.places] = max(zeros.get(stage.places, 0), stage.zeros_nbytes)
                 if i + 1 < len(strip.stages):
                     turns[i % 2] = max(turns[i % 2], stage.target_nbytes)
-        return Staging((turns[0], turns[1]), scratch, zeros)
+        return Staging((turns[0], turns[1]), scratch, tuple(zeros.items()))
 
 
 def bind_strips(
@@ -75,8 +81,9 @@ def bind_strips(
     """The calls of all strips on given regions, with staging of their own."""
     turns = [aligned_bytes(nbytes) for nbytes in staging.turns]
     scratch = aligned_bytes(staging.scratch)
-    zeros = aligned_bytes(staging.zeros)
-    zeros.fill(0)
+    zeros = {places: aligned_bytes(nbytes) for places, nbytes in staging.zeros}
+    for raw in zeros.values():
+        raw.fill(0)
     calls: list[Call] = []
     for strip in strips:
         current = source if strip.source is None else source[strip.source]
@@ -86,7 +93,7 @@ def bind_strips(
                 following = turns[i % 2][: stage.target_nbytes]
             else:
                 following = target if strip.target is None else target[strip.target]
-            calls += stage.calls(current, following, zeros if stage.zeros_nbytes else scratch)
+            calls += stage.calls(current, following, zeros.get(stage.places, scratch))
             current = following
     return calls
 

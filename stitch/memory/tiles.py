@@ -143,8 +143,9 @@ def _row_items(shape: StripShape, raw: Bytes, start: int, stride: int) -> Array:
 def _pieces(shape: StripShape, *, apart: bool = False) -> list[_Piece]:
     """The strip itself, or its only tile row from left to right.
 
-    Where staged rows begin does not depend on how many there are: whatever strips a conversion
-    has, the end of a row's last chunk stays zeros. `apart`: staged rows do not collide.
+    Where staged rows begin does not depend on how many there are: strips of different heights have
+    one place for them, where the end of a row's last chunk stays zeros. `apart`: staged rows do not
+    collide.
     """
     step = shape.columns
     if shape.outer * shape.tile_rows == 1 and not shape.is_sparse:
@@ -191,7 +192,8 @@ def tilize_stage(shape: StripShape) -> Stage:
             ]
         return copies
 
-    return Stage(shape.tiled_nbytes, calls, zeros_nbytes=_scratch_nbytes(pieces))
+    places = tuple([(p.staged_start, p.stride, p.shape.row_nbytes) for p in pieces])
+    return Stage(shape.tiled_nbytes, calls, 0, _scratch_nbytes(pieces), places)
 
 
 def _take_tiles(shape: StripShape, source: Bytes, target: Bytes, scratch: Bytes) -> list[Call]:

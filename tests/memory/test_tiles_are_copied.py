@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stitch.machine import footprint, load_machine
+from stitch.memory import prepare_copy
 from stitch.memory.stages import Staging, Strip, bind_strips
 from stitch.memory.tiles import StripShape, tilize_stage, untilize_stage
+from stitch.program import TILE_SHAPE, DataType, Layout, Space, TensorDesc
 
 SHAPES = st.builds(
     StripShape,
@@ -92,3 +95,30 @@ def test_strips_that_share_staged_rows_leave_each_others_padding_zeros(
             np.testing.assert_array_equal(
                 target[strip.target], tiles_of(shape, source[strip.source])
             )
+
+
+@pytest.mark.parametrize("rows", [1025, 2049])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (DataType.BFLOAT16, DataType.FLOAT32), (DataType.BFLOAT16, DataType.BFP8),
+        (DataType.FLOAT16, DataType.BFP4), (DataType.INT4, DataType.INT32),
+    ],
+)  # fmt: skip
+def test_strips_that_tilize_before_and_after_a_cast_leave_each_others_padding_zeros(
+    rows: int, before: DataType, after: DataType
+) -> None:
+    """The last strip is mostly padding, so it is cast first: its rows lie otherwise."""
+    shape, machine = (rows, 39), load_machine("wormhole_n150").shape
+    source = TensorDesc(shape, Layout(before, Space.HOST))
+    target = TensorDesc(shape, Layout(after, Space.DRAM, TILE_SHAPE))
+    random = np.random.default_rng(0)
+    data = random.integers(-7, 7, shape).astype(before.dtype)
+    kernel = prepare_copy(source, target, machine)
+    tiled = np.zeros(footprint(target, machine).nbytes, np.uint8)
+    call = kernel.bind(data.reshape(-1).view(np.uint8), tiled)
+    call()
+    first = tiled.copy()
+    for _ in range(2):
+        call()
+        np.testing.assert_array_equal(tiled, first)
