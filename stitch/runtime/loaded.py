@@ -32,6 +32,8 @@ PENDING, READY = Status.PENDING, Status.READY
 ndarray = np.ndarray
 #: Notes of finalizers that are left to lie while nothing runs.
 MANY_NOTES = 256
+#: The most inputs of a call of which it is tried whether it follows what it followed before.
+MOST_TRIED = 8
 
 
 class Home(Protocol):
@@ -119,8 +121,10 @@ class LoadedProgram:
         self.is_constant_evaluable = bool(program.inputs) and all(
             slot.kind is InputKind.PARAMETER for slot in program.inputs
         )
-        #: Its transformation, where a run takes nothing over, and is not remembered.
+        #: Its transformation, where a run takes nothing over, is not remembered, and reads so few
+        #: inputs that it pays to try first whether it follows.
         is_plain = not (self.is_constant_evaluable or self.transformation.donated)
+        is_plain = is_plain and self.takes <= MOST_TRIED
         self._followed = self.transformation if is_plain else None
 
     def _port(self, name: str, kind: ValueType, desc: TensorDesc) -> InputPort:
@@ -155,6 +159,7 @@ class LoadedProgram:
                 now, values = window.number, window.values
                 known = number = len(values)
                 fresh: dict[ValueRecord, int] = {}
+                arrays: list[ArgumentRecord] = []
                 for port, argument, at in zip(self.ports, arguments, graph.inputs):  # noqa: B905
                     if type(argument) is Tensor:
                         value = argument._record
@@ -178,8 +183,8 @@ class LoadedProgram:
                         and argument.dtype is port.dtype
                         and argument.shape == port.shape
                     ):
-                        # Whether it must be copied takes longer to find out.
-                        value = ArgumentRecord(self.device, argument.copy(), port)
+                        value = ArgumentRecord(self.device, argument, port)
+                        arrays.append(value)
                     else:
                         break
                     if at != number:
@@ -187,6 +192,9 @@ class LoadedProgram:
                     fresh[value] = number
                     number += 1
                 else:
+                    for given in arrays:
+                        # Whether it must be copied takes longer to find out.
+                        given.array = given.array.copy()
                     tasks.is_idle = False
                     results = []
                     for desc, key in self.outputs:

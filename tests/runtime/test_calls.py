@@ -54,6 +54,30 @@ def test_a_read_only_array_is_not_copied_at_the_call() -> None:
         assert capture(x, value.shape, DataType.FLOAT32, False, "x") is x
 
 
+def test_a_tensor_given_twice_is_one_value_though_two_came_there_before() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        sub = device.load(binary_op("sub", "Sub", (4, 64)))
+        s, t = device.tensor(integers()), device.tensor(integers(start=3))
+        for _ in range(3):
+            np.testing.assert_array_equal(one(sub(s, t)).numpy(), integers() - integers(start=3))
+        for values in (1, 2):
+            y = one(sub(s, s if values == 1 else t))
+            assert len(device.tasks.queued.sources) == values
+            np.testing.assert_array_equal(y.numpy(), integers() - integers(start=3 * (values - 1)))
+
+
+def test_what_an_array_was_is_kept_whether_or_not_the_call_follows_another() -> None:
+    with stitch.open_device("tiny", debug=True) as device:
+        sub = device.load(binary_op("sub", "Sub", (4, 64)))
+        wide = integers().astype(np.float64)
+        for w in (integers(start=3), integers(start=3), wide, integers(start=3), wide.tolist()):
+            x = integers()
+            y = one(sub(x, w))
+            x[:] = 77
+            wanted = integers() - np.asarray(w, np.float32)
+            np.testing.assert_array_equal(y.numpy(), wanted)
+
+
 def test_arguments_come_by_position_and_by_name() -> None:
     with stitch.open_device("tiny", debug=True) as device:
         sub = device.load(binary_op("sub", "Sub", (4, 64)))

@@ -47,13 +47,15 @@ class Window:
         """What `take` is given for one more task: the graph with it, which of its inputs have no
         number yet, and which it takes over."""
         now, number = self.number, len(self.values)
-        fresh: dict[ValueRecord, int] = {}
-        numbers = []
+        fresh, numbers = [], []
+        # Until the graph has the task, the lists and the values may say too much: see `of`.
+        self.is_whole = False
         for value in inputs:
-            if value.window == now:
-                numbers.append(value.number)
-            else:
-                numbers.append(fresh.setdefault(value, number + len(fresh)))
+            if value.window != now:
+                value.window, value.number = now, number
+                fresh.append(value)
+                number += 1
+            numbers.append(value.number)
         gone = [inputs[index] for index in what.donated]
         return self.graph.after(what, tuple(numbers), len(fresh)), fresh, gone
 
@@ -69,7 +71,6 @@ class Window:
         makes `outputs`, and those that are `gone` are its own."""
         now, values = self.number, self.values
         number = len(values)
-        # Until the graph has the task, the lists and the values may say too much: see `of`.
         self.is_whole = False
         for value in fresh:
             if value.is_exposed:
