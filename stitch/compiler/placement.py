@@ -217,7 +217,7 @@ def _check(wanted: tuple[Demand, ...], machine: MachineShape, where: str) -> Non
     if problems:
         free = ""
         if machine.l1 is not None:
-            scratch = sum(d.size_per_bank for d in wanted if d.label == "the scratch region")
+            scratch = sum(d.size_per_bank for d in wanted if d.kind == "scratch")
             free = (
                 f"L1 is free for slots at [{machine.l1.base + scratch:#x}, {machine.l1.limit:#x})"
             )

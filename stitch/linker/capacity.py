@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
 from stitch.errors import OutOfMemoryError
 from stitch.machine import MachineShape, footprint
@@ -23,6 +24,7 @@ MAX_OVERLAPS = 64
 class Demand:
     """What one thing takes of a space, in bytes per bank, and its fixed address if it has one."""
 
+    kind: Literal["slot", "constant", "scratch"]
     label: str
     space: Space
     size_per_bank: int
@@ -41,20 +43,25 @@ def demands(body: OperationList, scratch: Scratch, machine: MachineShape) -> tup
 
     Raises `LayoutError` where a layout does not exist on the machine.
     """
-    named = [(f"input {s.name!r}", s.value) for s in body.inputs]
-    named += [(f"output {s.name!r}", s.value) for s in body.outputs if s.aliases_input is None]
-    named += [(f"constant {body.values[c.value].name!r}", c.value) for c in body.constants]
-    listed = [_demand(label, body.values[value], machine) for label, value in named]
+    slots = [(f"input {s.name!r}", s.value) for s in body.inputs]
+    slots += [(f"output {s.name!r}", s.value) for s in body.outputs if s.aliases_input is None]
+    listed = [_demand("slot", label, body.values[value], machine) for label, value in slots]
+    for constant in body.constants:
+        value = body.values[constant.value]
+        listed.append(_demand("constant", f"constant {value.name!r}", value, machine))
     if scratch.size_per_bank:
         base = machine.space(scratch.space).base if scratch.space is Space.L1 else None
-        listed.append(Demand("the scratch region", scratch.space, scratch.size_per_bank, base))
+        size = scratch.size_per_bank
+        listed.append(Demand("scratch", "the scratch region", scratch.space, size, base))
     return tuple(listed)
 
 
-def _demand(label: str, value: Value, machine: MachineShape) -> Demand:
+def _demand(
+    kind: Literal["slot", "constant"], label: str, value: Value, machine: MachineShape
+) -> Demand:
     layout = value.desc.layout
     size = footprint(value.desc, machine).size_per_bank
-    return Demand(label, layout.space, size, layout.address)
+    return Demand(kind, label, layout.space, size, layout.address)
 
 
 def address_problems(wanted: Sequence[Demand], machine: MachineShape) -> Iterator[str]:
@@ -116,7 +123,7 @@ def check_capacity(wanted: Sequence[Demand], machine: MachineShape, where: str) 
 
 def _remedy(space: Space, here: Sequence[Demand], capacity: int) -> str:
     """What to do; slots can lie elsewhere, constants and scratch cannot."""
-    rest = sum(d.size_per_bank for d in here if not d.label.startswith(("input ", "output ")))
+    rest = sum(d.size_per_bank for d in here if d.kind != "slot")
     if rest <= capacity and space is Space.L1:
         return "place the biggest slots in DRAM (--set SIDE.SLOT.space=dram)"
     if rest <= capacity and space is Space.DRAM:

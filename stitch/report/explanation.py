@@ -15,6 +15,7 @@ from stitch.machine import footprint
 from stitch.planner import Allocate, Copy, CostCertificate, Plan, Relocate
 from stitch.program import Space
 from stitch.runtime import Account, RuntimeDevice, Totals
+from stitch.tasks import TransformationKind
 
 WRITTEN = "the host overwrote a tensor"
 
@@ -148,12 +149,19 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def programs_of(plan: Plan) -> list[str]:
+    """The names of the programs that one run of a plan runs: of its tasks, but for conversions."""
+    whats = (task.transformation for task in plan.request.tasks)
+    return [what.name for what in whats if what.kind is TransformationKind.PROGRAM]
+
+
 def plan_json(plan: Plan) -> dict[str, Any]:
     """A plan's copies as plain data, for programs to read."""
     return {
         "seconds": plan.seconds,
         "program_seconds": plan.program_seconds,
         "tasks": [task.transformation.name for task in plan.request.tasks],
+        "programs": programs_of(plan),
         "copies": [
             {
                 "kind": line.kind,

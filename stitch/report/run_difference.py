@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stitch.errors import FormatError
 from stitch.planner import Cost
-from stitch.report.explanation import CopyLine, copy_lines
+from stitch.report.explanation import CopyLine, copy_lines, programs_of
 from stitch.report.frozen_json import from_plain
 from stitch.report.record_replay import read_record
 
@@ -25,7 +25,7 @@ EXPECTED = "what stitch-run --record=FILE writes, or plans.json of --save_artifa
 @dataclass(frozen=True, slots=True)
 class RunCopies:
     """What a run copied: in sum, and by copy (`times` counts all runs of all plans); how often each
-    of its tasks ran, by name."""
+    of its programs ran, by name."""
 
     cost: Cost
     lines: tuple[CopyLine, ...]
@@ -36,8 +36,8 @@ class RunCopies:
 class Difference:
     """What was added, less what was saved; the copies of which there are more, and fewer.
 
-    `unequal`: the tasks of both runs that ran more often in one (name, old, new): where there are
-    any, these are sums over runs of different lengths.
+    `unequal`: the programs of both runs that ran more often in one (name, old, new): where there
+    are any, these are sums over runs of different lengths.
     """
 
     added: Cost
@@ -56,20 +56,19 @@ def read_copies(text: str) -> RunCopies:
     if isinstance(body, list):
         lines = _joined(line for at, plan in enumerate(body) for line in _saved(plan, f"[{at}]"))
         seconds = sum(plan["runs"] * plan["program_seconds"] for plan in body)
-        tasks = ((from_plain(tuple[str, ...], plan.get("tasks", []), f"[{at}].tasks"), plan["runs"])
-                 for at, plan in enumerate(body))  # fmt: skip
-        return RunCopies(replace(_sum(lines), program_seconds=seconds), lines, _times(tasks))
+        names = ((_saved_programs(plan, f"[{at}]"), plan["runs"]) for at, plan in enumerate(body))
+        return RunCopies(replace(_sum(lines), program_seconds=seconds), lines, _times(names))
     record = read_record(text)
     runs = Counter(str(e.get("plan")) for e in record.events if e.get("event") == "run")
     plans = [(plan, runs[str(index)]) for index, plan in record.plans.items()]
     lines = copy_lines(plans)
     _check_numbers(record.cost, "totals")
-    names = (([task.transformation.name for task in plan.request.tasks], n) for plan, n in plans)
-    return RunCopies(record.cost or _sum(lines), lines, _times(names))
+    programs = ((programs_of(plan), n) for plan, n in plans)
+    return RunCopies(record.cost or _sum(lines), lines, _times(programs))
 
 
 def _times(plans: Iterable[tuple[Iterable[str], int]]) -> Counter[str]:
-    """How often each task ran, from those of each plan and how often it ran."""
+    """How often each program ran, from those of each plan and how often it ran."""
     times: Counter[str] = Counter()
     for names, runs in plans:
         for name in names:
@@ -108,6 +107,12 @@ def _saved(plan: Any, where: str) -> Iterator[CopyLine]:
         line = replace(line, times=line.times * runs)
         _check_numbers(line, place)
         yield line
+
+
+def _saved_programs(plan: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """The programs of a saved plan; older ones name all tasks alike, the oldest none."""
+    key = "programs" if "programs" in plan else "tasks"
+    return from_plain(tuple[str, ...], plan.get(key, []), f"{where}.{key}")
 
 
 def _check_numbers(counted: Cost | CopyLine | None, where: str) -> None:

@@ -24,7 +24,7 @@ from stitch.errors import OutOfMemoryError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.linker import pack_scratch
 from stitch.machine import Machine, footprint
-from stitch.program import ABSENT, Layout, Space, TensorDesc, ValueType
+from stitch.program import ABSENT, DataType, Layout, Space, TensorDesc, ValueType
 from stitch.training.graphs import KEPT_KINDS, Trainable
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
@@ -160,7 +160,7 @@ def optimize(
             if config.algorithm != "search":
                 break
     if not results:
-        raise case.refusal(result.cost_values, kinds)
+        raise case.refusal(result.cost_values, kinds, config)
     return min(results, key=lambda result: result.cost_values.seconds)
 
 
@@ -272,25 +272,32 @@ class _Case:
         home = self.machine.shape.space(self.home)
         return home.capacity * home.banks
 
-    def refusal(self, costs: CostValues, tried: Sequence[Recompute]) -> OutOfMemoryError:
-        """What to say where they do not: smaller batches are no help where weights alone do not."""
+    def refusal(
+        self, costs: CostValues, tried: Sequence[Recompute], config: AlgorithmConfig
+    ) -> OutOfMemoryError:
+        """What to say where they do not: what is done already is no remedy, and smaller batches are
+        none where weights alone do not fit."""
         home, banks = self.home.value, self.machine.shape.space(self.home).banks
         kept = {s.name for _, g in self.graphs.in_order[:4] for s in g.inputs
                 if s.kind in KEPT_KINDS}  # fmt: skip
         weights = sum(self._size(name, self.home) * banks for name in kept)
         if weights > self._home_nbytes():
-            remedy = "a larger machine, fewer weights, or an optimizer with less state (sgd)"
+            remedies = ["a larger machine", "fewer weights"]
+            if config.optimizer.states:
+                remedies.append("an optimizer with less state (sgd without momentum)")
         else:
-            remedy = "a smaller batch with accumulation_steps, or precision=bfloat16"
-            if len(tried) == 1:
-                remedy = f"algorithm=search, which recomputes what does not fit, {remedy}"
+            remedies = ["a smaller batch with accumulation_steps"]
+            if tuple(tried) == ("none",):
+                remedies.insert(0, "algorithm=search, which recomputes what does not fit")
+            if config.options.precision.bits > DataType.BFLOAT16.bits:
+                remedies.append("precision=bfloat16")
         return OutOfMemoryError(
             "no way to train this graph fits the machine",
             where=f"graph {self.graphs.forward.name!r} on {self.machine.name!r}",
             expected=f"at most {self._home_nbytes()} B in {home}",
             got=f"{costs.home_nbytes} B, {weights} B of them weights and optimizer state; "
             f"recomputation tried: {', '.join(tried)}",
-            remedy=remedy,
+            remedy=", or ".join(remedies),
         )
 
 

@@ -282,3 +282,13 @@ def test_a_factory_without_its_package_says_what_to_install(
     (here / "other.py").write_text("import no_such_package\n")
     done = cli("compile", "other.py", "--entry=make", "-o", "m.ttb")
     assert done.code == 3 and "pip install" not in done.err
+
+
+def test_a_misspelt_part_of_an_installed_package_is_not_to_be_installed(
+    cli: Cli, here: Path
+) -> None:
+    (here / "misspelt.py").write_text("import torch.nope\ndef make(): pass\n")
+    for words in (("misspelt.py", "--entry=make"), ("--entry=torch.nope:make",)):
+        done = cli("compile", *words, "-o", "m.ttb")
+        assert done.code == 3 and "No module named 'torch.nope'" in done.err, done.err
+        assert "try: " not in done.err, done.err

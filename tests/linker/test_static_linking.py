@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.errors import LinkError, OutOfMemoryError
-from stitch.linker import Wire, chain_wires, link_programs
+from stitch.linker import Demand, Wire, chain_wires, check_capacity, link_programs
 from stitch.machine.description import load_machine
 from stitch.program import (
     ABSENT,
@@ -347,6 +347,16 @@ def test_a_whole_that_does_not_fit_is_out_of_memory_and_says_by_how_much() -> No
     assert "does not fit dram of machine 'tiny'" in text
     assert "3145728 B per bank (6291456 B)" in text
     assert "output 'y' (262144 B per bank)" in text or "input" in text
+
+
+def test_what_cannot_lie_elsewhere_is_told_by_its_kind_and_not_by_its_label() -> None:
+    size = TINY.space(Space.L1).capacity + 1
+    slot = Demand("slot", "input 'x'", Space.L1, size)
+    for wanted, remedy in ((slot, "place the biggest slots in DRAM"),
+                           (replace(slot, kind="constant"), "split the module")):  # fmt: skip
+        with pytest.raises(OutOfMemoryError) as caught:
+            check_capacity([wanted], TINY, "program 'a'")
+        assert str(caught.value.remedy).startswith(remedy)
 
 
 def _update(name: str) -> Program:

@@ -10,7 +10,16 @@ import pytest
 import stitch
 from stitch.budget import BUDGET
 from stitch.program import DataType, Layout, Space
-from stitch.report import copy_lines, explain, memory_views, plan_json
+from stitch.report import (
+    Recorder,
+    copy_lines,
+    difference,
+    explain,
+    memory_views,
+    plan_json,
+    read_copies,
+)
+from stitch.report.run_difference import RunCopies
 from tests.support.machines import without_path
 from tests.support.stitched_models import integers, one, scaled, tiny
 
@@ -104,6 +113,32 @@ def test_a_plan_as_json_survives_a_round_trip() -> None:
     assert body["tasks"] == ["a"]
     assert [copy["kind"] for copy in body["copies"]] == ["copy"]
     assert body["seconds"] == made.seconds > 0
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["records", "plans"])
+def test_a_change_that_saves_conversions_is_no_run_of_another_length(saved: bool) -> None:
+    def ran(conversions: int, runs: int = 1) -> RunCopies:
+        with stitch.open_device("tiny") as device:
+            recorder = Recorder(device)
+            a = device.load(scaled("a", 2.0))
+            for _ in range(runs):
+                y = one(a(integers()))
+                for at in range(conversions):
+                    y = y.to_layout(Layout(F32, (Space.L1, Space.DRAM)[at % 2]))
+                y.numpy()
+            plans = [plan_json(plan) | {"runs": times} for plan, times in device.history.plans]
+            assert all(plan["tasks"].count("to_layout") == conversions for plan in plans)
+            return read_copies(json.dumps(plans) if saved else recorder.text())
+
+    change = difference(ran(3), ran(1))
+    assert change.unequal == ()
+    assert change.added.nbytes == -2 * 1024
+    assert difference(ran(3), ran(1, runs=2)).unequal == (("a", 1, 2),)
+
+
+def test_saved_plans_that_name_all_tasks_alike_are_still_read() -> None:
+    plan = {"tasks": ["a", "a", "to_layout"], "copies": [], "runs": 2, "program_seconds": 0.0}
+    assert read_copies(json.dumps([plan])).runs == {"a": 4, "to_layout": 2}
 
 
 def test_the_memory_report_names_every_buffer_and_adds_up() -> None:

@@ -104,20 +104,32 @@ def test_a_machine_that_is_too_small_is_refused_with_what_was_tried() -> None:
 
 
 def test_where_nothing_fits_the_remedy_is_one_that_could_help() -> None:
-    def refused(rows: int, nbytes: int, algorithm: str = "none") -> OutOfMemoryError:
-        config = AlgorithmConfig(algorithm, stitch.losses.MSELoss(), stitch.SGD())
+    def refused(
+        rows: int, nbytes: int, algorithm: str = "none", momentum: float = 0.0, **options: Any
+    ) -> OutOfMemoryError:
+        optimizer = stitch.SGD(momentum=momentum)
+        asked = TrainingOptions(**options)
+        config = AlgorithmConfig(algorithm, stitch.losses.MSELoss(), optimizer, asked)
         model = as_trainable(mlp(batch=rows))
         with pytest.raises(OutOfMemoryError) as caught:
             optimize(model, tiny(dram_nbytes=nbytes), MovementCost(), config)
         assert "of them weights and optimizer state" in str(caught.value.got)
         return caught.value
 
-    weights = "a larger machine, fewer weights, or an optimizer with less state (sgd)"
+    weights = "a larger machine, or fewer weights"
     assert refused(8, 1024).remedy == weights
-    batch = "a smaller batch with accumulation_steps, or precision=bfloat16"
-    assert refused(4096, 1 << 16, "search").remedy == batch
-    by_search = f"algorithm=search, which recomputes what does not fit, {batch}"
-    assert refused(4096, 1 << 16).remedy == by_search
+    stateless = f"{weights}, or an optimizer with less state (sgd without momentum)"
+    assert refused(8, 1024, momentum=0.9).remedy == stateless
+    batch = "a smaller batch with accumulation_steps"
+    narrower = f"{batch}, or precision=bfloat16"
+    for algorithm in ("greedy", "search"):
+        assert refused(4096, 1 << 16, algorithm).remedy == narrower
+        assert refused(4096, 1 << 16, algorithm, precision=stitch.DataType.BFLOAT16).remedy == batch
+    by_search = "algorithm=search, which recomputes what does not fit, or"
+    assert refused(4096, 1 << 16).remedy == f"{by_search} {narrower}"
+    # Where what is computed again is said, search tries nothing else.
+    for algorithm in ("none", "search"):
+        assert refused(4096, 1 << 16, algorithm, recompute="all").remedy == narrower
 
 
 def test_branch_and_bound_finds_the_best_of_all_sets() -> None:

@@ -84,7 +84,8 @@ def _imported(entry: str, folder: Path | None) -> Any:
         return importlib.import_module(name)
     except Exception as error:
         failure = _failure(f"cannot import {name!r}", error, f"--entry={entry}")
-        if isinstance(error, ModuleNotFoundError) and error.name == name and not failure.remedy:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == name
+        if absent and "." not in name and not failure.remedy:
             failure.remedy = f"a file is named with its ending: --entry={name}.py:{factory}"
         raise failure from error
 
@@ -108,9 +109,13 @@ def _file_module(path: Path) -> Any:
 
 
 def _failure(what: str, error: Exception, where: str | None = None) -> CompileError:
-    """What went wrong in a user's Python; a package that is one of our extras can be installed."""
-    package = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-    extra = _EXTRAS.get(package.partition(".")[0])
+    """What went wrong in a user's Python; a package that is one of our extras can be installed.
+
+    Where only a part of it is missing (`onnx.nope`), the package itself is there, and loaded.
+    """
+    name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    package = name.partition(".")[0]
+    extra = _EXTRAS.get(package) if sys.modules.get(package) is None else None
     return CompileError(
         f"{what}: {type(error).__name__}: {error}", where=where,
         remedy=None if extra is None else f"pip install stitch-runtime[{extra}]",

@@ -170,7 +170,7 @@ def _diff(words: argparse.Namespace) -> int:
 
 
 def _lengths(unequal: Sequence[tuple[str, int, int]]) -> str:
-    """How often tasks ran in the one and the other.
+    """How often programs ran in the one and the other.
 
     >>> _lengths([("a", 1, 3), ("b", 2, 6)])
     "'a' ran 1 time, then 3; 'b' ran 2 times, then 6"
