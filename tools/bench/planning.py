@@ -43,7 +43,7 @@ SHORT = 100
 NBYTES, WEIGHTS, BESIDE, MOVING = 32, 9, 100, 10
 #: Live tensors among which moves are searched, at most.
 MOST_FRAGMENTS = 200
-#: How often work is run again, and how often where it is planned anew each time.
+#: How often work is run again, and how often where it is bound anew each time.
 AGAIN, PATIENCE = 40, 12
 
 
@@ -257,7 +257,7 @@ def misses(rows: Sequence[Row]) -> list[str]:
         if r.tasks > SHORT and r.kind in short and r.planning_us > GROWTH_GOAL * short[r.kind]:
             found.append(f"{name}: {r.planning_us / short[r.kind]:.2f} of what {SHORT} tasks take")
         if r.binding_us is not None and r.replayed_us is None:
-            found.append(f"{name}: planned anew each time")
+            found.append(f"{name}: planned or bound anew each time")
         elif r.replayed_us is not None and r.tasks >= SHORT and r.replayed_us > REPLAYED_GOAL_US:
             found.append(f"{name}: {r.replayed_us:.2f} us a task replayed")
     return found
