@@ -3,22 +3,27 @@
 Comes in: a graph, and how many parts, or the nodes after which to cut. Goes out: graphs that take
 and give what they need and make: an output feeds the activations of its name in later parts, which
 need not be the next one (`stitch.linker.chain_wires`). In a chain they give the whole's results, to
-the last bit. Must not know: machines, files.
+the last bit. Without nodes named, cuts are where fewest bytes pass, between parts of about the same
+cost, which counts the bytes that operations touch and their multiplications. Must not know:
+machines, files.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from stitch.compiler.cut_points import narrowest_cuts
+import numpy as np
+
 from stitch.compiler.options import CompileOptions
 from stitch.compiler.passes import fold_constants
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, Wish
 from stitch.linker import drop_unused_values, remove_dead_code
+from stitch.ops import multiply_adds
 from stitch.program import ABSENT, InputKind, InputSlot, Operation, OutputSlot, Value
 
 _GROWTH = CompileOptions().fold_growth_nbytes
@@ -217,3 +222,71 @@ def _with_wishes(
                 raise _apart(graph, name, value)
         wished[place] = wished[place].with_wishes(Wish(wish.side, name, wish.field, value))
     return tuple(wished)
+
+
+#: How far a part's cost may lie from the mean; wider only where no cuts lie within.
+_SLACKS = (0.4, 0.7, 1.0, math.inf)
+#: Multiplications that take as long as touching one byte, about, on one core.
+_PRODUCTS_PER_BYTE = 2
+
+
+def narrowest_cuts(
+    graph: ComputationGraph, crossing_nbytes: Sequence[int], parts: int
+) -> tuple[int, ...]:
+    """The points, `parts - 1` of them, over which the fewest bytes pass in total.
+
+    Point p lies before operation p. Each part has an operation, and a cost near the mean; among
+    equal cuts the most even ones win.
+    """
+    if parts == 1:
+        return ()
+    costs = [operation_cost(operation, graph.values) for operation in graph.operations]
+    totals = np.array([0, *accumulate(costs)], np.float64)
+    mean = max(totals[-1] / parts, 1.0)
+    for slack in _SLACKS:
+        cuts = _cuts(totals, np.array(crossing_nbytes, np.float64), parts, mean, slack)
+        if cuts is not None:
+            return cuts
+    raise AssertionError("without limits on cost, any cuts will do")
+
+
+def _cuts(
+    totals: np.ndarray[tuple[int], np.dtype[np.float64]],
+    crossing: np.ndarray[tuple[int], np.dtype[np.float64]],
+    parts: int,
+    mean: float,
+    slack: float,
+) -> tuple[int, ...] | None:
+    """Best cuts by dynamic programming over (parts so far, end of the last one)."""
+    count = len(totals) - 1
+    # Bytes are whole numbers: what is added for unevenness decides between equal sums only.
+    unevenness = 0.5 / (parts * (parts * mean) ** 2)
+    best = np.full(count + 1, np.inf)
+    best[0] = 0.0
+    steps = []
+    for part in range(parts):
+        nearer = np.full(count + 1, np.inf)
+        source = np.zeros(count + 1, np.int64)
+        for end in range(part + 1, count + 1):
+            cost = totals[end] - totals[part:end]
+            sums = best[part:end] + unevenness * (cost - mean) ** 2
+            sums = np.where(np.abs(cost - mean) <= slack * mean, sums, np.inf)
+            at = int(np.argmin(sums))
+            nearer[end], source[end] = sums[at], part + at
+        nearer[:count] += crossing[:count]
+        best = nearer
+        steps.append(source)
+    if not np.isfinite(best[count]):
+        return None
+    ends = [count]
+    for source in reversed(steps):
+        ends.append(int(source[ends[-1]]))
+    return tuple(reversed(ends[1:-1]))
+
+
+def operation_cost(operation: Operation, values: Sequence[Value]) -> float:
+    """Bytes read and written, and multiplications as the bytes that take as long."""
+    touched = [v for v in (*operation.inputs, *operation.outputs) if v != ABSENT]
+    nbytes = sum(values[v].type.nbytes for v in touched)
+    products = 0 if operation.domain else multiply_adds(operation, values)
+    return 1 + nbytes + products / _PRODUCTS_PER_BYTE

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.compiler.passes.turned_products import turn_products
+from stitch.compiler.passes.matrix_products import turn_products
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from tests.support.stitched_models import one
 

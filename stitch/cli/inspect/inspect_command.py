@@ -197,9 +197,7 @@ def _check(plans: dict[int, Plan], as_json: bool) -> int:
                     "certificates": kinds_of[index].total(),
                     "kinds": dict(sorted(kinds_of[index].items())),
                     "gap": plans[index].gap,
-                    "problems": [
-                        {"kind": p.kind, "where": p.where, "detail": p.detail} for p in problems
-                    ],
+                    "problems": list(map(asdict, problems)),
                 }
                 for index, problems in problems_of.items()
             ],

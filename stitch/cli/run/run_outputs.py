@@ -47,7 +47,9 @@ def destinations(
     `brief`: show all results, cut short, where the words say nothing.
     """
     single = (word for word in words if not is_archive(word))
-    split = split_words(single, _is_destination, "output", OUTPUT_FORM)
+    split = split_words(
+        single, lambda word: word in ("", "-") or word.startswith("@"), "output", OUTPUT_FORM
+    )
     dealt = deal(split, [output.name for output in outputs], "output")
     files: dict[int, Path] = {}
     archives: dict[Path, tuple[int, ...]] = {
@@ -69,10 +71,6 @@ def destinations(
             files[index] = path
     printed = tuple(index for index, word in sorted(dealt.items()) if word == "-")
     return Destinations(files, archives, printed, brief and not words)
-
-
-def _is_destination(word: str) -> bool:
-    return word in ("", "-") or word.startswith("@")
 
 
 def put(
@@ -113,7 +111,9 @@ def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int
     """What the words of `--expected_output` say; raises `UsageError`, `FormatError`."""
     names = [output.name for output in outputs]
     single = (word for word in words if not is_archive(word))
-    split = split_words(single, _is_expectation, "expected output", EXPECTED_FORM)
+    split = split_words(
+        single, lambda w: w == IGNORED or is_array_word(w), "expected output", EXPECTED_FORM
+    )
     wanted: dict[int, Array] = {}
     for index, word in deal(split, names, "expected_output").items():
         if word != IGNORED:
@@ -133,10 +133,6 @@ def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int
         i: typed(array, outputs[i].type.data_type, f"expected_output {names[i]!r}")
         for i, array in wanted.items()
     }
-
-
-def _is_expectation(word: str) -> bool:
-    return word == IGNORED or is_array_word(word)
 
 
 #: |actual - expected| <= atol + rtol * |expected|, by the type that a result is stored in.
@@ -162,11 +158,11 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a result is as expected; `text` says how it is not."""
+    """Whether a result is as expected; `detail` says how it is not."""
 
     name: str
     passed: bool
-    text: str
+    detail: str
     max_abs_difference: float | None = None
     pcc: float | None = None
 

@@ -1,17 +1,20 @@
-"""Running the chain as often as asked, and what `stitch-run` says about it: statistics, copies, and
-all of it as JSON.
+"""Running the chain as often as asked, and what `stitch-run` says about it: statistics, copies, all
+of it as JSON, and `--save_artifacts`, its inputs, outputs, programs, plans and reports as files.
 
 Comes in: a runnable and its arrays; verdicts. Goes out: results as arrays, times, what memory saw;
-text and plain data. Must not know: words of the command line, files.
+text, plain data, files in a batch. Must not know: words of the command line.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +23,12 @@ from rich.progress import Progress
 
 from stitch import api
 from stitch.api import Device
-from stitch.cli.chain import Runnable
+from stitch.cli.chain import RunInput, Runnable, RunOutput
 from stitch.cli.device_costs import entries, peaks_of
+from stitch.cli.output_checks import JSON, NPY, TEXT
 from stitch.cli.run.run_outputs import Verdict
+from stitch.files import FileBatch, make_folder
+from stitch.forms import npy_bytes
 from stitch.model import PRODUCER
 from stitch.program import Array
 from stitch.report import (
@@ -33,6 +39,7 @@ from stitch.report import (
     plan_json,
     totals_json,
 )
+from stitch.runtime import LoadedProgram
 
 
 @dataclass(slots=True)
@@ -51,15 +58,9 @@ class Measured:
         """p50, p90, p99, least, most and mean of the timed passes, in seconds."""
         if not self.seconds:
             return {}
-        p50, p90, p99 = np.percentile(self.seconds, (50, 90, 99))
-        return {
-            "p50": float(p50),
-            "p90": float(p90),
-            "p99": float(p99),
-            "min": min(self.seconds),
-            "max": max(self.seconds),
-            "mean": float(np.mean(self.seconds)),
-        }
+        shares = {f"p{share}": float(np.percentile(self.seconds, share)) for share in (50, 90, 99)}
+        least, most = min(self.seconds), max(self.seconds)
+        return {**shares, "min": least, "max": most, "mean": float(np.mean(self.seconds))}
 
 
 @contextmanager
@@ -151,15 +152,7 @@ def result_json(
         "inputs": [{"name": i.name, "type": i.type.text()} for i in runnable.inputs],
         "outputs": [{"name": o.name, "type": o.type.text()} for o in runnable.outputs],
         "comparisons": [
-            {
-                "result": index,
-                "name": verdict.name,
-                "passed": verdict.passed,
-                "detail": verdict.text,
-                "max_abs_difference": verdict.max_abs_difference,
-                "pcc": verdict.pcc,
-            }
-            for index, verdict in sorted(verdicts.items())
+            {"result": index, **asdict(verdict)} for index, verdict in sorted(verdicts.items())
         ],
         "passes": measured.passes,
         "seconds": measured.percentiles(),
@@ -179,4 +172,58 @@ def result_json(
             "peak_nbytes": device.peak_nbytes,
             "allowed_nbytes": device.allowed_nbytes,
         },
+    }
+
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_REPORTS = ("plans.json", "memory.json", "explain.txt")
+
+
+def add_artifacts(
+    batch: FileBatch,
+    folder: str,
+    device: api.Device,
+    runnable: Runnable,
+    arrays: Sequence[Array],
+    results: Sequence[Array],
+) -> None:
+    """Adds the files of a run to the batch; makes the folders."""
+    places = _places(folder, runnable)
+    for part in places:
+        make_folder(Path(folder) / part)
+    for path, array in zip(places["inputs"], arrays, strict=True):
+        batch.add(path, npy_bytes(array))
+    for path, array in zip(places["outputs"], results, strict=False):  # Without data none are.
+        batch.add(path, npy_bytes(array))
+    for path, program in zip(places["programs"], runnable.programs, strict=True):
+        batch.add(path, program.program.text())
+    plans = [plan_json(plan) | {"runs": times} for plan, times in device.history.plans]
+    texts = json.dumps(plans, indent=2), json.dumps(memory_views(device), indent=2)
+    for name, text in zip(_REPORTS, (*texts, device.explain()), strict=True):
+        batch.add(Path(folder) / name, text + "\n")
+
+
+def artifact_kinds(folder: str, runnable: Runnable) -> dict[Path, str]:
+    """The files that `add_artifacts` will add, and of which kind each is."""
+    places = _places(folder, runnable)
+    plans, memory, explain = (Path(folder) / name for name in _REPORTS)
+    return {
+        **dict.fromkeys((*places["inputs"], *places["outputs"]), NPY),
+        **dict.fromkeys((*places["programs"], explain), TEXT),
+        **dict.fromkeys((plans, memory), JSON),
+    }
+
+
+def _places(folder: str, runnable: Runnable) -> dict[str, tuple[Path, ...]]:
+    """Where the artifacts of each part go: names from files are data, never paths."""
+    parts: tuple[tuple[str, Sequence[RunInput | RunOutput | LoadedProgram], str], ...] = (
+        ("inputs", runnable.inputs, ".npy"), ("outputs", runnable.outputs, ".npy"),
+        ("programs", runnable.programs, ".txt"),
+    )  # fmt: skip
+    return {
+        part: tuple(
+            Path(folder) / part / f"{at}-{_UNSAFE.sub('_', one.name)[:80]}{suffix}"
+            for at, one in enumerate(named)
+        )
+        for part, named, suffix in parts
     }

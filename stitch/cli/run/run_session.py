@@ -20,7 +20,6 @@ from stitch.cli.device_costs import check_room, copies_inside, memory_text, plan
 from stitch.cli.module_files import machine_for, read_modules, told_apart, with_program
 from stitch.cli.output_checks import RECORD, RESULT, TRACE, OutputChecks, array_kind
 from stitch.cli.rehearsal import MOST_RUNS, Load, advise
-from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
 from stitch.cli.run.run_outputs import (
     Destinations,
     Tolerances,
@@ -32,6 +31,8 @@ from stitch.cli.run.run_outputs import (
 )
 from stitch.cli.run.run_report import (
     Measured,
+    add_artifacts,
+    artifact_kinds,
     copies_text,
     leaks,
     progress,
@@ -235,7 +236,7 @@ def _outcome(session: RunSession) -> list[str]:
     if words.print_statistics:
         lines.append(statistics_text(session.measured))
     failed = [(i, v) for i, v in sorted(session.verdicts.items()) if not v.passed]
-    lines += [f"[FAILED] result[{i}]: {v.name}: {v.text}" for i, v in failed]
+    lines += [f"[FAILED] result[{i}]: {v.name}: {v.detail}" for i, v in failed]
     if session.verdicts and not failed:
         lines.append(f"[SUCCESS] {counted(len(session.verdicts), 'result')} as expected")
     return lines

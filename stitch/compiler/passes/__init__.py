@@ -7,8 +7,7 @@ knows the graph and the operators; it must not know placement, gradients or the 
 from stitch.compiler.passes.common_subexpressions import merge_common_subexpressions
 from stitch.compiler.passes.constant_folding import fold_constants
 from stitch.compiler.passes.identity_removal import remove_identities
-from stitch.compiler.passes.matrix_products import fold_transposes
-from stitch.compiler.passes.turned_products import turn_products
+from stitch.compiler.passes.matrix_products import fold_transposes, turn_products
 
 __all__ = [
     "fold_constants", "fold_transposes", "merge_common_subexpressions", "remove_identities",
