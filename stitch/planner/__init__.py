@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stitch.on_demand import names_on_demand
 from stitch.planner.after_steps import after_steps
 from stitch.planner.certificate import Branches, Certificate, CostCertificate
-from stitch.planner.copy_cost import copy_cost, foreseen_seconds
+from stitch.planner.copy_cost import copy_cost, foreseen_cost
 from stitch.planner.placing import placed
 from stitch.planner.plan import (
     Allocate,
@@ -55,6 +55,6 @@ __all__ = [
     "MOST_CHANGES", "MOST_TRIALS", "WARNINGS", "Allocate", "Branches", "Buffer", "Certificate",
     "Copy", "Cost", "CostCertificate", "Execute", "Free", "Instance", "Plan", "PlanRequest",
     "Region", "Relocate", "Resident", "Slot", "SlotChange", "Step", "Transfer", "after_steps",
-    "best_changes", "check_certificate", "check_plan", "copy_cost", "foreseen_seconds",
+    "best_changes", "check_certificate", "check_plan", "copy_cost", "foreseen_cost",
     "needed_regions", "placed", "plan", "possible_changes", "ranges_of",
 ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from stitch.machine import Machine, footprint
 from stitch.planner.plan import Copy, Plan
 from stitch.program import Space, TensorDesc
@@ -16,16 +18,21 @@ def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple
     return nbytes, seconds
 
 
-def foreseen_seconds(plan: Plan) -> float:
+def foreseen_cost(plan: Plan) -> tuple[float, int]:
     """Simulated seconds of a plan's copies and moves, and then of bringing back to L1 what has been
-    there, is not when it is done, and is predicted to be read."""
+    there, is not when it is done, and is predicted to be read; then the bytes of both: of plans
+    that take as long the one is better that carries the fewest."""
     request = plan.request
     seen = {(r.value, i.desc) for r in request.residents for i in r.instances}
     seen |= {(step.made, step.target.desc) for step in plan.steps if isinstance(step, Copy)}
     left = {r.value: {i.desc for i in r.instances} for r in plan.final_values}
     predicted = {value for value, _ in request.later} & left.keys()
-    return plan.seconds + sum(
-        min(copy_cost(request.machine, other, desc)[1] for other in left[value])
+    back = [
+        min((copy_cost(request.machine, other, desc) for other in left[value]), key=itemgetter(1))
         for value, desc in seen
         if value in predicted and desc.layout.space is Space.L1 and desc not in left[value]
-    )
+    ]
+    seconds = plan.seconds + sum(seconds for _, seconds in back)
+    nbytes = sum(step.nbytes for step in plan.copies) + sum(nbytes for nbytes, _ in back)
+    # To the femtosecond: the order of a sum is no difference.
+    return round(seconds, 15), nbytes

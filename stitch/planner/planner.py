@@ -16,7 +16,7 @@ from functools import partial
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.addresses import Want, allocate
-from stitch.planner.copy_cost import copy_cost, foreseen_seconds
+from stitch.planner.copy_cost import copy_cost, foreseen_cost
 from stitch.planner.making_room import RoomDemand
 from stitch.planner.named_places import NamedPlaces
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
@@ -59,14 +59,14 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
                 if not state.foresaw:
                     refused = refused or error
             else:
-                if best is None or foreseen_seconds(candidate) < foreseen_seconds(best):
+                if best is None or foreseen_cost(candidate) < foreseen_cost(best):
                     best = candidate
             pressed |= state.pressed
             # What gives way though later tasks were looked at may do better without.
             gives_way = candidate is None or candidate.is_pressed
             if state.foresaw and gives_way and None not in tries:
                 tries.append(None)
-        if not pressed or (best is not None and foreseen_seconds(best) <= least * NEAR):
+        if not pressed or (best is not None and foreseen_cost(best)[0] <= least * NEAR):
             break
     if best is None:
         assert refused is not None

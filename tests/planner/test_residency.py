@@ -10,8 +10,9 @@ from random import Random
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
+from stitch.machine import Path
 from stitch.planner import Copy, Instance, Plan, PlanRequest, check_plan, plan
-from stitch.planner.copy_cost import copy_cost
+from stitch.planner.copy_cost import copy_cost, foreseen_cost
 from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
 from stitch.program import Layout, TensorDesc
 from stitch.report.frozen_json import from_plain, to_plain
@@ -142,6 +143,14 @@ def test_what_is_written_once_leaves_as_often_as_it_helps() -> None:
     cheaper = (Holder(frozenset({0}), DESC, 1.5), *holders[1:])
     cheap = choose(StayChain(cheaper, stays, (0, 100, 0, 0, 100)))
     assert cheap is not None and cheap.away == stays[:2] and cheap.seconds == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize("smaller", [0, 1])
+def test_of_two_that_take_as_long_the_one_with_fewer_bytes_leaves(smaller: int) -> None:
+    holders = tuple(Holder(frozenset({v}), desc_of(512 << (v != smaller)), 1.0) for v in (0, 1))
+    stays = tuple(Stay(v, 0, 2 - v, 1024, 1.0, True) for v in (0, 1))
+    choice = choose(StayChain(holders, stays, (512,)))
+    assert choice is not None and choice.away == (stays[smaller],) and choice.is_best
 
 
 # -- chains of requests -------------------------------------------------------------------------
@@ -319,6 +328,19 @@ def test_predictions_that_cannot_be_cost_bytes_at_most(later: tuple[tuple[int, i
     (problem,) = check_plan(made)
     assert problem.kind == "later" and check_plan(replace(made, request=scene.request())) == ()
     assert {r.value for r in made.final_values} == scene.request().kept
+
+
+def test_of_plans_that_take_as_long_the_one_with_the_fewest_bytes_is_made() -> None:
+    # Every copy takes a microsecond, whatever its bytes.
+    paths = tuple((a, b, Path(1e-6, ((1, 1e30),))) for a, b, _ in SMALL.paths)
+    scene = Scene(replace(SMALL, paths=paths))
+    large, small = scene.tensor(desc_of(2048), 1024), scene.tensor(desc_of(1024), 3072)
+    scene.run(program("p", [], [desc_of(2048)]))
+    for value, size in ((small, 1024), (large, 2048)):
+        scene.run(program("q", [desc_of(size)], [desc_of(16, DRAM)]), value)
+    made = plan(scene.request())
+    assert [s.value for s in made.steps if isinstance(s, Copy)] == [small] * 2
+    assert foreseen_cost(made) == (2e-6, made.copies[0].nbytes * 2)
 
 
 @pytest.mark.parametrize("seed", range(12))

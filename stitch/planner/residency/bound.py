@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stitch.planner.residency.cover import CoverProblem
+from stitch.planner.residency.cover import EQUAL, CoverProblem
 
 #: Rounds without a better bound after which the step is halved; the least step.
 PATIENCE = 4
@@ -30,7 +30,7 @@ def prices_of(problem: CoverProblem, upper: float, rounds: int) -> tuple[float, 
             best, best_prices, waited = value, prices, 0
         else:
             waited += 1
-        if best >= upper * (1 - 1e-9):
+        if best >= upper * EQUAL:
             break
         if waited > PATIENCE:
             scale, waited = scale / 2, 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from stitch.planner.residency.bound import prices_of
-from stitch.planner.residency.cover import CoverProblem, covered
+from stitch.planner.residency.cover import EQUAL, CoverProblem, covered
 from stitch.planner.residency.stays import Stay, StayChain
 from stitch.planner.residency.sweep import swept
 
@@ -48,7 +48,7 @@ def choose(
         return None
     seconds = problem.seconds(away)
     least, prices = prices_of(problem, seconds, rounds)
-    if least < seconds * (1 - 1e-9):
+    if least < seconds * EQUAL:
         cheaper, swept_least = swept(problem, prices, seconds, width)
         least = max(least, swept_least)
         if cheaper is not None:

@@ -13,6 +13,11 @@ from stitch.planner.residency.stays import StayChain
 
 #: Bits that cost nothing: what comes earlier is preferred then.
 _LEAST = 1e-18
+#: A byte counts as so much of the least time that one takes: of what takes as long as something
+#: else the fewest bytes go.
+BYTES = 1e-11
+#: What takes no more than this times something else takes as long.
+EQUAL = 1 - 1e-14
 
 
 class CoverProblem:
@@ -60,10 +65,21 @@ class CoverProblem:
             [float(min(size, n)) for n in self.need[a:b]]
             for size, (a, b) in zip(self.sizes, self.spans, strict=True)
         ]
-        self.back = [stay.back_seconds + _LEAST for stay in chosen]
+        holders = {stay.holder: chain.holders[stay.holder] for stay in chosen}
+        nbytes = {
+            h: holder.desc.layout.data_type.nbytes(holder.desc.elements) or 1
+            for h, holder in holders.items()
+        }
+        times = [(s.back_seconds, nbytes[s.holder]) for s in chosen]
+        times += [(holder.write_seconds, nbytes[h]) for h, holder in holders.items()]
+        byte = BYTES * min((seconds / n for seconds, n in times if seconds), default=0.0)
+        self.back = [
+            stay.back_seconds + (byte * nbytes[stay.holder] if stay.back_seconds else _LEAST)
+            for stay in chosen
+        ]
         #: The holder whose writing a stay asks for; -1 if it asks for none.
         self.holder = [stay.holder if stay.is_dirty else -1 for stay in chosen]
-        self.write = {stay.holder: chain.holders[stay.holder].write_seconds for stay in chosen}
+        self.write = {h: holder.write_seconds + byte * nbytes[h] for h, holder in holders.items()}
         self.groups: dict[int, list[int]] = {}
         for i, holder in enumerate(self.holder):
             if holder >= 0:

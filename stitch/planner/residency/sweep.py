@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from stitch.planner.residency.bound import reduced
-from stitch.planner.residency.cover import CoverProblem
+from stitch.planner.residency.cover import EQUAL, CoverProblem
 
 #: Stays that are away, as a chain of pairs: the last one first.
 _Trail: TypeAlias = "tuple[int, _Trail] | None"
@@ -32,7 +32,7 @@ def swept(
     last_start = {h: max(problem.spans[i][0] for i in g) for h, g in problem.groups.items()}
     bit_of = {h: 1 << k for k, h in enumerate(problem.groups)}
     written_bit = [bit_of.get(h, 0) for h in problem.holder]
-    enough, left_out = upper * (1 - 1e-9), upper
+    enough, left_out = upper * EQUAL, upper
     dear: _Way = enough, 0.0, None
     ways: dict[tuple[int, int], _Way] = {(0, 0): (least, 0.0, None)}
     for j, need in enumerate(problem.need):

@@ -17,7 +17,7 @@ from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Plan, PlanRequest, foreseen_seconds, placed, plan
+from stitch.planner import Plan, PlanRequest, foreseen_cost, placed, plan
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
@@ -255,7 +255,7 @@ class RecordingMaker:
             except StitchError as error:
                 first = error
                 continue
-            if best is None or foreseen_seconds(plan) < foreseen_seconds(best[0]):
+            if best is None or foreseen_cost(plan) < foreseen_cost(best[0]):
                 best = plan, picture, leases
         if best is None:
             assert first is not None
