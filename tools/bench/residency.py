@@ -7,11 +7,14 @@ what comes back for another use: first copies are the same in every plan. LRU, B
 use) and tt-mlir's rule (farthest last use) choose among the same stays; the optimum is an integer
 program by HiGHS (`highspy`, of the extra `bench`; a row says where it is missing).
 
-Plans save simulated seconds, in which the start of a copy counts as well as its bytes. So each
-chain is planned twice: with copies that cost their bytes and nothing else (DRAM bytes: plans and
-optimum have the same aim), and as the machine is described (seconds). `learned`: loops in which
-each task is planned by itself, so that the next uses are learned; DRAM bytes from the fourth round
-on, over those of the optimum that knows all rounds.
+Plans save simulated seconds, in which the host's link, the start of a copy and its pages count as
+well as its bytes; of what takes as long they carry the fewest bytes. So each chain is planned
+twice: with copies that cost their bytes and nothing else (DRAM bytes: plans and optimum have the
+same aim), and as the machine is described (seconds; `B/best` are its bytes over the fewest, and
+`s/ours` what the choice with the fewest takes there, over ours). The tensors that a chain starts
+with lie in DRAM, or (rows "host") are arrays of the host that come back over its link. `learned`:
+loops in which each task is planned by itself, so that the next uses are learned; DRAM bytes from
+the fourth round on, over those of the optimum that knows all rounds.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ class Row:
 
     `ratio` and `ratio_seconds`: ours ÷ best; `bound` and `bound_seconds`: what our search proves ÷
     best; `ended`: whether the searches have proved their answers. `gap`: what the plan in seconds
-    says of itself. None: no HiGHS, or no loop.
+    says of itself; `carried_bytes`: its bytes, and `fewest_seconds`: what the choice with the
+    fewest bytes takes on its machine. None: no HiGHS, or no loop.
     """
 
     chain: str
@@ -95,6 +99,8 @@ class Row:
     bound_seconds: float
     ended: bool
     gap: float | None
+    carried_bytes: int
+    fewest_seconds: float
     planning_ms: float
     learned: float | None
 
@@ -106,11 +112,13 @@ CHAINS: dict[str, tuple[int, Chain, int]] = {
 }  # fmt: skip
 
 
-def planned(machine: Machine, chain: Chain, rounds: int, held: int) -> Iterator[PlanRequest]:
+def planned(
+    machine: Machine, chain: Chain, rounds: int, held: int, home: Space
+) -> Iterator[PlanRequest]:
     """What a device is asked to plan for a chain that is known as a whole; the results of so many
     rounds are held."""
     with stitch.open_device(machine, executor="null", window=4096) as device:
-        results = deque(chain(Work(device), rounds), maxlen=held)
+        results = deque(chain(Work(device, home), rounds), maxlen=held)
         device.run_queue()
         # Nothing comes after what is known.
         requests = [replace(made.request, later=()) for made, _ in device.history.plans]
@@ -127,7 +135,9 @@ def through_dram(made: Plan) -> int:
     for step in made.copies:
         if isinstance(step, Relocate):
             nbytes += 2 * step.bounced_nbytes
-        elif {step.source.desc.layout.space, step.target.desc.layout.space} != {Space.L1}:
+        elif (step.source.desc.layout.space is Space.L1) != (
+            step.target.desc.layout.space is Space.L1
+        ):
             nbytes += step.nbytes
     return nbytes
 
@@ -176,14 +186,17 @@ def measure(name: str, request: PlanRequest, learned: float | None = None) -> Ro
         ours = [cost[which] for cost in (paid(made), *(total(machine, chain, w) for w in ways))]
         best = best_of(machine, chain, which)
         least = choice.least_seconds / (best_seconds(choice.seconds, best, which) or 1.0)
-        found.append((ours, best, least, choice.is_best, made.gap, planning))
-    (nbytes, best, bound, ended, _, _), (seconds, soonest, bound_s, ended_s, gap, ms) = found
+        found.append((ours, best, least, choice.is_best, made, planning))
+        if not which:
+            fewest = [i for i, stay in enumerate(chain.stays) if stay in set(choice.away)]
+    (nbytes, best, bound, ended, _, _), (seconds, soonest, bound_s, ended_s, made, ms) = found
     return Row(
         name, len(request.tasks), round(nbytes[0]), round(nbytes[1]), round(nbytes[2]),
         round(nbytes[3]),
         None if best is None else round(best), over(nbytes[0], best), bound,
         seconds[0], seconds[1], seconds[2], seconds[3], soonest, over(seconds[0], soonest), bound_s,
-        ended and ended_s, gap, ms, learned,
+        ended and ended_s, made.gap, paid(made)[0], total(request.machine, chain, fewest)[1], ms,
+        learned,
     )  # fmt: skip
 
 
@@ -198,11 +211,11 @@ def over(a: float, b: float | None) -> float | None:
     return None if b is None else a / b if b else 1.0
 
 
-def learned(machine: Machine, chain: Chain) -> float | None:
+def learned(machine: Machine, chain: Chain, home: Space) -> float | None:
     """DRAM bytes of a loop whose tasks are planned one by one, from the fourth round on, over the
     optimum's of so many rounds more."""
     machine = priced_by_bytes(machine)
-    least = [_least(machine, chain, rounds) for rounds in (LEARNING, LEARNING + COUNTED)]
+    least = [_least(machine, chain, rounds, home) for rounds in (LEARNING, LEARNING + COUNTED)]
     if least[0] is None or least[1] is None or least[0] == least[1]:
         return None
     ran: list[int] = []
@@ -214,7 +227,7 @@ def learned(machine: Machine, chain: Chain) -> float | None:
     with stitch.open_device(machine, executor="null", window=1) as device:
         device.events.subscribe(hear)
         began = 0
-        rounds = chain(Work(device), LEARNING + COUNTED)
+        rounds = chain(Work(device, home), LEARNING + COUNTED)
         for number in range(LEARNING + COUNTED):
             if number == LEARNING:
                 began = len(ran)
@@ -223,10 +236,10 @@ def learned(machine: Machine, chain: Chain) -> float | None:
     return over(sum(ran[began:]), least[1] - least[0])
 
 
-def _least(machine: Machine, chain: Chain, rounds: int) -> float | None:
+def _least(machine: Machine, chain: Chain, rounds: int, home: Space) -> float | None:
     """DRAM bytes of the optimum that knows all rounds, first copies among them; None: no HiGHS."""
     nbytes = 0.0
-    for request in planned(machine, chain, rounds, 1):
+    for request in planned(machine, chain, rounds, 1, home):
         best = best_of(machine, chain_of(request), 0)
         if best is None:
             return None
@@ -265,13 +278,15 @@ def misses(rows: Sequence[Row]) -> list[str]:
 
 def rows_of(traces: Sequence[Path], seeds: int) -> Iterator[Row]:
     """Our chains, then those of records."""
-    chains = CHAINS | {f"random {s}": (4_608, in_any_order(s, 56), 1) for s in range(seeds)}
-    for name, (l1_nbytes, chain, rounds) in chains.items():
+    random = {f"random {s}": (4_608, in_any_order(s, 56), 1) for s in range(seeds)}
+    chains = [(*chain, Space.DRAM) for chain in (CHAINS | random).items()]
+    chains += [(*chain, Space.HOST) for chain in CHAINS.items()]
+    for name, (l1_nbytes, chain, rounds), home in chains:
         machine = small_machine(l1_nbytes)
         again = in_any_order(int(name.split()[1]), 28) if rounds == 1 else chain
-        ratio = learned(machine, again)
-        for request in planned(machine, chain, rounds, rounds):
-            row = measure(name, request, ratio)
+        ratio = learned(machine, again, home)
+        for request in planned(machine, chain, rounds, rounds, home):
+            row = measure(name if home is Space.DRAM else f"{name}, host", request, ratio)
             if row is not None:
                 yield row
     for path in traces:
@@ -312,15 +327,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _show(rows: Sequence[Row]) -> None:
-    print("chain         tasks  bytes: ours     LRU  Belady  last use    best  ÷ best  bound"
-          "   s ÷ best  bound   gap  ended     ms  learned")  # fmt: skip
+    print("chain              tasks  bytes: ours     LRU  Belady  last use    best  ÷ best  bound"
+          "   s ÷ best  bound   gap  B/best  s/ours  ended     ms  learned")  # fmt: skip
     for r in rows:
         print(
-            f"{r.chain:<13} {r.tasks:>5} {r.ours_bytes:>12} {r.lru_bytes:>7} {r.belady_bytes:>7} "
+            f"{r.chain:<18} {r.tasks:>5} {r.ours_bytes:>12} {r.lru_bytes:>7} {r.belady_bytes:>7} "
             f"{r.farthest_last_bytes:>9} {'-' if r.best_bytes is None else r.best_bytes:>7} "
             f"{_ratio(r.ratio, 'no HiGHS'):>7} {r.bound:6.3f} "
             f"{_ratio(r.ratio_seconds, 'no HiGHS'):>10} {r.bound_seconds:6.3f} "
             f"{'-' if r.gap is None else f'{r.gap:.1%}':>5} "
+            f"{r.carried_bytes / (r.best_bytes or r.ours_bytes):7.3f} "
+            f"{r.fewest_seconds / r.ours_seconds:7.3f} "
             f"{'yes' if r.ended else 'no':>6} {r.planning_ms:6.1f} {_ratio(r.learned, '-'):>8}"
         )
 

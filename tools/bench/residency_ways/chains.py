@@ -14,7 +14,7 @@ import numpy as np
 
 import stitch
 from stitch.machine import Machine, Path, load_machine
-from stitch.program import Space
+from stitch.program import DataType, Layout, Space
 
 WIDTH = 32
 
@@ -38,14 +38,16 @@ def priced_by_bytes(machine: Machine) -> Machine:
 
 
 class Work:
-    """A device, programs by what they compute, and the tensors of a chain."""
+    """A device, programs by what they compute, and the tensors of a chain: they lie in `home`."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, home: Space) -> None:
         self.device = device
+        self._home = Layout(DataType.FLOAT32, home)
         self._programs: dict[str, Any] = {}
 
     def weight(self, *shape: int) -> Any:
-        return self.device.tensor(np.ones(shape, np.float32))
+        there = self.device.tensor(np.ones(shape, np.float32))
+        return there if there.layout == self._home else there.to_layout(self._home)
 
     def run(self, what: str, *inputs: Any, **attributes: Any) -> Any:
         """One operator as a program of its own, then Relu but for what a loss sends back."""
