@@ -23,7 +23,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from stitch.forms.kinds import Kind
 from stitch.forms.nodes import Node
@@ -82,7 +82,7 @@ def _has(mapping: Place, key: str) -> bool:
 
 
 @dataclass(eq=False, repr=False)
-class FormValues(Generic[T]):
+class FormValues:
     """What the rows of a form gave, by attribute; `sound` if no defect was noted meanwhile."""
 
     place: Place
@@ -139,7 +139,7 @@ class Form(Kind[T]):
         """The dataclass; None where a defect was noted."""
         return self.build(self.fields(node, place))
 
-    def build(self, fields: FormValues[T]) -> T | None:
+    def build(self, fields: FormValues) -> T | None:
         """The dataclass out of its values, checked; None where they are not sound."""
         if not fields.sound:
             return None
@@ -149,7 +149,7 @@ class Form(Kind[T]):
             self.check(value, fields.place)
         return value if log.noted == noted else None
 
-    def fields(self, node: Node, place: Place) -> FormValues[T]:
+    def fields(self, node: Node, place: Place) -> FormValues:
         """The values of all rows, also where some are defective: those have their defaults."""
         log = place.reading.log
         before = log.noted

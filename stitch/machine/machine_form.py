@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -27,6 +27,7 @@ from stitch.forms import (
     Row,
     Whole,
     Word,
+    as_written,
     number_of,
 )
 from stitch.machine.machine import Compute, Curve, Machine, Noc, Path
@@ -39,10 +40,9 @@ def read_description(root: Node, log: ProblemLog) -> Machine | None:
     reading = Reading(log, sources=[])
     fields = _MACHINE.fields(root, reading.root)
     _check_parts(fields)
-    described = None if log.problems else _MACHINE.build(fields)
-    if described is None:
+    if log.problems:
         return None
-    machine = _machine(described, reading)
+    machine = _machine(fields, reading)
     return None if log.problems else machine
 
 
@@ -83,22 +83,6 @@ class _Path:
     hops: float | None
     latency_seconds: float | None
     limit_bytes_per_second: float
-    place: Place
-
-
-@dataclass(eq=False, repr=False)
-class _Description:
-    """All of a file."""
-
-    name: str
-    description: str | None
-    core_grid: tuple[int, int]
-    host: _Space
-    dram: _Space | None
-    l1: _Space | None
-    noc: Noc | None
-    compute: Compute | None
-    paths: tuple[_Path, ...]
     place: Place
 
 
@@ -250,7 +234,7 @@ _PATH = Form(
 )
 _MACHINE = Form(
     "a machine",
-    _Description,
+    as_written,
     Row("name", Word("a name", is_text=True), needed=True),
     Row("description", Word("a sentence", is_text=True)),
     Row("core_grid", _Grid(), needed=True),
@@ -267,7 +251,7 @@ MACHINE_KEYS = _MACHINE.keys
 # -- what has to fit each other --------------------------------------------------------------------
 
 
-def _check_parts(fields: FormValues[_Description]) -> None:
+def _check_parts(fields: FormValues) -> None:
     """Notes parts that do not fit each other, as far as they are sound by themselves."""
     place, values = fields.place, fields.values
     present = {key for key, node in place.nodes.items() if node.data is not None}
@@ -291,34 +275,27 @@ def _check_parts(fields: FormValues[_Description]) -> None:
             path.place.at("noc_links").note("rate", "the machine has no `noc` section")
 
 
-def _machine(described: _Description, reading: Reading) -> Machine:
-    dram, l1 = described.dram, described.l1
-    shape = MachineShape(
-        described.name,
-        described.core_grid,
-        described.host.shape,
-        None if l1 is None else l1.shape,
-        None if dram is None else dram.shape,
-    )
-    paths = tuple(_paths(described))
-    machine = Machine(shape, paths, tuple(reading.sources or ()), described.noc,
-                      described.compute)  # fmt: skip
+def _machine(fields: FormValues, reading: Reading) -> Machine:
+    values = fields.values
+    dram, l1 = (None if space is None else space.shape for space in (values["dram"], values["l1"]))
+    shape = MachineShape(values["name"], values["core_grid"], values["host"].shape, l1, dram)
+    paths = tuple(_path(path, values["noc"]) for path in values["paths"])
+    machine = Machine(shape, paths, tuple(reading.sources or ()), values["noc"], values["compute"])
     for source in shape.spaces:
         for target in shape.spaces:
             try:
                 machine.route(source, target)
             except StitchError as error:
-                described.place.at("paths").note("unreachable", error.what)
+                fields.place.at("paths").note("unreachable", error.what)
     return machine
 
 
-def _paths(described: _Description) -> Iterator[tuple[Space, Space, Path]]:
-    for path in described.paths:
-        limit = path.limit_bytes_per_second
-        if path.noc_links is not None:
-            assert described.noc is not None and path.hops is not None, "it was checked"
-            cost = described.noc.path(path.noc_links, path.hops, limit)
-        else:
-            curve = path.curve or ((1, path.bytes_per_second or 1.0),)
-            cost = Path(path.latency_seconds or 0.0, curve, limit)
-        yield Space(path.source), Space(path.target), cost
+def _path(path: _Path, noc: Noc | None) -> tuple[Space, Space, Path]:
+    limit = path.limit_bytes_per_second
+    if path.noc_links is not None:
+        assert noc is not None and path.hops is not None, "it was checked"
+        cost = noc.path(path.noc_links, path.hops, limit)
+    else:
+        curve = path.curve or ((1, path.bytes_per_second or 1.0),)
+        cost = Path(path.latency_seconds or 0.0, curve, limit)
+    return Space(path.source), Space(path.target), cost

@@ -150,17 +150,19 @@ class SGD(Optimizer):
         return super().config() | {"momentum": self.momentum, "nesterov": self.nesterov}
 
 
-class _AdamLike(Optimizer):
-    """What Adam and AdamW share: all but what weight decay does."""
+class Adam(Optimizer):
+    """`torch.optim.Adam`: weight decay is added to the gradient."""
 
+    name = "adam"
     states = ("exp_avg", "exp_avg_sq")
     counts_steps = True
-    #: Whether weight decay shrinks the parameter itself; else it is added to the gradient.
-    shrinks: ClassVar[bool]
+    #: Whether weight decay shrinks the parameter itself.
+    shrinks: ClassVar[bool] = False
 
     def __init__(
-        self, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, schedule: Any
-    ) -> None:
+        self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, *, schedule: Schedule | str | dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(lr, weight_decay, schedule)
         BETAS.check(type(self).__name__, "betas", betas)
         first, second = betas
@@ -199,20 +201,7 @@ class _AdamLike(Optimizer):
 
 
 @final
-class Adam(_AdamLike):
-    """`torch.optim.Adam`: weight decay is added to the gradient."""
-
-    name, shrinks = "adam", False
-
-    def __init__(
-        self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, *, schedule: Schedule | str | dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(lr, betas, eps, weight_decay, schedule)
-
-
-@final
-class AdamW(_AdamLike):
+class AdamW(Adam):
     """`torch.optim.AdamW`: weight decay shrinks the parameter itself, by lr wd."""
 
     name, shrinks = "adamw", True
@@ -221,7 +210,7 @@ class AdamW(_AdamLike):
         self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 1e-2, *, schedule: Schedule | str | dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(lr, betas, eps, weight_decay, schedule)
+        super().__init__(lr, betas, eps, weight_decay, schedule=schedule)
 
 
 _BY_NAME: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}

@@ -51,7 +51,7 @@ def completed_schedule(config: Mapping[str, Any] | None, steps: int) -> Any:
     return schedule_from_config(given)
 
 
-def metrics_of(fields: FormValues[Any]) -> tuple[str, ...]:
+def metrics_of(fields: FormValues) -> tuple[str, ...]:
     """The metrics of a training, each once; one that its loss cannot have is noted.
 
     Without any, all that the loss can have.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stitch.forms import (
     Either,
@@ -89,15 +90,6 @@ class _Array:
     shift: float
 
 
-@dataclass(eq=False, repr=False)
-class _Source:
-    """Arrays for inputs and labels as they are written, and the file of those that name none."""
-
-    inputs: tuple[tuple[str | None, _Array], ...]
-    labels: _Array
-    file: Path | None
-
-
 def _array_form(what: str) -> Form[_Array]:
     """`images`, `images.npy`, or `{array: images, file: ..., scale: ..., shift: ...}`."""
     return Form(
@@ -134,9 +126,9 @@ _SOURCE_ROWS = (
     Row("inputs", _Inputs(), needed=True),
     Row("labels", _ARRAY, needed=True),
 )
-_SOURCE = Form("", _Source, *_SOURCE_ROWS)
+_SOURCE = Form("", as_written, *_SOURCE_ROWS)
 _ROWS = "an array of row numbers"
-_PART: Kind[float | _Array | _Source] = Either(
+_PART: Kind[float | _Array | dict[str, Any]] = Either(
     f"{_ROWS}, or a share between 0 and 1",
     number=Number(above=0, below=1, wanted=f"{_ROWS}, or a share between 0 and 1"),
     word=_ARRAY,
@@ -164,7 +156,7 @@ class DataKind(Kind[DataEntry]):
         if data is None:
             return None
         noted, files = log.noted, _Files(place, data["file"])
-        source = files.source(_Source(data["inputs"], data["labels"], data["file"]))
+        source = files.source(data)
         parts = (files.part(key, node, data[key]) for key in ("train", "validation", "held_out"))
         entry = DataEntry(source, node.line, *parts)
         return entry if log.noted == noted else None
@@ -187,17 +179,17 @@ class _Files:
         scale, shift = float(array.scale), float(array.shift)
         return ArrayEntry(file or Path(), array.array, array.line, scale, shift)
 
-    def source(self, source: _Source) -> SourceEntry:
-        file = source.file or self.default
-        inputs = [(name, self.array(f"input {name}", a, file)) for name, a in source.inputs]
-        return SourceEntry(tuple(inputs), self.array("labels", source.labels, file))
+    def source(self, source: Mapping[str, Any]) -> SourceEntry:
+        file = source["file"] or self.default
+        inputs = [(name, self.array(f"input {name}", a, file)) for name, a in source["inputs"]]
+        return SourceEntry(tuple(inputs), self.array("labels", source["labels"], file))
 
-    def part(self, key: str, data: Node, part: float | _Array | _Source | None) -> PartEntry | None:
+    def part(self, key: str, data: Node, part: Any) -> PartEntry | None:
         if part is None:
             return None
         assert isinstance(data.data, Mapping), "it was read"
         line = data.data[key].line
-        if isinstance(part, _Source):
+        if isinstance(part, dict):
             return PartEntry(line, source=self.source(part))
         if isinstance(part, _Array):
             return PartEntry(line, rows=self.array(key, part, self.default))

@@ -36,7 +36,6 @@ constant(value); a seed left out is the CRC-32 of the parameter's name. Operator
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from stitch.errors import LayoutError, StitchError, UsageError
 from stitch.forms import (
@@ -210,7 +209,7 @@ class _ModuleReader:
         except StitchError as error:
             self.log.note_error("bad_output", node.line, error)
 
-    def _wishes(self, side: Side, name: str, fields: FormValues[Any]) -> None:
+    def _wishes(self, side: Side, name: str, fields: FormValues) -> None:
         for key in WISH_FIELDS[side]:
             spelled = fields.values[key]
             if spelled is None or key in ("kind", "ownership"):

@@ -84,7 +84,7 @@ def parameter_array(node: Node, place: Place) -> Array | None:
     return _made(fields)
 
 
-def _from_file(fields: FormValues[Any]) -> Array | None:
+def _from_file(fields: FormValues) -> Array | None:
     values, place = fields.values, fields.place
     log, line = place.reading.log, place.at("file").line
     try:
@@ -97,7 +97,7 @@ def _from_file(fields: FormValues[Any]) -> Array | None:
     return None
 
 
-def _checked(array: Array | None, fields: FormValues[Any]) -> Array | None:
+def _checked(array: Array | None, fields: FormValues) -> Array | None:
     """The array, if it is what the module declares."""
     if array is None:
         return None
@@ -171,7 +171,7 @@ def plain(node: Node) -> object:
     return node.data
 
 
-def _made(fields: FormValues[Any]) -> Array | None:
+def _made(fields: FormValues) -> Array | None:
     values, place = fields.values, fields.place
     init, shape, data_type = values["init"], values["shape"], values["type"] or DataType.FLOAT32
     at = place.at("shape")

@@ -13,7 +13,7 @@ from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, decl
 from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, FLOATS8, NUMERIC, UNSIGNED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import copy_steps, fill_step, overlaps, scalar, workspace
+from stitch.ops.steps import fill_step, overlaps, scalar, workspace
 from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, ValueType
 
@@ -47,23 +47,14 @@ def _infer_where(context: InferenceContext) -> tuple[ValueType, ...]:
 def _where(arguments: KernelArguments) -> Sequence[Thunk]:
     condition, x, y = (arguments.given(i) for i in range(3))
     out = arguments.outputs[0]
-    bits = _BITS.get(out.dtype.itemsize)
-    if bits is not None and out.dtype == x.dtype == y.dtype:
-        x, y, out = x.view(bits), y.view(bits), out.view(bits)
-        if arguments.is_constant(2) and not y.any():
-            return _kept_by_bits(partial(np.negative, condition.view(np.int8)), condition, x, out)
-        if arguments.is_constant(1) and not x.any():
-            turned = partial(np.subtract, condition.view(np.int8), np.int8(1))
-            return _kept_by_bits(turned, condition, y, out)
-        return _where_by_bits(condition, x, y, out)
-    if overlaps(out, condition, x):
-        target = np.empty_like(out)
-        return (
-            partial(np.copyto, target, y),
-            partial(np.copyto, target, x, where=condition),
-            *copy_steps(target, out),
-        )
-    return (*copy_steps(y, out), partial(np.copyto, out, x, where=condition))
+    bits = _BITS[out.dtype.itemsize]
+    x, y, out = x.view(bits), y.view(bits), out.view(bits)
+    if arguments.is_constant(2) and not y.any():
+        return _kept_by_bits(partial(np.negative, condition.view(np.int8)), condition, x, out)
+    if arguments.is_constant(1) and not x.any():
+        turned = partial(np.subtract, condition.view(np.int8), np.int8(1))
+        return _kept_by_bits(turned, condition, y, out)
+    return _where_by_bits(condition, x, y, out)
 
 
 #: Integers as wide as the elements.
