@@ -8,10 +8,10 @@ anything and fail instead. A row per file: what failed, bytes moved; those over 
 together until the hole is there), how often a call moved more than the best slide; bytes that went
 through DRAM on the way, with and without a certificate; the longest call in milliseconds of
 processor time. Then random spaces: few buffers beside the optimum over all choices, many for the
-longest call. With `--known` lifetimes are known beforehand: buffers are born where a packing of all
-lifetimes has them, or where an earlier run had to move them, and the best of some runs, in time or
-against it, counts; its bytes stand beside those of the run that does not know. `--check` exits 1
-where a goal is missed.
+longest call. With `--known` lifetimes are known beforehand: the planner is given all of a file at
+once, as tasks that make and read the buffers on a machine where moves cost their bytes; what its
+plan carries stands beside the bytes of the run that does not know. `--check` exits 1 where a goal
+is missed.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ import random
 import sys
 import time
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
 from packing_ways.buffers_csv import read_buffers
 
 from stitch.errors import StitchError
+from stitch.machine import Path as StitchPath
 from stitch.machine import load_machine
 from stitch.memory import Allocator
-from stitch.packing import Interval, gaps_between, pack, pack_intervals
+from stitch.packing import gaps_between, pack
+from stitch.planner import PlanRequest, plan
 from stitch.planner.mover.arrange import Repacking, arrange
 from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.holes import SpaceProblem
 from stitch.planner.mover.order import Move, order_moves
-from stitch.program import Space
+from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.tasks import Task, Transformation, TransformationKind
 
 #: Slack from which the bound on moved bytes is tight, and the goal there.
 BOUND_SLACK, BOUND_GOAL = 0.1, 1.03
 OPTIMUM_GOAL = 1.05
 CALL_GOAL_MS = 5.0
 KNOWN_GOAL = 0.5
-#: Where lifetimes are known: budgets of the packings tried, and runs that learn from the last.
-KNOWN_PLACEMENTS, KNOWN_RUNS = (2_000, 20_000, 100_000), 60
-NOWHERE: Mapping[int, int] = {}
 PRICES = Prices(load_machine("wormhole_n150"), Space.L1, Space.DRAM)
 
 
@@ -203,13 +203,10 @@ class Tally:
     worst_seconds: float = 0.0
     dram: int = 0
     uncertified: int = 0
-    #: Where each buffer was born, and where the first move took it.
-    born: dict[int, int] = field(default_factory=dict)
-    moved_to: dict[int, int] = field(default_factory=dict)
 
 
-def run(buffers: Sequence[Buffer], capacity: int, wanted: Mapping[int, int] = NOWHERE) -> Tally:
-    """Every allocation of the file, where it is `wanted` if that is free; moves where none fits."""
+def run(buffers: Sequence[Buffer], capacity: int) -> Tally:
+    """Every allocation of the file; moves where none fits."""
     tally = Tally()
     allocator = Allocator(0, capacity, 1)
     places: dict[int, int] = {}
@@ -218,51 +215,37 @@ def run(buffers: Sequence[Buffer], capacity: int, wanted: Mapping[int, int] = NO
             if buffer.number in places:
                 allocator.free(places.pop(buffer.number))
             continue
-        address = wanted.get(buffer.number)
-        if address is not None and allocator.is_free(address, buffer.size):
-            allocator.alloc_at(address, buffer.size)
-        else:
-            address = allocator.try_alloc(buffer.size)
+        address = allocator.try_alloc(buffer.size)
         if address is None:
             address = _open(buffers, places, allocator, capacity, buffer.size, tally)
         if address is None:
             tally.failures += 1
         else:
-            places[buffer.number] = tally.born[buffer.number] = address
+            places[buffer.number] = address
     return tally
 
 
-def run_known(buffers: Sequence[Buffer], capacity: int) -> Tally:
-    """The best of some runs that know all lifetimes beforehand.
-
-    A move costs as much where time runs backwards, from the last free to the first allocation, and
-    is then made where something goes instead of where something comes: both are tried.
-    """
-    dice = random.Random(0)
-    end = max((b.upper for b in buffers), default=0)
-    turned = [Buffer(b.number, end - b.upper, end - b.lower, b.size) for b in buffers]
-    intervals = [Interval(b.lower, b.upper - 1, b.size) for b in buffers]
-    best, of_best = run(buffers, capacity), buffers
-    packings = (
-        dict(enumerate(pack_intervals(intervals, placements=placements).offsets))
-        for placements in KNOWN_PLACEMENTS
+def known_bytes(buffers: Sequence[Buffer], capacity: int) -> int:
+    """What the planner's plan for all of a file carries, in a space of one bank."""
+    machine = load_machine("wormhole_n150")
+    l1 = replace(machine.shape.space(Space.L1), banks=1, base=0, limit=capacity, alignment=1)
+    by_bytes = StitchPath(0.0, ((1, 1e9),))
+    machine = replace(
+        machine,
+        shape=replace(machine.shape, l1=l1),
+        paths=tuple((source, target, by_bytes) for source, target, _ in machine.paths),
     )
-    for wanted in (NOWHERE, *packings):
-        for events in (buffers, turned):
-            tally = run(events, capacity, wanted)
-            if tally.moved < best.moved:
-                best, of_best = tally, events
-    for _ in range(KNOWN_RUNS):
-        if not best.moved:
-            break
-        wanted = dict(best.born)
-        wanted |= {n: at for n, at in best.moved_to.items() if dice.random() < 0.5}
-        if dice.random() < 0.5:
-            for number in dice.sample(sorted(wanted), min(3, len(wanted))):
-                del wanted[number]
-        tally = run(of_best, capacity, wanted)
-        best = tally if tally.moved <= best.moved else best
-    return best
+    tasks = []
+    for comes, buffer in events_of(buffers):
+        desc = TensorDesc((buffer.size,), Layout(DataType.UINT8, Space.L1))
+        reads, makes = ((), (buffer.number,)) if comes else ((buffer.number,), ())
+        what = Transformation(
+            "makes" if comes else "reads", TransformationKind.PROGRAM,
+            (desc,) * len(reads), (desc,) * len(makes),
+        )  # fmt: skip
+        tasks.append(Task(what, reads, makes))
+    made = plan(PlanRequest(machine, tuple(tasks), (), (), frozenset()))
+    return sum(step.nbytes for step in made.copies)
 
 
 def _open(
@@ -292,7 +275,6 @@ def _open(
     for number, address in found.moves:
         allocator.alloc_at(address, buffers[number].size)
         places[number] = address
-        tally.moved_to.setdefault(number, address)
     (address,) = found.pieces
     allocator.alloc_at(address, size)
     return address
@@ -380,15 +362,13 @@ def row_of_file(path: Path, slack: float, *, known: bool) -> Row:
     """Ours and the peers through one file."""
     buffers = buffers_of(path)
     capacity = int(max_load(buffers) * (1 + slack))
-    tally = online = run(buffers, capacity)
-    if known:
-        tally = run_known(buffers, capacity)
+    tally = run(buffers, capacity)
     first, best, tlsf = (failures_of(p(capacity), buffers) for p in (FirstFit, BestFit, Tlsf))
     return Row(
         path.name, tally.failures, tally.moved, _ratio(tally.moved, tally.bound),
         _ratio(tally.moved, tally.slide), tally.above_slide, tally.worst_seconds * 1e3,
         tally.dram, tally.uncertified, first, best, tlsf, None,
-        _ratio(tally.moved, online.moved) if known else None,
+        _ratio(known_bytes(buffers, capacity), tally.moved) if known else None,
     )  # fmt: skip
 
 
