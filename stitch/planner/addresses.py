@@ -24,12 +24,14 @@ SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)
 
 @dataclass(slots=True)
 class Want:
-    """A buffer that a task needs made: for an input to be copied into, or for an output.
+    """A buffer that a task needs made: for an input to be copied into, for a block that comes back,
+    or for an output.
 
     `becomes`: the value that lies in it after the task.
     """
 
     what: str
+    origin: str
     desc: TensorDesc
     address: int | None
     size: int
@@ -49,14 +51,14 @@ class Want:
     ) -> Want:
         """As a slot's descriptor says; `becomes`: where not the value itself."""
         bare, address, size = desc.without_address(), desc.layout.address, state.size_of(desc)
-        return cls(what, bare, address, size, value, value if becomes is None else becomes)
+        origin = f"{what} of {state.request.tasks[state.task].transformation.name!r}"
+        return cls(what, origin, bare, address, size, value, value if becomes is None else becomes)
 
 
 def allocate(
     state: Residency,
     demands: Mapping[Space, RoomDemand],
     wants: Sequence[Want],
-    task_name: str,
     ahead: NamedPlaces | None,
 ) -> None:
     """Buffers for all that a task wants, in room that each space's demand makes. Raises what
@@ -68,23 +70,18 @@ def allocate(
             if mine:
                 state.shape(space)  # raises: the machine has no such space
             continue
-        _place(state, demand, mine, task_name, ahead)
+        _place(state, demand, mine, ahead)
         for w in mine:
-            origin = f"{w.what} of {task_name!r}"
-            w.buffer = state.allocate(space, w.span[0], w.size, w.desc, origin)
+            w.buffer = state.allocate(space, w.span[0], w.size, w.desc, w.origin)
 
 
 def _place(
-    state: Residency,
-    demand: RoomDemand,
-    wants: Sequence[Want],
-    task_name: str,
-    ahead: NamedPlaces | None,
+    state: Residency, demand: RoomDemand, wants: Sequence[Want], ahead: NamedPlaces | None
 ) -> None:
     """Gives the wants of a space their addresses, with room made for them."""
     fixed = [w for w in wants if w.address is not None]
     loose = [w for w in wants if w.address is None]
-    demand.fixed += [(w.address or 0, w.size, f"{w.what} of {task_name!r}") for w in fixed]
+    demand.fixed += [(w.address or 0, w.size, w.origin) for w in fixed]
     addresses = _born(state, demand, loose, ahead) if ahead is not None else None
     if addresses is None:
         demand.floating += [(w.size, w.what) for w in loose]

@@ -11,6 +11,7 @@ steps. The same work at other places takes the steps of a plan that is known (`p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +23,14 @@ from stitch.planner.named_places import NamedPlaces
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
 from stitch.planner.plan_picture import RULES, Residency, scratch_in_l1
 from stitch.planner.residency import chain_of, choose
-from stitch.planner.shared_blocks import bring_back_blocks, other_ways, run_with_views
+from stitch.planner.shared_blocks import (
+    Return,
+    blocks_to_return,
+    bring_back,
+    other_ways,
+    returned_for,
+    run_with_views,
+)
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import Task, TransformationKind
 
@@ -121,45 +129,43 @@ def _run(state: Residency, task: Task, ahead: NamedPlaces | None) -> None:
         space: RoomDemand(space, repr(transformation.name), set())
         for space in state.machine.shape.spaces
     }
-    bring_back_blocks(state, task)
-    inputs, copies = _choose_inputs(state, task, demands)
-    taken = _aliased(task)
+    returns = blocks_to_return(state, task, demands)
+    inputs, copies = _choose_inputs(state, task, demands, returns)
+    taken = dict(transformation.aliases)
     outputs = [
         Want.of(state, f"output {transformation.output_name(o)!r}", desc, task.outputs[o])
         for o, desc in enumerate(transformation.outputs)
         if o not in taken
     ]
     scratch = _scratch_wants(state, task, demands)
-    wants = [*copies.values(), *outputs, *scratch]
-    allocate(state, demands, wants, transformation.name, ahead)
-    for want in copies.values():
+    wants = [*(back.want for back in returns), *copies, *outputs, *scratch]
+    allocate(state, demands, wants, ahead)
+    for back in returns:
+        bring_back(state, back)
+    for want in copies:
         _copy(state, want, task)
     if transformation.kind is TransformationKind.COPY:
         _copy(state, outputs[0], task, source_of=task.inputs[0])
     else:
-        _execute(state, task, inputs, copies, outputs, scratch)
+        _execute(state, task, inputs, outputs, scratch)
     for value in {*task.inputs, *task.outputs}:
         if value in state.values and not state.is_needed(value):
             state.drop(value)
 
 
-def _aliased(task: Task) -> dict[int, int]:
-    return dict(task.transformation.aliases)
-
-
-#: A copy to be made for inputs: value, descriptor, address, and the input if it is overwritten.
-_CopyKey = tuple[int, TensorDesc, int | None, int]
-_Inputs = list[Instance | _CopyKey]
+#: An instance that serves as an input, or the buffer that will, and where it begins in that.
+_Input = Instance | tuple[Want, int]
 
 
 def _choose_inputs(
-    state: Residency, task: Task, demands: dict[Space, RoomDemand]
-) -> tuple[_Inputs, dict[_CopyKey, Want]]:
-    """For each input an instance that serves, or the key of a copy to be made."""
+    state: Residency, task: Task, demands: dict[Space, RoomDemand], returns: Sequence[Return]
+) -> tuple[list[_Input], list[Want]]:
+    """What serves each input, and the copies to be made for them."""
     transformation = task.transformation
     gives = {source: task.outputs[o] for o, source in transformation.aliases}
-    chosen: _Inputs = []
-    copies: dict[_CopyKey, Want] = {}
+    chosen: list[_Input] = []
+    #: By value, descriptor, address, and the input if it is overwritten.
+    copies: dict[tuple[int, TensorDesc, int | None, int], Want] = {}
     for index, desc in enumerate(transformation.inputs):
         value, address, bare = task.inputs[index], desc.layout.address, desc.without_address()
         instance = _serving(state, task, value, bare, address, index in gives, demands)
@@ -169,15 +175,19 @@ def _choose_inputs(
             state.locked.add(instance.buffer)
             chosen.append(instance)
             continue
+        back = None if index in gives else returned_for((value, bare), address, returns)
+        if back is not None:
+            chosen.append(back)
+            continue
         # What an output overwrites is no other input's copy.
         key = (value, bare, address, index if index in gives else -1)
         if key not in copies:
             what = f"input {transformation.input_name(index)!r}"
             copies[key] = Want.of(state, what, desc, value, gives.get(index))
-        chosen.append(key)
+        chosen.append((copies[key], 0))
     served = zip(task.inputs, chosen, strict=False)
     state.views = other_ways(state, task, [(v, i) for v, i in served if isinstance(i, Instance)])
-    return chosen, copies
+    return chosen, [*copies.values()]
 
 
 def _serving(
@@ -257,8 +267,7 @@ def _cheapest_source(state: Residency, value: int, desc: TensorDesc) -> Instance
 def _execute(
     state: Residency,
     task: Task,
-    chosen: _Inputs,
-    copies: dict[_CopyKey, Want],
+    chosen: list[_Input],
     outputs: list[Want],
     scratch: list[Want],
 ) -> None:
@@ -266,10 +275,10 @@ def _execute(
     inputs = tuple(
         choice
         if isinstance(choice, Instance)
-        else Instance(copies[choice].buffer, 0, copies[choice].desc)
-        for choice in chosen
+        else Instance(choice[0].buffer, choice[1], desc.without_address())
+        for choice, desc in zip(chosen, transformation.inputs, strict=False)
     )
-    aliased = _aliased(task)
+    aliased = dict(transformation.aliases)
     placed = iter(outputs)
     instances = []
     for o, desc in enumerate(transformation.outputs):

@@ -6,18 +6,22 @@ their blocks, as copies, or in blocks that came back whole, because the views ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from math import inf
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
-from stitch.planner.making_room import RoomDemand, bring_back, make_room
-from stitch.planner.plan import Copy, Instance, Relocate, waiting_desc
+from stitch.planner.addresses import Want
+from stitch.planner.copy_cost import copy_cost
+from stitch.planner.making_room import RoomDemand, carry, is_spare
+from stitch.planner.plan import Buffer, Copy, Instance, Relocate, waiting_desc
 from stitch.planner.plan_picture import OtherWay, Residency
 from stitch.program import Space, TensorDesc
 from stitch.tasks import Task
 
-#: Views (value, descriptor) by the block in which they lie, and the space where they are wanted.
-_Parts = dict[tuple[int, Space], set[tuple[int, TensorDesc]]]
+#: Views (value, descriptor) and where they begin in the block in which they lie, by that block and
+#: the space where they are wanted.
+_Parts = dict[tuple[int, Space], dict[tuple[int, TensorDesc], int]]
 
 
 def run_with_views(state: Residency, task: Task, run: Callable[[Residency, Task], None]) -> None:
@@ -67,26 +71,75 @@ def _reads_views(state: Residency, task: Task) -> bool:
     )
 
 
-def bring_back_blocks(state: Residency, task: Task) -> None:
-    """Blocks that wait elsewhere come back where the views that a task reads take more room apart.
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A block that waits elsewhere comes back, for views of it (value, descriptor) by the bytes at
+    which they begin in it."""
 
-    Raises what `make_room` raises.
-    """
+    want: Want
+    views: dict[tuple[int, TensorDesc], int]
+
+
+def blocks_to_return(
+    state: Residency, task: Task, demands: Mapping[Space, RoomDemand]
+) -> list[Return]:
+    """The blocks that a task had better read whole, as the views of them take more room apart."""
     for value, joins in state.otherwise:
         if joins:
             for copy in _copies_beside(state, value):
                 state.detach(value, copy)
-    reader, locked = repr(task.transformation.name), set[int]()
-    while (found := _block_elsewhere(state, task)) is not None:
-        number, space = found
-        block, users = state.buffers[number], set(state.users[number])
-        room = RoomDemand(space, reader, locked)
-        room.floating.append((state.size_of(waiting_desc(block.desc, space)), block.origin))
-        addresses = make_room(state, room)
-        # The block itself may have gone further away to make that room.
-        found = _block_elsewhere(state, task)
-        if found is not None and found[1] is space and state.users[found[0]] == users:
-            locked.add(bring_back(state, state.buffers[found[0]], space, addresses, reader))
+    found: list[Return] = []
+    for (number, space), parts in _parts(state, task).items():
+        views = {
+            view: offset
+            for view, offset in parts.items()
+            if state.find(*view, None) is None and all(view not in r.views for r in found)
+        }
+        block = state.buffers[number]
+        if views and _is_larger_apart(state, block, space, views):
+            desc, owner = waiting_desc(block.desc, space), min(state.users[number])
+            size = state.size_of(desc)
+            want = Want(block.origin, block.origin, desc, None, size, owner, owner)
+            found.append(Return(want, views))
+            if is_spare(state, block):
+                # Else it may be dropped before it is read; others go together, wherever they go.
+                demands[block.space].locked.add(number)
+                state.locked.add(number)
+    return found
+
+
+def returned_for(
+    view: tuple[int, TensorDesc], address: int | None, returns: Iterable[Return]
+) -> tuple[Want, int] | None:
+    """The block that comes back for a view, to the address that is asked for, and where the view
+    begins in it; None: no block does."""
+    for back in returns:
+        offset, want = back.views.get(view), back.want
+        if offset is None or (address is not None and offset):
+            continue
+        if address is None or want.address in (None, address):
+            want.address = want.address if address is None else address
+            return want, offset
+    return None
+
+
+def bring_back(state: Residency, back: Return) -> None:
+    """Copy a block whole into its new buffer; what lies in it then lies there as well."""
+    values, new = {value for value, _ in back.views}, back.want.buffer
+    sources = [
+        state.buffers[i.buffer]
+        for i in state.values[min(values)]
+        if values <= state.users[i.buffer]
+    ]
+    desc = state.buffers[new].desc
+    block = min(sources, key=lambda b: copy_cost(state.machine, b.desc, desc)[1])
+    reader = state.request.tasks[state.task].transformation.name
+    reason = f"{reader!r} reads values of one block, which takes less room than they do apart"
+    carry(state, "return", block, new, (reason, None))
+    for user in list(state.users[block.number]):
+        for i in [i for i in state.values[user] if i.buffer == block.number]:
+            moved = replace(i, buffer=new, desc=waiting_desc(i.desc, desc.layout.space))
+            state.attach(user, moved)
 
 
 def other_ways(
@@ -110,20 +163,11 @@ def other_ways(
     joined = (
         (value, True)
         for (block, space), parts in _parts(state, task).items()
-        if _is_larger_apart(state, block, space, parts)
+        if _is_larger_apart(state, state.buffers[block], space, parts)
         for value, _ in parts
         if _copies_beside(state, value)
     )
     return frozenset((*apart, *joined))
-
-
-def _block_elsewhere(state: Residency, task: Task) -> tuple[int, Space] | None:
-    """A block, and the space where a task had better read views of it together."""
-    for (block, space), parts in _parts(state, task).items():
-        away = {(v, d) for v, d in parts if state.find(v, d, None) is None}
-        if away and _is_larger_apart(state, block, space, away):
-            return block, space
-    return None
 
 
 def _parts(state: Residency, task: Task) -> _Parts:
@@ -142,7 +186,8 @@ def _parts(state: Residency, task: Task) -> _Parts:
                 and waiting_desc(instance.desc, layout.space) == bare
                 and (layout.address is None or not instance.offset_nbytes)
             ):
-                parts.setdefault((instance.buffer, layout.space), set()).add((value, bare))
+                views = parts.setdefault((instance.buffer, layout.space), {})
+                views[value, bare] = instance.offset_nbytes
     return parts
 
 
@@ -166,7 +211,7 @@ def _copies_beside(state: Residency, value: int) -> list[Instance]:
 
 
 def _is_larger_apart(
-    state: Residency, block: int, space: Space, parts: Iterable[tuple[int, TensorDesc]]
+    state: Residency, block: Buffer, space: Space, parts: Iterable[tuple[int, TensorDesc]]
 ) -> bool:
-    whole = state.size_of(waiting_desc(state.buffers[block].desc, space))
+    whole = state.size_of(waiting_desc(block.desc, space))
     return sum(state.size_of(desc) for _, desc in parts) > whole

@@ -90,7 +90,7 @@ def _passing(run: Inspection, space: Space) -> int | None:
     """Bytes per bank of what comes from another space next, None where a task is next."""
     for step, after in pairwise(islice(run.plan.steps, run.index + 1, None)):
         if isinstance(step, Allocate) and step.buffer.space is space:
-            is_carried = isinstance(after, Copy) and after.kind != "copy"
+            is_carried = isinstance(after, Copy) and after.kind == "evict"
             return step.buffer.size_per_bank if is_carried else None
         if isinstance(step, Relocate) and step.space is not space and step.stage is not None:
             return step.stage[1] if step.stage_space is space else None

@@ -5,6 +5,7 @@ that make them free; else `OutOfMemoryError`.
 """
 
 from stitch.planner.making_room.demand import RoomDemand
-from stitch.planner.making_room.room import bring_back, make_room
+from stitch.planner.making_room.room import carry, make_room
+from stitch.planner.making_room.victims import is_spare
 
-__all__ = ["RoomDemand", "bring_back", "make_room"]
+__all__ = ["RoomDemand", "carry", "is_spare", "make_room"]

@@ -226,7 +226,10 @@ def _evict(
     """Copy a buffer to a larger space; all values in it follow."""
     room = RoomDemand(to, f"the eviction of {buffer.origin}", set(state.locked), evicts=spills)
     room.floating.append((state.size_of(waiting_desc(buffer.desc, to)), buffer.origin))
-    new = _carry(state, "evict", buffer, to, make_room(state, room), why)
+    (address,) = make_room(state, room)
+    desc = waiting_desc(buffer.desc, to)
+    new = state.allocate(to, address, state.size_of(desc), desc, buffer.origin)
+    carry(state, "evict", buffer, new, why)
     for user in list(state.users[buffer.number]):
         for i, instance in enumerate(state.values[user]):
             if instance.buffer == buffer.number:
@@ -237,38 +240,20 @@ def _evict(
     state.free(buffer.number)
 
 
-def bring_back(
-    state: Residency, buffer: Buffer, to: Space, addresses: Sequence[int], reader: str
-) -> int:
-    """Copy a buffer whole to where room was made for it; what lies in it then lies there as well.
-
-    Gives the number of the new buffer.
-    """
-    reason = f"{reader} reads values of one block, which takes less room than they do apart"
-    new = _carry(state, "return", buffer, to, addresses, (reason, None))
-    for user in list(state.users[buffer.number]):
-        for i in [i for i in state.values[user] if i.buffer == buffer.number]:
-            state.attach(user, replace(i, buffer=new, desc=waiting_desc(i.desc, to)))
-    return new
-
-
-def _carry(
+def carry(
     state: Residency,
     kind: Literal["evict", "return"],
     buffer: Buffer,
-    to: Space,
-    addresses: Sequence[int],
+    new: int,
     why: tuple[str, Certificate | None],
-) -> int:
-    """Copy a whole buffer into a new one of another space; the new one's number."""
-    desc, (address,) = waiting_desc(buffer.desc, to), addresses
-    new = state.allocate(to, address, state.size_of(desc), desc, buffer.origin)
+) -> None:
+    """Copy a whole buffer into a new one of another space."""
+    desc = state.buffers[new].desc
     source, target = Instance(buffer.number, 0, buffer.desc), Instance(new, 0, desc)
     value = min(state.users[buffer.number])
     nbytes, seconds = copy_cost(state.machine, buffer.desc, desc)
     state.touch(buffer.number)
     state.steps.append(Copy(kind, value, value, source, target, nbytes, seconds, *why))
-    return new
 
 
 def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> None:

@@ -3,7 +3,8 @@
 For each task of a plan: what lies where when the planner comes to it, what the task needs, and all
 that could stay. A tensor that left could have stayed if some way to serve the inputs (where they
 lie, or as copies) and some set of spare copies to drop leaves an arrangement of all that stays and
-all that is needed. A bounce could have been spared if the task runs with nothing moved.
+all that is needed, if copies of what the task reads where it lies take less time than the tensor's
+leaving. A bounce could have been spared if the task runs with nothing moved.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Way:
     block: int | None
     address: int | None
     size: int
-    #: Of a copy: where a later task names it.
+    #: Of a copy: where a later task names it, and its seconds where the plan makes none.
     named: int | None = None
+    seconds: float = 0.0
 
 
 def needless(plan: Plan) -> tuple[list[str], Counter[str]]:
@@ -182,6 +184,8 @@ def _could_stay(
     run = steps[-1]
     read = {i.buffer for i in run.inputs} if following and isinstance(run, Execute) else set()
     spare = [n for n in _spare(moment, space) if n != buffer and n not in (*gone, *read)]
+    left = steps[at]
+    assert isinstance(left, Copy)
     trials = 2 ** len(spare)
     for some in ways:
         trials *= len(some)
@@ -194,6 +198,7 @@ def _could_stay(
         for dropped in itertools.combinations(spare, count)
         if _survive(moment, dropped)
         for chosen in itertools.product(*ways)
+        if (again := sum(way.seconds for way in chosen)) == 0 or again < left.seconds
     )  # fmt: skip
 
 
@@ -248,11 +253,32 @@ def _ways(
     for (value, desc, overwritten), position in wanted.items():
         ways = list(_ways_of(moment, space, gone, value, desc, overwritten))
         run = steps[-1]
-        if moment.is_read_later(value) and isinstance(run, Execute):
+        if isinstance(run, Execute):
             own = run.inputs[position].buffer
             own_block = own if own in moment.buffers else None
-            ways = [way for way in ways if way.block == own_block]
+            if moment.is_read_later(value):
+                ways = [way for way in ways if way.block == own_block]
+            if own_block is not None:
+                again = _seconds(moment, value, desc, own)
+                ways = [way if way.block is not None else replace(way, seconds=again)
+                        for way in ways]  # fmt: skip
         yield ways
+
+
+def _seconds(moment: Moment, value: int, desc: TensorDesc, but: int) -> float:
+    """What a copy of a value takes at least, made of another buffer than one."""
+    machine, made = moment.plan.request.machine, footprint(desc, moment.plan.request.machine.shape)
+    return min(
+        (
+            machine.seconds(
+                i.desc.layout.space, desc.layout.space, made.own_nbytes,
+                max(1, min(made.page_nbytes, footprint(i.desc, machine.shape).page_nbytes)),
+            )
+            for i in moment.values[value]
+            if i.buffer != but
+        ),
+        default=0.0,
+    )  # fmt: skip
 
 
 def _ways_of(
