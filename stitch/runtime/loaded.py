@@ -158,7 +158,7 @@ class LoadedProgram:
                 # Written out: each call that is made here takes a tenth of the time.
                 now, values = window.number, window.values
                 known = number = len(values)
-                fresh: dict[ValueRecord, int] = {}
+                fresh: list[ValueRecord] = []
                 arrays: list[ArgumentRecord] = []
                 for port, argument, at in zip(self.ports, arguments, graph.inputs):  # noqa: B905
                     if type(argument) is Tensor:
@@ -171,8 +171,8 @@ class LoadedProgram:
                             or value.device is not self.device
                         ):
                             break
-                        if at < known:
-                            if values[at] is not value:
+                        if at < number:
+                            if (values[at] if at < known else fresh[at - known]) is not value:
                                 break
                             continue
                         if value.window == now or value in fresh:
@@ -189,7 +189,7 @@ class LoadedProgram:
                         break
                     if at != number:
                         break
-                    fresh[value] = number
+                    fresh.append(value)
                     number += 1
                 else:
                     for given in arrays:

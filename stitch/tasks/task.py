@@ -79,8 +79,8 @@ class TaskGraph:
     """
 
     __slots__ = (
-        "__weakref__", "_others", "_period", "before", "first", "following", "inputs", "length",
-        "transformation", "values",
+        "__weakref__", "_others", "_period", "_sources", "before", "first", "following", "inputs",
+        "length", "transformation", "values",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -97,6 +97,7 @@ class TaskGraph:
         self.following: TaskGraph | None = None
         self._others: WeakValueDictionary[tuple[int, ...], TaskGraph] | None = None
         self._period = -1
+        self._sources: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return self.length
@@ -150,6 +151,14 @@ class TaskGraph:
             tasks.append(Task(graph.transformation, graph.inputs, outputs))
             graph = graph.before
         return tuple(reversed(tasks))
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The numbers of the values from outside."""
+        if self._sources is None:
+            made = {number for task in self.tasks for number in task.outputs}
+            self._sources = tuple([n for n in range(self.values) if n not in made])
+        return self._sources
 
     def future(self, value: int) -> Future | None:
         """Which output of which task a value is, None for one that comes from outside."""

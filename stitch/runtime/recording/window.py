@@ -18,7 +18,7 @@ class Window:
 
     __slots__ = (
         "agents", "given_up", "graph", "is_done", "is_planned", "is_whole", "nothing", "number",
-        "reads_exposed", "reads_failed", "sources", "values",
+        "reads_exposed", "reads_failed", "values",
     )  # fmt: skip
 
     def __init__(self, number: int, nothing: TaskGraph) -> None:
@@ -36,7 +36,6 @@ class Window:
         #: Every value by its number, the ones that existed before with theirs, and the agent of
         #: each task.
         self.values: list[ValueRecord] = []
-        self.sources: list[tuple[int, ValueRecord]] = []
         self.agents: list[Agent | None] = []
         #: Values that somebody freed while it ran.
         self.given_up: list[ValueRecord] = []
@@ -76,7 +75,6 @@ class Window:
             if value.is_exposed:
                 self.reads_exposed = True
             value.window, value.number = now, number
-            self.sources.append((number, value))
             number += 1
         values += fresh
         for value in outputs:
@@ -113,6 +111,11 @@ class Window:
         """The number of the next one."""
         return self.number + (len(self.agents) or 1)
 
+    @property
+    def sources(self) -> list[tuple[int, ValueRecord]]:
+        """Those that existed before, with their numbers."""
+        return [(number, self.values[number]) for number in self.graph.sources]
+
     def following(self) -> Window:
         """An empty one, for what comes after it."""
         return Window(self.end, self.nothing)
@@ -123,7 +126,6 @@ class Window:
         task, single = self.graph.tasks[index], Window(self.number, self.nothing)
         single.reads_exposed = self.reads_exposed
         numbers = list(dict.fromkeys(task.inputs))
-        single.sources += [(i, self.values[number]) for i, number in enumerate(numbers)]
         inputs = tuple([numbers.index(number) for number in task.inputs])
         single.graph = self.nothing.after(task.transformation, inputs, len(numbers))
         single.agents.append(self.agents[index])
@@ -134,8 +136,9 @@ class Window:
     def forms(self) -> tuple[Forms, Places]:
         """What a plan depends on in the sources but for where they lie; and where those of them lie
         that are no arrays of a call."""
-        forms, places = [], []
-        for number, value in self.sources:
+        forms, places, values = [], [], self.values
+        for number in self.graph.sources:
+            value = values[number]
             forms.append(value.signature())
             if not value.is_array:
                 places.append((number, value.places()))
