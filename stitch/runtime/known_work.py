@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from stitch.memory import LENT_ADDRESSES
 from stitch.program import Array
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.queue import forget_stale_copies
@@ -42,7 +43,7 @@ class KnownRun(Generic[D]):
     """
 
     __slots__ = (
-        "details", "exposed", "generation", "numbers", "places", "recording",
+        "details", "exports", "exposed", "generation", "numbers", "places", "recording",
     )  # fmt: skip
 
     def __init__(self, recorded: _Recorded[D], generation: int, entries: Entries) -> None:
@@ -54,14 +55,20 @@ class KnownRun(Generic[D]):
             if value is not None
         ])  # fmt: skip
         buffers = [v.instances[0].buffer for v in entries if v is not None and v.is_exposed]
-        self.exposed = tuple([(buffer, buffer.pins > 0) for buffer in buffers])
+        self.exposed = len(buffers)
+        #: Bytes outside the spaces, and those of torch that are lent, are pinned for good or never.
+        self.exports = tuple([
+            (buffer, buffer.pins > 0)
+            for buffer in buffers
+            if buffer.address is not None and buffer.address < LENT_ADDRESSES
+        ])  # fmt: skip
 
     def holds(self, generation: int, exposed: int) -> bool:
         """Whether nothing has changed that the recording was chosen by."""
-        if self.generation != generation or len(self.exposed) != exposed:
+        if self.generation != generation or self.exposed != exposed:
             return False
         # No `all`: each step of a generator costs as much as the comparison.
-        for buffer, pinned in self.exposed:  # noqa: SIM110
+        for buffer, pinned in self.exports:  # noqa: SIM110
             if (buffer.pins > 0) is not pinned:
                 return False
         return True

@@ -131,6 +131,7 @@ class SharedStorage:
         if now % CALLS_BETWEEN_LOOKS == 0:
             self.look()
         given: list[Any] = []
+        came_last = 0
         for slot in slots:
             tensor, lent = tensors[slot.position], slot.lent
             # In place, so whatever was written to it; the common case, and so the short one.
@@ -141,11 +142,12 @@ class SharedStorage:
                 and not lent.is_taken_back
                 and (slot.is_static or (tensor.is_contiguous() and not tensor.is_neg()))
             ):
-                self.recognised += 1
+                came_last += 1
                 lent.last_call = now
                 given.append(lent.tensor)
             else:
                 given.append(self.argument(tensor, slot))
+        self.recognised += came_last
         return given
 
     def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
