@@ -99,17 +99,17 @@ class Allocator:
             )
         return address
 
-    def fit(self, size: int, outside: Sequence[tuple[int, int]] = ()) -> int | None:
-        """Where `alloc_at` would succeed, outside of ranges (address, end) that are sorted and lie
-        apart: the top of the smallest gap between them that fits, the lowest of equal ones; None
-        where there is none. Nothing is taken.
+    def fit(self, size: int, outside: Sequence[tuple[int, int]] = (), count: int = 1) -> list[int]:
+        """Where `alloc_at` would succeed one after the other, at most so many times, outside of
+        ranges (address, end) that are sorted and lie apart: from the top of the smallest gap
+        between them that fits, the lowest of equal ones. Nothing is taken.
 
-        >>> Allocator(0, 1024, 16).fit(100, [(0, 40), (100, 200), (330, 500)])
-        208
+        >>> Allocator(0, 1024, 16).fit(60, [(0, 40), (100, 200), (330, 500)], 3)
+        [256, 192, 960]
         """
         alignment = self.alignment
         need = -(-size // alignment) or 1
-        best: tuple[int, int] | None = None
+        gaps: list[tuple[int, int]] = []
         at = 0
         for start in self._sorted_starts():
             end = start + self._sizes[start]
@@ -117,10 +117,17 @@ class Allocator:
                 while at < len(outside) and outside[at][1] <= start * alignment:
                     at += 1
                 stop = end if at == len(outside) else min(end, outside[at][0] // alignment)
-                if stop - start >= need and (best is None or stop - start < best[0]):
-                    best = stop - start, stop - need
+                if stop - start >= need:
+                    gaps.append((stop - start, start))
                 start = end if stop == end else -(-outside[at][1] // alignment)
-        return None if best is None else best[1] * alignment
+        places: list[int] = []
+        for granules, start in sorted(gaps):
+            # What is left of it is the smallest, too.
+            tops = range(start + granules - need, start - 1, -need)[: count - len(places)]
+            places += [top * alignment for top in tops]
+            if len(places) == count:
+                break
+        return places
 
     def alloc_at(self, address: int, size: int) -> None:
         """Takes `[address, address + size)`.

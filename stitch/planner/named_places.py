@@ -91,10 +91,10 @@ class NamedPlaces:
         if not _meets(span, named):
             return address
         apart = state.allocators[space].fit(end - address, union([*named, *taken]))
-        if apart is None:
+        if not apart:
             return address
         state.foresaw = True
-        return apart
+        return apart[0]
 
     def _read(self, t: int, task: Task, names: _Names) -> None:
         inputs, regions = names

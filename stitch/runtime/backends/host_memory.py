@@ -19,7 +19,7 @@ from typing import Protocol
 from stitch.budget import BUDGET, LARGE_NBYTES, Claim, allowed_nbytes, parse_nbytes
 from stitch.machine import footprint
 from stitch.memory import LENT_ADDRESSES, ByteRanges
-from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
+from stitch.planner import Allocate, Buffer, Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backends.local_backend import LocalBackend
 from stitch.runtime.executors import ProgramBytes, committed_nbytes
@@ -126,14 +126,19 @@ class HostMemory:
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes + sum(c.nbytes for c in self._regions))
         return mine
 
-    def take_again(self, plan: Plan, buffers: Iterable[BufferRecord], nbytes: int) -> Claim | None:
-        """Claim what steps of a plan take, once it has all of its own, that are bound anew to write
-        to other buffers; `nbytes`: what binding them takes. Raises `OutOfMemoryError`."""
+    def take_again(
+        self, plan: Plan, places: Iterable[tuple[Buffer, Sequence[int]]], nbytes: int = 0
+    ) -> Claim | None:
+        """Claim what a plan takes, once it has all of its own, to write to buffers at more
+        addresses; `nbytes`: what binding steps anew takes. Raises `OutOfMemoryError`."""
         if not self._writes:
             return None
-        regions = tuple(
-            self._region(b.space, b.address, b.desc) for b in buffers if b.address is not None
-        )
+        regions = []
+        for buffer, addresses in places:
+            # The same for all of them.
+            _, first, last = self._region(buffer.space, 0, buffer.desc)
+            banks = self._spaces[buffer.space].shape.banks
+            regions += [(buffer.space, first + at * banks, last + at * banks) for at in addresses]
         added = self._added(regions)
         if not added and not nbytes:
             # While anything can run, what was claimed stays so.
@@ -145,7 +150,7 @@ class HostMemory:
             lambda: parts, f"running {name!r}", allowed=self.allowed, make_room=gc.collect
         )
         self._keep(in_spaces, regions)
-        self._regions[mine] = regions
+        self._regions[mine] = tuple(regions)
         return mine
 
     def take_region(self, space: Space, address: int, desc: TensorDesc, what: str) -> None:

@@ -9,11 +9,11 @@ a binding runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from stitch.planner import Allocate, Copy, Execute, Plan, Step
 from stitch.program import Program
-from stitch.runtime.backends import BoundPlan, BoundStep, LocalBackend
+from stitch.runtime.backends import BoundPlan, BoundStep, HostMemory, LocalBackend
 from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.recording.placed_objects import PlacedObjects, RegionOf
 
@@ -66,12 +66,12 @@ class BoundParts:
         self,
         backend: LocalBackend,
         addresses: Mapping[int, int],
-        claim: Callable[[int], object],
+        memory: HostMemory,
     ) -> BoundPlan:
         """The plan with buffers (number → address) where they lie now.
 
-        `claim` is told what binding steps anew takes, before they are, but for the first time; what
-        it gives lives as long as they do.
+        What binding steps anew takes of the host's memory is claimed before they are, but for the
+        first time, for as long as they live. Raises `OutOfMemoryError`.
         """
         rest = self._rest
         if rest is None:
@@ -83,7 +83,7 @@ class BoundParts:
             # What is lent is its owner's to keep alive.
             self._rest = whole.with_steps(dict.fromkeys(self._varying, BoundStep(())))
             return whole
-        claimed = claim(self._nbytes)
+        claimed = memory.take_again(self._plan, (), self._nbytes)
         own = {
             index: backend.bind_step(
                 self._plan.steps[index], self._programs, self._bodies, buffers, addresses, rest,

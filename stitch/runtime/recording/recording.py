@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from stitch.budget import Claim
+from stitch.errors import OutOfMemoryError
 from stitch.planner import Buffer, Plan, Region, needed_regions, ranges_of
 from stitch.program import Program
 from stitch.runtime.backends import BoundPlan
@@ -39,10 +41,14 @@ from stitch.runtime.values import (
 #: Leases of one recording, at most; a result that is held for longer than so many later ones leaves
 #: its own. Each is some 2 KB of Python's, and memory that others may have as soon as it is idle.
 MAX_LEASES = 2048
+#: New ones are made several at a time: at most this part of that.
+PART_AT_ONCE = 8
 #: Bindings of one lease to the places of what a run reads; the least recently used goes. What is
 #: lent at places of its own each time is kept alive by them.
 MAX_BINDINGS = 32
 MAX_LENT_BINDINGS = 8
+#: Claims the host's memory for buffers of a plan at more addresses.
+ClaimPlaces: TypeAlias = "Callable[[Plan, Sequence[tuple[Buffer, Sequence[int]]]], object]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,6 @@ class Binding:
     #: Where buffers of sources and results lie that may lie elsewhere in another.
     addresses: Mapping[int, int]
     tally: Tally
-    claim: object
     #: Its steps as one function, once it has run a few times: for those who observed it last.
     straight: Straight | None = None
     #: For each kind of observers that it had; 0: nobody.
@@ -256,13 +261,15 @@ class Recording(LeaseHolder["Binding"]):
 
     # -- places for results ----------------------------------------------------------------------
 
-    def take_places(self, records: Records, works: Callable[[], Ranges]) -> Lease[Binding] | None:
+    def take_places(
+        self, records: Records, works: Callable[[], Ranges], claim: ClaimPlaces
+    ) -> Lease[Binding] | None:
         """An idle lease, or a new one where memory has it to give; what it works in is free.
 
         `works`: where all recordings work, itself among them: what is held lies elsewhere while
-        there is memory, or it would be in their way."""
+        there is memory, or it would be in their way. Raises what `claim` raises."""
         if self.makes_way and self.has_one_lease and not self.leases:
-            self._move_results_out(records, works)
+            self._move_results_out(records, works, claim)
             if not self.holds(records):
                 return None
         if self.idle:
@@ -274,23 +281,29 @@ class Recording(LeaseHolder["Binding"]):
             for b, at in zip(results, own, strict=True)
         )
         if self.has_one_lease or (is_first and not self.makes_way):
-            return self._leased(records, own) if is_first else None
+            return self._leased(records, claim, [own]) if is_first else None
         # The last: where memory is short all that can be is shared.
         for spare_places in self._never_held, self._spare_places:
             spare = spare_places()
             wanted = [buffer for buffer, place in zip(results, spare, strict=True) if place is None]
-            addresses = self._apart(records, works, wanted)
-            if addresses is not None:
-                return self._another(records, addresses, spare)
-        return self._leased(records, own) if is_first else None
+            # Where each has places of its own alone, as many again as there are.
+            count = 1
+            if len(wanted) == len(results):
+                most = min(len(self.leases), self._most_leases() // PART_AT_ONCE)
+                count = max(1, min(most, records.at_once(wanted)))
+            places = self._apart(records, works, wanted, count)
+            if places:
+                return self._another(records, claim, places, spare)
+        return self._leased(records, claim, [own]) if is_first else None
 
     def _another(
-        self, records: Records, addresses: Sequence[int], spare: Sequence[BufferRecord | None]
-    ) -> Lease[Binding]:
-        lease = self._leased(records, addresses, spare)
-        if len(self.leases) > self._most_leases():
+        self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
+        spare: Sequence[BufferRecord | None],
+    ) -> Lease[Binding]:  # fmt: skip
+        lease = self._leased(records, claim, places, spare)
+        for old in self.leases[: max(0, len(self.leases) - self._most_leases())]:
             # What is held for so long lies there like any other tensor from now on.
-            records.end_lease(self.leases[0])
+            records.end_lease(old)
         return lease
 
     def _most_leases(self) -> int:
@@ -299,23 +312,27 @@ class Recording(LeaseHolder["Binding"]):
             return MAX_LEASES
         return min(MAX_LEASES, self.parts.most)
 
-    def _move_results_out(self, records: Records, works: Callable[[], Ranges]) -> None:
+    def _move_results_out(
+        self, records: Records, works: Callable[[], Ranges], claim: ClaimPlaces
+    ) -> None:
         """Let results lie outside of what it works in, so that they can be held; where no memory is
         left for that, they stay where they are."""
         if self.fixed_results:
             return
         results = [buffer for buffer, _ in self.effects.made]
-        addresses = self._apart(records, works, results)
-        if addresses is not None:
+        places = self._apart(records, works, results)
+        if places:
             self.has_one_lease, self.work, self.generation = False, self.works_in, -1
-            self._leased(records, addresses)
+            self._leased(records, claim, places)
 
     def _apart(
-        self, records: Records, works: Callable[[], Ranges], results: Sequence[Buffer]
-    ) -> list[int] | None:
-        """Free addresses outside of where all recordings work, or at least of where it does."""
-        addresses = records.outside_of(works(), results)
-        return addresses or records.outside_of(ranges_of(self.works_in), results)
+        self, records: Records, works: Callable[[], Ranges], results: Sequence[Buffer],
+        count: int = 1,
+    ) -> Sequence[Sequence[int]]:  # fmt: skip
+        """Free addresses, so many times or fewer, outside of where all recordings work, or at least
+        of where it does."""
+        places = records.outside_of(works(), results, count)
+        return places or records.outside_of(ranges_of(self.works_in), results, count)
 
     def _never_held(self) -> list[BufferRecord | None]:
         """The place that all leases share, for each result that was never found to be held; one
@@ -341,23 +358,35 @@ class Recording(LeaseHolder["Binding"]):
         return [next((place for place in lying if place.is_spare), None) for lying in places]
 
     def _leased(
-        self, records: Records, addresses: Sequence[int],
+        self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
         spare: Sequence[BufferRecord | None] = (),
     ) -> Lease[Binding]:  # fmt: skip
-        """A lease at free addresses, but for places that it shares; outside of where it works, so
-        what was free there is."""
+        """Leases at free addresses, the first of them, but for places that they share; outside of
+        where it works, so what was free there is."""
         was_free = self.generation == records.generation
         spare = spare or [None] * len(self.effects.made)
         wanted = [
             result for result, place in zip(self.effects.made, spare, strict=True) if place is None
         ]
-        fresh = iter(records.lease(wanted, addresses))
-        buffers = tuple([next(fresh) if place is None else place for place in spare])
-        instances = tuple(self._instances(buffers))
-        lease = Lease(self, buffers, instances, is_lasting=not records.is_debug)
-        records.begin_lease(lease)
+        buffers = [buffer for buffer, _ in wanted]
+        try:
+            claimed = claim(self.plan, list(zip(buffers, zip(*places, strict=True), strict=True)))
+        except OutOfMemoryError:
+            if len(places) == 1:
+                raise
+            places = places[:1]
+            claimed = claim(
+                self.plan, [(b, (at,)) for b, at in zip(buffers, places[0], strict=True)]
+            )
+        leases = []
+        for fresh in records.lease(wanted, places):
+            own = iter(fresh)
+            lying = tuple([next(own) if place is None else place for place in spare])
+            instances = tuple(self._instances(lying))
+            leases.append(Lease(self, lying, instances, claimed, is_lasting=not records.is_debug))
+        records.begin_leases(leases)
         self.generation = records.generation if was_free else -1
-        return lease
+        return leases[0]
 
     def _instances(self, buffers: Sequence[BufferRecord]) -> list[tuple[InstanceRecord, ...]]:
         return [

@@ -153,7 +153,7 @@ class RecordingMaker:
         return None
 
     def _at(self, recording: Recording, places: Places) -> Binding | None:
-        lease = recording.take_places(self._device.records, self._device.recordings.works)
+        lease = self._lease(recording)
         if lease is None:
             return None
         binding = lease.bindings.get(places) or self._bound(recording, lease, places)
@@ -161,6 +161,12 @@ class RecordingMaker:
             # Now, where nothing has begun: what it takes of the host's memory may be refused.
             _ = binding.bound
         return binding
+
+    def _lease(self, recording: Recording) -> Lease[Binding] | None:
+        device = self._device
+        return recording.take_places(
+            device.records, device.recordings.works, device.host_memory.take_again
+        )
 
     # -- new -------------------------------------------------------------------------------------
 
@@ -204,7 +210,7 @@ class RecordingMaker:
         lease = None
         if only_results:
             recording.generation = device.records.generation
-            lease = recording.take_places(device.records, device.recordings.works)
+            lease = self._lease(recording)
             assert lease is not None, "its own places are free"
         return self._bound(recording, lease, places, is_new=not planned.is_known)
 
@@ -302,19 +308,14 @@ class RecordingMaker:
         """Bind a recording's plan to places; kept for the next time. `is_new`: the plan was made
         for this."""
         device, plan, parts = self._device, recording.plan, recording.parts
-        # What the recording took is its first binding's, too.
-        claim: object = recording.claim if recording.each is None else None
         bound: BoundPlan | Callable[[], BoundPlan]
         addresses: Mapping[int, int] = {}
         if lease is None or parts is None:
             bound = device.backend.bind(plan, recording.programs, recording.bodies)
         else:
             addresses = recording.addresses_for(lease, places)
-            claimed = partial(device.host_memory.take_again, plan, lease.buffers)
-            bound = partial(parts.bound, device.backend, addresses, claimed)
-            if recording.has_code_anywhere(device.observers):
-                claim = claimed(0)
-            else:
+            bound = partial(parts.bound, device.backend, addresses, device.host_memory)
+            if not recording.has_code_anywhere(device.observers):
                 bound = bound()
         if isinstance(bound, BoundPlan) and recording.each is None:
             recording.was_bound(bound)
@@ -323,14 +324,16 @@ class RecordingMaker:
         index = device.recordings.bindings_made
         tally = Tally(plan, recording.each, addresses, is_new=is_new)
         device.history.add(index, tally)
-        binding = Binding(index, recording, bound, lease, addresses, tally, claim)
+        binding = Binding(index, recording, bound, lease, addresses, tally)
         if lease is None:
             recording.alone = binding
         else:
-            lease.bindings[places] = binding
-            most = MAX_LENT_BINDINGS if _reads_lent(places) else MAX_BINDINGS
-            while len(lease.bindings) > most:
-                lease.bindings.pop(next(iter(lease.bindings))).drop()
+            bindings = lease.bindings
+            bindings[places] = binding
+            if len(bindings) > 1:
+                most = MAX_LENT_BINDINGS if _reads_lent(places) else MAX_BINDINGS
+                while len(bindings) > most:
+                    bindings.pop(next(iter(bindings))).drop()
         if device.events.active:
             device.events.tell(PlanMade(index, binding.plan))
         return binding

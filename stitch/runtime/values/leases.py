@@ -48,8 +48,8 @@ class Lease(Generic[B]):
     """
 
     __slots__ = (
-        "again", "bindings", "buffers", "held", "holder", "instances", "is_lasting", "is_single",
-        "last_run", "values",
+        "again", "bindings", "buffers", "claim", "held", "holder", "instances", "is_lasting",
+        "is_single", "last_run", "values",
     )  # fmt: skip
 
     def __init__(
@@ -57,14 +57,16 @@ class Lease(Generic[B]):
         holder: LeaseHolder[B],
         buffers: tuple[BufferRecord, ...],
         instances: tuple[tuple[InstanceRecord, ...], ...],
+        claim: object = None,
         *,
         is_lasting: bool = True,
     ) -> None:
-        """`is_lasting`: values are handed out again (not in debug mode, where what is free is
-        poisoned)."""
+        """`claim`: what was taken of the host's memory for it, and perhaps others; `is_lasting`:
+        values are handed out again (not in debug mode, where what is free is poisoned)."""
         self.holder = holder
         self.buffers = buffers
         self.instances = instances
+        self.claim = claim
         #: Whether it is the place of one result with one instance.
         self.is_single = len(instances) == 1 and len(instances[0]) == 1
         self.is_lasting = is_lasting
@@ -202,7 +204,7 @@ class Lease(Generic[B]):
         if self in self.holder.leases:
             self.holder.leases.remove(self)
         self._leave_idle()
-        self.values = self.again = None
+        self.values = self.again = self.claim = None
         for buffer in self.buffers:
             others = [lease for lease in buffer.leases if lease is not self]
             buffer.sharers = tuple(others) if len(others) > 1 else ()

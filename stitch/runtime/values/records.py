@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -21,6 +22,10 @@ from stitch.runtime.values.state import (
     ValueRecord,
 )
 
+#: Of places that are taken at once: how many, of what part of free memory, and of how many bytes.
+AT_ONCE = 64
+PART_AT_ONCE = 8
+AT_ONCE_NBYTES = 1 << 20
 #: By space: (address, end), in order and apart.
 Ranges = Mapping[Space, Sequence[tuple[int, int]]]
 #: Over all devices: a tensor of another device never passes for one of this.
@@ -103,32 +108,39 @@ class Records:
         return used
 
     def lease(
-        self, buffers: Sequence[tuple[Buffer, int]], addresses: Sequence[int]
-    ) -> tuple[BufferRecord, ...]:
-        """Take free places for buffers, which come with the keys of their descriptors.
+        self, buffers: Sequence[tuple[Buffer, int]], places: Iterable[Sequence[int]]
+    ) -> list[list[BufferRecord]]:
+        """Take free places for buffers, which come with the keys of their descriptors, as often as
+        there are addresses for them.
 
-        Until they are a lease's (`begin_lease`) the records are not whole.
+        Until they are leases' (`begin_leases`) the records are not whole.
         """
         self.is_whole = False
         leased = []
-        for (buffer, key), address in zip(buffers, addresses, strict=True):
-            self._allocators[buffer.space].alloc_at(address, buffer.size_per_bank)
-            leased.append(self._add(buffer.desc, key, buffer.size_per_bank, address, buffer.origin))
-        return tuple(leased)
+        for addresses in places:
+            records = []
+            for (buffer, key), address in zip(buffers, addresses, strict=True):
+                size = buffer.size_per_bank
+                self._allocators[buffer.space].alloc_at(address, size)
+                records.append(self._add(buffer.desc, key, size, address, buffer.origin))
+            leased.append(records)
+        return leased
 
-    def begin_lease(self, lease: AnyLease) -> None:
-        """Its buffers, which come from `lease` or are another's too, are its own."""
-        key, mine = id(lease), [lease]
-        for buffer in lease.buffers:
-            others = buffer.leases
-            if others:
-                buffer.sharers = (*others, lease)
-            buffer.lease = lease
-        holder = lease.holder
+    def begin_leases(self, leases: Sequence[AnyLease]) -> None:
+        """Their buffers, which come from `lease` or are another's too, are the holder's own."""
+        for lease in leases:
+            for buffer in lease.buffers:
+                others = buffer.leases
+                if others:
+                    buffer.sharers = (*others, lease)
+                buffer.lease = lease
+        holder, by_key = leases[0].holder, {id(lease): lease for lease in leases}
+        # The first is the next to be taken.
+        idle = leases[::-1]
         # All at once: nothing can come in between these.
-        self.leases[key] = lease
-        holder.leases += mine
-        holder.idle += mine
+        self.leases |= by_key
+        holder.leases += leases
+        holder.idle += idle
         self.is_whole = True
 
     def end_lease(self, lease: PlaceOwner, *, with_bytes: bool = True) -> None:
@@ -157,21 +169,34 @@ class Records:
             self.revocations += 1
             self.end_lease(lease)
 
-    def outside_of(self, ranges: Ranges, buffers: Sequence[Buffer]) -> list[int] | None:
-        """Free addresses for buffers, outside of ranges; None where there are none. Nothing has
+    def at_once(self, buffers: Sequence[Buffer]) -> int:
+        """How many sets of such buffers may be taken before there is any use for all of them: a
+        small part of what is free, and of the host's memory; one at least."""
+        sizes: Counter[Space] = Counter()
+        for buffer in buffers:
+            sizes[buffer.space] += max(1, buffer.size_per_bank)
+        most = AT_ONCE
+        for space, size in sizes.items():
+            memory = self._spaces[space]
+            free, banks = memory.allocator.free_nbytes, memory.shape.banks
+            most = min(most, free // PART_AT_ONCE // size, AT_ONCE_NBYTES // (size * banks))
+        return max(1, most)
+
+    def outside_of(
+        self, ranges: Ranges, buffers: Sequence[Buffer], count: int
+    ) -> list[tuple[int, ...]]:
+        """Free addresses for so many sets of buffers, or fewer, outside of ranges. Nothing has
         changed afterwards."""
-        addresses: list[int] = []
-        taken = dict(ranges) if len(buffers) > 1 else ranges
+        addresses: list[list[int]] = []
         for buffer in buffers:
             space, size = buffer.space, buffer.size_per_bank
-            address = self._allocators[space].fit(size, taken.get(space, ()))
-            if address is None:
-                return None
-            addresses.append(address)
+            outside = ranges.get(space, ())
+            addresses.append(self._allocators[space].fit(size, outside, count))
             if len(buffers) > 1:
-                more = sorted([*taken.get(space, ()), (address, address + max(size, 1))])
-                taken = {**taken, space: more}
-        return addresses
+                more = [(address, address + max(size, 1)) for address in addresses[-1]]
+                ranges = {**ranges, space: sorted([*outside, *more])}
+            count = len(addresses[-1])
+        return list(zip(*addresses, strict=False)) if buffers else [()]
 
     def pinned(self) -> list[BufferRecord]:
         """The live buffers whose bytes somebody outside holds."""
