@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
@@ -45,6 +47,27 @@ def test_neighbouring_holes_become_one() -> None:
         allocator.free(address)
         allocator.check()
     assert allocator.holes() == ((0, 480),)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_for_several_are_those_that_are_found_one_by_one(seed: int) -> None:
+    drawn = random.Random(seed)
+    allocator = Allocator(0, 16 * 200, 16)
+    for _ in range(drawn.randrange(12)):
+        address = 16 * drawn.randrange(190)
+        if allocator.is_free(address, 100):
+            allocator.alloc_at(address, 100)
+    outside = [
+        (at, at + drawn.randrange(1, 300)) for at in range(0, 3200, drawn.randrange(400, 900))
+    ]
+    size, count = drawn.randrange(1, 200), drawn.randrange(12)
+    twin, one_by_one = allocator.clone(), list[int]()
+    while len(one_by_one) < count and (found := twin.fit(size, outside)):
+        twin.alloc_at(found[0], size)
+        one_by_one += found
+    places = allocator.fit(size, outside, count)
+    assert places == one_by_one
+    assert not any(at < end and start < at + size for at in places for start, end in outside)
 
 
 def test_an_unknown_address_cannot_be_freed() -> None:

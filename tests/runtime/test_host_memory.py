@@ -16,6 +16,7 @@ import pytest
 import stitch
 from stitch.budget import BUDGET, Budget, allowing
 from stitch.errors import OutOfMemoryError
+from stitch.runtime.values import records
 from tests.support.stitched_models import integers, one, scaled
 
 MIB = 1 << 20
@@ -355,3 +356,17 @@ def test_a_result_that_is_held_takes_its_own_bytes_alone() -> None:
         for keep in (2, 6)
     }
     assert least[6] - least[2] <= 4 * nbytes + 2 * step
+
+
+def test_claims_for_several_places_leave_no_less_to_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there is no memory for all of them, one takes what it needs."""
+    step = 1 << 16
+
+    def least() -> int:
+        return next(n for n in range(3 << 20, 12 << 20, step) if lasts_for(20, n, 14))
+
+    several = least()
+    monkeypatch.setattr(records, "AT_ONCE", 1)
+    assert several <= least() + step

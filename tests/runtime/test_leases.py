@@ -13,6 +13,7 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, Layout, Space, TensorDesc
+from stitch.report import memory_views
 from stitch.runtime import LoadedProgram
 from tests.support.stitched_models import (
     binary_op,
@@ -353,3 +354,72 @@ def test_what_was_wished_of_an_exported_result_is_not_wished_of_the_next() -> No
             device.flush()
             del y
             assert not one(pipeline(integers())).retain
+
+
+def test_places_for_results_that_are_kept_are_found_several_at_a_time() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, target=device.machine))])
+        held, changes = list[stitch.Tensor](), 0
+        for start in range(300):
+            generation = device.records.generation
+            held.append(one(pipeline(integers(start=start))))
+            changes += device.records.generation != generation
+        # 1, 2, 4, ..., and then as many each time as may be taken at once.
+        assert changes < 20
+        assert len({tensor.address for tensor in held}) == 300
+        for start, tensor in enumerate(held):
+            np.testing.assert_array_equal(tensor.numpy(), integers(start=start) * 2 + 1)
+        statistics = device.statistics()
+        assert statistics.plans_made <= 2
+        assert statistics.revocations == 0
+
+
+def test_places_that_no_result_has_taken_yet_are_free_memory() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, target=device.machine))])
+        empty = used(device)
+        held = [one(pipeline(integers(start=start))) for start in range(40)]
+        space, size = held[0].space, held[0]._record.instances[0].buffer.size_per_bank
+        assert leased(device) > 0
+        assert used(device) == {**empty, space: empty[space] + 40 * size}
+        view = memory_views(device)[space.value]
+        assert view["total_bytes_allocated_per_bank"] == used(device)[space]
+        assert view["total_bytes_leased_per_bank"] == leased(device) * size
+        held.clear()
+        device.flush()
+        assert used(device) == empty
+
+
+def test_places_that_no_result_has_taken_yet_are_the_first_to_be_given_up() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, target=device.machine))])
+        held = [one(pipeline(integers(start=start))) for start in range(40)]
+        idle = held.pop().address
+        device.flush()
+        fresh = leased(device) - 1
+        assert fresh > 0
+        order = [lease.buffers[0].address for lease in device.records.spare_leases()]
+        assert order[-1] == idle
+        # All of the space but what is held: nothing is moved, and what is held stays what it is.
+        space = held[0].space
+        banks = device.machine.shape.space(space).banks
+        rows = device.records.allocators[space].largest_hole // 64
+        wall = device.empty(TensorDesc((rows * banks, 16), Layout(F32, space)))
+        assert device.statistics().revocations >= fresh
+        assert "evict" not in device.explain()
+        for start, tensor in enumerate(held):
+            np.testing.assert_array_equal(tensor.numpy(), integers(start=start) * 2 + 1)
+        del wall
+
+
+def test_little_memory_is_taken_before_there_is_a_use_for_it() -> None:
+    with stitch.open_device("tiny") as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0))])
+        held = list[stitch.Tensor]()
+        for start in range(12):
+            held.append(one(pipeline(integers(start=start))))
+            space = held[-1].space
+            capacity = device.machine.shape.space(space).capacity
+            assert device.records.spare_bytes(space) <= capacity // 8
+        for start, tensor in enumerate(held):
+            np.testing.assert_array_equal(tensor.numpy(), integers(start=start) * 2 + 1)
