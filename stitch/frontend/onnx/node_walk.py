@@ -15,6 +15,7 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError, StitchError
+from stitch.frontend.onnx import classical, contrib
 from stitch.frontend.onnx.calls import (
     Expansion,
     Functions,
@@ -26,7 +27,6 @@ from stitch.frontend.onnx.calls import (
 from stitch.frontend.onnx.control_nodes import CONTROL_OPERATORS, ControlCall, lower_control
 from stitch.frontend.onnx.gradient_node import gradients
 from stitch.frontend.onnx.node_refusals import Refusals, Unsupported
-from stitch.frontend.onnx.other_domains import is_lowered, lowered
 from stitch.frontend.onnx.protos import (
     NEWEST_OPSET,
     OnnxModel,
@@ -57,6 +57,12 @@ MAX_DEPTH = 50
 
 GRADIENT = ("ai.onnx.preview.training", "Gradient")
 _KNOWN = frozenset((d.domain, d.name) for d in ops.operators())
+#: Those of other domains, and what ONNX Runtime puts among ONNX's own, by their lowerings.
+_LOWERINGS = {
+    **{("ai.onnx.ml", name): row for name, row in classical.LOWERINGS.items()},
+    **{("com.microsoft", name): row for name, row in contrib.LOWERINGS.items()},
+    **{("", name): row for name, row in contrib.OWN_DOMAIN_LOWERINGS.items()},
+}
 _OWN = frozenset(("", name) for name in {"Constant"} | CONTROL_OPERATORS | LIST_OPERATORS)
 
 
@@ -145,8 +151,8 @@ class Walk:
             return self._constant(call)
         if (domain, call.op) == GRADIENT:
             return self._gradient(call, scope)
-        if is_lowered(call.op, domain):
-            return lowered(self.builder, call)
+        if (domain, call.op) in _LOWERINGS:
+            return _LOWERINGS[domain, call.op].of(self.builder, call)
         inputs = tensors
         if (domain, node.op_type) in _KNOWN:
             if (domain, call.op) == ("", "Size") and inputs and inputs[0] is not None:
@@ -164,7 +170,7 @@ class Walk:
                 )
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
-        known = (domain, op) in _KNOWN | _OWN | {GRADIENT} or is_lowered(op, domain)
+        known = (domain, op) in _KNOWN | _OWN | {GRADIENT} | _LOWERINGS.keys()
         return known or self._functions.has_schema(op, domain, version)
 
     def _apply(self, call: NodeCall) -> Sequence[Bound]:

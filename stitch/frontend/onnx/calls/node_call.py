@@ -102,12 +102,30 @@ _MakeOne = Callable[[ComputationGraphBuilder, NodeCall], SymbolicTensor]
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """How an operator is lowered, and all that it may be given; `results` are their indices."""
+    """How an operator is lowered, and all that it may be given; `results` are their indices.
+
+    What a lowering does not know (an attribute, an operand, a result) is refused, never passed
+    over.
+    """
 
     make: _Make
     operands: int
     attributes: frozenset[str]
     results: tuple[int, ...]
+
+    def of(self, builder: ComputationGraphBuilder, call: NodeCall) -> Results:
+        """The results of a node; raises `CompileError`, `FormatError`."""
+        strange = sorted(call.attributes.keys() - self.attributes)
+        given = [i for i, one in enumerate(call.inputs) if one is not None]
+        strange += [f"operand {i}" for i in given if i >= self.operands]
+        wanted = [i for i, name in enumerate(call.outputs) if name]
+        strange += [f"result {i}" for i in wanted if i not in self.results]
+        if strange:
+            domain = f"{call.domain}." if call.domain else ""
+            raise call.refused(
+                f"operator {domain}{call.op} is not supported with {', '.join(strange)}"
+            )
+        return self.make(builder, call)
 
 
 def to_one(make: _MakeOne, operands: int, attributes: str = "") -> Lowering:
