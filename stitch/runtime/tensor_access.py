@@ -98,9 +98,11 @@ class TensorAccess(Lifetime):
 
     def elements(self, value: ValueRecord) -> Array:
         """As `read`, for those who hold the lock."""
-        if value.status is not READY or self.is_unsettled(value):
+        # Written out: `is_unsettled` takes a tenth of the time.
+        if (value.status is not READY or value.consumed or self.is_closed
+                or self.tasks.running is not None or not self.records.is_whole):  # fmt: skip
             self.settle_now(value)
-        if not self.backend.executor.computes:
+        if not self.contents.has_data:
             raise TaskError(
                 "the null executor computes no data, so there is nothing to read",
                 remedy="open the device with executor='numpy'",
