@@ -16,6 +16,7 @@ from stitch.planner import (
     Instance,
     Plan,
     PlanRequest,
+    Relocate,
     after_steps,
     check_plan,
     plan,
@@ -152,6 +153,18 @@ def test_what_leaves_l1_sends_another_from_dram_to_the_host() -> None:
     scene.run(program("p", [], [desc_of(2048)]), keep=True)
     made = sound(plan(scene.request()))
     assert ways_out(made) == {(DRAM, Space.HOST): 1, (L1, DRAM): 1}
+
+
+def test_what_bounces_passes_through_the_host_where_dram_is_full_of_what_the_task_reads() -> None:
+    scene = Scene(without_path(machine_with(l1_nbytes=2048, dram_nbytes=4096), L1, L1))
+    read = scene.tensor(desc_of(1024, DRAM), 0, keep=True)
+    scene.tensor(desc_of(512), 1536, keep=True)
+    scene.run(program("p", [desc_of(1024, DRAM)], [desc_of(1536)]), read, keep=True)
+    made = sound(plan(scene.request()))
+    (move,) = made.copies
+    assert isinstance(move, Relocate) and move.stage_space is Space.HOST
+    with pytest.raises(OutOfMemoryError, match="dram cannot hold staging of a bounce for 'p'"):
+        plan(scene.request(), spills=False)
 
 
 def test_a_forged_certificate_of_an_eviction_to_the_host_is_found() -> None:

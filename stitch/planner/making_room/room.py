@@ -269,7 +269,12 @@ def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> N
     def take_room(space: Space, size: int) -> int:
         staging = RoomDemand(space, f"a bounce for {demand.purpose}", set(state.locked))
         staging.floating.append((size, "staging"))
-        (address,) = make_room(state, staging)
+        take_back = state.attempt()
+        try:
+            (address,) = make_room(state, staging)
+        except OutOfMemoryError:
+            take_back()
+            raise
         state.claimed.append((space, address, size))
         return address
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from stitch.errors import LayoutError
+from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import footprint, round_up
 from stitch.packing import gaps_between
 from stitch.planner.certificate import Certificate, CostCertificate
@@ -29,18 +29,30 @@ def relocation(
     """The step that moves buffers (by number) of a space to `targets`; nothing else changes yet.
 
     Raises `LayoutError` where the machine cannot carry bytes inside the space by any way, and what
-    `take_room` raises where bytes have to leave the space and find no room beside it.
+    `take_room` raises where bytes have to leave the space and find no room in any beside it.
     """
-    return _Relocation(state, space, targets).step(purpose, take_room)
+    refused: OutOfMemoryError | None = None
+    for beside in _beside(state, space):
+        try:
+            return _Relocation(state, space, targets, beside).step(purpose, take_room)
+        except OutOfMemoryError as error:
+            refused = refused or error
+    assert refused is not None
+    try:
+        raise refused
+    finally:
+        del refused  # Else it would keep itself alive, and all that its callers hold.
 
 
 class _Relocation:
     """What moves, what is free beside it, and what that costs."""
 
-    def __init__(self, state: Residency, space: Space, targets: dict[int, int]) -> None:
+    def __init__(
+        self, state: Residency, space: Space, targets: dict[int, int], beside: Space
+    ) -> None:
         self.state, self.space, self.targets = state, space, targets
         self.shape = state.shape(space)
-        self.prices = Prices(state.machine, space, _beside(state, space))
+        self.prices = Prices(state.machine, space, beside)
         self.beside = state.shape(self.prices.beside)
         moving = [state.buffers[number] for number in sorted(targets)]
         self.moves = [Move(b.address or 0, targets[b.number], b.size_per_bank) for b in moving]
@@ -159,8 +171,9 @@ def _pieces(move: Move, most: int) -> Iterator[Move]:
         yield Move(move.source + at, move.target + at, min(most, move.size - at))
 
 
-def _beside(state: Residency, space: Space) -> Space:
-    """Where bytes of a space wait: DRAM, the host for those of DRAM; connected if possible."""
+def _beside(state: Residency, space: Space) -> list[Space]:
+    """Where bytes of a space can wait: in DRAM, on the host for those of DRAM, connected if
+    possible; and farther out, where tensors of the space may go too."""
     machine = state.machine
     others = [s for s in (Space.DRAM, Space.HOST, Space.L1)
               if s is not space and s in machine.shape.spaces]  # fmt: skip
@@ -169,4 +182,6 @@ def _beside(state: Residency, space: Space) -> Space:
             f"machine {machine.name!r} can move nothing inside {space.value}",
             remedy="describe a path inside the space, or a second space",
         )
-    return min(others, key=lambda s: not (machine.path(space, s) and machine.path(s, space)))
+    connected = [s for s in others if machine.path(space, s) and machine.path(s, space)]
+    farther = [s for s in state.outlets(space) if s in connected[1:]]
+    return [*connected[:1], *farther] or others[:1]
