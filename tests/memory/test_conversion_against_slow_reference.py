@@ -10,6 +10,8 @@ import itertools
 import math
 import random
 import struct
+from bisect import bisect_left
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,9 +109,16 @@ def slot_of(
     return offset, face * 256 + (y % 16) * 16 + x % 16
 
 
-@functools.lru_cache(maxsize=4096)
 def slots_of(desc: TensorDesc, machine: MachineShape) -> NDArray[np.int64]:
-    """`slot_of` of every element, in row-major order."""
+    """`slot_of` of every element, in row-major order: the same for all types of one size."""
+    kind = desc.layout.data_type
+    if not kind.is_block:
+        kind = next(k for k in DataType if not k.is_block and k.itemsize == kind.itemsize)
+    return _slots_of(TensorDesc(desc.shape, replace(desc.layout, data_type=kind)), machine)
+
+
+@functools.cache
+def _slots_of(desc: TensorDesc, machine: MachineShape) -> NDArray[np.int64]:
     bank_nbytes = footprint(desc, machine).size_per_bank
     slots = [slot_of(desc, machine, bank_nbytes, index) for index in np.ndindex(desc.shape)]
     return np.array(slots, np.int64).reshape(-1, 2)
@@ -174,14 +183,15 @@ def slow_narrow(value: float, before: DataType, kind: DataType) -> int:
     if kind is DataType.FLOAT8_E8M0:
         if math.isnan(value):
             return 255
-        return next((c for c in range(255) if 2.0 ** (c - 127) >= abs(value)), 254)
+        return bisect_left(range(254), abs(value), key=lambda c: 2.0 ** (c - 127))
     sign = 1 << (kind.bits - 1) if math.copysign(1, value) < 0 else 0
     if math.isnan(value):
         number = np.array([value], np.float32).astype(kind.dtype)
         return int(number.view(np.uint8)[0])
     table = finite_codes(kind)
     size = abs(value)
-    code = next((c for v, c in table if v >= size), table[-1][1])
+    at = bisect_left(table, size, key=lambda known: known[0])
+    code = table[min(at, len(table) - 1)][1]
     if code and size < table[code][0]:
         below, above = table[code - 1][0], table[code][0]
         closer = (size - below) - (above - size)
