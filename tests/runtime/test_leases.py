@@ -365,7 +365,7 @@ def test_places_for_results_that_are_kept_are_found_several_at_a_time() -> None:
             held.append(one(pipeline(integers(start=start))))
             changes += device.records.generation != generation
         # 1, 2, 4, ..., and then as many each time as may be taken at once.
-        assert changes < 20
+        assert changes < 30
         assert len({tensor.address for tensor in held}) == 300
         for start, tensor in enumerate(held):
             np.testing.assert_array_equal(tensor.numpy(), integers(start=start) * 2 + 1)
@@ -412,16 +412,18 @@ def test_places_that_no_result_has_taken_yet_are_the_first_to_be_given_up() -> N
         del wall
 
 
-def test_little_memory_is_taken_before_there_is_a_use_for_it() -> None:
-    with stitch.open_device("tiny") as device:
-        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0))])
+@pytest.mark.parametrize("machine", ["tiny", "wormhole_n150"])
+def test_little_memory_is_taken_before_there_is_a_use_for_it(machine: str) -> None:
+    """In a small space places are taken one at a time: what nobody used yet would bar the way."""
+    with stitch.open_device(machine) as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, target=device.machine))])
         held, most = list[stitch.Tensor](), 0
         for start in range(16):
             held.append(one(pipeline(integers(start=start))))
             space, records = held[-1].space, device.records
             spare = records.spare_bytes(space)
-            assert spare <= records.allocators[space].free_nbytes // 8
+            assert spare <= records.allocators[space].free_nbytes // 256
             most = max(most, spare)
-        assert most > 0
+        assert (most > 0) == (machine == "wormhole_n150")
         for start, tensor in enumerate(held):
             np.testing.assert_array_equal(tensor.numpy(), integers(start=start) * 2 + 1)
