@@ -22,8 +22,8 @@ from stitch.runtime.values.state import (
     ValueRecord,
 )
 
-#: Of places that are taken at once: how many, of what part of free memory (of an eighth, plans near a
-#: full space found their way barred by places that nobody used yet), and of how many bytes.
+#: Of places that are taken at once: how many, of what part of free memory (of an eighth, plans near
+#: a full space found their way barred by places that nobody used yet), and of how many bytes.
 AT_ONCE = 64
 PART_AT_ONCE = 256
 AT_ONCE_NBYTES = 1 << 20
