@@ -98,9 +98,7 @@ class TensorAccess(Lifetime):
 
     def elements(self, value: ValueRecord) -> Array:
         """As `read`, for those who hold the lock."""
-        # Written out: `is_unsettled` takes a tenth of the time.
-        if (value.status is not READY or value.consumed or self.is_closed
-                or self.tasks.running is not None or not self.records.is_whole):  # fmt: skip
+        if self.is_unsettled(value):
             self.settle_now(value)
         if not self.contents.has_data:
             raise TaskError(

@@ -12,6 +12,7 @@ import pytest
 
 import stitch
 from stitch.graph import ComputationGraphBuilder
+from stitch.planner import Buffer
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.report import memory_views
 from stitch.runtime import LoadedProgram
@@ -427,3 +428,18 @@ def test_little_memory_is_taken_before_there_is_a_use_for_it(machine: str) -> No
         assert (most > 0) == (machine == "wormhole_n150")
         for start, tensor in enumerate(held):
             np.testing.assert_array_equal(tensor.numpy(), integers(start=start) * 2 + 1)
+
+
+def test_places_for_one_set_are_found_where_several_do_not_fit() -> None:
+    """A gap for four buffers is no gap for four sets of two, but for one it is."""
+    with stitch.open_device("tiny") as device:
+        desc = TensorDesc((64,), Layout(F32, Space.L1))
+        held, allocator = device.empty(desc), device.records.allocators[Space.L1]
+        buffer, end = held._record.instances[0].buffer, allocator.limit
+        size = buffer.size_per_bank
+        wanted = [Buffer(n, Space.L1, None, size, desc, "a result") for n in range(2)]
+        (top,) = allocator.fit(4 * size)
+        gap = {Space.L1: [(0, top), (top + 4 * size, end)]}
+        places = device.records.outside_of(gap, wanted, 4)
+        assert places and {at for at in places[0] if top <= at < top + 4 * size} == set(places[0])
+        assert len(set(places[0])) == 2

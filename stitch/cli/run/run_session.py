@@ -20,6 +20,7 @@ from stitch.cli.device_costs import check_room, copies_inside, memory_text, plan
 from stitch.cli.module_files import machine_for, read_modules, told_apart, with_program
 from stitch.cli.output_checks import RECORD, RESULT, TRACE, OutputChecks, array_kind
 from stitch.cli.rehearsal import MOST_RUNS, Load, advise
+from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
 from stitch.cli.run.run_outputs import (
     Destinations,
     Tolerances,
@@ -31,8 +32,6 @@ from stitch.cli.run.run_outputs import (
 )
 from stitch.cli.run.run_report import (
     Measured,
-    add_artifacts,
-    artifact_kinds,
     copies_text,
     leaks,
     progress,

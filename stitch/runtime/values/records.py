@@ -189,15 +189,20 @@ class Records:
         """Free addresses for so many sets of buffers, or fewer, outside of ranges. Nothing has
         changed afterwards."""
         addresses: list[list[int]] = []
+        taken, most = ranges, count
         for buffer in buffers:
             space, size = buffer.space, buffer.size_per_bank
-            outside = ranges.get(space, ())
-            addresses.append(self._allocators[space].fit(size, outside, count))
+            outside = taken.get(space, ())
+            addresses.append(self._allocators[space].fit(size, outside, most))
             if len(buffers) > 1:
                 more = [(address, address + max(size, 1)) for address in addresses[-1]]
-                ranges = {**ranges, space: sorted([*outside, *more])}
-            count = len(addresses[-1])
-        return list(zip(*addresses, strict=False)) if buffers else [()]
+                taken = {**taken, space: sorted([*outside, *more])}
+            most = len(addresses[-1])
+        places: list[tuple[int, ...]] = list(zip(*addresses, strict=False)) if buffers else [()]
+        if not places and count > 1:
+            # As often as that the first may leave no room for the others.
+            return self.outside_of(ranges, buffers, 1)
+        return places
 
     def pinned(self) -> list[BufferRecord]:
         """The live buffers whose bytes somebody outside holds."""
