@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -232,6 +234,26 @@ def test_room_for_empty_that_is_not_there_is_out_of_memory() -> None:
             device.empty(TensorDesc((4096, 64), Layout(F32, Space.L1)))
         assert refused.value.exit_code == 5
         assert used(device)["l1"] == 0
+
+
+@pytest.mark.parametrize("window", [1, 8, 64])
+def test_what_was_held_when_memory_ran_out_is_free_once_that_is_handled(window: int) -> None:
+    """An error that lies in a cycle keeps all frames that it passed, until garbage is collected."""
+
+    def fill(program: LoadedProgram) -> int:
+        exports: list[Array] = []
+        with contextlib.suppress(stitch.OutOfMemoryError):
+            while len(exports) < 1000:
+                exports.append(np.from_dlpack(one(program(integers()))))
+        return len(exports)
+
+    with stitch.open_device("tiny", window=window) as device:
+        program = device.load(scaled("a", 2.0))
+        gc.disable()
+        try:
+            assert 20 < fill(program) == fill(program) == fill(program) < 1000
+        finally:
+            gc.enable()
 
 
 def test_what_was_finished_before_a_failure_keeps_its_bytes_in_debug_mode() -> None:

@@ -236,10 +236,11 @@ class RecordingMaker:
         records = self._device.records
         passing = _passing(window, kept)
         spare = records.spare_leases()
-        first: StitchError | None = None
         best: tuple[Plan, Picture, list[AnyLease]] | None = None
-        # How many leases were given up last; where all stay anyway, the first picture is true.
-        given_up = -1 if passing else 0
+        # Nothing given up, then the older half, then all; where all stay anyway, the first picture
+        # is true.
+        counts = dict.fromkeys((0, len(spare) // 2, len(spare)))
+        to_try = [count for count in counts if passing or count]
         try:
             plan, picture = self._plan(window, kept, (), passing)
             effects = effects_of(plan, records.desc_key)
@@ -247,25 +248,24 @@ class RecordingMaker:
                 return Planned(plan, picture, [], True)
             if not passing:
                 best = plan, picture, []
-        except StitchError as error:
-            first = error
-        # Nothing given up, then the older half, then all; the first is kept unless more saves time.
-        for leases in (spare[:0], spare[: len(spare) // 2], spare):
+        except StitchError:
+            # No name keeps it: its own frames would, and with them all that a caller holds.
+            if not to_try:
+                raise
+        # The first is kept unless more saves time.
+        for count in to_try:
             if best is not None and not best[0].is_pressed:
                 break
-            if len(leases) <= given_up:
-                continue
-            given_up = len(leases)
+            leases = spare[:count]
             try:
                 plan, picture = self._plan(window, kept, leases, ())
-            except StitchError as error:
-                first = error
+            except StitchError:
+                if best is None and count == to_try[-1]:
+                    raise
                 continue
             if best is None or foreseen_cost(plan) < foreseen_cost(best[0]):
                 best = plan, picture, leases
-        if best is None:
-            assert first is not None
-            raise first
+        assert best is not None, "the last that failed was raised"
         plan, picture, leases = best
         return Planned(plan, picture, leases, False)
 

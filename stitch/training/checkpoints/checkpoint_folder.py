@@ -226,6 +226,10 @@ class CheckpointFolder:
                     raise
                 note(f"{path.name} is passed over: {error.what}")
                 last = error
-        if last is not None:
+        if last is None:
+            return None
+        try:
             raise last
-        return None
+        finally:
+            # Else it is in a frame that it keeps, and stays until garbage is collected.
+            del last
