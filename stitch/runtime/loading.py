@@ -1,8 +1,8 @@
 """Loading: a program of a binary becomes an agent of a device, its constants get addresses.
 
 A file may claim anything. The `ttb` room has checked it and the program's structure; here operators
-and the machine are known as well, so types are inferred anew and every intermediate value must lie
-in the scratch.
+and the machine are known as well, so types are inferred anew, every intermediate value must lie in
+the scratch, and an output may lie on an input only where that is proved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from stitch.errors import CompileError, FormatError, IncompatibleError, Problem
-from stitch.linker import SCRATCH_ALIGNMENT
+from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs
 from stitch.machine import Machine, MachineShape, footprint, machine_names
 from stitch.ops import infer_operation, lookup, program_work
 from stitch.program import ABSENT, Program
@@ -70,15 +70,34 @@ def _targets(here: str, there: str) -> str:
 
 
 def check_program(program: Program, machine: MachineShape) -> None:
-    """Raise `CompileError` for types that do not follow, `FormatError` for a bad scratch."""
+    """Raise `CompileError` for types that do not follow, `FormatError` for values whose places do
+    not go together."""
     check_types(program)
-    problems = tuple(scratch_problems(program, machine))
-    if problems:
-        raise FormatError(
-            f"the intermediate values of program {program.name!r} do not lie in its scratch",
-            problems=problems[:16],
-            remedy="compile the module again",
-        )
+    for what, problems in (
+        ("the intermediate values of program {} do not lie in its scratch",
+         tuple(scratch_problems(program, machine))),
+        ("program {} overwrites what it still reads", tuple(alias_problems(program))),
+    ):  # fmt: skip
+        if problems:
+            raise FormatError(
+                what.format(repr(program.name)),
+                problems=problems[:16],
+                remedy="compile the module again",
+            )
+
+
+def alias_problems(program: Program) -> Iterator[Problem]:
+    """Every output that takes the buffer of an input without a proof that this harms nobody."""
+    aliased = [at for at, slot in enumerate(program.outputs) if slot.aliases_input is not None]
+    proofs = AliasProofs(program) if aliased else None
+    for at in aliased:
+        slot = program.outputs[at]
+        assert proofs is not None and slot.aliases_input is not None
+        obstacle = proofs.obstacle(at, slot.aliases_input)
+        if obstacle is not None:
+            source = program.inputs[slot.aliases_input].name
+            yield Problem("unproved_alias", f"output {at} ({slot.name})",
+                          f"it may not lie on input {source!r}: {obstacle}")  # fmt: skip
 
 
 def check_types(program: Program) -> None:

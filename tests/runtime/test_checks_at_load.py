@@ -8,7 +8,8 @@ import pytest
 
 import stitch
 from stitch.errors import CompileError, FormatError
-from stitch.program import Program, Value
+from stitch.graph import ComputationGraphBuilder
+from stitch.program import Ownership, Program, Value
 from stitch.ttb import Binary, encode
 from tests.support.stitched_models import scaled
 
@@ -58,3 +59,26 @@ def test_types_that_do_not_follow_are_refused() -> None:
     other = replace(value, type=replace(value.type, shape=(3, 3)))
     with stitch.open_device("tiny") as device, pytest.raises(CompileError, match="does not make"):
         device.load(damaged(program, other, index))
+
+
+@pytest.mark.parametrize(
+    "reads_later, why", [(True, "still reads input 'x' afterwards"), (False, "not elementwise")]
+)
+def test_an_output_on_an_input_that_is_not_proved_to_be_done_with_is_refused(
+    reads_later: bool, why: str
+) -> None:
+    """The compiler proves each alias; what a file claims would be computed over live elements."""
+    b = ComputationGraphBuilder("forged")
+    x = b.input("x", (8, 8), "float32", ownership=Ownership.DONATE)
+    b.output("y", x + 1.0 if reads_later else b.op("Transpose", x, perm=[1, 0]))
+    if reads_later:
+        b.output("later", x * 2.0)
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    binary = stitch.compile(b.build(), target="tiny", wishes=wishes).binary
+    program = binary.programs[0]
+    slots = tuple(
+        replace(slot, aliases_input=0 if slot.name == "y" else None) for slot in program.outputs
+    )
+    forged = encode(replace(binary, programs=(replace(program, outputs=slots),)))
+    with stitch.open_device("tiny") as device, pytest.raises(FormatError, match=why):
+        device.load(forged)

@@ -50,6 +50,9 @@ All numbers are little-endian; positions are counted from the start of the file.
 5. Segments: alignment, bounds, overlap, the end of the file.
 6. The program: indices, names, layouts, constants' types and lengths.
 7. A segment's CRC-32: on first use, or at once with full verification.
+8. Where a device loads a program: every operation's types, inferred anew; intermediate values in
+   the scratch, apart while they are read; an output lies on a donated input only where an
+   elementwise operation writes it, reads that input itself, and nothing reads it afterwards.
 
 All defects found are reported together. Whatever the bytes, the outcome is a binary or a
 `FormatError` (`IncompatibleError` for another version or an unknown feature).
