@@ -76,8 +76,8 @@ class KnownRun(Generic[D]):
     def binding(self, device: RuntimeDevice) -> Binding | None:
         """How the recording is bound to an idle lease, perhaps a new one, and these places. None
         where no memory is left for that."""
-        idle = self.recording.idle
-        binding = idle[-1].bindings.get(self.places) if idle else None
+        lease = self.recording.ready()
+        binding = None if lease is None else lease.bindings.get(self.places)
         if binding is not None and binding.serves(device.observers):
             return binding
         return device.maker.another(self.recording, self.places)

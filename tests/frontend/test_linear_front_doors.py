@@ -1,14 +1,12 @@
 """Every front door is linear in what comes through it: four times the file is four times the work.
 
-Work is counted, not timed: the lines of Python that run, a round of a comprehension as one.
+Work is counted, not timed.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from stitch.graph import ComputationGraph, as_json, from_json
 from stitch.machine import load_machine
 from stitch.machine.description import parse_machine
 from stitch.ttb import Binary, encode, load
+from tests.support.lines_run import lines_run
 
 #: Elements of the shorter file; the longer one has four times as many.
 FEW = 24
@@ -33,24 +32,6 @@ FEW = 24
 MOST = 5.0
 MACHINE = load_machine("wormhole_n150")
 Work = Callable[[], object]
-
-
-def lines_run(work: Work) -> int:
-    """How many lines of Python a piece of work runs."""
-    count = 0
-
-    def on_line(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return on_line
-
-    before = sys.gettrace()
-    sys.settrace(on_line)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def assert_linear(work_on: Callable[[int], Work]) -> None:

@@ -20,7 +20,8 @@ from stitch.runtime.backends import BoundStep, LocalBackend
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import lend, take_back
 from stitch.runtime.recording import bound_parts, recording, recording_maker, recordings
-from tests.support.stitched_models import integers, model, one, scaled, several
+from tests.support.lines_run import lines_run
+from tests.support.stitched_models import integers, model, one, scaled, several, used
 
 #: Results that are held at a time, in places drawn at random.
 SLOTS = 20
@@ -255,6 +256,68 @@ def test_all_results_are_kept_without_a_plan_for_each() -> None:
             x = integers(start=number % 9)
             np.testing.assert_array_equal(kept[2 * number].numpy(), x * 2)
             np.testing.assert_array_equal(kept[2 * number + 1].numpy(), x - 1)
+
+
+#: Which of two results a pass keeps, of all that are made.
+KEPT: dict[str, Callable[[int], tuple[int, ...]]] = {
+    "both": lambda number: (0, 1), "the first": lambda number: (0,),
+    "the second": lambda number: (1,), "in turn": lambda number: (number % 2,),
+    "one, and the other at times": lambda number: (0,) if number % 5 else (1,),
+    "the first, and the other for a pass": lambda number: (0,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [1, 64])
+@pytest.mark.parametrize("way", KEPT)
+def test_a_pass_takes_no_more_work_the_more_results_are_kept(way: str, window: int) -> None:
+    with stitch.open_device("wormhole_n150", window=window) as device:
+        pipe = stitch.Pipeline([device.load(two_outputs())])
+        kept: list[tuple[int, int, stitch.Tensor]] = []
+
+        def run(passes: int) -> None:
+            for number in range(passes):
+                results = several(pipe(integers(start=number % 9)))
+                kept.extend((number, place, results[place]) for place in KEPT[way](number))
+                if way != "the first, and the other for a pass":
+                    del results
+
+        run(60)
+        few = lines_run(lambda: run(60))
+        run(700)
+        assert lines_run(lambda: run(60)) <= 1.5 * few
+        for number, place, tensor in kept[::7]:
+            x = integers(start=number % 9)
+            np.testing.assert_array_equal(tensor.numpy(), x - 1 if place else x * 2)
+
+
+def test_places_that_are_shared_find_their_way_back() -> None:
+    """Whoever has a place together with others may end while its result lies there."""
+    with stitch.open_device("wormhole_n150") as device:
+        pipe = stitch.Pipeline([device.load(two_outputs())])
+        empty, ended = used(device), 0
+        drawn, held = random.Random(5), dict[int, tuple[int, int, stitch.Tensor]]()
+        for number in range(600):
+            results = several(pipe(integers(start=number % 7)))
+            place = drawn.randrange(2) if number > 200 else 0
+            held[drawn.randrange(SLOTS)] = number, place, results[place]
+            del results
+            if number % 30 == 29:
+                device.flush()
+                spare = device.records.spare_leases()
+                ended += sum(lease.shares and lease.held > 0 for lease in spare[::2])
+                device.records.revoke(spare[::2])
+            for lease in device.records.leases.values():
+                lying = [b for b in lease.buffers if b.lease is lease and not b.is_spare]
+                assert lease.held == len(lying)
+                assert (lease in lease.holder.idle) == (not lying)
+        assert ended > 20
+        for number, place, tensor in held.values():
+            x = integers(start=number % 7)
+            np.testing.assert_array_equal(tensor.numpy(), x - 1 if place else x * 2)
+        del tensor
+        held.clear()
+        device.flush()
+        assert used(device) == empty
 
 
 @pytest.mark.parametrize("debug", [False, True])

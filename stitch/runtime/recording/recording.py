@@ -272,8 +272,12 @@ class Recording(LeaseHolder["Binding"]):
             self._move_results_out(records, works, claim)
             if not self.holds(records):
                 return None
-        if self.idle:
-            return self.idle[-1]
+        while self.idle:
+            lease = self.ready()
+            if lease is not None:
+                return lease
+            # What it shares is held: from now on each has a place of its own for that.
+            records.end_lease(self.idle[-1])
         results = [buffer for buffer, _ in self.effects.made]
         own = [buffer.address or 0 for buffer in results]
         is_first = not self.leases and all(
@@ -286,11 +290,9 @@ class Recording(LeaseHolder["Binding"]):
         for spare_places in self._never_held, self._spare_places:
             spare = spare_places()
             wanted = [buffer for buffer, place in zip(results, spare, strict=True) if place is None]
-            # Where each has places of its own alone, as many again as there are.
-            count = 1
-            if len(wanted) == len(results):
-                most = min(len(self.leases), self._most_leases() // PART_AT_ONCE)
-                count = max(1, min(most, records.at_once(wanted)))
+            # As many again as there are.
+            most = min(len(self.leases), self._most_leases() // PART_AT_ONCE)
+            count = max(1, min(most, records.at_once(wanted)))
             places = self._apart(records, works, wanted, count)
             if places:
                 return self._another(records, claim, places, spare)
@@ -338,17 +340,11 @@ class Recording(LeaseHolder["Binding"]):
         """The place that all leases share, for each result that was never found to be held; one
         that was has a place of its own in each lease from then on. Places that were combined as
         they come free would be bound in each combination."""
-        for number in range(len(self.effects.made)):
-            if number not in self.held_results and not all(
-                lease.buffers[number].is_spare for lease in self.leases
-            ):
-                self.held_results.add(number)
-        return [
-            None
-            if not self.leases or number in self.held_results
-            else self.leases[0].buffers[number]
-            for number in range(len(self.effects.made))
-        ]
+        if not self.leases:
+            return [None] * len(self.effects.made)
+        shared = self.leases[0].buffers
+        self.held_results |= {n for n, place in enumerate(shared) if not place.is_spare}
+        return [None if n in self.held_results else place for n, place in enumerate(shared)]
 
     def _spare_places(self) -> list[BufferRecord | None]:
         """For each result a place of a lease in which nothing lies, where there is one."""

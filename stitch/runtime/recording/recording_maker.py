@@ -74,9 +74,10 @@ class RecordingMaker:
         binding: Binding | None = None
         if variants and not device.copies_forbidden:
             recording = variants[0]
-            if recording.generation == device.records.generation and recording.idle:
+            lease = recording.ready()
+            if recording.generation == device.records.generation and lease is not None:
                 # The steady state: all is as it was when this ran last.
-                binding = recording.idle[-1].bindings.get(places)
+                binding = lease.bindings.get(places)
                 if binding is not None and binding.serves(device.observers):
                     if self._next_uses.is_wanted:
                         self._next_uses.note(window)

@@ -26,7 +26,7 @@ B = TypeVar("B", bound=Bound)
 
 
 class LeaseHolder(Generic[B]):
-    """Who has leases: `leases` are all that it has, `idle` those that nobody holds.
+    """Who has leases: `leases` are all that it has, `idle` those none of whose results is held.
 
     The last one that was given back is the next to be taken: what was touched last is in caches.
     """
@@ -39,17 +39,25 @@ class LeaseHolder(Generic[B]):
         #: for ever.
         self.makes_way = False
 
+    def ready(self) -> Lease[B] | None:
+        """The idle one that is next to be taken; None where there is none, or it is blocked."""
+        if not self.idle or (self.idle[-1].shares and self.idle[-1].is_blocked):
+            return None
+        return self.idle[-1]
+
 
 class Lease(Generic[B]):
     """One set of places. `instances`: for each result where its value lies, all of its instances.
 
-    `held`: how many of its buffers somebody uses; at 0 it is idle. Leases of one holder share
-    buffers: where one result of a run is held, only that one's place is another in the next.
+    `held`: in how many of its buffers results of its own are; at 0 it is idle. Leases of one holder
+    share buffers: where one result of a run is held, only that one's place is another in the next.
+    What is shared belongs to the one whose result is there, or was there last (`buffer.lease`); the
+    others are told nothing, and look (`is_blocked`) when their turn comes.
     """
 
     __slots__ = (
         "again", "bindings", "buffers", "claim", "held", "holder", "instances", "is_lasting",
-        "is_single", "last_run", "values",
+        "is_single", "last_run", "shares", "values",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +78,8 @@ class Lease(Generic[B]):
         #: Whether it is the place of one result with one instance.
         self.is_single = len(instances) == 1 and len(instances[0]) == 1
         self.is_lasting = is_lasting
+        #: Whether another has, or had, one of its buffers too.
+        self.shares = False
         self.held = 0
         #: The values of its last run, as `instances`, while each is as that run left it.
         self.values: list[ValueRecord] | None = None
@@ -94,8 +104,7 @@ class Lease(Generic[B]):
         for buffer in buffers:
             if buffer.users:
                 buffer.users = []
-            if buffer.sharers:
-                self._use(buffer)
+            buffer.lease = self
         for number, instances in enumerate(self.instances):
             value = values[number]
             for instance in instances:
@@ -110,6 +119,11 @@ class Lease(Generic[B]):
         # With nothing of its own it is always idle.
         self.values = values if buffers else None
         self.again = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something lies in a place that it shares, though it is idle itself."""
+        return self.shares and any(buffer.users or buffer.pins for buffer in self.buffers)
 
     def _leave_idle(self) -> None:
         idle = self.holder.idle
@@ -126,13 +140,12 @@ class Lease(Generic[B]):
         self._leave_idle()
         self.held = len(self.buffers)
         self.last_run = now
-        for buffer in self.buffers:
-            if buffer.sharers:
-                self._use(buffer)
         for value in values:
             value.status = READY
             value.last_used = now
-            value.instances[0].buffer.users.append(value)
+            buffer = value.instances[0].buffer
+            buffer.lease = self
+            buffer.users.append(value)
         return values
 
     def put_back(self, value: ValueRecord) -> bool:
@@ -143,11 +156,8 @@ class Lease(Generic[B]):
         instances = value.instances
         if self.values is None or len(instances) != 1:
             return False
-        buffer = instances[0].buffer
         value.status = FREED
-        buffer.users.clear()
-        if buffer.sharers:
-            self._leave(buffer)
+        instances[0].buffer.users.clear()
         self.held -= 1
         if not self.held:
             self.holder.idle.append(self)
@@ -171,32 +181,16 @@ class Lease(Generic[B]):
     def give_back(self, buffer: BufferRecord) -> None:
         """One of its buffers has lost its last user."""
         self.values = self.again = None
-        if buffer.sharers:
-            self._leave(buffer)
-        self.unblock()
-
-    def _use(self, buffer: BufferRecord) -> None:
-        """A shared buffer is in use: the others that lie there are not idle."""
-        buffer.lease = self
-        for other in buffer.sharers:
-            if other is not self:
-                other.block()
-
-    def block(self) -> None:
-        """Another that shares one of its buffers uses that now."""
-        self._leave_idle()
-        self.held += 1
-
-    def unblock(self) -> None:
-        """It does no more."""
         self.held -= 1
         if not self.held:
             self.holder.idle.append(self)
 
-    def _leave(self, buffer: BufferRecord) -> None:
-        for other in buffer.sharers:
-            if other is not self:
-                other.unblock()
+    def take_over(self, buffer: BufferRecord) -> None:
+        """What it shares with one that has ended is given back to it."""
+        buffer.lease = self
+        if not buffer.is_spare:
+            self._leave_idle()
+            self.held += 1
 
     def let_go(self) -> None:
         """It is a lease no more: buffers of its own are like any others (the caller frees the
@@ -206,10 +200,11 @@ class Lease(Generic[B]):
         self._leave_idle()
         self.values = self.again = self.claim = None
         for buffer in self.buffers:
-            others = [lease for lease in buffer.leases if lease is not self]
-            buffer.sharers = tuple(others) if len(others) > 1 else ()
+            buffer.sharers.pop(self, None)
             if buffer.lease is self:
-                buffer.lease = others[-1] if others else None
+                buffer.lease = None
+                if buffer.sharers:
+                    next(reversed(buffer.sharers)).take_over(buffer)
         for binding in self.bindings.values():
             binding.drop()
         self.bindings.clear()

@@ -49,23 +49,25 @@ def mend(records: Records, queued: Iterable[ValueRecord]) -> list[ValueRecord]:
 def _mend_leases(records: Records, buffers: Collection[BufferRecord]) -> None:
     """Leases are those that the records list, idle those where nothing lies."""
     leases = list(records.leases.values())
-    for lease in leases:
-        lease.held = sum(1 for buffer in lease.buffers if buffer.users or buffer.pins)
-        lease.values = lease.again = None
     listed = {id(lease) for lease in leases}
     known = [lease for buffer in buffers for lease in buffer.leases]
     ended = [le for le in known if isinstance(le, Lease) and id(le) not in listed]
-    for holder in {id(lease.holder): lease.holder for lease in (*leases, *ended)}.values():
-        mine = [lease for lease in leases if lease.holder is holder]
-        idle = sorted((lease for lease in mine if not lease.held), key=lambda le: le.last_run)
-        holder.leases, holder.idle = mine, idle
     for lease in ended:
         lease.let_go()
     owners: dict[int, list[AnyLease]] = {id(buffer): [] for buffer in buffers}
     for lease in leases:
+        lease.values = lease.again = None
         for buffer in lease.buffers:
             owners[id(buffer)].append(lease)
     for buffer in buffers:
-        mine = owners[id(buffer)]
-        buffer.sharers = tuple(mine) if len(mine) > 1 else ()
-        buffer.lease = mine[-1] if mine else None
+        sharing = owners[id(buffer)]
+        buffer.lease = sharing[-1] if sharing else None
+        buffer.sharers = dict.fromkeys(sharing) if len(sharing) > 1 else {}
+        for lease in sharing[1:] and sharing:
+            lease.shares = True
+    for lease in leases:
+        lease.held = sum(b.lease is lease and not b.is_spare for b in lease.buffers)
+    for holder in {id(lease.holder): lease.holder for lease in (*leases, *ended)}.values():
+        mine = [lease for lease in leases if lease.holder is holder]
+        idle = sorted((lease for lease in mine if not lease.held), key=lambda le: le.last_run)
+        holder.leases, holder.idle = mine, idle

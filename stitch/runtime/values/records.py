@@ -131,10 +131,12 @@ class Records:
         """Their buffers, which come from `lease` or are another's too, are the holder's own."""
         for lease in leases:
             for buffer in lease.buffers:
-                others = buffer.leases
-                if others:
-                    buffer.sharers = (*others, lease)
-                buffer.lease = lease
+                first = buffer.lease
+                if first is None:
+                    buffer.lease = lease
+                else:
+                    buffer.sharers |= {first: None, lease: None}
+                    first.shares = lease.shares = True
         holder, by_key = leases[0].holder, {id(lease): lease for lease in leases}
         # The first is the next to be taken.
         idle = leases[::-1]
@@ -227,7 +229,6 @@ class Records:
 
         Until something lies in it, or it is kept (`keep`), the records are not whole.
         """
-        spare = self.spare_leases()
         while True:
             whole, self.is_whole = self.is_whole, False
             try:
@@ -235,12 +236,11 @@ class Records:
                 break
             except (LayoutError, OutOfMemoryError) as error:
                 self.is_whole = whole  # Nothing was taken.
+                spare = self.spare_leases()
                 if not spare or isinstance(error, LayoutError):
                     raise
             # The least recently run first, half of them at a time.
-            count = max(1, len(spare) // 2)
-            self.revoke(spare[:count])
-            del spare[:count]
+            self.revoke(spare[: max(1, len(spare) // 2)])
         return self._add(desc, self.desc_key(desc), size, address, origin)
 
     def keep(self, buffer: BufferRecord, keeper: list[BufferRecord]) -> None:

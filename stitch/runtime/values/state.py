@@ -69,6 +69,8 @@ class PlaceOwner(Protocol):
 
     #: What whoever ran it last remembers.
     again: Any
+    #: Whether another has, or had, one of its buffers too.
+    shares: bool
 
     @property
     def holder(self) -> object:
@@ -90,11 +92,8 @@ class PlaceOwner(Protocol):
     def give_back(self, buffer: BufferRecord) -> None:
         """One of its buffers has lost its last user."""
 
-    def block(self) -> None:
-        """Another that shares one of its buffers uses that now."""
-
-    def unblock(self) -> None:
-        """It does no more."""
+    def take_over(self, buffer: BufferRecord) -> None:
+        """What it shares with one that has ended is given back to it."""
 
 
 class BufferRecord:
@@ -125,8 +124,8 @@ class BufferRecord:
         #: The lease whose place this is, the last to take it where several share it: what lies here
         #: is given back to it, not to the allocator.
         self.lease: PlaceOwner | None = None
-        #: All of them, where there is more than one.
-        self.sharers: tuple[PlaceOwner, ...] = ()
+        #: All of them in order, once there was more than one.
+        self.sharers: dict[PlaceOwner, None] = {}
         #: Whether somebody keeps the place without anything lying there: the address of a constant.
         self.is_reserved = False
         #: The values that lie in it, in the order in which they came.
@@ -140,7 +139,7 @@ class BufferRecord:
     @property
     def leases(self) -> tuple[PlaceOwner, ...]:
         """All leases that it is a place of."""
-        return self.sharers or (() if self.lease is None else (self.lease,))
+        return tuple(self.sharers) or (() if self.lease is None else (self.lease,))
 
     @property
     def is_unused(self) -> bool:

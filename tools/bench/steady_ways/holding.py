@@ -5,6 +5,7 @@ How a result is held may not change what a pass costs, nor may anything that is 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from steady_ways.subjects import (
     two_output_model,
 )
 
-GOAL, GOAL_PER_PROGRAM, GOAL_KEPT_US = 2.0, 1.2, 20.0
+GOAL, GOAL_PER_PROGRAM, GOAL_KEPT_US, GOAL_KEPT_GROWTH = 2.0, 1.2, 20.0, 1.2
 #: Places of the way that holds at random.
 SLOTS = 20
 ALL, FEEDBACK = "all", "feedback"
@@ -146,13 +147,48 @@ def rows(effort: Effort) -> Iterator[Row]:
             yield Row(f"planned or written when settled: {where}", written, 0.0,
                       note="" if written is not None else "the device does not tell")  # fmt: skip
         yield from growth(unheld, window)
-    yield slowest_over_fastest("holding, slowest ÷ fastest: two outputs", two_outputs(effort))
+    times = two_outputs(effort)
+    yield slowest_over_fastest("holding, slowest ÷ fastest: two outputs", times)
+    for name, index in (("both", None), ("the first", 0)):
+        yield from kept_of_two(name, index, times["unheld"], effort)
 
 
 def slowest_over_fastest(name: str, times: Mapping[str, Times]) -> Row:
     """The row of some ways."""
     fast, *_, slow = sorted(times, key=lambda way: min(times[way]))
     return ratio(name, times[slow], times[fast], GOAL, f"{slow} ÷ {fast}")
+
+
+def picking(call: Call, index: int | None) -> Call:
+    """A call, or one of its results: the others are gone at once."""
+    return call if index is None else lambda x: call(x)[index]
+
+
+def kept_of_two(name: str, index: int | None, unheld: Times, effort: Effort) -> Iterator[Row]:
+    """What a pass costs of which both results are kept, or one: many held over a tenth of them, and
+    over none."""
+    few: list[float] = []
+    many: list[float] = []
+    stretch = max(64, passes_of(2, effort))
+    for _ in range(effort.rounds):
+        # Another device each time: places of what was held before would be found again.
+        with stitch.open_device(MACHINE) as device:
+            pipe = stitch.Pipeline([*load(device, 1), device.load(two_output_model())])
+            run, held = passing(picking(pipe, index), in_a_ring(None)), 0
+            for times, wanted in ((few, effort.kept // 10), (many, effort.kept)):
+                for _ in range(wanted - held):
+                    run()
+                started = time.perf_counter()
+                for _ in range(stretch):
+                    run()
+                times.append((time.perf_counter() - started) / stretch)
+                held = wanted + stretch
+    yield ratio(f"two outputs, {name} all kept: {effort.kept} ÷ {effort.kept // 10} held",
+                tuple(many), tuple(few), GOAL_KEPT_GROWTH)  # fmt: skip
+    fastest = min(unheld)
+    yield Row(f"holding, all kept over fastest: two outputs, {name}",
+              (min(many) - fastest) / 2 * 1e6, GOAL_KEPT_US, "us a task", False,
+              min(many) * 1e6, fastest * 1e6)  # fmt: skip
 
 
 def growth(unheld: Mapping[int, Times], window: int) -> Iterator[Row]:
