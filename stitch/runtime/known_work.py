@@ -74,13 +74,8 @@ class KnownRun(Generic[D]):
         return True
 
     def binding(self, device: RuntimeDevice) -> Binding | None:
-        """How the recording is bound to an idle lease, perhaps a new one, and these places. None
-        where no memory is left for that."""
-        lease = self.recording.ready()
-        binding = None if lease is None else lease.bindings.get(self.places)
-        if binding is not None and binding.serves(device.observers):
-            return binding
-        return device.maker.another(self.recording, self.places)
+        """How the recording is bound to an idle lease and these places, if its guard holds."""
+        return device.maker.again((self.recording,), self.places)
 
     def arrays(self, entries: Entries, arguments: Sequence[Any]) -> list[Array]:
         """The arrays that a run copies in: those of the call, and those of values outside the
@@ -123,9 +118,8 @@ class KnownWork(Generic[D]):
             del self._recorded[next(iter(self._recorded))]
 
     def find(self, entries: Entries, exposed: int) -> KnownRun[D] | None:
-        """What serves these values, so many of which are exposed, if its guard holds."""
-        records = self._device.records
-        generation = records.generation
+        """What serves these values, so many of which are exposed."""
+        generation = self._device.records.generation
         known = self._known.get(entries)
         if known is None or not known.holds(generation, exposed):
             recorded = self._recorded.get(self.forms(entries))
@@ -134,9 +128,6 @@ class KnownWork(Generic[D]):
             while len(self._known) >= MAX_FORMS:
                 del self._known[next(iter(self._known))]
             known = self._known[entries] = KnownRun(recorded, generation, entries)
-        recording = known.recording
-        if recording.generation != generation and not recording.holds(records):
-            return None
         return known
 
     def count_exposed(self, entries: Entries) -> int | None:

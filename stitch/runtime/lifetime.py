@@ -205,7 +205,8 @@ class Lifetime:
 
     def settle(self, value: ValueRecord) -> None:
         """Make sure that a value is ready: run the queue if it is pending, raise if it is gone."""
-        if self.is_unsettled(value):
+        if (value.status is not READY or value.consumed or self.is_closed
+                or self.tasks.running is not None or not self.records.is_whole):  # fmt: skip
             with self.lock:
                 self.settle_now(value)
 
@@ -213,16 +214,12 @@ class Lifetime:
         """As `settle`, for those who hold the lock."""
         if value.status is PENDING and not value.consumed and not self.is_closed:
             self.run_queue()
-        else:
-            self.check_open()
-            self.check_whole()
+        elif self.is_closed:
+            self.refuse()
+        elif self.tasks.running is not None or not self.records.is_whole:
+            self.mend()
         if value.status is not READY or value.consumed:
             value.check_usable()
-
-    def is_unsettled(self, value: ValueRecord) -> bool:
-        """Whether anything is to be done before a value can be looked at."""
-        return (value.status is not READY or value.consumed or self.is_closed
-                or self.tasks.running is not None or not self.records.is_whole)  # fmt: skip
 
     # -- left behind -------------------------------------------------------------------------------
 

@@ -266,10 +266,8 @@ class PreparedGraph:
         entries = tuple(values)
         exposed = self._known.count_exposed(entries)
         known = None if exposed is None else self._known.find(entries, exposed)
-        if known is None:
-            return None
-        binding = known.binding(device)
-        if binding is None or (device.copies_forbidden and binding.plan.copies):
+        binding = None if known is None else known.binding(device)
+        if known is None or binding is None:
             return None
         all_given = len(binding.recording.arrays) == len(arrays)
         if not all_given:

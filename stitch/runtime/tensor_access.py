@@ -98,8 +98,7 @@ class TensorAccess(Lifetime):
 
     def elements(self, value: ValueRecord) -> Array:
         """As `read`, for those who hold the lock."""
-        if self.is_unsettled(value):
-            self.settle_now(value)
+        self.settle_now(value)
         if not self.contents.has_data:
             raise TaskError(
                 "the null executor computes no data, so there is nothing to read",
@@ -282,8 +281,7 @@ class TensorAccess(Lifetime):
 
         `dtype`: as what they see the bytes; for the rest see `Notes.await_end`.
         """
-        if self.is_unsettled(value):
-            self.settle_now(value)
+        self.settle_now(value)
         with self.queue_lock:
             if value.status is not READY or value.consumed:
                 value.check_usable()

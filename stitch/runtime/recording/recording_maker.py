@@ -71,24 +71,7 @@ class RecordingMaker:
         variants = device.recordings.of(window.graph, kept, forms)
         if at_most is not None:
             variants = [v for v in variants if v.places is None and len(v.plan.copies) <= at_most]
-        binding: Binding | None = None
-        if variants and not device.copies_forbidden:
-            recording = variants[0]
-            lease = recording.ready()
-            if recording.generation == device.records.generation and lease is not None:
-                # The steady state: all is as it was when this ran last.
-                binding = lease.bindings.get(places)
-                if binding is not None and binding.serves(device.observers):
-                    if self._next_uses.is_wanted:
-                        self._next_uses.note(window)
-                    return binding
-                binding = None
-        # Where the host has no memory to bind a recording once more, a new plan makes room first.
-        with suppress(OutOfMemoryError):
-            binding = self._again(variants, places, window)
-            if binding is None and len(variants) > 1:
-                # Not its first time round: what others' leases have to spare may well be taken.
-                binding = self._again(variants, places, window, clear=True)
+        binding = self.again(variants, places, window)
         if binding is None or self._next_uses.is_wanted:
             self._next_uses.note(window)
         if binding is None:
@@ -114,10 +97,41 @@ class RecordingMaker:
 
     # -- again -----------------------------------------------------------------------------------
 
-    def _again(
-        self, variants: Sequence[Recording], places: Places, window: Window, *, clear: bool = False
+    def again(
+        self, variants: Sequence[Recording], places: Places, window: Window | None = None
     ) -> Binding | None:
-        """A recording that may run; `clear`: after spare leases that lie in its way are revoked."""
+        """The one of these recordings that may run as things are, on sources at these places, with
+        its results where nothing lies; None where none may, or no memory is left to bind it once
+        more: then a new plan makes room first. `window`: what is to run, where that may take other
+        values' places."""
+        device = self._device
+        if not variants:
+            return None
+        recording = variants[0]
+        lease = recording.ready()
+        if (
+            recording.generation == device.records.generation
+            and lease is not None
+            and not device.copies_forbidden
+        ):
+            # The steady state: all is as it was when this ran last.
+            binding = lease.bindings.get(places)
+            if binding is not None and binding.serves(device.observers):
+                return binding
+        try:
+            binding = self._again(variants, places, window)
+            if binding is None and len(variants) > 1:
+                # Not its first time round: what others' leases have to spare may well be taken.
+                binding = self._again(variants, places, window, clear=True)
+        except OutOfMemoryError:
+            return None
+        return binding
+
+    def _again(
+        self, variants: Sequence[Recording], places: Places, window: Window | None, *,
+        clear: bool = False,
+    ) -> Binding | None:  # fmt: skip
+        """As `again`; `clear`: after spare leases that lie in its way are revoked."""
         device = self._device
         records, shared = device.records, sharing(places)
         version, next_use = self._next_uses.version, partial(self._next_uses.next_use, window)
@@ -141,16 +155,6 @@ class RecordingMaker:
             binding = self._at(recording, places)
             if binding is not None:
                 return binding
-        return None
-
-    def another(self, recording: Recording, places: Places) -> Binding | None:
-        """A recording whose guard holds, which changes nothing but its results, with its results in
-        places where nothing lies; None where there is no memory for that, where it is not for
-        sources that share buffers so, or was dropped."""
-        if recording.is_dropped or recording.shared != sharing(places):
-            return None
-        with suppress(OutOfMemoryError):
-            return self._at(recording, places)
         return None
 
     def _at(self, recording: Recording, places: Places) -> Binding | None:

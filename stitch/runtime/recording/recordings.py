@@ -38,8 +38,8 @@ class Recordings:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        #: By their tasks: graphs are compared by identity, and one has few kinds of work.
-        self._kinds: dict[TaskGraph, list[KindOfWork]] = {}
+        #: All; those of a graph, which has few, are found by it (`recorded`).
+        self._kinds: dict[KindOfWork, None] = {}
         #: How often one was asked for.
         self._now = 0
         #: Where they work, once somebody has asked.
@@ -50,21 +50,21 @@ class Recordings:
     @property
     def kinds(self) -> int:
         """How many kinds of work there are recordings of."""
-        return sum(map(len, self._kinds.values()))
+        return len(self._kinds)
 
     def of(self, graph: TaskGraph, kept: tuple[bool, ...], forms: Forms) -> Sequence[Recording]:
         """The recordings of a kind of work, the last one made first."""
-        self._now += 1
-        for kind in self._kinds.get(graph, ()):
+        for kind in graph.recorded:
             if kind.kept == kept and kind.forms == forms:
-                kind.last_used = self._now
-                return kind.recordings
+                kind.last_used = self._now = self._now + 1
+                recordings: list[Recording] = kind.recordings
+                return recordings
         return ()
 
     def works(self) -> Ranges:
         """Where all of them work."""
         if self._works is None:
-            recordings = [recording for kind in self._all() for recording in kind.recordings]
+            recordings = [recording for kind in list(self._kinds) for recording in kind.recordings]
             self._works = ranges_of(part for each in recordings for part in each.works_in)
         return self._works
 
@@ -73,41 +73,36 @@ class Recordings:
     ) -> None:
         """Keep a recording for the next time."""
         self._works = None
-        kinds = self._kinds.setdefault(graph, [])
-        kind = next((k for k in kinds if k.kept == kept and k.forms == forms), None)
+        kind = next((k for k in graph.recorded if k.kept == kept and k.forms == forms), None)
         if kind is None:
             kind = KindOfWork(graph, kept, forms, [], self._now)
-            kinds.append(kind)
+            # Listed first: what is found is dropped some time, wherever an interrupt comes.
+            self._kinds[kind] = None
+            graph.recorded = (*graph.recorded, kind)
         kind.recordings.insert(0, recording)
         self.made += 1
         for old in kind.recordings[MAX_VARIANTS:]:
             self._drop(old)
         del kind.recordings[MAX_VARIANTS:]
         if self.kinds > MAX_KINDS:
-            self._forget([min(self._all(), key=lambda kind: kind.last_used)])
-
-    def _all(self) -> list[KindOfWork]:
-        """A list of its own: a collection in between may finish what uses the device."""
-        return [kind for kinds in list(self._kinds.values()) for kind in kinds]
+            self._forget([min(self._kinds, key=lambda kind: kind.last_used)])
 
     def forget(self, transformation: int) -> None:
         """Drop what runs a transformation whose agent is gone."""
-        self._forget([kind for kind in self._all() if kind.graph.has(transformation)])
+        self._forget([kind for kind in list(self._kinds) if kind.graph.has(transformation)])
 
     def clear(self) -> None:
         """Drop all recordings."""
-        self._forget(self._all())
+        self._forget(list(self._kinds))
 
-    def _forget(self, kinds: Iterable[KindOfWork]) -> None:
+    def _forget(self, kinds: Sequence[KindOfWork]) -> None:
         for kind in kinds:
             for recording in kind.recordings:
                 self._drop(recording)
             # Only now: what an interrupt leaves is found the next time.
-            left = [other for other in self._kinds.get(kind.graph, ()) if other is not kind]
-            if left:
-                self._kinds[kind.graph] = left
-            else:
-                self._kinds.pop(kind.graph, None)
+            graph = kind.graph
+            graph.recorded = tuple([other for other in graph.recorded if other is not kind])
+            self._kinds.pop(kind, None)
 
     def _drop(self, recording: Recording) -> None:
         self._works = None
