@@ -190,9 +190,9 @@ class TaskQueue:
         window.is_planned = True
         try:
             self.windows_run += 1
-            ran = run_binding(device, binding, window.values, kept)
+            ran = run_binding(device, binding, window.values)
             with self.lock:
-                leave_results(device, binding, window.values, kept, window.end)
+                leave_results(device, binding, window.values, window.end)
                 if self.running is window:
                     # Who listens may look at what it made.
                     window.is_done = True

@@ -111,6 +111,7 @@ class Recording(LeaseHolder["Binding"]):
         self,
         plan: Plan,
         effects: Effects,
+        kept: Sequence[bool],
         places: Places | None,
         shared: tuple[int, ...],
         programs: Sequence[PreparedProgram | None],
@@ -118,12 +119,17 @@ class Recording(LeaseHolder["Binding"]):
         bound_nbytes: Sequence[int],
         fixed_results: bool,
     ) -> None:
-        """`places`: where its sources must lie; None where the plan changes only its results. Then
-        these lie in leases, and sources lie anywhere, as long as the same ones share buffers
-        (`shared`: see `sharing`). `bound_nbytes`: what binding each task's program takes of the
-        host's memory. `fixed_results`: whether programs say at which addresses results lie."""
+        """`kept`: which of the window's values were still wanted when it left the queue: by now one
+        may have been given to a task of the next, which reads it later. `places`: where the sources
+        must lie; None where the plan changes only its results. Then these lie in leases, and
+        sources lie anywhere, as long as the same ones share buffers (`shared`: see `sharing`).
+        `bound_nbytes`: what binding each task's program takes of the host's memory.
+        `fixed_results`: whether programs say at which addresses results lie."""
         super().__init__()
         self.plan, self.effects = plan, effects
+        #: The numbers of the values that were, and of those that nobody refers to when it has run.
+        self.kept = tuple([number for number, is_kept in enumerate(kept) if is_kept])
+        self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])
         self.places, self.shared = places, shared
         self.programs, self.bodies = tuple(programs), tuple(bodies)
         self.bystanders: tuple[Bystander, ...] = ()

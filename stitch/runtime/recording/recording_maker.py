@@ -116,7 +116,8 @@ class RecordingMaker:
         ):
             # The steady state: all is as it was when this ran last.
             binding = lease.bindings.get(places)
-            if binding is not None and binding.serves(device.observers):
+            straight = None if binding is None else binding.straight
+            if straight is not None and straight.observers == device.observers:
                 return binding
         try:
             binding = self._again(variants, places, window)
@@ -195,7 +196,7 @@ class RecordingMaker:
             [lease for lease in planned.leases if id(lease) in device.records.leases]
         )
         recording = Recording(
-            plan, effects_of(plan, device.desc_key), None if only_results else places,
+            plan, effects_of(plan, device.desc_key), kept, None if only_results else places,
             sharing(places), [None if a is None else a.prepared() for a in agents],
             [None if a is None else a.program for a in agents],
             [0 if a is None else a.host_bytes.bound for a in agents],

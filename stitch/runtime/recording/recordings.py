@@ -7,7 +7,7 @@ last one made first. Must not know handles, or how one is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stitch.planner import ranges_of

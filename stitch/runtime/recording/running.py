@@ -34,14 +34,8 @@ RUNS_TO_STRAIGHTEN = 2
 MAX_LINES = 1024
 
 
-def run_binding(
-    device: Site, binding: Binding, values: Sequence[ValueRecord], kept: Sequence[bool]
-) -> Ran:
-    """Run a plan on the values of a window, as `perform`; on failure leave what was finished.
-
-    `kept`: which of them are still wanted, said when they left the queue: by now one may have been
-    given to a task of the next window, which reads it later.
-    """
+def run_binding(device: Site, binding: Binding, values: Sequence[ValueRecord]) -> Ran:
+    """Run a plan on the values of a window, as `perform`; on failure leave what was finished."""
     arrays = []
     for number in binding.recording.arrays:
         arrays.append(values[number].host_array())  # noqa: PERF401 (a call less)
@@ -49,9 +43,7 @@ def run_binding(
     if binding.lease is None:
         progress = binding.bound.progress
         # What it moves lies elsewhere from that step on, whoever hears how far it came.
-        stopped = partial(
-            _after_failure, device, binding, values, kept, KeyboardInterrupt(), progress
-        )
+        stopped = partial(_after_failure, device, binding, values, KeyboardInterrupt(), progress)
         # All at once: nothing can come in between these.
         progress[0] = 0
         device.records.unfinished = stopped
@@ -64,13 +56,11 @@ def run_binding(
             progress[0] = done
         if progress[0]:
             device.events.report(PlanStopped(binding.index, binding.plan, progress[0]))
-        _after_failure(device, binding, values, kept, error, progress)
+        _after_failure(device, binding, values, error, progress)
         raise
 
 
-def leave_results(
-    device: Site, binding: Binding, values: Sequence[ValueRecord], kept: Sequence[bool], now: int
-) -> None:
+def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord], now: int) -> None:
     """The records say what a run has left; the queue's lock is held."""
     records, recording, lease = device.records, binding.recording, binding.lease
     effects = recording.effects
@@ -87,10 +77,11 @@ def leave_results(
             entry = values[carried.entry]
             records.hand_on(entry, values[carried.result], carried.ref)
             device.lost_all(entry)
-    for number, value in enumerate(values):
-        if kept[number]:
-            value.last_used = now
-        elif value.status is PENDING:
+    for number in recording.kept:
+        values[number].last_used = now
+    for number in recording.passing:
+        value = values[number]
+        if value.status is PENDING:
             value.status = FREED
         elif value.status is READY and not value.is_array:
             # The plan has left it where it was; no handle refers to it any more, or it was given
@@ -255,7 +246,6 @@ def _after_failure(
     device: Site,
     binding: Binding,
     values: Sequence[ValueRecord],
-    kept: Sequence[bool],
     error: BaseException,
     progress: Sequence[int],
 ) -> None:
@@ -275,9 +265,9 @@ def _after_failure(
         if index not in left
     }
     records.apply(effects, value_of, device.lost_all, partial(_fail, plan, values, why))
-    for number, value in enumerate(values):
-        if not kept[number] and value.instances and number not in wanted:
-            records.release(value)
+    for number in binding.recording.passing:
+        if values[number].instances and number not in wanted:
+            records.release(values[number])
     # Whoever has the window runs them.
     error.__dict__["stitch_tasks_left"] = left
     records.free_unused({(b.space, b.address) for b, _ in effects.made if b.address is not None})

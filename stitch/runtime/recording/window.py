@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stitch.runtime.recording.recorded_work import Agent
-from stitch.runtime.values import Forms, Places, ValueRecord
+from stitch.runtime.values import ArgumentRecord, Forms, Places, ValueRecord
 from stitch.tasks import TaskGraph, Transformation
 
 
@@ -139,7 +139,9 @@ class Window:
         forms, places, values = [], [], self.values
         for number in self.graph.sources:
             value = values[number]
-            forms.append(value.signature())
-            if not value.is_array:
+            if type(value) is ArgumentRecord:
+                forms.append(value.port.signature)
+            else:
+                forms.append(value.signature())
                 places.append((number, value.places()))
         return tuple(forms), tuple(places)

@@ -254,9 +254,6 @@ class ValueRecord:
         return array
 
 
-_OUTSIDE: tuple[int | None, ...] = (None,)
-
-
 class ArgumentRecord(ValueRecord):
     """A host array of one call, which no handle refers to.
 
@@ -272,14 +269,6 @@ class ArgumentRecord(ValueRecord):
         # `super()` takes as long as the call.
         ValueRecord.__init__(self, device, port.host_desc, port.host_key, port.origin)
         self.array, self.port, self.status = array, port, READY
-
-    def signature(self) -> tuple[object, ...]:
-        """The same for every array of a slot."""
-        return self.port.signature
-
-    def places(self) -> tuple[int | None, ...]:
-        """Outside the spaces."""
-        return _OUTSIDE
 
     def place(self) -> None:
         """Say where it lies."""
