@@ -159,7 +159,6 @@ class LoadedProgram:
                 now, values = window.number, window.values
                 known = number = len(values)
                 fresh: list[ValueRecord] = []
-                arrays: list[ArgumentRecord] = []
                 for port, argument, at in zip(self.ports, arguments, graph.inputs):  # noqa: B905
                     if type(argument) is Tensor:
                         value = argument._record
@@ -183,8 +182,8 @@ class LoadedProgram:
                         and argument.dtype is port.dtype
                         and argument.shape == port.shape
                     ):
-                        value = ArgumentRecord(self.device, argument, port)
-                        arrays.append(value)
+                        # Whether it must be copied takes longer to find out.
+                        value = ArgumentRecord(self.device, argument.copy(), port)
                     else:
                         break
                     if at != number:
@@ -192,9 +191,6 @@ class LoadedProgram:
                     fresh.append(value)
                     number += 1
                 else:
-                    for given in arrays:
-                        # Whether it must be copied takes longer to find out.
-                        given.array = given.array.copy()
                     tasks.is_idle = False
                     results = []
                     for desc, key in self.outputs:

@@ -135,7 +135,6 @@ class RecordingMaker:
         """As `again`; `clear`: after spare leases that lie in its way are revoked."""
         device = self._device
         records, shared = device.records, sharing(places)
-        version, next_use = self._next_uses.version, partial(self._next_uses.next_use, window)
         for recording in variants:
             if recording.shared != shared or recording.is_dropped:
                 continue
@@ -143,8 +142,7 @@ class RecordingMaker:
                 continue
             if device.copies_forbidden and recording.plan.copies:
                 continue
-            foresight = recording.foresight
-            if foresight is not None and not foresight.holds(records, version, next_use):
+            if recording.foresight is not None and not self._holds(recording.foresight, window):
                 continue
             if clear and recording.generation != records.generation:
                 recording.clear_way(records)
@@ -157,6 +155,13 @@ class RecordingMaker:
             if binding is not None:
                 return binding
         return None
+
+    def _holds(self, foresight: Foresight, window: Window | None) -> bool:
+        """Whether what it makes give way would still be chosen; nobody knows but for a window."""
+        uses = self._next_uses
+        return window is not None and foresight.holds(
+            self._device.records, uses.version, partial(uses.next_use, window)
+        )
 
     def _at(self, recording: Recording, places: Places) -> Binding | None:
         lease = self._lease(recording)

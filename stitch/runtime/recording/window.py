@@ -136,7 +136,8 @@ class Window:
     def forms(self) -> tuple[Forms, Places]:
         """What a plan depends on in the sources but for where they lie; and where those of them lie
         that are no arrays of a call."""
-        forms, places, values = [], [], self.values
+        forms: list[tuple[object, ...]] = []
+        places, values = [], self.values
         for number in self.graph.sources:
             value = values[number]
             if type(value) is ArgumentRecord:
