@@ -54,6 +54,7 @@ class TrainingInstance(TrainingTensors):
         owns_device: bool = False,
     ) -> None:
         cells = NamedCells(device)
+        optimizer.check_free()
         kinds = (InputKind.ACTIVATION, InputKind.KEY)
         given = {slot.name for slot in programs.forward.inputs if slot.kind in kinds}
         forward = Stitched(_loaded(device, programs.forward), cells, entering=given)

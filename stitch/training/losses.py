@@ -190,6 +190,8 @@ LOSSES: tuple[type[Loss], ...] = (
     MSELoss, CrossEntropyLoss, CategoricalCrossEntropyLoss, BCEWithLogitsLoss, IdentityLoss,
 )  # fmt: skip
 _BY_NAME: dict[str, type[Loss]] = {kind.name: kind for kind in LOSSES}
+#: PyTorch's word is for class numbers, where ours that look like it are not.
+_ALSO_CALLED = dict.fromkeys(("cross_entropy", "crossentropy"), CrossEntropyLoss.name)
 
 
 def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
@@ -201,14 +203,14 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
         config = {"loss": config}
         if last in REDUCTIONS and name in _BY_NAME:
             config = {"loss": name, "reduction": last}
-    named = config.get("loss", "") if isinstance(config, dict) else ""
+    named = str(config.get("loss", ""))
     kind = _BY_NAME.get(named)
     if kind is None:
         raise UsageError(
             "no such loss",
             expected=", ".join(_BY_NAME) + ", each also with _mean or _sum",
-            got=repr(config),
-            remedy=closest(str(named), _BY_NAME) or None,
+            got=repr(named),
+            remedy=closest(_ALSO_CALLED.get(named, named), _BY_NAME) or None,
         )
     return kind(config.get("reduction", "mean"))
 

@@ -25,6 +25,8 @@ BETAS = ArgumentKind("two numbers", lambda value: _NUMBERS.accepts(value) and le
 class Stepping(Protocol):
     """What an optimizer drives once training has started: a training instance."""
 
+    @property
+    def is_closed(self) -> bool: ...
     def update(self) -> Any: ...
     def zero_grad(self) -> None: ...
 
@@ -79,6 +81,15 @@ class Optimizer(ABC):
         return self.schedule.rate(self.lr, step)
 
     # -- in the loop -------------------------------------------------------------------------------
+
+    def check_free(self) -> None:
+        """Raise `UsageError` while another training goes by it: `step` drives one."""
+        if self.bound_to is not None and not self.bound_to.is_closed:
+            raise UsageError(
+                "this optimizer trains another model already", got=repr(self),
+                remedy="give each model an optimizer of its own, or close the other training "
+                "first: model.instance.close()",
+            )  # fmt: skip
 
     def bind(self, stepping: Stepping | None) -> None:
         """From now on `step` drives this instance (None: no one); it is not kept alive."""

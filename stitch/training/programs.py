@@ -10,18 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from stitch.argument_kinds import (
-    MAPPING,
-    NUMBER,
-    TEXT,
-    WHOLE,
-    check_fields,
-    instance_of,
-    optional,
-)
+from stitch.argument_kinds import NUMBER, TEXT, WHOLE, ArgumentKind, check_fields, optional
 from stitch.compiler import (
     CompileOptions,
     CompileWarning,
@@ -63,6 +56,26 @@ LABEL, LOSS = "label", "loss"
 RESERVED = (LABEL, LOSS, LEARNING_RATE, STEP, GRADIENT_NORM)
 
 
+def _word_of(kind: type[Enum]) -> ArgumentKind:
+    """A member of an enumeration, or its word."""
+    known = {*kind, *(member.value for member in kind)}
+    words = ", ".join(member.value for member in kind)
+    return ArgumentKind(
+        f"a {kind.__name__} or its word ({words})",
+        lambda value: isinstance(value, kind | str) and value in known,
+    )
+
+
+_TYPE, _SPACE = _word_of(DataType), _word_of(Space)
+_SPACES = ArgumentKind(
+    f"a mapping of names to each {_SPACE.text}",
+    lambda value: (
+        isinstance(value, Mapping)
+        and all(isinstance(n, str) and _SPACE.accepts(s) for n, s in value.items())
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
     """How a model is trained, apart from its loss and its optimizer.
@@ -71,7 +84,11 @@ class TrainingOptions:
     micro-batches whose gradients one update takes; a mean loss counts each by its share.
     `clip_grad_norm`: the most that the norm of all gradients may be. `precision`: the type that
     programs compute in; other than float32, weights have float32 masters. `spaces`: where tensors
-    between the programs lie, by name, if not in DRAM. Raises `UsageError`.
+    between the programs lie, by name, if not in DRAM. Types and spaces may be given by their words.
+    Raises `UsageError`.
+
+    >>> TrainingOptions(precision="bfloat16", spaces={"saved.relu": "l1"}).spaces["saved.relu"]
+    <Space.L1: 'l1'>
     """
 
     recompute: Recompute = "none"
@@ -83,8 +100,11 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         check_fields(
             self, recompute=TEXT, accumulation_steps=WHOLE, clip_grad_norm=optional(NUMBER),
-            precision=instance_of("a DataType", DataType), spaces=MAPPING,
+            precision=_TYPE, spaces=_SPACES,
         )  # fmt: skip
+        object.__setattr__(self, "precision", DataType(self.precision))
+        spaces = MappingProxyType({name: Space(space) for name, space in self.spaces.items()})
+        object.__setattr__(self, "spaces", spaces)
         if self.recompute not in ("none", "cheap", "all"):
             raise UsageError("recompute is none, cheap or all", got=repr(self.recompute))
         if self.accumulation_steps < 1:
@@ -318,6 +338,6 @@ def options_from_config(config: Mapping[str, Any]) -> TrainingOptions:
         config["recompute"],
         config["accumulation_steps"],
         config["clip_grad_norm"],
-        DataType(config["precision"]),
-        MappingProxyType({name: Space(space) for name, space in config["spaces"].items()}),
+        config["precision"],
+        config["spaces"],
     )

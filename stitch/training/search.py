@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Protocol, get_args
 
 from stitch.compiler import Recompute
-from stitch.errors import OutOfMemoryError, UsageError
+from stitch.errors import OutOfMemoryError, UsageError, closest
 from stitch.graph import ComputationGraph
 from stitch.linker import pack_scratch
 from stitch.machine import Machine, footprint
@@ -142,23 +142,31 @@ def optimize(
 ) -> SearchResult:
     """The best way to train a graph on a machine that the algorithm finds.
 
-    Spaces that `config.options` names stay. Raises `OutOfMemoryError` where no way fits, and what
-    `training_graphs` raises.
+    Spaces that `config.options` names stay. Raises `OutOfMemoryError` where no way fits,
+    `UsageError` for a space of what is no tensor, and what `training_graphs` raises.
     """
     asked = config.options.recompute
     kinds: tuple[Recompute, ...] = (asked,)
     if config.algorithm != "none" and asked == "none":
         kinds = get_args(Recompute)
     results: list[SearchResult] = []
+    known = set[str]()
     for recompute in kinds:
         options = replace(config.options, recompute=recompute)
         graphs = training_graphs(graph, config.loss, config.optimizer, options)
         case = _Case(graphs, machine, cost_estimator, options.spaces)
+        known |= case.types.keys()
         result = case.result(config.algorithm, recompute)
         if case.fits(result.cost_values):
             results.append(result)
             if config.algorithm != "search":
                 break
+    for name in options.spaces:
+        if name not in known:
+            raise UsageError(
+                f"spaces= names {name!r}, which is no tensor between the programs of this training",
+                remedy=closest(name, known) or f"one of {', '.join(sorted(known)[:12])}",
+            )
     if not results:
         raise case.refusal(result.cost_values, kinds, config)
     return min(results, key=lambda result: result.cost_values.seconds)

@@ -10,6 +10,7 @@ import random
 import shutil
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,17 +302,18 @@ def test_another_trainings_checkpoint_is_refused_with_what_differs() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [
-    stitch.SGD(lr=0.05, momentum=0.9), stitch.Adam(lr=0.01), stitch.AdamW(lr=0.01),
+    partial(stitch.SGD, lr=0.05, momentum=0.9), partial(stitch.Adam, lr=0.01),
+    partial(stitch.AdamW, lr=0.01),
 ])  # fmt: skip
 def test_training_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path, optimizer: Any) -> None:
     data = batches(6)
-    whole = compiled(optimizer)
+    whole = compiled(optimizer())
     losses = train(whole, data)
     expected = whole.instance.state_dict()
-    first = compiled(optimizer)
+    first = compiled(optimizer())
     train(first, data[:2])
     save_checkpoint(tmp_path / "c", Checkpoint(2, first.instance.state_dict()))
-    second = compiled(optimizer)
+    second = compiled(optimizer())
     second.start().load_state_dict(read_checkpoint(tmp_path / "c").state)
     assert train(second, data[2:]) == losses[2:]
     assert same(second.instance.state_dict(), expected)

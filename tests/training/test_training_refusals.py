@@ -10,7 +10,7 @@ import pytest
 import stitch
 from stitch.errors import CompileError, TaskError, UsageError
 from stitch.graph import ComputationGraphBuilder
-from stitch.program import InputKind
+from stitch.program import DataType, InputKind, Space
 from tests.support.training.models import batches, compiled, mlp, train, values_of
 
 
@@ -121,6 +121,52 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     given: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", **options}
     with pytest.raises(UsageError):
         stitch.compile(mlp(), **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spaces": {"fc1.wieght": "l1"}}, r"spaces= names 'fc1\.wieght'(.|\n)*'fc1\.weight'\?"),
+        ({"spaces": {"zzz": "l1"}, "algorithm": "search"}, "'zzz', which is no tensor"),
+        ({"spaces": {"fc1.weight": "l9"}}, "its word(.|\n)*as spaces(.|\n)*l9"),
+        ({"precision": "float23"}, "its word(.|\n)*as precision(.|\n)*float23"),
+        ({"trainable": ["fc1.wieght"]}, r"no parameter and no(.|\n)*mean 'fc1\.weight'\?"),
+        ({"trainable": ["foo"]}, "foo to train(.|\n)*requires_grad_"),
+        ({"trainable": ["x"]}, "no floating constant x to train"),
+        ({"loss": "cross_entropy"}, "got: 'cross_entropy'\n.*'sparse_categorical_crossentropy'"),
+    ],
+)
+def test_what_is_refused_is_named_with_what_was_meant(
+    options: dict[str, Any], message: str
+) -> None:
+    given: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", **options}
+    with pytest.raises(UsageError, match=message):
+        stitch.compile(mlp(), **given)
+
+
+def test_types_and_spaces_may_be_given_by_their_words() -> None:
+    by_word = compiled(precision="bfloat16", spaces={"fc1.weight": "l1"})
+    plain = compiled(precision=DataType.BFLOAT16, spaces={"fc1.weight": Space.L1})
+    assert by_word.encode() == plain.encode()
+    assert by_word.training is not None
+    slot = by_word.training.programs.forward
+    assert [slot.input_desc(i).layout.space for i, s in enumerate(slot.inputs)
+            if s.name == "fc1.weight"] == [Space.L1]  # fmt: skip
+
+
+def test_an_optimizer_trains_one_model_at_a_time() -> None:
+    optimizer = stitch.SGD(lr=0.05)
+    first, second, alone = compiled(optimizer), compiled(optimizer), compiled()
+    data = batches(4)
+    assert train(first, data[:2]) == train(alone, data[:2])
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"another model already(.|\n)*of its own") as refused:
+            second(data[0][0])
+    assert train(first, data[2:]) == train(alone, data[2:])
+    first.instance.close()
+    second.start()
+    assert train(second, data) == train(compiled(), data)
+    assert refused.value.exit_code == 2
 
 
 def test_training_needs_both_an_optimizer_and_a_loss() -> None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError, UsageError, closest
 from stitch.graph import ComputationGraph
 from stitch.program import Array, InputKind, InputSlot
 from stitch.training.graphs.graph_forms import KEPT_KINDS, evaluation_form
@@ -121,12 +121,16 @@ def _promoted(
         if chosen and value.type.data_type.is_floating and value.name not in taken:
             slots.append(InputSlot(value.name, constant.value, InputKind.PARAMETER))
             values[value.name] = constant.data
-    missing = (wanted or set()) - taken - values.keys()
+    trained = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
+    missing = (wanted or set()).difference(trained, values)
     if missing:
-        listed = ", ".join(graph.values[c.value].name for c in graph.constants)
+        known = [*trained, *(graph.values[c.value].name for c in graph.constants)]
         raise UsageError(
-            f"graph {graph.name!r} has no floating constant {', '.join(sorted(missing))} to train",
-            expected=listed or "none",
+            f"graph {graph.name!r} has no parameter and no floating constant "
+            f"{', '.join(sorted(missing))} to train",
+            expected=", ".join(known) or "none",
+            remedy=closest(min(missing), known)
+            or "leave trainable= out: of a torch module, parameter.requires_grad_() decides",
         )
     moved = {slot.value for slot in slots}
     constants = tuple(c for c in graph.constants if c.value not in moved)
