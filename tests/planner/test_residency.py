@@ -16,6 +16,7 @@ from stitch.planner.copy_cost import copy_cost, foreseen_cost
 from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
 from stitch.program import Layout, TensorDesc
 from stitch.report.frozen_json import from_plain, to_plain
+from tests.support.lines_run import lines_run
 from tests.support.planner.residency_chains import DESC, alternating, farthest_first, random_chain
 from tests.support.planner.small_requests import (
     BF16,
@@ -226,6 +227,18 @@ def test_what_is_pinned_takes_its_room_once_and_never_leaves() -> None:
         scene.run(program("p", [desc_of(1024)], [desc_of(256, DRAM)]), a)
     chain = chain_of(scene.request())
     assert chain.stays == () and chain.excess == (1024 + 512 - 4096,) * 2
+
+
+def test_tensors_that_are_there_are_read_in_time_that_grows_as_they_do() -> None:
+    def work(count: int) -> int:
+        scene = Scene(SMALL)
+        held = [scene.tensor(desc_of(16), 16 * at, keep=True) for at in range(count)]
+        scene.run(program("p", [desc_of(16)], [desc_of(256, DRAM)]), held[0])
+        request = scene.request()
+        assert len(chain_of(request).holders) == count
+        return lines_run(lambda: chain_of(request))
+
+    assert work(240) <= 5.2 * work(48)
 
 
 def test_a_copy_that_is_made_outside_makes_a_tensor_free_to_drop() -> None:

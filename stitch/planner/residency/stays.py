@@ -99,9 +99,11 @@ class _Reading:
     request: PlanRequest
     holders: list[Holder] = field(default_factory=list)
     stays: list[Stay] = field(default_factory=list)
-    #: What is in L1, by value and descriptor; what is pinned there; the values of shared buffers.
+    #: What is in L1, by value and descriptor; what is pinned there; values that were in either; the
+    #: values of shared buffers.
     open: dict[tuple[int, TensorDesc], _Open] = field(default_factory=dict)
     pinned: set[tuple[int, TensorDesc]] = field(default_factory=set)
+    inside: set[int] = field(default_factory=set)
     shared: set[int] = field(default_factory=set)
     #: How values lie outside of L1 too, in forms that have lost nothing.
     outside: dict[int, list[TensorDesc]] = field(default_factory=dict)
@@ -173,6 +175,7 @@ class _Reading:
             if stays:
                 stuck += buffer.size_per_bank
                 self.pinned |= {(value, instance.desc) for value, instance in inside}
+                self.inside |= values
                 continue
             held = self._new(values, buffer.desc, buffer.size_per_bank, 0)
             for value, instance in inside:
@@ -181,8 +184,9 @@ class _Reading:
 
     def _open(self, value: int, desc: TensorDesc, held: _Open) -> None:
         """A value lies in L1 from now on; one in several forms can come back from any."""
-        if any(other == value for other, _ in (*self.open, *self.pinned)):
+        if value in self.inside:
             self.is_whole = False
+        self.inside.add(value)
         self.open[value, desc] = held
 
     def _new(self, values: frozenset[int], desc: TensorDesc, size: int, since: int) -> _Open:
