@@ -6,11 +6,11 @@ buffers that it makes, or nothing. Must not know: steps of the plan that is made
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stitch.memory import LENT_ADDRESSES, Allocator
-from stitch.planner.plan import Allocate, Buffer, Execute, Plan, PlanRequest
+from stitch.planner.plan import Allocate, Buffer, Execute, Plan, PlanRequest, Relocate
 from stitch.program import Space
 
 
@@ -28,8 +28,12 @@ class _Cluster:
     shift: int | None = None
 
 
-#: Space, address and size in the known plan, the buffer's number or -1, and where it must lie now.
+#: The number of what nobody asks the address of.
+NOTHING = 1 << 60
+#: Space, address and size in the known plan, the buffer's number, and where it must lie now.
 _Part = tuple[Space, int, int, int, int | None]
+#: Buffers that must lie somewhere, and where.
+_Fixed = Collection[tuple[int, int | None]]
 
 
 def addresses_in(
@@ -39,40 +43,89 @@ def addresses_in(
     None where there is no place for them.
 
     `numbers`: the request's for buffers of the known one; `given_up`: those that the plan frees.
+    Of a buffer that is moved also where it lies before; where it is moved to has the number
+    `~number`.
     """
     old = {b.number: b for b in known.request.buffers}
     new = {b.number: b for b in request.buffers}
-    fixed = known.fixed
-    if any(old[n].address != new[numbers[n]].address for n in fixed & numbers.keys()):
+    fixed, moved = known.fixed, moved_in(known)
+    if not all(_lies_alike(old[n], new[b], fixed, moved) for n, b in numbers.items()):
         return None
-    gone = [(old[number], new[numbers[number]]) for number in given_up]
-    parts = [
-        (a.space, a.address, a.size_per_bank, -1, b.address)
-        for a, b in gone
-        if a.address is not None
+    made = [*_made(known, fixed, moved)]
+    if any(_need_not_move(moved[n][0], n in old, fixed, made) for n in moved):
+        return None
+    leaving = {*given_up, *(moved.keys() & old.keys())}
+    parts: list[_Part] = [
+        (old[n].space, at, old[n].size_per_bank, n if n in moved else NOTHING, now)
+        for n in leaving
+        if (at := old[n].address) is not None and (now := new[numbers[n]].address) is not None
     ]
-    parts += _made(known, fixed)
+    parts += made
     clusters = _clusters(parts)
     if clusters is None:
         return None
-    leaves = {buffer.number for _, buffer in gone}
-    if not _find_places(request, [b for b in request.buffers if b.number not in leaves], clusters):
+    left = {numbers[n] for n in leaving}
+    if not _find_places(request, [b for b in request.buffers if b.number not in left], clusters):
         return None
-    made = {s.buffer.number: s.buffer.address or 0 for s in known.steps if isinstance(s, Allocate)}
-    return {n: made[n] + (cluster.shift or 0) for cluster in clusters for n in cluster.members}
+    lay = {number: address for _, address, _, number, _ in parts}
+    return {n: lay[n] + (cluster.shift or 0) for cluster in clusters for n in cluster.members}
 
 
-def _made(known: Plan, fixed: set[int]) -> Iterator[_Part]:
+def moved_in(known: Plan) -> dict[int, tuple[Buffer, int]]:
+    """The buffers that a plan moves inside their space, as they lay, and where to, by number."""
+    moved = {n: at for s in known.steps if isinstance(s, Relocate) for n, at in s.targets}
+    made = [step.buffer for step in known.steps if isinstance(step, Allocate)] if moved else []
+    those = (*known.request.buffers, *made)
+    return {b.number: (b, moved[b.number]) for b in those if b.number in moved}
+
+
+def _lies_alike(
+    old: Buffer, new: Buffer, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]
+) -> bool:
+    """Whether a buffer of before lies where it must: where a program reads it, or in the way of
+    one; what is moved to where a program reads it lies anywhere else."""
+    number = old.number
+    if number in moved and (number, old.address) not in fixed:
+        target = moved[number][1]
+        if (number, target) in fixed:
+            return new.address != target
+    elif all(number != other for other, _ in fixed):
+        return True
+    return old.address == new.address
+
+
+def _need_not_move(buffer: Buffer, was_there: bool, fixed: _Fixed, made: Sequence[_Part]) -> bool:
+    """Whether a plan without this move may do where things lie otherwise: it is in nobody's way who
+    must be there, nor read elsewhere; or need not be made there."""
+    number, start = buffer.number, buffer.address or 0
+    is_in_the_way = any(
+        space is buffer.space
+        and at < start + buffer.size_per_bank
+        and start < at + size
+        and other != number
+        and wanted is not None
+        for space, at, size, other, wanted in made
+    )
+    if was_there:
+        return not is_in_the_way and all(number != other for other, _ in fixed)
+    return not is_in_the_way or (number, start) not in fixed
+
+
+def _made(known: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]) -> Iterator[_Part]:
     for step in known.steps:
         if isinstance(step, Allocate):
             b = step.buffer
             assert b.address is not None
-            at = b.address if b.number in fixed else None
+            at = b.address if (b.number, b.address) in fixed else None
             yield b.space, b.address, b.size_per_bank, b.number, at
+        elif isinstance(step, Relocate):
+            for n, address in step.targets:
+                at = address if (n, address) in fixed else None
+                yield step.space, address, moved[n][0].size_per_bank, ~n, at
         elif isinstance(step, Execute) and step.scratch is not None:
             space, address, size = step.scratch
             # In L1 it is at a promised place, elsewhere in a buffer.
-            yield space, address, size, -1, address if space is Space.L1 else None
+            yield space, address, size, NOTHING, address if space is Space.L1 else None
 
 
 def _clusters(parts: list[_Part]) -> list[_Cluster] | None:
@@ -86,7 +139,7 @@ def _clusters(parts: list[_Part]) -> list[_Cluster] | None:
             clusters.append(cluster)
         elif end > cluster.end:
             cluster.end = end
-        if number >= 0:
+        if number != NOTHING:
             cluster.members.append(number)
         if wanted is not None:
             if cluster.shift not in (None, wanted - start):

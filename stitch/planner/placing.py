@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner.clusters import addresses_in
+from stitch.planner.clusters import addresses_in, moved_in
 from stitch.planner.plan import (
     Allocate,
     Buffer,
@@ -39,22 +39,63 @@ def placed(known: Plan, request: PlanRequest) -> Plan | None:
     """The steps of a known plan for a request of the same tasks on values of the same forms, None
     where they do not serve it or find no place.
 
-    Moves inside a space depend on what lies where, so plans with moves are not placed; evictions
-    depend on sizes, so what lies in the spaces must have the same ones, and on next uses, so these
-    must be predicted alike.
+    Moves inside a space depend on what lies where: only those are placed that clear what programs
+    name, in one transfer each, to any hole. Evictions depend on sizes, so what lies in the spaces
+    must have the same ones, and on next uses, so these must be predicted alike.
     """
     before = known.request
     if request.machine is not before.machine or request.tasks != before.tasks:
         return None
-    if any(isinstance(step, Relocate) for step in known.steps):
+    if not _moves_simply(known):
         return None
     if before.later != request.later and known.chooses_who_leaves:
         return None
     numbers = _numbers(known, request)
-    if numbers is None or (known.is_pressed and _present(before) != _present(request)):
+    if numbers is None:
+        return None
+    if known.is_pressed and not moved_in(known) and _present(before) != _present(request):
         return None
     addresses = addresses_in(request, known, numbers, _given_up(known))
     return None if addresses is None else _bound(known, request, numbers, addresses)
+
+
+def _moves_simply(known: Plan) -> bool:
+    """Whether what it moves was there before and is moved once, in one transfer, and that is all
+    that gives way."""
+    moves = [step for step in known.steps if isinstance(step, Relocate)]
+    targets = [target for step in moves for target in step.targets]
+    is_direct = len(moved_in(known)) == len(targets) and all(
+        step.stage is None
+        and step.certificate is None
+        and sorted(t.target_address for t in step.transfers) == sorted(at for _, at in step.targets)
+        for step in moves
+    )
+    return not moves or (is_direct and not _gives_way(known))
+
+
+def _gives_way(known: Plan) -> bool:
+    """Whether anything that is needed yet is evicted or dropped, or comes back."""
+    tasks, done = known.request.tasks, 0
+    needed = {value: t for t, task in enumerate(tasks) for value in task.inputs}
+    needed |= dict.fromkeys([r.value for r in known.final_values], len(tasks))
+    lying: dict[int, set[int]] = {}
+    for resident in known.request.residents:
+        for instance in resident.instances:
+            lying.setdefault(instance.buffer, set()).add(resident.value)
+    for step in known.steps:
+        if isinstance(step, Copy):
+            if step.kind != "copy":
+                return True
+            lying.setdefault(step.target.buffer, set()).add(step.made)
+        elif isinstance(step, Execute):
+            done = step.task + 1
+            for value, instance in zip(tasks[step.task].outputs, step.outputs, strict=True):
+                lying[instance.buffer] = {value}
+        elif isinstance(step, Free) and any(
+            needed.get(value, -1) >= done for value in lying.get(step.buffer, ())
+        ):
+            return True
+    return False
 
 
 def _present(request: PlanRequest) -> Counter[object]:
@@ -88,6 +129,12 @@ def _numbers(known: Plan, request: PlanRequest) -> Numbers | None:
             is_same = (a.offset_nbytes, a.desc) == (b.offset_nbytes, b.desc)
             if not is_same or numbers.setdefault(a.buffer, b.buffer) != b.buffer:
                 return None
+    # Whatever lies where it did and is moved: it need not be a task's.
+    there = {(b.space, b.address): b.number for b in request.buffers}
+    for number, (buffer, _) in moved_in(known).items():
+        now_there = there.get((buffer.space, buffer.address))
+        if number in known.touched and number not in numbers and now_there is not None:
+            numbers[number] = now_there
     if len(set(numbers.values())) < len(numbers) or not known.touched <= numbers.keys():
         return None
     old, new = _by_number(known.request), _by_number(request)
@@ -138,8 +185,14 @@ def _bound(known: Plan, request: PlanRequest, numbers: Numbers, addresses: Numbe
             if number != b.number or addresses[b.number] != b.address:
                 b = replace(b, number=number, address=addresses[b.number])
             made[number] = b
-    steps = tuple(_steps(known, numbers, made))
+    steps = tuple(_steps(known, numbers, made, addresses))
     claimed = [(b.space, b.address or 0, b.size_per_bank) for b in made.values()]
+    present = _by_number(request)
+    for number, (buffer, _) in moved_in(known).items():
+        address, now = addresses[~number], numbers[number]
+        claimed.append((buffer.space, address, buffer.size_per_bank))
+        those = present if now in present else made
+        those[now] = replace(those[now], address=address)
     claimed += [
         step.scratch for step in steps if isinstance(step, Execute) and step.scratch is not None
     ]
@@ -148,7 +201,7 @@ def _bound(known: Plan, request: PlanRequest, numbers: Numbers, addresses: Numbe
     return Plan(
         request=request,
         steps=steps,
-        final_buffers=_final_buffers(known, request, numbers, made),
+        final_buffers=_final_buffers(known, present, numbers, made),
         final_values=_final_values(known, request, numbers),
         free_regions=needed_regions(claimed, holders),
         touched=touched,
@@ -156,7 +209,9 @@ def _bound(known: Plan, request: PlanRequest, numbers: Numbers, addresses: Numbe
     )
 
 
-def _steps(known: Plan, numbers: Numbers, made: Mapping[int, Buffer]) -> Iterator[Step]:
+def _steps(
+    known: Plan, numbers: Numbers, made: Mapping[int, Buffer], addresses: Numbers
+) -> Iterator[Step]:
     is_same = all(a == b for a, b in numbers.items())
     #: Where what was allocated at an address lies now.
     lies: dict[tuple[Space, int | None], int] = {}
@@ -176,12 +231,21 @@ def _steps(known: Plan, numbers: Numbers, made: Mapping[int, Buffer]) -> Iterato
             inputs = tuple([_instance(i, numbers) for i in step.inputs])
             outputs = tuple([_instance(i, numbers) for i in step.outputs])
             yield Execute(step.task, inputs, outputs, scratch)
+        elif isinstance(step, Relocate):
+            moved = {at: number for number, at in step.targets}
+            yield replace(
+                step,
+                targets=tuple([(numbers[n], addresses[~n]) for n in moved.values()]),
+                transfers=tuple(
+                    replace(t, source_address=addresses[n], target_address=addresses[~n])
+                    for t, n in ((t, moved[t.target_address]) for t in step.transfers)
+                ),
+            )
         elif is_same:
             yield step
         elif isinstance(step, Free):
             yield Free(numbers[step.buffer])
         else:
-            assert isinstance(step, Copy), "moves are not placed"
             source, target = _instance(step.source, numbers), _instance(step.target, numbers)
             yield replace(step, source=source, target=target)
 
@@ -191,10 +255,9 @@ def _instance(instance: Instance, numbers: Numbers) -> Instance:
 
 
 def _final_buffers(
-    known: Plan, request: PlanRequest, numbers: Numbers, made: Mapping[int, Buffer]
+    known: Plan, present: Mapping[int, Buffer], numbers: Numbers, made: Mapping[int, Buffer]
 ) -> tuple[Buffer, ...]:
-    old, present = _by_number(known.request), _by_number(request)
-    final = dict(present)
+    old, final = _by_number(known.request), dict(present)
     for number in _given_up(known):
         del final[numbers[number]]
     for buffer in known.final_buffers:

@@ -248,29 +248,29 @@ class Plan:
         return tuple(dict.fromkeys(regions))
 
     @property
-    def fixed(self) -> set[int]:
-        """The buffers that must lie where they do, as programs or conversions say."""
+    def fixed(self) -> set[tuple[int, int]]:
+        """The buffers that must lie somewhere, as programs or conversions say, and where."""
         tasks = self.request.tasks
         wanted = {
-            task.outputs[0]
+            task.outputs[0]: address
             for task in tasks
             if task.transformation.kind is TransformationKind.COPY
-            and task.transformation.outputs[0].layout.address is not None
+            and (address := task.transformation.outputs[0].layout.address) is not None
         }
-        slots: dict[int, list[int]] = {}
+        slots: dict[int, list[tuple[int, int]]] = {}
         fixed = set()
         for step in self.steps:
             if isinstance(step, Execute):
                 what = tasks[step.task].transformation
                 at = slots.get(what.key)
                 if at is None:
-                    descs = enumerate((*what.inputs, *what.outputs))
-                    at = slots[what.key] = [i for i, d in descs if d.layout.address is not None]
+                    places = [d.layout.address for d in (*what.inputs, *what.outputs)]
+                    at = slots[what.key] = [(i, a) for i, a in enumerate(places) if a is not None]
                 if at:
                     lying = (*step.inputs, *step.outputs)
-                    fixed |= {lying[i].buffer for i in at}
+                    fixed |= {(lying[i].buffer, address) for i, address in at}
             elif isinstance(step, Copy) and step.made in wanted:
-                fixed.add(step.target.buffer)
+                fixed.add((step.target.buffer, wanted[step.made]))
         return fixed
 
     @property

@@ -16,6 +16,7 @@ from stitch.planner import (
     PlanRequest,
     Relocate,
     check_plan,
+    foreseen_cost,
     placed,
     plan,
 )
@@ -32,13 +33,14 @@ from tests.support.planner.small_requests import (
 
 
 def elsewhere(request: PlanRequest, dice: Random) -> PlanRequest | None:
-    """The same with what is not pinned at other places, numbered in another order, and now and then
-    beside one buffer more; None where that finds no room."""
+    """The same with what is not pinned at other places, or most of it where it lay, numbered in
+    another order, and now and then beside one buffer more; None where that finds no room."""
     spaces = {s: request.machine.shape.space(s) for s in request.machine.shape.spaces}
     allocators = {s: Allocator(x.base, x.limit, x.alignment) for s, x in spaces.items()}
     buffers: dict[int, Buffer] = {}
+    stay = dice.choice((0.0, 0.7))
     for buffer in request.buffers:
-        if buffer.address is None or buffer.pinned:
+        if buffer.address is None or buffer.pinned or dice.random() < stay:
             buffers[buffer.number] = buffer
             if buffer.address is not None:
                 allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
@@ -78,23 +80,27 @@ def test_plans_at_other_places_are_sound() -> None:
             known = plan(request)
         except (OutOfMemoryError, LayoutError):
             continue
-        moves = any(isinstance(step, Relocate) for step in known.steps)
+        moves = [step for step in known.steps if isinstance(step, Relocate)]
         other = elsewhere(request, dice)
         for asked in (request, *([] if other is None else [other])):
             bound = placed(known, asked)
             if bound is None:
                 counts["refused"] += asked is other
                 continue
-            assert not moves
+            assert all(len(move.transfers) == len(move.targets) for move in moves)
             assert check_plan(bound) == (), seed
             assert ByteMachine(bound, seed).run() == [], seed
             assert [type(step) for step in bound.steps] == [type(step) for step in known.steps]
             assert bound.seconds == known.seconds and bound.request is asked
             counts["placed"] += asked is other
+            if moves and asked is other:
+                counts["moves"] += 1
+                assert foreseen_cost(bound) <= foreseen_cost(plan(asked)), seed
             counts["evicts"] += asked is other and any(
                 isinstance(s, Copy) and s.kind == "evict" for s in bound.steps
             )
     assert counts["placed"] > counts["refused"] / 2 and counts["evicts"] >= 3, counts
+    assert counts["moves"] >= 10, counts
 
 
 def bound_to(known: Plan, addresses: dict[int, int]) -> Plan | None:
@@ -134,6 +140,50 @@ def test_what_a_program_wants_at_an_address_stays_there() -> None:
     assert not known.copies
     made_at(bound_to(known, {0: 2048}))
     assert bound_to(known, {0: 3072, 1: 2048}) is None, "it would have to be moved"
+
+
+ROOMY = machine_with(l1_nbytes=8192)
+WRITES = program("p", [], [desc_of(1024, address=3072)])
+
+
+def held_at(address: int, *beside: int) -> PlanRequest:
+    """A program whose output is at an address, where a tensor lies that no task reads, and others
+    beside it that nobody reads either."""
+    scene = Scene(ROOMY)
+    scene.run(WRITES, keep=True)
+    for at in (address, *beside):
+        scene.tensor(desc_of(1024), at, keep=True)
+    return scene.request()
+
+
+def test_what_lies_where_a_program_writes_is_moved_to_any_hole() -> None:
+    known = plan(held_at(3072))
+    (move,) = [step for step in known.steps if isinstance(step, Relocate)]
+    ((_, first),) = move.targets
+    taken = held_at(3072, first)
+    again = placed(known, taken)
+    assert again is not None and check_plan(again) == () and ByteMachine(again, 0).run() == []
+    (moved,) = [step for step in again.steps if isinstance(step, Relocate)]
+    ((number, second),) = moved.targets
+    assert second != first and taken.buffers[number].address == 3072
+    assert foreseen_cost(again) == foreseen_cost(plan(taken))
+    assert (L1, second, 1024) in again.free_regions
+
+
+def test_what_need_not_move_any_more_asks_for_a_new_plan() -> None:
+    known = plan(held_at(3072))
+    assert placed(known, held_at(5120)) is None
+    assert not plan(held_at(5120)).copies
+
+
+def test_a_move_that_only_makes_a_hole_asks_for_a_new_plan() -> None:
+    scene = Scene(machine_with(l1_nbytes=4096))
+    for at in (2048, 3584):
+        scene.tensor(desc_of(512), at, keep=True)
+    scene.run(program("p", [], [desc_of(2048)]), keep=True)
+    known = plan(scene.request())
+    assert any(isinstance(step, Relocate) for step in known.steps)
+    assert placed(known, known.request) is None
 
 
 def test_another_value_in_a_buffer_that_is_given_up_asks_for_a_new_plan() -> None:

@@ -381,7 +381,7 @@ def _has_fixed_results(plan: Plan) -> bool:
     where another must find it."""
     final = {resident.value for resident in plan.final_values}
     own = {instance.buffer for resident in plan.final_values for instance in resident.instances}
-    return not own.isdisjoint(plan.fixed) or any(
+    return not own.isdisjoint([number for number, _ in plan.fixed]) or any(
         number in final and desc.layout.address is not None
         for task in plan.request.tasks
         for number, desc in zip(task.outputs, task.transformation.outputs, strict=True)
