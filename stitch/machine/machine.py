@@ -184,9 +184,11 @@ class Machine:
 
         `nbytes` in all, in transfers of `transfer_nbytes`. Raises `LayoutError` without a route.
         """
+        direct = self.path(source, target)
+        if direct is not None:
+            return direct.seconds(nbytes, transfer_nbytes)
         total = 0.0
-        stops = self.route(source, target)
-        for a, b in pairwise(stops):
+        for a, b in pairwise(self.route(source, target)):
             leg = self.path(a, b)
             assert leg is not None, "route() only returns connected stops"
             total += leg.seconds(nbytes, transfer_nbytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import lt
 
 from stitch.errors import LayoutError
@@ -38,6 +39,10 @@ class MachineShape:
     host: SpaceShape
     l1: SpaceShape | None = None
     dram: SpaceShape | None = None
+
+    def __hash__(self) -> int:
+        # Footprints are looked up at every step of a plan: hashing every field takes longer.
+        return hash((self.name, self.l1 and self.l1.limit, self.dram and self.dram.limit))
 
     def space(self, space: Space) -> SpaceShape:
         """The shape of a space; raises `LayoutError` where the machine has no such space."""
@@ -128,6 +133,7 @@ def shard_counts(desc: TensorDesc, spec: ShardSpec) -> tuple[int, int]:
     return max(1, -(-rows // spec.shape[0])), max(1, -(-columns // spec.shape[1]))
 
 
+@lru_cache(maxsize=4096)
 def footprint(desc: TensorDesc, machine: MachineShape) -> Footprint:
     """The pages and bytes per bank of a tensor; at least one granule, also when it is empty.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from stitch.machine import Machine
@@ -86,6 +87,7 @@ class PlanRequest:
     later: tuple[tuple[int, int], ...] = ()
 
 
+@lru_cache(maxsize=4096)
 def waiting_desc(desc: TensorDesc, space: Space = Space.DRAM) -> TensorDesc:
     """The form in which a tensor waits in a larger space: the same pages, interleaved."""
     layout = desc.layout

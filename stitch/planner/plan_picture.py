@@ -76,8 +76,9 @@ class Residency:
         self.task = 0
         self.reading: frozenset[int] = frozenset()
         self.buffers: dict[int, Buffer] = {buffer.number: buffer for buffer in request.buffers}
-        self.values: dict[int, list[Instance]] = {}
-        self.users: dict[int, set[int]] = {number: set() for number in self.buffers}
+        # What can be taken back is never changed in place, so that a copy of it is shallow.
+        self.values: dict[int, tuple[Instance, ...]] = {}
+        self.users: dict[int, frozenset[int]] = dict.fromkeys(self.buffers, frozenset())
         self.idle = {resident.value: resident.idle for resident in request.residents}
         self.touched: set[int] = set()
         #: Buffers that the current task reads where they are: they stay in their space.
@@ -87,23 +88,20 @@ class Residency:
         self._next_buffer = max(self.buffers, default=-1) + 1
         #: The task that made a buffer.
         self.made: dict[int, int] = {}
-        self._allocate_present()
+        self.allocators: dict[Space, Allocator] = {}
+        for space in self.machine.shape.spaces:
+            shape = self.shape(space)
+            self.allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
+        for buffer in request.buffers:
+            # Lent bytes lie beyond the end of their space, where nothing is allocated.
+            if buffer.address is not None and buffer.address < LENT_ADDRESSES:
+                self.allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
         for resident in request.residents:
             for instance in resident.instances:
                 self.attach(resident.value, instance)
         self._uses = _uses(request)
         end = len(request.tasks)
         self._later = {v: max(end, use) for v, use in request.later if v in request.kept}
-
-    def _allocate_present(self) -> None:
-        self.allocators: dict[Space, Allocator] = {}
-        for space in self.machine.shape.spaces:
-            shape = self.shape(space)
-            self.allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
-        for buffer in self.buffers.values():
-            # Lent bytes lie beyond the end of their space, where nothing is allocated.
-            if buffer.address is not None and buffer.address < LENT_ADDRESSES:
-                self.allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
 
     def shape(self, space: Space) -> SpaceShape:
         return self.machine.shape.space(space)
@@ -113,17 +111,17 @@ class Residency:
         return self._outlets.get(space, ())
 
     def attempt(self) -> Callable[[], None]:
-        """Gives what takes back all changes from now on."""
+        """Gives what takes back all changes from now on, once."""
         steps, claimed, following = len(self.steps), len(self.claimed), self._next_buffer
         buffers, made, touched = dict(self.buffers), dict(self.made), set(self.touched)
-        values = {value: list(instances) for value, instances in self.values.items()}
-        users = {buffer: set(values) for buffer, values in self.users.items()}
+        values, users = dict(self.values), dict(self.users)
+        allocators = {space: allocator.clone() for space, allocator in self.allocators.items()}
 
         def take_back() -> None:
             del self.steps[steps:], self.claimed[claimed:]
             self._next_buffer, self.buffers, self.made = following, buffers, made
             self.touched, self.values, self.users = touched, values, users
-            self._allocate_present()
+            self.allocators = allocators
 
         return take_back
 
@@ -131,8 +129,8 @@ class Residency:
 
     def attach(self, value: int, instance: Instance) -> None:
         """A further instance of a value (the first one becomes its primary)."""
-        self.values.setdefault(value, []).append(instance)
-        self.users[instance.buffer].add(value)
+        self.values[value] = (*self.values.get(value, ()), instance)
+        self.users[instance.buffer] |= {value}
 
     def begin(self, task: int, otherwise: frozenset[OtherWay] = frozenset()) -> None:
         """The plan now comes to this task, which reads some views not where they lie."""
@@ -143,8 +141,8 @@ class Residency:
 
     def surrender(self, value: int, buffer: int, heir: int) -> None:
         """An output has overwritten this buffer: the donated value no longer lies there."""
-        self.values[value] = [i for i in self.values[value] if i.buffer != buffer]
-        self.users[buffer] = {heir}
+        self.values[value] = tuple([i for i in self.values[value] if i.buffer != buffer])
+        self.users[buffer] = frozenset((heir,))
 
     def next_use(self, value: int, space: Space) -> int:
         """The next task after the current one that reads a value, or is predicted to where this is
@@ -186,20 +184,21 @@ class Residency:
 
     def detach(self, value: int, instance: Instance) -> None:
         """Forget an instance; its buffer is freed when no value uses it any more, but if pinned."""
-        instances = self.values[value]
+        instances = list(self.values[value])
         origin = instances[0].desc.layout.data_type
         instances.remove(instance)
         # The primary instance is one that has lost nothing; the order stays otherwise.
         instances.sort(key=lambda i: i.desc.layout.data_type is not origin)
+        self.values[value] = tuple(instances)
         buffer = instance.buffer
-        if all(other.buffer != buffer for other in self.values[value]):
-            self.users[buffer].discard(value)
+        if all(other.buffer != buffer for other in instances):
+            self.users[buffer] -= {value}
         if not self.users[buffer] and not self.buffers[buffer].pinned:
             self.free(buffer)
 
     def drop(self, value: int) -> None:
         """A value is dead: forget all of its instances."""
-        for instance in list(self.values[value]):
+        for instance in self.values[value]:
             self.detach(value, instance)
         del self.values[value]
 
@@ -217,7 +216,7 @@ class Residency:
         self._next_buffer += 1
         buffer = Buffer(number, space, address, size, desc, origin)
         self.buffers[number] = buffer
-        self.users[number] = set()
+        self.users[number] = frozenset()
         self.made[number] = self.task
         self.claimed.append((space, address, size))
         self.steps.append(Allocate(buffer))
@@ -271,9 +270,7 @@ class Residency:
 
     def final_values(self) -> tuple[Resident, ...]:
         """The values alive, with their instances."""
-        return tuple(
-            Resident(value, tuple(instances)) for value, instances in sorted(self.values.items())
-        )
+        return tuple(Resident(value, instances) for value, instances in sorted(self.values.items()))
 
     def soonest(self, value: int, space: Space) -> int:
         """The task that needs a value where it is next: the current one, if it reads it there."""

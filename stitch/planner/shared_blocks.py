@@ -136,7 +136,7 @@ def bring_back(state: Residency, back: Return) -> None:
     reader = state.request.tasks[state.task].transformation.name
     reason = f"{reader!r} reads values of one block, which takes less room than they do apart"
     carry(state, "return", block, new, (reason, None))
-    for user in list(state.users[block.number]):
+    for user in state.users[block.number]:
         for i in [i for i in state.values[user] if i.buffer == block.number]:
             moved = replace(i, buffer=new, desc=waiting_desc(i.desc, desc.layout.space))
             state.attach(user, moved)
@@ -177,10 +177,12 @@ def _parts(state: Residency, task: Task) -> _Parts:
     for index, (value, desc) in enumerate(
         zip(task.inputs, task.transformation.inputs, strict=False)
     ):
-        layout = desc.layout
+        blocks = () if index in given else _in_blocks(state, value)
+        if not blocks:
+            continue
+        layout, bare = desc.layout, desc.without_address()
         near = (layout.space, *state.outlets(layout.space))
-        bare = TensorDesc(desc.shape, layout.without_address())
-        for instance in () if index in given else _in_blocks(state, value):
+        for instance in blocks:
             if (
                 instance.desc.layout.space in near
                 and waiting_desc(instance.desc, layout.space) == bare

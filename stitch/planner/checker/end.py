@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stitch.planner.checker.byte_map import ByteMap
 from stitch.planner.checker.symbolic_memory import SymbolicMemory
-from stitch.planner.plan import Plan, PlanRequest
+from stitch.planner.plan import Buffer, Plan, PlanRequest
 from stitch.program import Space
 
 Found = tuple[str, str]
@@ -37,16 +37,12 @@ def end_problems(
 
 
 def _final_buffers(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:
-    said = {b.number: replace(b, origin="") for b in plan.final_buffers}
-    in_spaces = {
-        n: replace(b, origin="")
-        for n, b in symbolic_memory.buffers.items()
-        if b.address is not None
-    }
+    said = {b.number: b for b in plan.final_buffers}
+    in_spaces = {n: b for n, b in symbolic_memory.buffers.items() if b.address is not None}
     for number in sorted({n for n, b in said.items() if b.address is not None} | set(in_spaces)):
-        if said.get(number) != in_spaces.get(number):
-            ends, wanted = in_spaces.get(number), said.get(number)
-            yield "final", f"buffer {number} ends as {ends}, not {wanted}"
+        ends, wanted = in_spaces.get(number), said.get(number)
+        if ends is not wanted and _nameless(ends) != _nameless(wanted):
+            yield "final", f"buffer {number} ends as {_nameless(ends)}, not {_nameless(wanted)}"
     held = {i.buffer for r in plan.final_values for i in r.instances}
     held |= {b.number for b in plan.request.buffers if b.pinned}
     # What no value used when the plan began is not the plan's to explain.
@@ -54,6 +50,10 @@ def _final_buffers(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Foun
     held |= {b.number for b in plan.request.buffers} - began
     for number in sorted(set(said) - held):
         yield "final", f"buffer {number} stays alive and holds no value"
+
+
+def _nameless(buffer: Buffer | None) -> Buffer | None:
+    return None if buffer is None else replace(buffer, origin="")
 
 
 def _final_values(plan: Plan, symbolic_memory: SymbolicMemory) -> Iterator[Found]:

@@ -103,8 +103,9 @@ class SymbolicMemory:
             return None
         place, start, _ = self.span(self.buffers[instance.buffer])
         start += instance.offset_nbytes
-        pieces = self.memory(place).read(start, start + self.extent(instance.desc))
-        if len(pieces) != 1 or pieces[0].end - pieces[0].start != self.extent(instance.desc):
+        extent = self.extent(instance.desc)
+        pieces = self.memory(place).read(start, start + extent)
+        if len(pieces) != 1 or pieces[0].end - pieces[0].start != extent:
             return None
         return pieces[0].content, pieces[0].offset
 

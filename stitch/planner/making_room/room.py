@@ -15,6 +15,7 @@ from typing import Literal
 
 from stitch.errors import OutOfMemoryError
 from stitch.memory import Allocator
+from stitch.packing import pack
 from stitch.planner.certificate import Certificate
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.making_room.demand import (
@@ -47,7 +48,7 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
     gone: list[int] = []
     while True:
         problem = problem_of(state, demand)
-        arrangement = _elsewhere(problem)
+        arrangement = _elsewhere(state, demand, problem)
         missing = sum(problem.all_pieces) - sum(size for _, size in problem.gaps)
         if arrangement is None and drop_idle_copies(state, demand, missing):
             continue
@@ -57,11 +58,13 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
         if take_back is None:
             _refuse_the_hopeless(state, demand, problem)
             take_back = state.attempt()
-        gone.append(_evict_one(state, demand, problem))
+        state.pressed = True
+        certificate, victims = certificate_of(problem), victims_of(state, demand)
+        gone.append(_leave(state, demand, victims, problem, certificate))
     if take_back is not None and len(gone) > 1:
         take_back()
         problem = _evict_together(state, demand, gone)
-        arrangement = _elsewhere(problem) or _arranged(problem)
+        arrangement = _elsewhere(state, demand, problem) or _arranged(problem)
         assert arrangement is not None
     _relocate(state, demand, arrangement)
     return list(arrangement.pieces)
@@ -73,6 +76,12 @@ def _arranged(problem: SpaceProblem) -> Repacking | None:
         return arrange(problem)
     except TimeoutError:
         return None
+
+
+def _has_room(problem: SpaceProblem) -> bool:
+    """Whether `_arranged` gives an arrangement; the cheapest is searched only where that tells."""
+    packing = pack(problem.all_pieces, [size for _, size in problem.gaps], placements=0)
+    return packing.chosen is not None if packing.ended else _arranged(problem) is not None
 
 
 def _free_places(state: Residency, demand: RoomDemand) -> list[int] | None:
@@ -108,10 +117,14 @@ def _allocate_all(allocator: Allocator, sizes: Sequence[int], taken: list[int]) 
     return places
 
 
-def _elsewhere(problem: SpaceProblem) -> Repacking | None:
+def _elsewhere(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> Repacking | None:
     """The arrangement in which only displaced buffers move, None where best fit finds none."""
-    allocator = Allocator(problem.base, problem.limit, problem.alignment)
-    for address, size in (*problem.obstacles, *((a, size) for _, a, size in problem.movable)):
+    allocator = state.allocators[demand.space].clone()
+    stays = {*problem.obstacles, *((a, size) for _, a, size in problem.movable)}
+    lies = {*allocator.buffers()}
+    for address, _ in lies - stays:
+        allocator.free(address)
+    for address, size in stays - lies:
         allocator.alloc_at(address, size)
     displaced = sorted(problem.displaced)
     sizes = [size for _, _, size in displaced]
@@ -132,18 +145,9 @@ def _refuse_the_hopeless(state: Residency, demand: RoomDemand, problem: SpacePro
         movable=tuple(m for m in problem.movable if m[0] in stay),
         displaced=tuple(d for d in problem.displaced if d[0] in stay),
     )
-    try:
-        hopeless = bool(left.pieces or left.displaced) and arrange(left) is None
-    except TimeoutError:
-        return
-    if hopeless:
-        raise out_of_memory(state, demand, left, certificate_of(left))
-
-
-def _evict_one(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> int:
-    """The number of the buffer that left."""
-    state.pressed = True
-    return _leave(state, demand, victims_of(state, demand), problem, certificate_of(problem))
+    certificate = certificate_of(left)
+    if certificate.kind != "undecided":
+        raise out_of_memory(state, demand, left, certificate)
 
 
 def _evict_together(state: Residency, demand: RoomDemand, gone: Sequence[int]) -> SpaceProblem:
@@ -163,7 +167,7 @@ def _evict_together(state: Residency, demand: RoomDemand, gone: Sequence[int]) -
     for number in gone:
         others = [other for other in leaving if other != number]
         left = without(others)
-        if others and (_elsewhere(left) or _arranged(left)) is not None:
+        if others and _has_room(left):
             leaving = others
     for number in leaving:
         certificate = certificate_of(without([other for other in leaving if other != number]))
@@ -230,14 +234,14 @@ def _evict(
     desc = waiting_desc(buffer.desc, to)
     new = state.allocate(to, address, state.size_of(desc), desc, buffer.origin)
     carry(state, "evict", buffer, new, why)
-    for user in list(state.users[buffer.number]):
-        for i, instance in enumerate(state.values[user]):
-            if instance.buffer == buffer.number:
-                moved = replace(instance, buffer=new, desc=waiting_desc(instance.desc, to))
-                state.values[user][i] = moved
-        state.users[new].add(user)
-        state.users[buffer.number].discard(user)
-    state.free(buffer.number)
+    number, users = buffer.number, state.users[buffer.number]
+    for user in users:
+        state.values[user] = tuple([
+            replace(i, buffer=new, desc=waiting_desc(i.desc, to)) if i.buffer == number else i
+            for i in state.values[user]
+        ])  # fmt: skip
+    state.users[new] = users
+    state.free(number)
 
 
 def carry(

@@ -64,7 +64,7 @@ def _is_shared_home(state: Residency, buffer: Buffer) -> bool:
 
 
 def drop(state: Residency, buffer: Buffer) -> None:
-    for value in list(state.users[buffer.number]):
+    for value in state.users[buffer.number]:
         for instance in [i for i in state.values[value] if i.buffer == buffer.number]:
             state.detach(value, instance)
             for other in state.values[value]:
@@ -73,7 +73,9 @@ def drop(state: Residency, buffer: Buffer) -> None:
 
 def drop_idle_copies(state: Residency, demand: RoomDemand, needed: int) -> bool:
     """Drop spare copies that no task is known to want, at least as many bytes as are needed."""
-    dropped = 0
+    dropped, values = 0, state.values.items()
+    if all(len(lies) < 2 or state.next_use(v, demand.space) != NEVER for v, lies in values):
+        return False
     for _, buffer, _ in victims_of(state, demand):
         if dropped and dropped >= needed:
             break

@@ -73,6 +73,9 @@ class _Search:
             self._slide(*slides[0])
         self._by_runs()
         if len(problem.movable) <= EXACT_BUFFERS:
+            gaps = [size for _, size in problem.gaps]
+            if self.set < 0 and pack(problem.all_pieces, gaps).refutation is not None:
+                return None
             self._by_all_choices()
         elif self.set >= 0:
             self._thin_out()
