@@ -169,7 +169,7 @@ def kept_of_two(name: str, index: int | None, unheld: Times, effort: Effort) -> 
     over none."""
     few: list[float] = []
     many: list[float] = []
-    stretch = max(64, passes_of(2, effort))
+    stretch = 64  # Some make as many places at once.
     for _ in range(effort.rounds):
         # Another device each time: places of what was held before would be found again.
         with stitch.open_device(MACHINE) as device:
