@@ -175,7 +175,9 @@ def test_every_row_of_what_repeats_is_measured_and_named(
         "queueing while another thread computes",
         "torch.compile of two layers ÷ aot_eager",
         *(f"holding, slowest ÷ fastest: {where}" for where in (*settled, "two outputs")),
-        *(f"holding, all kept over fastest: {where}" for where in settled),
+        *(f"holding, all kept over fastest: {where}"
+          for where in (*settled, "two outputs, both", "two outputs, the first")),
+        *(f"two outputs, {which} all kept: 50 ÷ 5 held" for which in ("both", "the first")),
         *(f"planned or written when settled: {where}" for where in settled),
         *(f"a program, length 65 ÷ length 2, window {window}" for window in (1, 64)),
     }  # fmt: skip
