@@ -17,6 +17,7 @@ from stitch.program import (
     ABSENT,
     Constant,
     InputSlot,
+    MemoryLayout,
     OperationList,
     OutputSlot,
     ValueType,
@@ -79,13 +80,18 @@ class ComputationGraph(OperationList):
         return wish.slot if isinstance(wish.slot, int) else places[wish.slot]
 
     def with_wishes(self, *wishes: Wish) -> ComputationGraph:
-        """The same graph with more wishes; a later wish replaces an earlier one on its field.
+        """The same graph with more wishes; a later wish replaces an earlier one on its field, and
+        for `interleaved` takes the shard spec away.
 
         Raises `WishError` for a wish about a slot, or an alias of an input, that there is not.
         """
         kept: dict[tuple[str, int, str], Wish] = {}
         places = {"input": self._places("input"), "output": self._places("output")}
-        for wish in (*self.wishes, *wishes):
+        plain = {(w.side, self._index(w, places[w.side])) for w in wishes
+                 if w.value is MemoryLayout.INTERLEAVED}  # fmt: skip
+        inherited = [w for w in self.wishes if w.field != "shard_spec"
+                     or (w.side, self._index(w, places[w.side])) not in plain]  # fmt: skip
+        for wish in (*inherited, *wishes):
             if wish.field == "alias" and isinstance(wish.value, str | int):
                 problem = _slot_problem("input", wish.value, places["input"])
                 if problem is not None:

@@ -9,7 +9,7 @@ from types import EllipsisType
 from typing import Any
 
 from stitch.argument_kinds import WHOLE
-from stitch.errors import LayoutError
+from stitch.errors import LayoutError, UsageError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.runtime.values import Status, ValueRecord
 
@@ -18,7 +18,8 @@ class Tensor:
     """A value on a device. Reading its bytes or its address runs the queue; its shape does not.
 
     A handle never goes stale silently: using one whose value was freed, donated or lost raises
-    `TaskError` naming the task that did it.
+    `TaskError` naming the task that did it. Handles are equal where they are the same object;
+    elements are compared, and computed with, after `numpy()`.
     """
 
     #: Finalizers may run anywhere, so they only leave a note that the device reads later. It is
@@ -114,6 +115,33 @@ class Tensor:
         if not self.shape:
             raise TypeError("a tensor without dimensions has no length")
         return self.shape[0]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Tensor) or other is None:
+            return self is other
+        raise TypeError(
+            f"a tensor is not compared with {type(other).__name__}: compare the elements, as in "
+            "tensor.numpy() == ..."
+        )
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        return bool(self._one("bool", "tensor.numpy().any() or .all() for its elements"))
+
+    def __float__(self) -> float:
+        return float(self._one("float", "tensor.numpy() for an array"))
+
+    def __int__(self) -> int:
+        return int(self._one("int", "tensor.numpy() for an array"))
+
+    def _one(self, kind: str, remedy: str) -> Any:
+        if self.volume != 1:
+            raise UsageError(
+                f"{kind}() takes a tensor of one element", got=self._record.desc.text(),
+                remedy=remedy,
+            )  # fmt: skip
+        return self.item()
 
     def __repr__(self) -> str:
         return f"<Tensor {self._record.desc.text()} {self._record.status.name.lower()}>"

@@ -319,6 +319,28 @@ def test_an_address_that_had_better_go_is_told_as_a_wish_to_leave_out(cli: Cli) 
     assert _words(program, [both, freed]) == said
 
 
+SHARDED = """\
+name: shards
+inputs: {x: {shape: [8, 64], type: float32, space: dram}}
+operations: [y = Neg(x)]
+outputs: {y: {space: l1, memory_layout: height_sharded, shard_spec: "2x1,4x64"}}
+"""
+
+
+def test_advice_on_a_source_with_shards_can_be_followed_as_it_stands(cli: Cli) -> None:
+    Path("s.yaml").write_text(SHARDED)
+    plain = SHARDED.replace("shards", "fixed").replace("space: dram", "space: l1, address: 0x20000")
+    Path("t.yaml").write_text(plain.partition("outputs:")[0] + "outputs: [y]\n")
+    assert cli("compile", "s.yaml", "-o", "s.ttb").code == 0
+    assert cli("compile", "t.yaml", "-o", "t.ttb").code == 0
+    lines, now = ran(cli, "s.ttb", "t.ttb")
+    name, words = words_of(lines[0])
+    assert name == "shards" and "output.y.memory_layout=interleaved" in words
+    done = cli("compile", "s.yaml", "-o", "s.ttb", *words)
+    assert done.code == 0, done.err
+    assert_kept(lines, now, ran(cli, "s.ttb", "t.ttb")[1])
+
+
 def test_what_the_words_say_stays(cli: Cli) -> None:
     Path("p.yaml").write_text(PIPELINE)
     words = ("--set", "output.y.space=l1")

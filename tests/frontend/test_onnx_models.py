@@ -68,6 +68,14 @@ def test_words_that_changed_mean_the_same_in_every_opset(opset: int) -> None:
                  [x])  # fmt: skip
 
 
+def test_a_model_that_onnx_writes_by_default_compiles(tmp_path: Path) -> None:
+    x = drawn(2, 3)
+    result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2, 3])
+    graph = helper.make_graph([node("Relu", ["x"], ["y"])], "new", [info("x", [2, 3])], [result])
+    onnx.save(helper.make_model(graph), tmp_path / "new.onnx")
+    np.testing.assert_array_equal(ours(tmp_path / "new.onnx", [x])[0], np.maximum(x, 0))
+
+
 def test_group_normalization_had_one_scale_per_group_before_opset_21() -> None:
     x, scale, bias = drawn(2, 6, 5), np.array([2, 3], np.float32), np.array([1, -1], np.float32)
     nodes = [node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=2)]

@@ -199,15 +199,48 @@ def test_a_value_that_decides_a_shape_has_to_be_given() -> None:
 
 def test_versions_out_of_reach_are_refused_by_name() -> None:
     nodes, inputs = [node("Neg", ["x"], ["y"])], [info("x", [2])]
-    with pytest.raises(IncompatibleError, match="opset 27 is newer"):
-        from_onnx(model(nodes, inputs, ["y"], opset=27))
+    with pytest.raises(IncompatibleError, match="opset 29 is newer"):
+        from_onnx(model(nodes, inputs, ["y"], opset=29))
     newer = model(nodes, inputs, ["y"])
     newer.ir_version = 99
     with pytest.raises(IncompatibleError, match="IR version 99"):
         from_onnx(newer)
+    newer = model(nodes, inputs, ["y"], opset=29)
+    newer.ir_version = 99
+    with pytest.raises(IncompatibleError, match=r"opset 29 is newer .*, and IR version 99") as both:
+        from_onnx(newer)
+    followed = str(both.value.remedy)
+    assert f"convert_version(model, {onnx_file.NEWEST_OPSET})" in followed
+    assert f"model.ir_version = {onnx_file.NEWEST_IR}" in followed
     old = model([node("NoSuchOperator", ["x"], ["y"])], inputs, ["y"], opset=7)
     with pytest.raises(IncompatibleError, match="opset 7 is too old"):
         from_onnx(old)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (node("SpaceToDepth", ["x"], ["y"], blocksize=2, mode="CRD"), 1, "no attribute 'mode'"),
+        (node("Mod", ["x", "x"], ["y"]), 1, "needs fmod=1"),
+        (node("BitShift", ["x", "x"], ["y"], direction="LEFT"), 6, "does not take this type"),
+        (node("Celu", ["x"], ["y"]), 11, "does not take this type"),
+    ],
+)
+def test_what_the_newest_opset_added_is_refused_by_its_name(
+    call: Any, kind: int, message: str
+) -> None:
+    proto = model([call], [info("x", [1, 2, 2, 2], kind)], ["y"], opset=onnx_file.READABLE_OPSET)
+    with pytest.raises(CompileError, match=message):
+        from_onnx(proto)
+
+
+def test_a_file_that_was_cut_off_is_said_to_be(tmp_path: Path) -> None:
+    proto = model([node("Neg", ["x"], ["y"])], [info("x", [2])], ["y"])
+    (tmp_path / "cut.onnx").write_bytes(proto.SerializeToString()[:-3])
+    with pytest.raises(
+        FormatError, match=r"cut off or damaged(.|\n)*bytes that begin like an ONNX"
+    ):
+        from_onnx(tmp_path / "cut.onnx")
 
 
 def test_a_function_that_calls_itself_is_refused() -> None:

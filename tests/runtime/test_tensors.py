@@ -284,3 +284,34 @@ def test_scalars_and_empty_tensors_pass_through_programs() -> None:
         assert one(nothing(np.zeros((0, 4), np.float32))).numpy().shape == (0, 4)
         with pytest.raises(TypeError, match="no length"):
             len(one(scalar(1.0)))
+
+
+@pytest.mark.parametrize("value", [0.0, 2.5, -1.0])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_one_element_is_a_truth_and_a_number(value: float, shape: tuple[int, ...]) -> None:
+    with stitch.open_device("tiny") as device:
+        tensor = device.tensor(np.full(shape, value, np.float32))
+        assert bool(tensor) is bool(value)
+        assert (float(tensor), int(tensor)) == (value, int(value))
+
+
+@pytest.mark.parametrize("convert", [bool, float, int])
+@pytest.mark.parametrize("shape", [(2,), (1, 3), (0,)])
+def test_several_elements_are_no_truth_and_no_number(convert: Any, shape: tuple[int, ...]) -> None:
+    with stitch.open_device("tiny") as device:
+        tensor = device.tensor(np.zeros(shape, np.float32))
+        with pytest.raises(UsageError, match=r"of one element(.|\n)*tensor\.numpy\(\)"):
+            convert(tensor)
+
+
+def test_tensors_are_compared_with_tensors_only_and_are_equal_to_themselves() -> None:
+    with stitch.open_device("tiny") as device:
+        one_tensor, other = device.tensor(np.zeros(3)), device.tensor(np.zeros(3))
+        assert one_tensor in [other, one_tensor] and one_tensor not in [None, other]
+        assert len({one_tensor, other, one_tensor}) == 2
+        for stranger in (0, 0.0, np.zeros(3), [0.0], "x"):
+            with pytest.raises(TypeError, match=r"tensor\.numpy\(\) =="):
+                assert one_tensor == stranger
+            with pytest.raises(TypeError, match=r"tensor\.numpy\(\) =="):
+                assert one_tensor != stranger
+        assert (np.zeros(3) == one_tensor).all(), "an array reads it"

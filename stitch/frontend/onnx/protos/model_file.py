@@ -1,6 +1,6 @@
 """ONNX files: from a path or a `ModelProto` to a model whose versions Stitch understands.
 
-Comes in: a path or a `ModelProto`. Goes out: an `OnnxModel` of opsets 13 to 26, or a `FormatError`
+Comes in: a path or a `ModelProto`. Goes out: an `OnnxModel` of opsets 13 to 28, or a `FormatError`
 (`IncompatibleError` for versions). Must not know: what the graph in it means.
 """
 
@@ -22,6 +22,9 @@ from stitch.ttb import recognize
 #: ONNX's operators are taken as of these opsets.
 OLDEST_OPSET, NEWEST_OPSET = 13, 26
 NEWEST_IR = 13
+#: What these added are operators, attributes and types, each refused by its name: what else a model
+#: says means in them what it meant before.
+READABLE_OPSET, READABLE_IR = 28, 14
 #: From this IR version on initializers need not be inputs.
 FREE_INITIALIZERS_IR = 4
 #: protobuf reads no message of this many bytes.
@@ -94,8 +97,10 @@ def _parsed(path: Path) -> Any:
     except Exception as error:
         # protobuf's own errors; their classes differ between its implementations.
         raise FormatError(
-            "this file is no ONNX model, or it is damaged", where=path.name,
-            expected="a serialized ModelProto", got=recognize(data[:64], len(data))[0],
+            "this file is no ONNX model, or it was cut off or damaged", where=path.name,
+            expected="a serialized ModelProto",
+            got=f"{len(data)} bytes that begin like {recognize(data[:64], len(data))[0]}",
+            remedy="export or copy it again",
         ) from error  # fmt: skip
     if not proto.HasField("graph"):
         raise FormatError(
@@ -110,23 +115,17 @@ def _checked(model: OnnxModel) -> OnnxModel:
     if not proto.HasField("graph"):
         raise FormatError("the model has no graph", where=model.title)
     _check_texts(proto, model.title)
-    if not 1 <= proto.ir_version <= NEWEST_IR:
+    opset = model.opsets.get("", 1 if proto.ir_version < 3 else OLDEST_OPSET)
+    defects = [] if opset <= READABLE_OPSET else [f"ONNX opset {opset} is newer than Stitch"]
+    if not 1 <= proto.ir_version <= READABLE_IR:
+        defects.append(f"IR version {proto.ir_version} is not supported")
+    if defects:
         raise IncompatibleError(
-            f"IR version {proto.ir_version} is not supported", where=model.title,
-            expected=f"at most {NEWEST_IR}",
-            remedy="save the model with an older version of the onnx package",
-        )  # fmt: skip
-    opset = model.opsets.get("")
-    if opset is None and proto.ir_version < 3:
-        opset = 1
-    if opset is None:
-        return model
-    if opset > NEWEST_OPSET:
-        raise IncompatibleError(
-            f"ONNX opset {opset} is newer than Stitch", where=model.title,
-            expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}",
+            ", and ".join(defects), where=model.title,
+            expected=f"opset {OLDEST_OPSET} to {READABLE_OPSET}, IR version 1 to {READABLE_IR}",
             remedy=f"export with opset_version={NEWEST_OPSET}, or convert: "
-            f"onnx.version_converter.convert_version(model, {NEWEST_OPSET})",
+            f"model = onnx.version_converter.convert_version(model, {NEWEST_OPSET}); "
+            f"model.ir_version = {NEWEST_IR}",
         )  # fmt: skip
     return model if opset >= OLDEST_OPSET else _converted(model, opset)
 
