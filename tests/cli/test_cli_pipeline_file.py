@@ -15,6 +15,7 @@ import pytest
 import stitch
 from stitch.documents import YamlPipeline, read_pipeline
 from stitch.errors import FormatError, UsageError
+from tests.support.stitched_models import scaled
 
 Cli = Callable[..., Any]
 PIPELINE = """\
@@ -437,3 +438,30 @@ def test_a_dry_run_keeps_the_copies_that_a_run_keeps(cli: Cli, here: Path, round
         assert done.code == 0, done.err
         sums.append(done.out[done.out.index("wormhole_n150:") :].splitlines()[0])
     assert f"{rounds} program runs, 2 copies" in sums[0] and len(set(sums)) == 1
+
+
+@pytest.mark.parametrize("window", [1, 8, 64])
+def test_copies_for_fixed_addresses_are_counted_alike_everywhere(
+    cli: Cli, here: Path, window: int
+) -> None:
+    at = ("input.x.space=l1", "input.x.address=0x40000")
+    at += ("output.y.space=l1", "output.y.address=0x48000")
+    scaled("f", 0.5, target="wormhole_n150", wishes=at).save("f.ttb")
+    (here / "p.yaml").write_text(
+        "modules: {f: f.ttb}\ninputs: {x: {shape: [4, 64], type: float32}}\nsteps:\n"
+        "  - {run: f, inputs: {x: x}, outputs: {y: a}}\n"
+        "  - repeat: 20\n    carry: {a: b}\n    steps:\n"
+        "      - {run: f, inputs: {x: a}, outputs: {y: b}}\n"
+        "  - {run: f, inputs: {x: x}, outputs: {y: c}}\noutputs: [a, c]\n"
+    )
+    sums = []
+    made = ("--init=randn", "--explain")
+    for words in (made, ("--dry_run",), (*made, "--record=r.json")):
+        done = cli("run", "p.yaml", f"--window={window}", *words)
+        assert done.code == 0, done.err
+        sums.append(done.out[done.out.index("wormhole_n150:") :].splitlines()[0])
+    # What is fed back goes where it is read, and makes way for what is held: a move each.
+    assert sums[0].startswith("wormhole_n150: 22 program runs, 24 copies, 24576 B")
+    assert len(set(sums)) == 1
+    totals = json.loads((here / "r.json").read_text())["totals"]
+    assert (totals["copies"], totals["nbytes"]) == (24, 24576)
