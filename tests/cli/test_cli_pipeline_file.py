@@ -444,8 +444,10 @@ def test_a_dry_run_keeps_the_copies_that_a_run_keeps(cli: Cli, here: Path, round
 def test_copies_for_fixed_addresses_are_counted_alike_everywhere(
     cli: Cli, here: Path, window: int
 ) -> None:
-    at = ("input.x.space=l1", "input.x.address=0x40000")
-    at += ("output.y.space=l1", "output.y.address=0x48000")
+    at = (
+        "input.x.space=l1", "input.x.address=0x40000",
+        "output.y.space=l1", "output.y.address=0x48000",
+    )  # fmt: skip
     scaled("f", 0.5, target="wormhole_n150", wishes=at).save("f.ttb")
     (here / "p.yaml").write_text(
         "modules: {f: f.ttb}\ninputs: {x: {shape: [4, 64], type: float32}}\nsteps:\n"
