@@ -115,6 +115,7 @@ def compile(
             algorithm, _wishes(wishes), weights or {}, trainable,
         )  # fmt: skip
     if training or weights is not None or trainable is not None or algorithm != "none":
+        _check_known(training)
         named = (("weights", weights), ("trainable", trainable), ("algorithm", algorithm))
         given = [*training, *(w for w, v in named if v not in (None, "none"))]
         raise UsageError("compile takes these only with optimizer= and loss=",
@@ -147,15 +148,22 @@ def _compiled_for_training(
 def _options(training: dict[str, Any]) -> TrainingOptions:
     from stitch.training import TrainingOptions
 
+    _check_known(training)
+    return TrainingOptions(**training)
+
+
+def _check_known(training: dict[str, Any]) -> None:
+    from stitch.training import TrainingOptions
+
     known = [field.name for field in fields(TrainingOptions)]
     unknown = sorted(training.keys() - set(known))
     if unknown:
+        machine = "target= names the machine" if {"device", "machine"} & {*unknown} else None
         raise UsageError(
             f"compile takes no {', '.join(unknown)}",
             expected=", ".join(known),
-            remedy=closest(unknown[0], known) or None,
+            remedy=machine or closest(unknown[0], (*known, "target", "wishes")) or None,
         )
-    return TrainingOptions(**training)
 
 
 def _wishes(wishes: str | Iterable[str | Wish]) -> tuple[Wish, ...]:

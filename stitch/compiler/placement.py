@@ -31,8 +31,8 @@ from stitch.compiler.slot_layouts import (
     slot_layout,
 )
 from stitch.compiler.slot_wishes import SlotWishes
-from stitch.errors import CompileError, OutOfMemoryError
-from stitch.graph import ComputationGraph
+from stitch.errors import OutOfMemoryError
+from stitch.graph import ComputationGraph, WishError
 from stitch.linker import (
     Demand,
     ScratchPlan,
@@ -216,12 +216,13 @@ def _check(wanted: tuple[Demand, ...], machine: MachineShape, where: str) -> Non
     problems = list(address_problems(wanted, machine))
     if problems:
         free = ""
-        if machine.l1 is not None:
+        fixed = {d.space for d in wanted if d.kind == "slot" and d.address is not None}
+        if machine.l1 is not None and Space.L1 in fixed:
             scratch = sum(d.size_per_bank for d in wanted if d.kind == "scratch")
             free = (
                 f"L1 is free for slots at [{machine.l1.base + scratch:#x}, {machine.l1.limit:#x})"
             )
-        raise CompileError(
+        raise WishError(
             "the wished addresses cannot be: " + "; ".join(problems),
             where=where,
             expected=free or None,

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from stitch.errors import FormatError, Problem, StitchError
-from stitch.files import read_text
+from stitch.files import nearest_file, read_text
 
 MAX_NBYTES = 1 << 20
 MAX_DEPTH = 16
@@ -89,7 +89,10 @@ def form_text(path: Path, what: str, where: str) -> str:
     try:
         return read_text(path)
     except OSError as error:
-        raise FormatError(f"cannot read the {what}: {error.strerror}", where=where) from error
+        raise FormatError(
+            f"cannot read the {what}: {error.strerror}", where=where,
+            remedy=nearest_file(path, (".yaml", ".yml")) or "check the path and its permissions",
+        ) from error  # fmt: skip
     except UnicodeDecodeError as error:
         raise FormatError(f"not YAML: it is no UTF-8 text ({error})", where=path.name) from error
 

@@ -66,7 +66,7 @@ def _targets(here: str, there: str) -> str:
     known = machine_names()
     target = here if here in known else "FILE.yaml, the description of this machine"
     device = f", or run it on {there!r}" if there in known else ""
-    return f"compile it with --target={target}{device}"
+    return f"compile it with --target={target}{device} (in Python: compile(..., target={target!r}))"
 
 
 def check_program(program: Program, machine: MachineShape) -> None:

@@ -27,7 +27,7 @@ class RuntimePipeline(PreparedGraph):
                 "a pipeline needs at least one program, loaded on a device",
                 expected="programs: a list of what device.load gave",
                 got=f"{type(got).__name__}: {' '.join(repr(got).split())[:60]}",
-                remedy="load files first: Pipeline([device.load(file) for file in files])",
+                remedy="load files or models first: Pipeline([device.load(one) for one in (a, b)])",
             )
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in self.programs]
         for wire in chain_wires([loaded.program for loaded in self.programs]):

@@ -10,7 +10,7 @@ from stitch import ops
 from stitch.compiler import Compilation, CompileOptions, compile_graph
 from stitch.errors import CompileError, LayoutError, OutOfMemoryError, StitchError
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.wish import parse_wish
+from stitch.graph.wish import WishError, parse_wish
 from stitch.machine.description import load_machine
 from stitch.machine.shape import footprint
 from stitch.program import (
@@ -238,6 +238,12 @@ def test_an_address_inside_the_scratch_region_is_refused_and_says_what_is_free()
     assert "and the scratch region at" in str(caught.value)
     assert f"L1 is free for slots at [{free:#x}" in str(caught.value)
     assert compiled(chain(32, 64), f"input.x.address={free:#x}").program.scratch.space is Space.L1
+
+
+def test_an_address_in_dram_is_refused_without_a_word_about_l1() -> None:
+    with pytest.raises(WishError, match="multiples of 32") as caught:
+        compiled(chain(32, 64), "input.x.space=dram", "input.x.address=0x20001")
+    assert "L1" not in str(caught.value) and caught.value.exit_code == 2
 
 
 def test_a_space_that_the_machine_does_not_have_is_refused_with_those_it_has() -> None:

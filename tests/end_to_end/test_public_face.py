@@ -6,12 +6,13 @@ import gc
 import io
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError, IncompatibleError, UsageError
 from stitch.program import DataType, Space
 from stitch.ttb import Binary
 from tests.support.stitched_models import integers, model, one, scaled
@@ -66,6 +67,22 @@ def test_json_of_a_model_compiles_to_the_same_bytes() -> None:
     for broken in ("", "[]", "{}", text.getvalue()[:-5], '{"wishes": [[1]]}'):
         with pytest.raises(stitch.FormatError):
             stitch.CompiledModel.load(io.StringIO(broken))
+
+
+def test_errors_speak_python_where_python_is_spoken() -> None:
+    x = np.zeros((2, 2), np.float32)
+    for options in ({"device": "tiny"}, {"device": "tiny", "loss": "mse", "optimizer": "sgd"}):
+        given: dict[str, Any] = dict(options)
+        with pytest.raises(UsageError, match=r"takes no device(.|\n)*target= names the machine"):
+            stitch.compile(lambda x: x + 1, [x], **given)
+    model = stitch.compile(lambda x: x + 1, [x])
+    with pytest.raises(UsageError, match=r"Pipeline\(\[device\.load\(one\)"):
+        stitch.Pipeline([model])  # type: ignore[list-item]
+    with (
+        stitch.open_device("tiny") as device,
+        pytest.raises(IncompatibleError, match=r"compile\(\.\.\., target='tiny'\)"),
+    ):
+        device.load(model)
 
 
 def test_load_reads_paths_bytes_and_models_without_a_device(tmp_path: Path) -> None:

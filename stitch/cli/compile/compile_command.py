@@ -53,7 +53,8 @@ def command() -> Command:
                       f"(default: {DEFAULT_TARGET}, with --for the pipeline's)"}),
         ("--set", {"action": "append", "default": [], "metavar": "SIDE.SLOT.FIELD=VALUE",
                    "dest": "wishes", "help": "a wish for one slot, as in input.x.space=l1; "
-                   "fields: space, data_type, layout, memory_layout, shard_spec, address, alias"}),
+                   "fields: space, data_type, layout, memory_layout, shard_spec, address, kind and "
+                   "ownership (of inputs), alias (of outputs)"}),
         ("--name", {"help": "the program's name"}),
         ("--role", {"choices": [role.value for role in Role], "default": Role.FORWARD.value,
                     "help": "what the program is for"}),

@@ -58,7 +58,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         ("--atol", {"type": not_negative, "help": "absolute tolerance (default by type: f32 1e-4, "
                     "f16 1e-3, bf16 1e-2; integers are exact)"}),
         ("--rtol", {"type": not_negative, "help": "relative tolerance (default 1e-5)"}),
-        ("--pcc", {"type": real, "help": "least Pearson correlation; alone it replaces the "
+        ("--pcc", {"type": _correlation, "help": "least Pearson correlation; alone it replaces the "
                    "elementwise rule, with --atol or --rtol both must hold"}),
         ("--init", {"choices": INITS, "help": "make the inputs that are not given"}),
         ("--seed", {"type": count, "default": 0, "help": "for --init=randn (default 0)"}),
@@ -88,7 +88,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         ("--strict_types", {"action": "store_true",
                             "help": "links and --input may not change the floating type"}),
         ("--check_memory", {"action": "store_true",
-                            "help": "poison freed bytes, guard padding (slower)"}),
+                            "help": "poison freed bytes, guard padding (slower); in Python "
+                            "open_device(debug=True)"}),
         ("--loops", {"type": positive, "default": 1,
                      "help": "do all runs N times; outputs are compared each time"}),
         ("--num_runs", {"type": positive, "default": 1, "help": "timed passes in each loop"}),
@@ -140,7 +141,7 @@ TRAINING = (
 def _add_training_words(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "training (stitch-run train.yaml)",
-        "The form of the file: docstring of stitch/documents/trainings/training_form.py. "
+        "The form of the file: python -m pydoc stitch.documents.trainings.training_form. "
         "--output=FILE.ttb writes the trained model for inference, --output=FILE.safetensors its "
         "weights; --result_file is written as JSON lines; --max_copies counts for each step after "
         "the third. Ctrl-C finishes the step, saves, and ends with exit code 130 (SIGTERM: 143).",
@@ -171,6 +172,18 @@ def refuse_strangers(parser: argparse.ArgumentParser, words: argparse.Namespace,
             raise UsageError(
                 f"--{word} is for trainings", remedy="stitch-run train.yaml", where=words.pipeline
             )
+    alone = [w for w in ("atol", "rtol", "pcc") if getattr(words, w) is not None]
+    if alone and not words.expected_output:
+        raise UsageError(f"--{alone[0]} has no effect without --expected_output")
+    if words.artifact_dir != parser.get_default("artifact_dir") and not words.save_artifacts:
+        raise UsageError("--artifact_dir has no effect without --save_artifacts")
+
+
+def _correlation(text: str) -> float:
+    number = real(text)
+    if not -1 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"takes a number from -1 to 1, not {text!r}")
+    return number
 
 
 def _every(text: str) -> Every:
