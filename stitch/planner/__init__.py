@@ -12,7 +12,7 @@ from stitch.on_demand import names_on_demand
 from stitch.planner.after_steps import after_steps
 from stitch.planner.certificate import Branches, Certificate, CostCertificate
 from stitch.planner.copy_cost import copy_cost, foreseen_cost
-from stitch.planner.placing import placed
+from stitch.planner.placing import may_be_placed, placed
 from stitch.planner.plan import (
     Allocate,
     Buffer,
@@ -56,5 +56,5 @@ __all__ = [
     "Copy", "Cost", "CostCertificate", "Execute", "Free", "Instance", "Plan", "PlanRequest",
     "Region", "Relocate", "Resident", "Slot", "SlotChange", "Step", "Transfer", "after_steps",
     "best_changes", "check_certificate", "check_plan", "copy_cost", "foreseen_cost",
-    "needed_regions", "placed", "plan", "possible_changes", "ranges_of",
+    "may_be_placed", "needed_regions", "placed", "plan", "possible_changes", "ranges_of",
 ]  # fmt: skip

@@ -46,7 +46,7 @@ def placed(known: Plan, request: PlanRequest) -> Plan | None:
     before = known.request
     if request.machine is not before.machine or request.tasks != before.tasks:
         return None
-    if not _moves_simply(known):
+    if not may_be_placed(known):
         return None
     if before.later != request.later and known.chooses_who_leaves:
         return None
@@ -57,6 +57,14 @@ def placed(known: Plan, request: PlanRequest) -> Plan | None:
         return None
     addresses = addresses_in(request, known, numbers, _given_up(known))
     return None if addresses is None else _bound(known, request, numbers, addresses)
+
+
+def may_be_placed(known: Plan) -> bool:
+    """Whether a plan may serve where things lie otherwise than in its own request: it moves simply,
+    and whatever else it touches is its tasks'."""
+    used = _used(known.request.tasks)
+    own = {i.buffer for r in known.request.residents if r.value in used for i in r.instances}
+    return known.touched <= own | moved_in(known).keys() and _moves_simply(known)
 
 
 def _moves_simply(known: Plan) -> bool:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError
-from stitch.planner import Buffer, Plan, Region, needed_regions, ranges_of
+from stitch.planner import Buffer, Plan, Region, may_be_placed, needed_regions, ranges_of
 from stitch.program import Program
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import PreparedProgram
@@ -127,6 +127,7 @@ class Recording(LeaseHolder["Binding"]):
         `fixed_results`: whether programs say at which addresses results lie."""
         super().__init__()
         self.plan, self.effects = plan, effects
+        self.may_be_placed = may_be_placed(plan)
         #: The numbers of the values that were, and of those that nobody refers to when it has run.
         self.kept = tuple([number for number, is_kept in enumerate(kept) if is_kept])
         self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])

@@ -232,6 +232,8 @@ class RecordingMaker:
         finds its places."""
         requests: dict[bool, tuple[PlanRequest, Picture]] = {}
         for recording in variants:
+            if not recording.may_be_placed:
+                continue
             only_results = recording.places is None
             if only_results not in requests:
                 staying = _passing(window, kept) if only_results else ()
