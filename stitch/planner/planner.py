@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.addresses import Want, allocate
@@ -50,6 +51,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     cannot be done; nothing has changed then.
     """
     best: Plan | None = None
+    cost: tuple[float, int] = (inf, 0)
     refused: StitchError | None = None
     away, least = frozenset[tuple[int, int]](), 0.0
     named = NamedPlaces(request)
@@ -67,14 +69,15 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
                 if not state.foresaw:
                     refused = refused or error
             else:
-                if best is None or foreseen_cost(candidate) < foreseen_cost(best):
-                    best = candidate
+                candidate_cost = foreseen_cost(candidate)
+                if candidate_cost < cost:
+                    best, cost = candidate, candidate_cost
             pressed |= state.pressed
             # What gives way though later tasks were looked at may do better without.
             gives_way = candidate is None or candidate.is_pressed
             if state.foresaw and gives_way and None not in tries:
                 tries.append(None)
-        if not pressed or (best is not None and foreseen_cost(best)[0] <= least * NEAR):
+        if not pressed or cost[0] <= least * NEAR:
             break
     if best is None:
         assert refused is not None

@@ -259,7 +259,7 @@ class RecordingMaker:
             effects = effects_of(plan, records.desc_key)
             if plan.moves_nothing and effects.is_simple and not _reads_fixed(plan, window):
                 return Planned(plan, picture, [], True)
-            if not passing:
+            if not picture.keeps_some:
                 best = plan, picture, []
         except StitchError:
             # No name keeps it: its own frames would, and with them all that a caller holds.
@@ -269,6 +269,8 @@ class RecordingMaker:
         for count in to_try:
             if best is not None and not best[0].is_pressed:
                 break
+            if best is not None and not count:
+                continue
             leases = spare[:count]
             try:
                 plan, picture = self._plan(window, kept, leases, ())

@@ -32,6 +32,8 @@ class Picture:
             for i in value.instances
             if i.buffer.address is not None
         }
+        #: Whether any does that could leave.
+        self.keeps_some = bool(self._staying)
         self._numbers: dict[int, int] = {}
         self.buffers: list[Buffer] = []
         for _, value in sources:
