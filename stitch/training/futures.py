@@ -58,6 +58,14 @@ class TensorFuture:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return self.tensor.__array__(dtype, copy)
 
+    def __bool__(self) -> bool:
+        return bool(self.tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other if isinstance(other, TensorFuture) else self.tensor == other
+
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
         return f"<TensorFuture {self.tensor!r}>"
 
@@ -111,6 +119,14 @@ class LossTensor:
 
     def __float__(self) -> float:
         return self.item()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __eq__(self, other: object) -> bool:
+        return self is other if isinstance(other, LossTensor) else self.item() == other
+
+    __hash__ = object.__hash__
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec)

@@ -225,3 +225,16 @@ def test_a_training_that_was_closed_is_not_begun_anew_without_a_word(device_too:
     for name, value in model.instance.state_dict().items():
         if not name.startswith("training."):
             np.testing.assert_array_equal(value, state[name])
+
+
+def test_a_loss_is_a_number_and_predictions_are_elements_where_they_are_compared() -> None:
+    model = classifier()
+    assert model.training is not None
+    predicted = model(batches(1)[0][0])
+    loss = model.training.loss(predicted, np.zeros(16, np.int32))
+    assert loss and loss == loss.item() and loss != 0
+    assert loss != model.training.loss(predicted, np.zeros(16, np.int32))
+    with pytest.raises(UsageError, match="one element"):
+        bool(predicted)
+    with pytest.raises(TypeError, match="compare the elements"):
+        _ = predicted == 0
