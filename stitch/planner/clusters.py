@@ -33,7 +33,7 @@ NOTHING = 1 << 60
 #: Space, address and size in the known plan, the buffer's number, and where it must lie now.
 _Part = tuple[Space, int, int, int, int | None]
 #: Buffers that must lie somewhere, and where.
-_Fixed = Collection[tuple[int, int | None]]
+_Fixed = Mapping[int, Collection[int | None]]
 
 
 def addresses_in(
@@ -85,11 +85,12 @@ def _lies_alike(
     """Whether a buffer of before lies where it must: where a program reads it, or in the way of
     one; what is moved to where a program reads it lies anywhere else."""
     number = old.number
-    if number in moved and (number, old.address) not in fixed:
+    wanted = fixed.get(number, ())
+    if number in moved and old.address not in wanted:
         target = moved[number][1]
-        if (number, target) in fixed:
+        if target in wanted:
             return new.address != target
-    elif all(number != other for other, _ in fixed):
+    elif not wanted:
         return True
     return old.address == new.address
 
@@ -107,8 +108,8 @@ def _need_not_move(buffer: Buffer, was_there: bool, fixed: _Fixed, made: Sequenc
         for space, at, size, other, wanted in made
     )
     if was_there:
-        return not is_in_the_way and all(number != other for other, _ in fixed)
-    return not is_in_the_way or (number, start) not in fixed
+        return not is_in_the_way and number not in fixed
+    return not is_in_the_way or start not in fixed.get(number, ())
 
 
 def _made(known: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]) -> Iterator[_Part]:
@@ -116,11 +117,11 @@ def _made(known: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]) -
         if isinstance(step, Allocate):
             b = step.buffer
             assert b.address is not None
-            at = b.address if (b.number, b.address) in fixed else None
+            at = b.address if b.address in fixed.get(b.number, ()) else None
             yield b.space, b.address, b.size_per_bank, b.number, at
         elif isinstance(step, Relocate):
             for n, address in step.targets:
-                at = address if (n, address) in fixed else None
+                at = address if address in fixed.get(n, ()) else None
                 yield step.space, address, moved[n][0].size_per_bank, ~n, at
         elif isinstance(step, Execute) and step.scratch is not None:
             space, address, size = step.scratch

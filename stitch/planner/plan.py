@@ -250,7 +250,7 @@ class Plan:
         return tuple(dict.fromkeys(regions))
 
     @property
-    def fixed(self) -> set[tuple[int, int]]:
+    def fixed(self) -> dict[int, set[int]]:
         """The buffers that must lie somewhere, as programs or conversions say, and where."""
         tasks = self.request.tasks
         wanted = {
@@ -260,7 +260,7 @@ class Plan:
             and (address := task.transformation.outputs[0].layout.address) is not None
         }
         slots: dict[int, list[tuple[int, int]]] = {}
-        fixed = set()
+        fixed: dict[int, set[int]] = {}
         for step in self.steps:
             if isinstance(step, Execute):
                 what = tasks[step.task].transformation
@@ -270,9 +270,10 @@ class Plan:
                     at = slots[what.key] = [(i, a) for i, a in enumerate(places) if a is not None]
                 if at:
                     lying = (*step.inputs, *step.outputs)
-                    fixed |= {(lying[i].buffer, address) for i, address in at}
+                    for i, address in at:
+                        fixed.setdefault(lying[i].buffer, set()).add(address)
             elif isinstance(step, Copy) and step.made in wanted:
-                fixed.add((step.target.buffer, wanted[step.made]))
+                fixed.setdefault(step.target.buffer, set()).add(wanted[step.made])
         return fixed
 
     @property

@@ -20,6 +20,7 @@ from stitch.planner import (
     placed,
     plan,
 )
+from tests.support.lines_run import lines_run
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import (
     L1,
@@ -221,3 +222,18 @@ def test_what_came_to_lie_in_a_buffer_that_is_overwritten_is_not_lost() -> None:
     assert not any(isinstance(step, Allocate) for step in known.steps), "it lies where it lay"
     scene.kept.add(scene.value(known.request.residents[0].instances[0]))
     assert placed(known, scene.request()) is None
+
+
+def test_placing_takes_as_long_a_task_however_many_name_an_address() -> None:
+    def lines(tasks: int) -> int:
+        scene = Scene(machine_with(l1_nbytes=1 << 20))
+        named = program("p", [desc_of(64)], [desc_of(64, address=1 << 15)])
+        for number in range(tasks):
+            value = scene.tensor(desc_of(64), (1 << 16) + 128 * number, keep=True)
+            scene.run(named, value, keep=False)
+        request = scene.request()
+        known = plan(request)
+        assert placed(known, request) is not None
+        return lines_run(lambda: placed(known, request))
+
+    assert lines(200) <= 2.2 * lines(100)

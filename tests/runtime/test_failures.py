@@ -12,8 +12,10 @@ import pytest
 
 import stitch
 from stitch.graph import ComputationGraphBuilder
+from stitch.planner import Plan, PlanRequest, plan
 from stitch.program import Array, DataType, InputKind, Layout, Ownership, Space, TensorDesc
 from stitch.runtime import HookContext, LoadedProgram
+from stitch.runtime.recording import recording_maker
 from tests.support.stitched_models import consuming, integers, model, one, scaled, tiny, used
 
 F32 = DataType.FLOAT32
@@ -254,6 +256,28 @@ def test_what_was_held_when_memory_ran_out_is_free_once_that_is_handled(window: 
             assert 20 < fill(program) == fill(program) == fill(program) < 1000
         finally:
             gc.enable()
+
+
+def test_where_nothing_but_a_refusal_can_come_it_is_planned_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests: list[PlanRequest] = []
+
+    def planned(request: PlanRequest, *, spills: bool) -> Plan:
+        requests.append(request)
+        return plan(request, spills=spills)
+
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0))
+        exports: list[Array] = []
+        with pytest.raises(stitch.OutOfMemoryError):
+            while len(exports) < 1000:
+                exports.append(np.from_dlpack(one(program(integers()))))
+        monkeypatch.setattr(recording_maker, "plan", planned)
+        with pytest.raises(stitch.OutOfMemoryError):
+            one(program(integers())).numpy()
+        assert len(requests) == 1
+        exports.clear()
 
 
 def test_what_was_finished_before_a_failure_keeps_its_bytes_in_debug_mode() -> None:

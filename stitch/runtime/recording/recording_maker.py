@@ -246,21 +246,21 @@ class RecordingMaker:
 
     def planned(self, window: Window, kept: tuple[bool, ...]) -> Planned:
         """The plan for a window's work as things are; raises where there is none."""
-        records = self._device.records
-        passing = _passing(window, kept)
+        records, spills = self._device.records, self._device.spills
         spare = records.spare_leases()
         best: tuple[Plan, Picture, list[AnyLease]] | None = None
-        # Nothing given up, then the older half, then all; where all stay anyway, the first picture
-        # is true.
+        request, picture = self._request(window, kept, (), _passing(window, kept))
+        # Nothing given up, then the older half, then all; where nothing stays that could leave, the
+        # first picture is true.
         counts = dict.fromkeys((0, len(spare) // 2, len(spare)))
-        to_try = [count for count in counts if passing or count]
+        to_try = [count for count in counts if picture.keeps_some or count]
         try:
-            plan, picture = self._plan(window, kept, (), passing)
-            effects = effects_of(plan, records.desc_key)
-            if plan.moves_nothing and effects.is_simple and not _reads_fixed(plan, window):
-                return Planned(plan, picture, [], True)
+            first = plan(request, spills=spills)
+            effects = effects_of(first, records.desc_key)
+            if first.moves_nothing and effects.is_simple and not _reads_fixed(first, window):
+                return Planned(first, picture, [], True)
             if not picture.keeps_some:
-                best = plan, picture, []
+                best = first, picture, []
         except StitchError:
             # No name keeps it: its own frames would, and with them all that a caller holds.
             if not to_try:
@@ -269,30 +269,18 @@ class RecordingMaker:
         for count in to_try:
             if best is not None and not best[0].is_pressed:
                 break
-            if best is not None and not count:
-                continue
             leases = spare[:count]
             try:
-                plan, picture = self._plan(window, kept, leases, ())
+                request, picture = self._request(window, kept, leases, ())
+                candidate = plan(request, spills=spills)
             except StitchError:
                 if best is None and count == to_try[-1]:
                     raise
                 continue
-            if best is None or foreseen_cost(plan) < foreseen_cost(best[0]):
-                best = plan, picture, leases
+            if best is None or foreseen_cost(candidate) < foreseen_cost(best[0]):
+                best = candidate, picture, leases
         assert best is not None, "the last that failed was raised"
-        plan, picture, leases = best
-        return Planned(plan, picture, leases, False)
-
-    def _plan(
-        self,
-        window: Window,
-        kept: tuple[bool, ...],
-        without: Collection[AnyLease],
-        staying: Collection[int],
-    ) -> tuple[Plan, Picture]:
-        request, picture = self._request(window, kept, without, staying)
-        return plan(request, spills=self._device.spills), picture
+        return Planned(*best, False)
 
     def _request(
         self,
@@ -385,7 +373,7 @@ def _has_fixed_results(plan: Plan) -> bool:
     where another must find it."""
     final = {resident.value for resident in plan.final_values}
     own = {instance.buffer for resident in plan.final_values for instance in resident.instances}
-    return not own.isdisjoint([number for number, _ in plan.fixed]) or any(
+    return not own.isdisjoint(plan.fixed) or any(
         number in final and desc.layout.address is not None
         for task in plan.request.tasks
         for number, desc in zip(task.outputs, task.transformation.outputs, strict=True)

@@ -22,8 +22,8 @@ from stitch.ttb import recognize
 #: ONNX's operators are taken as of these opsets.
 OLDEST_OPSET, NEWEST_OPSET = 13, 26
 NEWEST_IR = 13
-#: What these added are operators, attributes and types, each refused by its name: what else a model
-#: says means in them what it meant before.
+#: What these added are operators, attributes and types: expanded where ONNX writes them out as
+#: functions, else refused by name. What else a model says means in them what it meant before.
 READABLE_OPSET, READABLE_IR = 28, 14
 #: From this IR version on initializers need not be inputs.
 FREE_INITIALIZERS_IR = 4
