@@ -151,8 +151,10 @@ def _numbers(known: Plan, request: PlanRequest) -> Numbers | None:
     # What else lies in a buffer may have kept it alive, so the same ones are shared, but for those
     # that are given up or overwritten: that would follow them, or be lost.
     others, others_now = _shared(known.request, used), _shared(request, used)
-    shared = {number for number in known.touched if number in others}
-    if shared != {number for number in known.touched if numbers[number] in others_now}:
+    passing = used - request.kept
+    dying = {i.buffer for r in known.request.residents if r.value in passing for i in r.instances}
+    shared = {number for number in known.touched | dying if number in others}
+    if shared != {n for n in known.touched | dying if numbers[n] in others_now}:
         return None
     donated = {t.inputs[at] for t in request.tasks for at in t.transformation.donated}
     taken = {i.buffer for r in known.request.residents if r.value in donated for i in r.instances}

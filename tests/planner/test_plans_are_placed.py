@@ -7,19 +7,23 @@ from dataclasses import replace
 from random import Random
 
 from stitch.errors import LayoutError, OutOfMemoryError
+from stitch.machine import footprint
 from stitch.memory import Allocator
 from stitch.planner import (
     Allocate,
     Buffer,
     Copy,
+    Instance,
     Plan,
     PlanRequest,
     Relocate,
+    Resident,
     check_plan,
     foreseen_cost,
     placed,
     plan,
 )
+from stitch.program import Space
 from tests.support.lines_run import lines_run
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import (
@@ -237,3 +241,25 @@ def test_placing_takes_as_long_a_task_however_many_name_an_address() -> None:
         return lines_run(lambda: placed(known, request))
 
     assert lines(200) <= 2.2 * lines(100)
+
+
+def test_what_another_tensor_kept_alive_is_freed_where_that_is_gone() -> None:
+    """Of a source that dies; its copy in L1 is read, so the plan does not touch the other one."""
+    scene = Scene(machine_with(l1_nbytes=4096))
+    value = scene.tensor(desc_of(64), 1024, keep=False)
+    scene.run(program("p", [desc_of(64)], [desc_of(64)]), value, keep=True)
+    alone, waiting = scene.request(), desc_of(64, Space.DRAM)
+    size = footprint(waiting, alone.machine.shape).size_per_bank
+    number, other = len(alone.buffers), max(alone.kept) + 1
+    lying = Instance(number, 0, waiting)
+    (source,) = alone.residents
+    source = replace(source, instances=(*source.instances, lying))
+    buffer = Buffer(number, Space.DRAM, 0, size, waiting, "it")
+    alone = replace(alone, buffers=(*alone.buffers, buffer), residents=(source,))
+    shared = replace(
+        alone, residents=(source, Resident(other, (lying,))), kept=alone.kept | {other}
+    )
+    for known, asked in ((shared, alone), (alone, shared)):
+        assert check_plan(plan(known)) == ()
+        bound = placed(plan(known), asked)
+        assert bound is None or check_plan(bound) == ()

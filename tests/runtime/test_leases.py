@@ -16,6 +16,7 @@ from stitch.planner import Buffer
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.report import memory_views
 from stitch.runtime import LoadedProgram
+from stitch.runtime.recording.recording import Recording
 from tests.support.stitched_models import (
     binary_op,
     consuming,
@@ -24,6 +25,7 @@ from tests.support.stitched_models import (
     one,
     parameters_only,
     scaled,
+    several,
     tiny,
 )
 
@@ -237,6 +239,10 @@ def test_a_device_in_debug_mode_says_the_same(seed: int) -> None:
 
 
 def test_what_is_dropped_keeps_its_place_though_another_result_of_its_run_is_held() -> None:
+    def large(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (12, 64), "float32")
+        b.output("y", b.op("Slice", x, np.array([0]), np.array([4]), np.array([0])))
+
     def two(b: ComputationGraphBuilder) -> None:
         x = b.input("x", (4, 64), "float32")
         b.output("held", x * 2)
@@ -443,3 +449,42 @@ def test_places_for_one_set_are_found_where_several_do_not_fit() -> None:
         places = device.records.outside_of(gap, wanted, 4)
         assert places and {at for at in places[0] if top <= at < top + 4 * size} == set(places[0])
         assert len(set(places[0])) == 2
+
+
+def test_a_result_that_lies_where_its_recording_works_is_not_run_over() -> None:
+    """It was moved out once, and came back when no other memory was left for both results."""
+    small, wishes = tiny(l1_nbytes=8192), ("input.x.space=l1", "output.y.space=l1")
+
+    def large(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (12, 64), "float32")
+        b.output("y", b.op("Slice", x, np.array([0]), np.array([4]), np.array([0])))
+
+    def two(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (4, 64), "float32")
+        b.output("y", x * 3.0)
+        b.output("z", x - 1.0)
+
+    with stitch.open_device(small, window=1) as device:
+        first = device.load(model("large", large, target=small, wishes=wishes))
+        last = device.load(model("two", two, target=small, wishes=(*wishes, "output.z.space=l1")))
+        pipeline, records = stitch.Pipeline([first, last]), device.records
+        several(pipeline(integers((12, 64))))
+        device.flush()
+        (recording,) = {lease.holder for lease in records.spare_leases()}
+        assert isinstance(recording, Recording) and recording.has_one_lease
+        records.revoke(records.spare_leases())
+        recording.makes_way = True
+        several(pipeline(integers((12, 64))))
+        device.flush()
+        assert not recording.has_one_lease, "its results lie elsewhere now"
+        records.revoke(records.spare_leases())
+        filling = []
+        for at in range(1024, 9216, 256):
+            if not any(a < at + 256 and at < a + n for _, a, n in recording.works_in):
+                desc = TensorDesc((4, 64), Layout(F32, Space.L1, address=at))
+                filling.append(device.empty(desc))
+        # Room for one of them: the other is shared by all sets of places.
+        del filling[3]
+        held = [several(pipeline(integers((12, 64), start)))[0] for start in range(3)]
+        for start, result in enumerate(held):
+            np.testing.assert_array_equal(result.numpy(), integers(start=start) * 3)

@@ -155,9 +155,11 @@ class Recording(LeaseHolder["Binding"]):
         self.own = tuple([number for number, _ in effects.own])
         own = [(b.space, b.address or 0, b.size_per_bank) for b, _ in effects.made]
         temporary = needed_regions(plan.temporaries, ())
-        #: Its results can lie in one place only: where they must, or where temporary values of the
-        #: same run lay before. Then it runs only while nobody holds them.
-        self.has_one_lease = fixed_results or any(_overlap(a, b) for a in temporary for b in own)
+        #: Whether its results lie in the plan where temporary values of the same run lay before.
+        self.lies_inside = any(_overlap(a, b) for a in temporary for b in own)
+        #: Its results can lie in one place only: inside, or where they must. Then it runs only
+        #: while nobody holds them.
+        self.has_one_lease = fixed_results or self.lies_inside
         #: Its steps, bound to bytes, where they may be bound to any places.
         self.parts: BoundParts | None = None
         if places is None:
@@ -176,9 +178,11 @@ class Recording(LeaseHolder["Binding"]):
         }
         #: Where it works, and what of that must be free: all but where its only lease may lie.
         self.works_in: Sequence[Region] = plan.free_regions if places is not None else temporary
-        self.work: Sequence[Region] = self.works_in
+        self._beside_results: Sequence[Region] = self.works_in
         if places is None and self.has_one_lease:
-            self.work = needed_regions(temporary, [buffer for buffer, _ in effects.made])
+            made = [buffer for buffer, _ in effects.made]
+            self._beside_results = needed_regions(temporary, made)
+        self.work: Sequence[Region] = self._beside_results
 
     def look_around(self, records: Records, picture: Picture) -> None:
         """Note what lies in the buffers that it touches, and where they are."""
@@ -303,7 +307,12 @@ class Recording(LeaseHolder["Binding"]):
             places = self._apart(records, works, wanted, count)
             if places:
                 return self._another(records, claim, places, spare)
-        return self._leased(records, claim, [own]) if is_first else None
+        if not is_first:
+            return None
+        if self.lies_inside:
+            # Where no memory is left elsewhere: then what is held there keeps it from running.
+            self.has_one_lease, self.work, self.generation = True, self._beside_results, -1
+        return self._leased(records, claim, [own])
 
     def _another(
         self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
