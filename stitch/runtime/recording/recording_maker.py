@@ -232,9 +232,7 @@ class RecordingMaker:
         finds its places."""
         requests: dict[bool, tuple[PlanRequest, Picture]] = {}
         for recording in variants:
-            if not recording.may_be_placed or (
-                self._device.copies_forbidden and recording.plan.copies
-            ):
+            if not recording.may_be_placed:
                 continue
             only_results = recording.places is None
             if only_results not in requests:

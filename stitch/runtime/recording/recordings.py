@@ -85,7 +85,8 @@ class Recordings:
             self._drop(old)
         del kind.recordings[MAX_VARIANTS:]
         if self.kinds > MAX_KINDS:
-            self._forget([min(self._kinds, key=lambda kind: kind.last_used)])
+            # A list of its own: a collection in between may finish what uses the device.
+            self._forget([min(list(self._kinds), key=lambda kind: kind.last_used)])
 
     def forget(self, transformation: int) -> None:
         """Drop what runs a transformation whose agent is gone."""
