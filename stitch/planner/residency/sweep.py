@@ -26,24 +26,30 @@ def swept(
     """(A cover cheaper than `upper`, seconds that any such cover costs at least); None where there
     is none among those looked at, `upper` where there is none at all."""
     least, here, away = _steps(problem, prices)
-    starting: list[list[int]] = [[] for _ in problem.need]
-    for i, (a, _) in enumerate(problem.spans):
-        starting[a].append(i)
-    last_start = {h: max(problem.spans[i][0] for i in g) for h, g in problem.groups.items()}
-    bit_of = {h: 1 << k for k, h in enumerate(problem.groups)}
-    written_bit = [bit_of.get(h, 0) for h in problem.holder]
+    tasks = len(problem.need)
+    starting, bit_of, going_on = _bits(problem.spans, tasks)
+    # A holder is asked whether it is written from its first stay's start to its last one's.
+    starts = [[problem.spans[i][0] for i in group] for group in problem.groups.values()]
+    _, bits, asked_again = _bits([(min(s), max(s) + 1) for s in starts], tasks)
+    written_bits = dict(zip(problem.groups, bits, strict=True))
+    written_bit = [written_bits.get(h, 0) for h in problem.holder]
     enough, left_out = upper * EQUAL, upper
     dear: _Way = enough, 0.0, None
     ways: dict[tuple[int, int], _Way] = {(0, 0): (least, 0.0, None)}
     for j, need in enumerate(problem.need):
-        counts = [(1 << i, problem.counts[i][j - problem.spans[i][0]]) for i in problem.over[j]]
-        over = sum(bit for bit, _ in counts)
-        alive = sum(bit for h, bit in bit_of.items() if last_start[h] >= j)
+        over, alive = going_on[j], asked_again[j]
+        # What is away counts no more once its stay is over, and else as much as is needed now.
+        changes = [
+            (bit_of[i], change)
+            for i in (problem.over[j - 1] if j else ())
+            if (change := _count(problem, i, j) - _count(problem, i, j - 1))
+        ]
         merged: dict[tuple[int, int], _Way] = {}
-        for (gone, written), (seconds, _, trail) in ways.items():
+        for (gone, written), (seconds, n, trail) in ways.items():
             key = gone & over, written & alive
             if key not in merged or seconds < merged[key][0]:
-                merged[key] = seconds, sum(n for bit, n in counts if gone & bit), trail
+                n += sum([change for bit, change in changes if gone & bit])
+                merged[key] = seconds, n, trail
         ways = merged
         rest = sum(problem.counts[i][0] for i in starting[j])
         for i in starting[j]:
@@ -55,7 +61,7 @@ def swept(
                 stays, leaves = seconds + here[first][i], seconds + away[first][i]
                 if stays < enough and n + rest >= need:
                     branched[gone, written] = stays, n, trail
-                key = gone | 1 << i, written | bit
+                key = gone | bit_of[i], written | bit
                 # One that has written the holder before may have come to the same.
                 if leaves < branched.get(key, dear)[0] and n + count + rest >= need:
                     branched[key] = leaves, n + count, (i, trail)
@@ -73,6 +79,36 @@ def swept(
         cover.append(trail[0])
         trail = trail[1]
     return cover[::-1], min(left_out, best[0])
+
+
+def _count(problem: CoverProblem, i: int, j: int) -> float:
+    """For how much a stay that begins no later counts at a task: nothing once it is over."""
+    first, end = problem.spans[i]
+    return problem.counts[i][j - first] if j < end else 0.0
+
+
+def _bits(
+    spans: Sequence[tuple[int, int]], tasks: int
+) -> tuple[list[list[int]], list[int], list[int]]:
+    """Half-open spans by the task at which they start; a bit for each, that no span has which it
+    meets, so keys stay short however long the chain is; the bits of those that go on, by task."""
+    starting: list[list[int]] = [[] for _ in range(tasks)]
+    ending: list[list[int]] = [[] for _ in range(tasks + 1)]
+    for i, (first, end) in enumerate(spans):
+        starting[first].append(i)
+        ending[end].append(i)
+    bits, free, on = [0] * len(spans), [1], 0
+    going_on = []
+    for j in range(tasks):
+        for i in ending[j]:
+            on ^= bits[i]
+            free.append(bits[i])
+        going_on.append(on)
+        for i in starting[j]:
+            bits[i] = free.pop()
+            on ^= bits[i]
+            free = free or [1 << on.bit_length()]
+    return starting, bits, going_on
 
 
 def _kept(
