@@ -8,15 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stitch.memory import LENT_ADDRESSES, Allocator
 from stitch.planner.plan import Allocate, Buffer, Execute, Plan, PlanRequest, Relocate
 from stitch.program import Space
 
 
+class _Part(NamedTuple):
+    """Bytes that the known plan fills at some time: `[start, end)` in it, and where they must start
+    now, None: anywhere. `number`: the buffer whose address these are (`is_target`: to which it is
+    moved), None for what nobody asks the address of."""
+
+    space: Space
+    start: int
+    end: int
+    wanted: int | None
+    number: int | None
+    is_target: bool = False
+
+
 @dataclass(slots=True)
 class _Cluster:
-    """Buffers that have bytes in common, one after the other; `[start, end)` in the known plan.
+    """Parts that have bytes in common, one after the other; `[start, end)` in the known plan.
 
     `shift`: to where it must lie, None: anywhere.
     """
@@ -24,27 +38,21 @@ class _Cluster:
     space: Space
     start: int
     end: int
-    members: list[int]
+    parts: list[_Part]
     shift: int | None = None
 
 
-#: The number of what nobody asks the address of.
-NOTHING = 1 << 60
-#: Space, address and size in the known plan, the buffer's number, and where it must lie now.
-_Part = tuple[Space, int, int, int, int | None]
 #: Buffers that must lie somewhere, and where.
 _Fixed = Mapping[int, Collection[int | None]]
 
 
 def addresses_in(
     request: PlanRequest, known: Plan, numbers: Mapping[int, int], given_up: Collection[int]
-) -> dict[int, int] | None:
-    """Where in a request's picture the buffers lie that a known plan makes, by their numbers there;
-    None where there is no place for them.
+) -> tuple[dict[int, int], dict[int, int]] | None:
+    """Where in a request's picture the buffers lie that a known plan makes or moves, and where it
+    moves these to, by their numbers there; None where there is no place for them.
 
     `numbers`: the request's for buffers of the known one; `given_up`: those that the plan frees.
-    Of a buffer that is moved also where it lies before; where it is moved to has the number
-    `~number`.
     """
     old = {b.number: b for b in known.request.buffers}
     new = {b.number: b for b in request.buffers}
@@ -55,20 +63,25 @@ def addresses_in(
     if any(_need_not_move(moved[n][0], n in old, fixed, made) for n in moved):
         return None
     leaving = {*given_up, *(moved.keys() & old.keys())}
-    parts: list[_Part] = [
-        (old[n].space, at, old[n].size_per_bank, n if n in moved else NOTHING, now)
+    there = [
+        _Part(b.space, b.address, b.address + b.size_per_bank, now, n if n in moved else None)
         for n in leaving
-        if (at := old[n].address) is not None and (now := new[numbers[n]].address) is not None
+        if (b := old[n]).address is not None and (now := new[numbers[n]].address) is not None
     ]
-    parts += made
-    clusters = _clusters(parts)
+    clusters = _clusters([*there, *made])
     if clusters is None:
         return None
     left = {numbers[n] for n in leaving}
     if not _find_places(request, [b for b in request.buffers if b.number not in left], clusters):
         return None
-    lay = {number: address for _, address, _, number, _ in parts}
-    return {n: lay[n] + (cluster.shift or 0) for cluster in clusters for n in cluster.members}
+    addresses: dict[int, int] = {}
+    targets: dict[int, int] = {}
+    for cluster in clusters:
+        for part in cluster.parts:
+            if part.number is not None:
+                those = targets if part.is_target else addresses
+                those[part.number] = part.start + (cluster.shift or 0)
+    return addresses, targets
 
 
 def moved_in(known: Plan) -> dict[int, tuple[Buffer, int]]:
@@ -100,12 +113,12 @@ def _need_not_move(buffer: Buffer, was_there: bool, fixed: _Fixed, made: Sequenc
     must be there, nor read elsewhere; or need not be made there."""
     number, start = buffer.number, buffer.address or 0
     is_in_the_way = any(
-        space is buffer.space
-        and at < start + buffer.size_per_bank
-        and start < at + size
-        and other != number
-        and wanted is not None
-        for space, at, size, other, wanted in made
+        part.space is buffer.space
+        and part.start < start + buffer.size_per_bank
+        and start < part.end
+        and (part.number != number or part.is_target)
+        and part.wanted is not None
+        for part in made
     )
     if was_there:
         return not is_in_the_way and number not in fixed
@@ -115,37 +128,36 @@ def _need_not_move(buffer: Buffer, was_there: bool, fixed: _Fixed, made: Sequenc
 def _made(known: Plan, fixed: _Fixed, moved: Mapping[int, tuple[Buffer, int]]) -> Iterator[_Part]:
     for step in known.steps:
         if isinstance(step, Allocate):
-            b = step.buffer
-            assert b.address is not None
-            at = b.address if b.address in fixed.get(b.number, ()) else None
-            yield b.space, b.address, b.size_per_bank, b.number, at
+            b, at = step.buffer, step.buffer.address
+            assert at is not None
+            wanted = at if at in fixed.get(b.number, ()) else None
+            yield _Part(b.space, at, at + b.size_per_bank, wanted, b.number)
         elif isinstance(step, Relocate):
-            for n, address in step.targets:
-                at = address if address in fixed.get(n, ()) else None
-                yield step.space, address, moved[n][0].size_per_bank, ~n, at
+            for n, at in step.targets:
+                wanted = at if at in fixed.get(n, ()) else None
+                end = at + moved[n][0].size_per_bank
+                yield _Part(step.space, at, end, wanted, n, is_target=True)
         elif isinstance(step, Execute) and step.scratch is not None:
-            space, address, size = step.scratch
+            space, at, size = step.scratch
             # In L1 it is at a promised place, elsewhere in a buffer.
-            yield space, address, size, NOTHING, address if space is Space.L1 else None
+            yield _Part(space, at, at + size, at if space is Space.L1 else None, None)
 
 
 def _clusters(parts: list[_Part]) -> list[_Cluster] | None:
     """Parts that overlap, together; None where one would have to lie at two places."""
     clusters: list[_Cluster] = []
-    for space, start, size, number, wanted in sorted(parts, key=lambda p: (p[0].value, p[1])):
-        end = start + size
+    for part in sorted(parts, key=lambda p: (p.space.value, p.start)):
         cluster = clusters[-1] if clusters else None
-        if cluster is None or cluster.space is not space or start >= cluster.end:
-            cluster = _Cluster(space, start, end, [])
+        if cluster is None or cluster.space is not part.space or part.start >= cluster.end:
+            cluster = _Cluster(part.space, part.start, part.end, [])
             clusters.append(cluster)
-        elif end > cluster.end:
-            cluster.end = end
-        if number != NOTHING:
-            cluster.members.append(number)
-        if wanted is not None:
-            if cluster.shift not in (None, wanted - start):
+        cluster.end = max(cluster.end, part.end)
+        cluster.parts.append(part)
+        if part.wanted is not None:
+            shift = part.wanted - part.start
+            if cluster.shift not in (None, shift):
                 return None
-            cluster.shift = wanted - start
+            cluster.shift = shift
     return clusters
 
 

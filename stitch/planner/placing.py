@@ -55,8 +55,8 @@ def placed(known: Plan, request: PlanRequest) -> Plan | None:
         return None
     if known.is_pressed and not moved_in(known) and _present(before) != _present(request):
         return None
-    addresses = addresses_in(request, known, numbers, _given_up(known))
-    return None if addresses is None else _bound(known, request, numbers, addresses)
+    places = addresses_in(request, known, numbers, _given_up(known))
+    return None if places is None else _bound(known, request, numbers, *places)
 
 
 def may_be_placed(known: Plan) -> bool:
@@ -185,7 +185,9 @@ def _given_up(known: Plan) -> frozenset[int]:
 # -- steps --------------------------------------------------------------------------------------
 
 
-def _bound(known: Plan, request: PlanRequest, numbers: Numbers, addresses: Numbers) -> Plan:
+def _bound(
+    known: Plan, request: PlanRequest, numbers: Numbers, addresses: Numbers, targets: Numbers
+) -> Plan:
     fresh = max([b.number for b in request.buffers], default=-1) + 1
     made: dict[int, Buffer] = {}
     for step in known.steps:
@@ -195,11 +197,11 @@ def _bound(known: Plan, request: PlanRequest, numbers: Numbers, addresses: Numbe
             if number != b.number or addresses[b.number] != b.address:
                 b = replace(b, number=number, address=addresses[b.number])
             made[number] = b
-    steps = tuple(_steps(known, numbers, made, addresses))
+    steps = tuple(_steps(known, numbers, made, addresses, targets))
     claimed = [(b.space, b.address or 0, b.size_per_bank) for b in made.values()]
     present = _by_number(request)
     for number, (buffer, _) in moved_in(known).items():
-        address, now = addresses[~number], numbers[number]
+        address, now = targets[number], numbers[number]
         claimed.append((buffer.space, address, buffer.size_per_bank))
         those = present if now in present else made
         those[now] = replace(those[now], address=address)
@@ -220,7 +222,7 @@ def _bound(known: Plan, request: PlanRequest, numbers: Numbers, addresses: Numbe
 
 
 def _steps(
-    known: Plan, numbers: Numbers, made: Mapping[int, Buffer], addresses: Numbers
+    known: Plan, numbers: Numbers, made: Mapping[int, Buffer], addresses: Numbers, targets: Numbers
 ) -> Iterator[Step]:
     is_same = all(a == b for a, b in numbers.items())
     #: Where what was allocated at an address lies now.
@@ -245,9 +247,9 @@ def _steps(
             moved = {at: number for number, at in step.targets}
             yield replace(
                 step,
-                targets=tuple([(numbers[n], addresses[~n]) for n in moved.values()]),
+                targets=tuple([(numbers[n], targets[n]) for n in moved.values()]),
                 transfers=tuple(
-                    replace(t, source_address=addresses[n], target_address=addresses[~n])
+                    replace(t, source_address=addresses[n], target_address=targets[n])
                     for t, n in ((t, moved[t.target_address]) for t in step.transfers)
                 ),
             )
