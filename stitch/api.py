@@ -23,6 +23,7 @@ from stitch.argument_kinds import (
     ArgumentKind,
     either,
     instance_of,
+    member_of,
     optional,
     several,
     takes,
@@ -45,11 +46,6 @@ if TYPE_CHECKING:
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _WISH = either(TEXT, instance_of("a Wish", Wish))
-_ROLES = tuple(role.value for role in Role)
-_ROLE = ArgumentKind(
-    f"a role ({', '.join(_ROLES)})",
-    lambda value: isinstance(value, Role) or (isinstance(value, str) and value in _ROLES),
-)
 
 
 def _is_optimizer(value: object) -> bool:
@@ -71,10 +67,10 @@ _LOSS = ArgumentKind("a loss of stitch.losses, its name, or a mapping", _is_loss
 
 
 @takes(
-    example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT), role=_ROLE,
-    wishes=either(_WISH, several("a list of wishes", _WISH)), input_shapes=optional(MAPPING),
-    optimizer=optional(_OPTIMIZER), loss=optional(_LOSS), weights=optional(MAPPING),
-    trainable=optional(WORDS), algorithm=TEXT,
+    example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT),
+    role=member_of(Role, "a role"), wishes=either(_WISH, several("a list of wishes", _WISH)),
+    input_shapes=optional(MAPPING), optimizer=optional(_OPTIMIZER), loss=optional(_LOSS),
+    weights=optional(MAPPING), trainable=optional(WORDS), algorithm=TEXT,
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import wraps
 from numbers import Integral, Real
 from types import MappingProxyType
@@ -41,6 +42,15 @@ class ArgumentKind:
 def instance_of(text: str, *types: type) -> ArgumentKind:
     """An instance of one of some types."""
     return ArgumentKind(text, lambda value: isinstance(value, types))
+
+
+def member_of(kind: type[Enum], text: str) -> ArgumentKind:
+    """A member of an enumeration, or its word."""
+    words = [member.value for member in kind]
+    return ArgumentKind(
+        f"{text} ({', '.join(words)})",
+        lambda value: isinstance(value, kind) or (isinstance(value, str) and value in words),
+    )
 
 
 def with_method(text: str, name: str) -> ArgumentKind:

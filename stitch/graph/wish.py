@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from stitch.errors import CompileError, LayoutError, UsageError, closest
 from stitch.program import (
@@ -31,16 +31,17 @@ WishValue = Space | DataType | MemoryLayout | ShardSpec | InputKind | Ownership 
 
 _SIDES: tuple[Side, ...] = ("input", "output")
 _SHARDS = "ROWSxCOLUMNS of cores, then of a shard, such as 8x1,32x64 or 8x1,32x64,col_major"
-_ENUMERATIONS: Mapping[str, type[enum.Enum]] = {
-    "space": Space,
-    "data_type": DataType,
-    "memory_layout": MemoryLayout,
-    "kind": InputKind,
-    "ownership": Ownership,
+#: The fields whose values have words, and these.
+_WORDS: Mapping[str, Mapping[str, WishValue]] = {
+    "space": {m.value: m for m in Space},
+    "data_type": {m.value: m for m in DataType},
+    "memory_layout": {m.value: m for m in MemoryLayout},
+    "kind": {m.value: m for m in InputKind},
+    "ownership": {m.value: m for m in Ownership},
+    "layout": {"row_major": "row_major", "tile": "tile"},
 }
 _EXPECTED: Mapping[str, str] = {
-    **{field: ", ".join(m.value for m in kind) for field, kind in _ENUMERATIONS.items()},
-    "layout": "row_major, tile",
+    **{field: ", ".join(words) for field, words in _WORDS.items()},
     "shard_spec": _SHARDS,
     "address": "bytes from the start of each bank, decimal or 0x...",
     "alias": "the name or index of the input whose buffer the output takes",
@@ -157,28 +158,24 @@ def wished_layout(default: Layout, wishes: Iterable[Wish]) -> Layout:
     return layout
 
 
-def _one_of(what: str, name: str, allowed: Iterable[str], where: str) -> None:
-    choices = tuple(allowed)
-    if name not in choices:
-        raise _unknown(what, name, choices, where)
+def _one_of(what: str, name: str, allowed: Collection[str], where: str) -> None:
+    if name not in allowed:
+        raise _unknown(what, name, allowed, where)
 
 
-def _unknown(what: str, value: object, allowed: Iterable[str], where: str) -> UsageError:
-    choices = tuple(allowed)
+def _unknown(what: str, value: object, allowed: Collection[str], where: str) -> UsageError:
     return UsageError(
         f"unknown {what}: {value!r}",
         where=where,
-        expected=", ".join(choices),
-        remedy=closest(str(value), choices) or None,
+        expected=", ".join(allowed),
+        remedy=closest(str(value), allowed) or None,
     )
 
 
 def _checked(field: str, value: WishValue, where: str) -> WishValue:
-    if field in _ENUMERATIONS:
-        member: WishValue = _member(_ENUMERATIONS[field], value, where)
-        return member
+    if field in _WORDS:
+        return _meant(field, value, where)
     check: Mapping[str, Callable[[WishValue, str], WishValue]] = {
-        "layout": _row_major_or_tile,
         "shard_spec": _shard_spec,
         "address": _address,
         "alias": _alias,
@@ -186,24 +183,16 @@ def _checked(field: str, value: WishValue, where: str) -> WishValue:
     return check[field](value, where)
 
 
-def _member(kind: type[enum.Enum], value: WishValue, where: str) -> Any:
-    if isinstance(value, kind):
-        return value
-    names = {member.value: member for member in kind}
+def _meant(field: str, value: WishValue, where: str) -> WishValue:
+    words = _WORDS[field]
     if isinstance(value, str):
         spelled = value.replace("-", "_")
-        if kind is DataType:
-            names |= {member.short: member for member in DataType}
-        if spelled in names:
-            return names[spelled]
-    raise _unknown(where.rpartition(".")[2], value, (str(m.value) for m in kind), where)
-
-
-def _row_major_or_tile(value: WishValue, where: str) -> WishValue:
-    spelled = value.replace("-", "_") if isinstance(value, str) else value
-    if spelled not in ("row_major", "tile"):
-        raise _unknown("layout", value, ("row_major", "tile"), where)
-    return spelled
+        short = {m.short: m for m in DataType} if field == "data_type" else {}
+        if (meant := words.get(spelled, short.get(spelled))) is not None:
+            return meant
+    elif isinstance(value, enum.Enum) and value in words.values():
+        return value
+    raise _unknown(field, value, words, where)
 
 
 def _address(value: WishValue, where: str) -> WishValue:

@@ -10,11 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from stitch.argument_kinds import NUMBER, TEXT, WHOLE, ArgumentKind, check_fields, optional
+from stitch.argument_kinds import (
+    NUMBER,
+    TEXT,
+    WHOLE,
+    ArgumentKind,
+    check_fields,
+    member_of,
+    optional,
+)
 from stitch.compiler import (
     CompileOptions,
     CompileWarning,
@@ -56,17 +63,8 @@ LABEL, LOSS = "label", "loss"
 RESERVED = (LABEL, LOSS, LEARNING_RATE, STEP, GRADIENT_NORM)
 
 
-def _word_of(kind: type[Enum]) -> ArgumentKind:
-    """A member of an enumeration, or its word."""
-    known = {*kind, *(member.value for member in kind)}
-    words = ", ".join(member.value for member in kind)
-    return ArgumentKind(
-        f"a {kind.__name__} or its word ({words})",
-        lambda value: isinstance(value, kind | str) and value in known,
-    )
-
-
-_TYPE, _SPACE = _word_of(DataType), _word_of(Space)
+_TYPE = member_of(DataType, "a DataType or its word")
+_SPACE = member_of(Space, "a Space or its word")
 _SPACES = ArgumentKind(
     f"a mapping of names to each {_SPACE.text}",
     lambda value: (
