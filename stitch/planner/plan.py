@@ -294,6 +294,15 @@ class Plan:
         return moves or self.chooses_who_leaves
 
     @property
+    def gives_way_in(self) -> set[Space]:
+        """The spaces from which something is evicted, or in which something moves."""
+        return {
+            s.space if isinstance(s, Relocate) else s.source.desc.layout.space
+            for s in self.copies
+            if isinstance(s, Relocate) or s.kind == "evict"
+        }
+
+    @property
     def chooses_who_leaves(self) -> bool:
         """Whether something that lives on is evicted, or a copy of it dropped."""
         living = {resident.value for resident in self.final_values}

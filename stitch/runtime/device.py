@@ -32,7 +32,7 @@ from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
 from stitch.runtime.recording import RecordingMaker, Recordings
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
-from stitch.runtime.values import BufferRecord, Records, SpaceUse, ValueRecord
+from stitch.runtime.values import ConstantRecord, Records, SpaceUse, ValueRecord
 from stitch.ttb import SOURCE, Binary, load
 
 #: Tasks that a window holds unless said otherwise.
@@ -76,7 +76,7 @@ class RuntimeDevice(TensorAccess):
         tasks = TaskQueue(self, records, quick_lock, window)
         super().__init__(self.machine.name, records, deaths, tasks, queue_lock)
         self.strict_types = strict_types
-        #: Whether tensors may wait on the host.
+        #: Whether tensors may wait on the host, and constants in their files.
         self.spills = spill
         self.history = History(self.backend.write_counts)
         self.events = EventStream(self.history.count, self.look_again)
@@ -185,9 +185,11 @@ class RuntimeDevice(TensorAccess):
     def load(self, source: Any, program: int | str = 0) -> LoadedProgram:
         """A program of a binary (path, bytes, `Binary` or compiled model), ready to be called.
 
-        Its constants reserve their device addresses until the loaded program is dropped. Raises
+        Its constants have places of their own, where there is room, until the loaded program is
+        dropped; where others need the room, they come from the file again when it runs. Raises
         `FormatError`, `IncompatibleError` (it was compiled for another machine, with every
-        difference), `OutOfMemoryError`.
+        difference), `OutOfMemoryError` (its constants fit no empty space or, with `spill=False`,
+        not beside what lies there).
         """
         binary = getattr(source, "binary", source)
         where = str(binary) if isinstance(binary, str | Path) else None
@@ -204,12 +206,13 @@ class RuntimeDevice(TensorAccess):
 
     def await_unloading(self, loaded: LoadedProgram) -> None:
         """Once nobody refers to a program, what it keeps is given back."""
-        key, constants = loaded.transformation.key, loaded.constant_buffers
+        key, constants = loaded.transformation.key, loaded.constants
         self.deaths.notes.await_end(loaded, partial(self._unload, key, constants))
 
-    def _unload(self, transformation: int, constants: list[BufferRecord]) -> None:
+    def _unload(self, transformation: int, constants: Sequence[ConstantRecord]) -> None:
         self.recordings.forget(transformation)
-        self.records.let_go(constants)
+        for constant in constants:
+            self.records.release(constant)
 
     # -- queueing ----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from stitch.runtime.executors import PreparedProgram, ProgramBytes, as_bytes, fo
 from stitch.runtime.locks import Lock
 from stitch.runtime.queue import Deaths, TaskQueue
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
-from stitch.runtime.values import ArgumentRecord, BufferRecord, InputPort, Status, ValueRecord
+from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort, Status, ValueRecord
 from stitch.tasks import Transformation, TransformationKind
 
 # What an enumeration gives takes 40 ns each time.
@@ -46,6 +47,8 @@ class Home(Protocol):
     #: Whether this thread is inside already.
     runs_here: Callable[[], bool]
     queues_here: Callable[[], bool]
+    #: Whether tensors and constants leave DRAM where there is no room for all.
+    spills: bool
 
     @property
     def backend(self) -> LocalBackend:
@@ -76,7 +79,7 @@ class LoadedProgram:
         device: Home,
         program: Program,
         verify: Callable[[], None],
-        constants: list[BufferRecord],
+        constants: Sequence[ConstantRecord],
         seconds: float = 0.0,
     ) -> None:
         self._home = device
@@ -88,8 +91,8 @@ class LoadedProgram:
         self._prepared: PreparedProgram | None = None
         #: What it takes of the host's memory once it is prepared.
         self.host_claim: Claim | None = None
-        #: Buffers that reserve the constants' device addresses for as long as this lives.
-        self.constant_buffers = constants
+        #: They have their places for as long as this lives and nobody else needs the room.
+        self.constants = constants
         self.ports = tuple(
             self._port(slot.name, program.values[slot.value].type, program.input_desc(i))
             for i, slot in enumerate(program.inputs)
@@ -215,6 +218,14 @@ class LoadedProgram:
     def host_bytes(self) -> ProgramBytes:
         """What running it takes of the host's memory beside the spaces, by the executor."""
         return self._home.backend.executor.host_bytes(self.program)
+
+    @found_once
+    def with_constants(self) -> Transformation:
+        """What it does in a plan in which constants may leave: they are inputs, too."""
+        what = self.transformation
+        descs = [self.program.values[c.value].desc for c in self.program.constants]
+        names = [f"constant {self.program.values[c.value].name}" for c in self.program.constants]
+        return replace(what, inputs=(*what.inputs, *descs), input_names=(*what.input_names, *names))
 
     @found_once
     def content_hash(self) -> bytes:

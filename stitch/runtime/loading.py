@@ -8,15 +8,15 @@ the scratch, and an output may lie on an input only where that is proved.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from stitch.errors import CompileError, FormatError, IncompatibleError, Problem
+from stitch.errors import CompileError, FormatError, IncompatibleError, OutOfMemoryError, Problem
 from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs
 from stitch.machine import Machine, MachineShape, footprint, machine_names
 from stitch.ops import infer_operation, lookup, program_work
-from stitch.program import ABSENT, Program
+from stitch.program import ABSENT, Program, TensorDesc, host_layout
 from stitch.runtime.loaded import Home, LoadedProgram
-from stitch.runtime.values import BufferRecord, Records
+from stitch.runtime.values import ConstantRecord, Records
 from stitch.ttb import Binary
 
 
@@ -35,22 +35,48 @@ def load_program(
         )
     program = binary.program(which)
     check_program(program, machine.shape)
-    kept: list[BufferRecord] = []
+    kept: list[ConstantRecord] = []
     seconds = simulated_seconds(program, machine)
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)
     # From now on all that is kept is given back when nobody refers to it, whatever happens.
     device.await_unloading(loaded)
+    for constant in program.constants:
+        value = program.values[constant.value]
+        desc = value.desc
+        home = TensorDesc(desc.shape, host_layout(value.type.data_type))
+        name = f"constant {value.name!r} of {program.name!r}"
+        file = records.outside(home, constant.data, name)
+        key = records.desc_key(desc.without_address())
+        kept.append(ConstantRecord(loaded.device, desc, key, file))
     try:
-        for constant in program.constants:
-            value = program.values[constant.value]
-            desc = value.desc
-            size = footprint(desc, machine.shape).size_per_bank
-            name = f"constant {value.name!r} of {program.name!r}"
-            records.keep(records.reserve(desc, size, desc.layout.address, name), kept)
+        _place(kept, device, records)
     except Exception:
-        records.let_go(kept)
+        for record in kept:
+            records.release(record)
         raise
     return loaded
+
+
+def _place(constants: Sequence[ConstantRecord], device: Home, records: Records) -> None:
+    """Constants get places; where others have the room now, the first run of the program takes it,
+    if what lies there may leave."""
+    shape = device.backend.machine.shape
+    blocks = [
+        (c.desc.layout.space, footprint(c.desc, shape).size_per_bank, c.address) for c in constants
+    ]
+    try:
+        for constant, (_, size, address) in zip(constants, blocks, strict=True):
+            buffer = records.reserve(constant.desc, size, address, constant.by)
+            assert buffer.address is not None
+            memory = device.backend.spaces[buffer.space]
+            # Its bytes are never written, and its padding is looked at when it leaves.
+            memory.fill_padding(constant.desc, buffer.address, shape)
+            records.attach(constant, buffer, 0)
+            records.is_whole = True
+    except OutOfMemoryError:
+        if not device.spills:
+            raise
+        records.check_fits_alone(blocks)
 
 
 def simulated_seconds(program: Program, machine: Machine) -> float:

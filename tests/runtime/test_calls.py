@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import stitch
 from stitch.errors import StitchError, UsageError
+from stitch.machine import Machine, load_machine
 from stitch.program import Array, DataType, Layout, Space
 from stitch.runtime import capture
-from tests.support.stitched_models import binary_op, integers, model, one, scaled, several
+from tests.support.stitched_models import binary_op, integers, model, one, scaled, several, tiny
 
 
 def test_a_writable_array_is_captured_at_the_call() -> None:
@@ -248,25 +251,56 @@ def test_a_binary_for_another_machine_lists_every_difference() -> None:
     assert refused.value.exit_code == 4
 
 
-def test_what_does_not_fit_is_refused_when_it_is_loaded_and_nothing_stays() -> None:
-    weight = np.ones((128, 1024), np.float32)
-
+def times_ones(rows: int, target: str | Machine = "tiny") -> stitch.CompiledModel:
     def build(b: stitch.ComputationGraphBuilder) -> None:
-        x = b.input("x", (1, 128), "float32")
-        b.output("y", b.op("MatMul", x, b.parameter("w", weight)))
+        x = b.input("x", (1, rows), "float32")
+        w = b.parameter("w", np.ones((rows, 1024), np.float32))
+        b.output("y", b.op("MatMul", x, w))
 
-    compiled = model("big", build)
-    with stitch.open_device("tiny") as device:
+    return model("big", build, target=target)
+
+
+def test_without_spilling_what_does_not_fit_is_refused_at_load_and_nothing_stays() -> None:
+    compiled = times_ones(128)
+    with stitch.open_device("tiny", spill=False) as device:
         loaded = []
         with pytest.raises(stitch.OutOfMemoryError):
             while True:
                 loaded.append(device.load(compiled))
         before = device.memory_report()
-        with pytest.raises(stitch.OutOfMemoryError):
+        with pytest.raises(stitch.OutOfMemoryError, match="no room for"):
             device.load(compiled)
         assert device.memory_report() == before
         loaded.pop()
         loaded.append(device.load(compiled))
+
+
+def test_more_programs_than_fit_with_their_constants_are_loaded_and_run_in_turn() -> None:
+    compiled = times_ones(128)
+    with stitch.open_device("tiny") as device:
+        loaded = [device.load(compiled) for _ in range(4)]
+        before = device.memory_report()
+        loaded += [device.load(compiled) for _ in range(2)]
+        assert device.memory_report() == before, "for these there is no room before they run"
+        for program in (*loaded, *loaded):
+            y = one(program(np.ones((1, 128), np.float32))).numpy()
+            np.testing.assert_array_equal(y, np.full((1, 1024), 128))
+        assert "evict" not in device.explain()
+
+
+@pytest.mark.parametrize("spill", [True, False])
+def test_constants_that_do_not_fit_by_themselves_are_refused_when_they_are_loaded(
+    spill: bool,
+) -> None:
+    """No compiler makes such a file: it claims another machine than it was made for."""
+    roomy = tiny(dram_nbytes=4 << 20)
+    made = times_ones(1024, roomy).binary
+    forged = replace(made, machine=load_machine("tiny").shape)
+    with stitch.open_device("tiny", spill=spill) as device:
+        before = device.memory_report()
+        with pytest.raises(stitch.OutOfMemoryError, match="no room for"):
+            device.load(forged)
+        assert device.memory_report() == before
 
 
 def test_unknown_executors_machines_and_programs_are_named() -> None:

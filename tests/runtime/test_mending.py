@@ -70,7 +70,7 @@ def test_another_thread_mends_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_constants_are_free_again_where_loading_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     with stitch.open_device("tiny") as device:
-        interrupted_once(monkeypatch, Records, "keep")
+        interrupted_once(monkeypatch, Records, "attach")
         with pytest.raises(KeyboardInterrupt):
             device.load(scaled("a", 2.0))
         gc.collect()

@@ -273,8 +273,9 @@ class _PlanBinding:
         self.thunks += kernel.calls(as_bytes(into), target, memory.counter)
 
     def _execute(self, step: Execute) -> BoundProgram:
-        prepared = self.programs[step.task]
+        prepared, program = self.programs[step.task], self.bodies[step.task]
         assert prepared is not None
+        assert program is not None
         scratch = None
         if step.scratch is not None:
             scratch = self.backend.region(*step.scratch)
@@ -282,7 +283,8 @@ class _PlanBinding:
                 # Nothing alive may lie here: what does, is destroyed now rather than by chance.
                 self.thunks.append(partial(scratch.fill, POISON_BYTE))
         bound = prepared.bind(
-            tuple(self._region(i) for i in step.inputs),
+            # Constants may follow, which are read from the file.
+            tuple(self._region(i) for i in step.inputs[: len(program.inputs)]),
             tuple(self._region(i) for i in step.outputs),
             scratch,
         )

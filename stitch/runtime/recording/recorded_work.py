@@ -6,6 +6,7 @@ gathered them, and a device. Must not know: queues, handles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from stitch.machine import Machine
@@ -16,13 +17,19 @@ from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.history import History
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.recording.recordings import Recordings
-from stitch.runtime.values import Records, ValueRecord
+from stitch.runtime.values import ConstantRecord, Records, ValueRecord
+from stitch.tasks import Transformation
 
 
 class Agent(Taker, Protocol):
     """A loaded program, as those know it who plan and remember its runs."""
 
     program: Program
+    constants: Sequence[ConstantRecord]
+
+    @property
+    def with_constants(self) -> Transformation:
+        """What it does where its constants are inputs, after its own."""
 
     @property
     def content_hash(self) -> bytes:

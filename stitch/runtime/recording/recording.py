@@ -16,7 +16,7 @@ from typing import TypeAlias
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError
 from stitch.planner import Buffer, Plan, Region, may_be_placed, needed_regions, ranges_of
-from stitch.program import Program
+from stitch.program import Array, Program
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import PreparedProgram
 from stitch.runtime.history import Tally, Totals, totals_of_steps
@@ -26,6 +26,7 @@ from stitch.runtime.recording.foresight import Foresight
 from stitch.runtime.values import (
     AnyLease,
     BufferRecord,
+    ConstantRecord,
     Effects,
     InstanceRecord,
     Lease,
@@ -118,13 +119,15 @@ class Recording(LeaseHolder["Binding"]):
         bodies: Sequence[Program | None],
         bound_nbytes: Sequence[int],
         fixed_results: bool,
+        constants: Sequence[ConstantRecord],
     ) -> None:
         """`kept`: which of the window's values were still wanted when it left the queue: by now one
         may have been given to a task of the next, which reads it later. `places`: where the sources
         must lie; None where the plan changes only its results. Then these lie in leases, and
         sources lie anywhere, as long as the same ones share buffers (`shared`: see `sharing`).
         `bound_nbytes`: what binding each task's program takes of the host's memory.
-        `fixed_results`: whether programs say at which addresses results lie."""
+        `fixed_results`: whether programs say at which addresses results lie. `constants`: those
+        that the tasks read."""
         super().__init__()
         self.plan, self.effects = plan, effects
         self.may_be_placed = may_be_placed(plan)
@@ -133,6 +136,12 @@ class Recording(LeaseHolder["Binding"]):
         self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])
         self.places, self.shared = places, shared
         self.programs, self.bodies = tuple(programs), tuple(bodies)
+        #: Where the constants lie that it reads, and what the records counted when they were last
+        #: seen there.
+        self._constant_places = [(constant, constant.places()) for constant in constants]
+        self._constants_seen = -1
+        #: They are values of its plan, by number, where they may leave.
+        self.constants: Mapping[int, ConstantRecord] = {}
         self.bystanders: tuple[Bystander, ...] = ()
         #: Where the record of a bystander's value is found: value → (place, position among users).
         self.bystander_values: dict[int, tuple[Place, int]] = {}
@@ -167,9 +176,11 @@ class Recording(LeaseHolder["Binding"]):
             self.parts = BoundParts(plan, results, self.programs, self.bodies, bound_nbytes)
         #: What one run does; None before it is bound.
         self.each: Totals | None = None
-        #: The numbers of the values that are host arrays, ascending: a run is given these arrays in
-        #: this order; and for each array that a bound plan asks for its position among them.
+        #: The numbers of the window's values that are host arrays, ascending: a run is given these
+        #: arrays in this order, and then those of constants that come from their files; and for
+        #: each array that a bound plan asks for its position among them.
         self.arrays: tuple[int, ...] = ()
+        self.constant_arrays: list[Array] = []
         self.order: tuple[int, ...] = ()
         #: By which predictions it makes tensors give way, where it does.
         self.foresight: Foresight | None = None
@@ -187,6 +198,7 @@ class Recording(LeaseHolder["Binding"]):
     def look_around(self, records: Records, picture: Picture) -> None:
         """Note what lies in the buffers that it touches, and where they are."""
         plan, effects, live = self.plan, self.effects, records.all_buffers()
+        self.constants = picture.constants
         touched: list[Place] = []
         # Those of the tasks' values too: a view that came since must not be freed with them.
         for number in sorted(plan.touched):
@@ -209,9 +221,11 @@ class Recording(LeaseHolder["Binding"]):
 
     def was_bound(self, bound: BoundPlan) -> None:
         """Note what is the same wherever it is bound."""
-        asked = bound.argument_values
-        self.arrays = tuple(sorted(asked))
-        self.order = tuple([self.arrays.index(number) for number in asked])
+        asked, constants = bound.argument_values, self.constants
+        given = sorted(asked)
+        self.arrays = tuple([number for number in given if number not in constants])
+        self.constant_arrays = [constants[n].host_array() for n in given if n in constants]
+        self.order = tuple(map(given.index, asked))
         self.each = replace(totals_of_steps(self.plan), staging_nbytes=bound.staging_nbytes)
 
     def has_code_anywhere(self, observers: int) -> bool:
@@ -222,11 +236,14 @@ class Recording(LeaseHolder["Binding"]):
     # -- the guard -------------------------------------------------------------------------------
 
     def holds(self, records: Records) -> bool:
-        """Whether what it works in is free, and the bystanders are as they were."""
+        """Whether what it works in is free, the bystanders are as they were, and the constants that
+        it reads lie where they did."""
         if self.bystanders and not self._bystanders_hold(records):
             return False
         if self.generation == records.generation:
             return True
+        if self._constants_seen != records.constants_changed and not self._constants_hold(records):
+            return False
         for space, address, size in self.work:
             if not records.is_free(space, address, size):
                 return False
@@ -241,13 +258,20 @@ class Recording(LeaseHolder["Binding"]):
                 return False
         return True
 
-    def found_bystanders(self, records: Records) -> dict[int, ValueRecord]:
-        """The values that it changes and no task uses, by number."""
+    def _constants_hold(self, records: Records) -> bool:
+        for constant, places in self._constant_places:
+            if constant.places() != places:
+                return False
+        self._constants_seen = records.constants_changed
+        return True
+
+    def found_others(self, records: Records) -> dict[int, ValueRecord]:
+        """The values that it changes beside its window's, by number."""
         live = records.all_buffers()
-        return {
-            number: live[place].users[position]
-            for number, (place, position) in self.bystander_values.items()
-        }
+        others: dict[int, ValueRecord] = dict(self.constants)
+        for number, (place, position) in self.bystander_values.items():
+            others[number] = live[place].users[position]
+        return others
 
     def in_the_way(self, records: Records) -> list[AnyLease]:
         """The leases of others that have memory to spare where it works."""

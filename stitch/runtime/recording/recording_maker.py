@@ -17,7 +17,8 @@ from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Plan, PlanRequest, foreseen_cost, placed, plan
+from stitch.planner import Plan, PlanRequest, copy_cost, foreseen_cost, placed, plan
+from stitch.program import Space
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
@@ -32,7 +33,16 @@ from stitch.runtime.recording.recording import (
     sharing,
 )
 from stitch.runtime.recording.window import Window
-from stitch.runtime.values import AnyLease, Forms, Lease, Picture, Places, effects_of
+from stitch.runtime.values import (
+    AnyLease,
+    ConstantRecord,
+    Forms,
+    Lease,
+    Picture,
+    Places,
+    effects_of,
+)
+from stitch.tasks import Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,7 +215,7 @@ class RecordingMaker:
             sharing(places), [None if a is None else a.prepared() for a in agents],
             [None if a is None else a.program for a in agents],
             [0 if a is None else a.host_bytes.bound for a in agents],
-            _has_fixed_results(plan),
+            _has_fixed_results(plan), window.constants,
         )  # fmt: skip
         if not only_results:
             recording.look_around(device.records, planned.picture)
@@ -229,9 +239,9 @@ class RecordingMaker:
         self, variants: Sequence[Recording], window: Window, kept: tuple[bool, ...]
     ) -> Planned | None:
         """The plan of a recording of the same work, bound to where things lie now; None where none
-        finds its places."""
+        finds its places, or constants have lost theirs."""
         requests: dict[bool, tuple[PlanRequest, Picture]] = {}
-        for recording in variants:
+        for recording in variants if window.has_constants_placed else ():
             if not recording.may_be_placed:
                 continue
             only_results = recording.places is None
@@ -245,42 +255,82 @@ class RecordingMaker:
         return None
 
     def planned(self, window: Window, kept: tuple[bool, ...]) -> Planned:
-        """The plan for a window's work as things are; raises where there is none."""
+        """The plan for a window's work as things are; raises where there is none.
+
+        Constants keep their places, unless one that it reads has none, there is no other room, or
+        what gives way to them costs more than bringing them back does.
+        """
+        best: Planned | None = None
+        if window.has_constants_placed:
+            try:
+                best = self._planned_around(window, kept)
+            except StitchError:
+                if not self._constants_may_leave(tuple(Space)):
+                    raise
+            else:
+                if not self._constants_may_leave(best.plan.gives_way_in):
+                    return best
+        try:
+            other = self._planned_around(window, kept, window.constants)
+        except StitchError:
+            if best is None:
+                raise
+            return best
+        return other if best is None else min(best, other, key=_foreseen)
+
+    def _constants_may_leave(self, spaces: Collection[Space]) -> bool:
+        """Whether one lies in these spaces, of whichever program, and something may leave DRAM."""
+        return self._device.spills and any(
+            buffer.holds_constant and buffer.space in spaces
+            for buffer in self._device.records.all_buffers().values()
+        )
+
+    def _planned_around(
+        self, window: Window, kept: tuple[bool, ...],
+        constants: Sequence[ConstantRecord] | None = None,
+    ) -> Planned:  # fmt: skip
+        """The plan for a window's work; `constants`: those that it reads, where all may leave."""
         records, spills = self._device.records, self._device.spills
         spare = records.spare_leases()
-        best: tuple[Plan, Picture, list[AnyLease]] | None = None
-        request, picture = self._request(window, kept, (), _passing(window, kept))
+        best: Planned | None = None
+        staying = _passing(window, kept) if constants is None else ()
+        request, picture = self._request(window, kept, (), staying, constants)
         # Nothing given up, then the older half, then all; where nothing stays that could leave, the
         # first picture is true.
         counts = dict.fromkeys((0, len(spare) // 2, len(spare)))
         to_try = [count for count in counts if picture.keeps_some or count]
         try:
             first = plan(request, spills=spills)
-            effects = effects_of(first, records.desc_key)
-            if first.moves_nothing and effects.is_simple and not _reads_fixed(first, window):
+            only_results = (
+                constants is None
+                and first.moves_nothing
+                and not _reads_fixed(first, window)
+                and effects_of(first, records.desc_key).is_simple
+            )
+            if only_results:
                 return Planned(first, picture, [], True)
             if not picture.keeps_some:
-                best = first, picture, []
+                best = Planned(first, picture, [], False)
         except StitchError:
             # No name keeps it: its own frames would, and with them all that a caller holds.
             if not to_try:
                 raise
         # The first is kept unless more saves time.
         for count in to_try:
-            if best is not None and not best[0].is_pressed:
+            if best is not None and not best.plan.is_pressed:
                 break
             leases = spare[:count]
             try:
-                request, picture = self._request(window, kept, leases, ())
-                candidate = plan(request, spills=spills)
+                request, picture = self._request(window, kept, leases, (), constants)
+                candidate = Planned(plan(request, spills=spills), picture, leases, False)
             except StitchError:
                 if best is None and count == to_try[-1]:
                     raise
                 continue
-            if best is None or foreseen_cost(candidate) < foreseen_cost(best[0]):
-                best = candidate, picture, leases
+            if best is None or _foreseen(candidate) < _foreseen(best):
+                best = candidate
         assert best is not None, "the last that failed was raised"
-        return Planned(*best, False)
+        return best
 
     def _request(
         self,
@@ -288,16 +338,20 @@ class RecordingMaker:
         kept: tuple[bool, ...],
         without: Collection[AnyLease],
         staying: Collection[int],
+        constants: Sequence[ConstantRecord] | None = None,
     ) -> tuple[PlanRequest, Picture]:
         device, values = self._device, window.values
         for value in values:
             value.place()
         picture = Picture(
-            device.records, window.sources, len(values), window.number, without, staying
+            device.records, window.sources, len(values), window.number, without, staying, constants
         )  # fmt: skip
+        tasks = window.graph.tasks
+        if constants is not None:
+            tasks = _with_constants(window, picture)
         picture.kept.update(i for i, alive in enumerate(kept) if alive)
         request = PlanRequest(
-            device.machine, window.graph.tasks, tuple(picture.buffers), tuple(picture.residents),
+            device.machine, tasks, tuple(picture.buffers), tuple(picture.residents),
             frozenset(picture.kept), self._next_uses.predicted(window, kept, picture.bystanders),
         )  # fmt: skip
         return request, picture
@@ -340,6 +394,32 @@ class RecordingMaker:
         if device.events.active:
             device.events.tell(PlanMade(index, binding.plan))
         return binding
+
+
+def _with_constants(window: Window, picture: Picture) -> tuple[Task, ...]:
+    """The tasks of a window, which read their programs' constants, too."""
+    numbers = {constant: number for number, constant in picture.constants.items()}
+    return tuple([
+        task if agent is None else
+        Task(agent.with_constants, (*task.inputs, *map(numbers.__getitem__, agent.constants)),
+             task.outputs)
+        for task, agent in zip(window.graph.tasks, window.agents, strict=True)
+    ])  # fmt: skip
+
+
+def _foreseen(planned: Planned) -> tuple[float, int]:
+    """What a plan costs, and bringing back the constants that leave in it."""
+    plan, picture = planned.plan, planned.picture
+    left = {r.value for r in plan.final_values if len(r.instances) == 1}
+    back = [
+        copy_cost(plan.request.machine, *[instance.desc for instance in value.instances[:2]])
+        for number, value in (*picture.constants.items(), *picture.bystanders.items())
+        if value.is_constant and number in left and len(value.instances) > 1
+    ]
+    seconds, nbytes = foreseen_cost(plan)
+    # As there: what takes as long must not differ by a rounding.
+    seconds = round(seconds + sum(seconds for _, seconds in back), 15)
+    return seconds, nbytes + sum(nbytes for nbytes, _ in back)
 
 
 def _reads_lent(places: Places) -> bool:

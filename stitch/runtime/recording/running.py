@@ -41,6 +41,7 @@ def run_binding(device: Site, binding: Binding, values: Sequence[ValueRecord]) -
         arrays.append(values[number].host_array())  # noqa: PERF401 (a call less)
     progress = [0]
     if binding.lease is None:
+        arrays += binding.recording.constant_arrays
         progress = binding.bound.progress
         # What it moves lies elsewhere from that step on, whoever hears how far it came.
         stopped = partial(_after_failure, device, binding, values, KeyboardInterrupt(), progress)
@@ -103,11 +104,11 @@ def _place(values: Sequence[ValueRecord]) -> None:
 def _finder(
     recording: Recording, records: Records, values: Sequence[ValueRecord]
 ) -> Callable[[int], ValueRecord]:
-    """The records of a plan's values by number, those included that no task of it uses; asked for
-    before anything has changed, as where they lie tells which they are."""
-    if not recording.bystander_values:
+    """The records of a plan's values by number, others than the window's included; asked for before
+    anything has changed, as where they lie tells which they are."""
+    others = recording.found_others(records)
+    if not others:
         return values.__getitem__
-    others = recording.found_bystanders(records)
     return lambda number: values[number] if number < len(values) else others[number]
 
 
@@ -195,7 +196,7 @@ def _written(device: Site, binding: Binding) -> Straight:
     """The code of a binding's steps; where there are no hooks, other bindings have it too."""
     recording, bound, hooks = binding.recording, binding.bound, device.hooks
     residents = {r.value: r for r in recording.plan.request.residents}
-    descs = [residents[number].instances[0].desc for number in recording.arrays]
+    descs = [residents[number].instances[0].desc for number in sorted(bound.argument_values)]
     kinds = [(d.layout.data_type.dtype, d.shape) for d in descs]
     write = partial(
         written, kinds=kinds, order=recording.order, tally=binding.tally,

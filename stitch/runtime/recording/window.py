@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stitch.runtime.recording.recorded_work import Agent
-from stitch.runtime.values import ArgumentRecord, Forms, Places, ValueRecord
+from stitch.runtime.values import ArgumentRecord, ConstantRecord, Forms, Places, ValueRecord
 from stitch.tasks import TaskGraph, Transformation
 
 
@@ -115,6 +115,17 @@ class Window:
     def sources(self) -> list[tuple[int, ValueRecord]]:
         """Those that existed before, with their numbers."""
         return [(number, self.values[number]) for number in self.graph.sources]
+
+    @property
+    def constants(self) -> list[ConstantRecord]:
+        """Those that its programs read, each once."""
+        agents = dict.fromkeys([agent for agent in self.agents if agent is not None])
+        return [constant for agent in agents for constant in agent.constants]
+
+    @property
+    def has_constants_placed(self) -> bool:
+        """Whether all of them lie in their spaces."""
+        return all(constant.is_placed for constant in self.constants)
 
     def following(self) -> Window:
         """An empty one, for what comes after it."""

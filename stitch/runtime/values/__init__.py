@@ -16,6 +16,7 @@ from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     ArgumentRecord,
     BufferRecord,
+    ConstantRecord,
     Forms,
     InstanceRecord,
     Places,
@@ -26,9 +27,8 @@ from stitch.runtime.values.state import (
 from stitch.runtime.values.views import view_offset
 
 __all__ = [
-    "AnyLease", "ArgumentRecord", "BufferRecord", "Effects", "Forms", "InputPort", "InstanceRecord",
-    "InstanceRef",
-    "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places", "Ranges", "Records",
-    "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture", "effects_of", "mend",
-    "view_offset",
+    "AnyLease", "ArgumentRecord", "BufferRecord", "ConstantRecord", "Effects", "Forms", "InputPort",
+    "InstanceRecord", "InstanceRef", "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places",
+    "Ranges", "Records", "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture",
+    "effects_of", "mend", "view_offset",
 ]  # fmt: skip

@@ -10,21 +10,27 @@ from collections.abc import Collection, Sequence
 
 from stitch.planner import Buffer, Instance, Resident
 from stitch.runtime.values.records import Records
-from stitch.runtime.values.state import BufferRecord, PlaceOwner, ValueRecord
+from stitch.runtime.values.state import BufferRecord, ConstantRecord, PlaceOwner, ValueRecord
 
 
 class Picture:
     """The frozen picture of the records that a plan request needs, and the way back from numbers.
 
-    Values of the window keep their numbers; the others that lie in some buffer follow.
+    Values of the window keep their numbers; the others that lie in some buffer follow. Constants
+    are values only where they may leave (`constants`); else their places are taken for good.
     """
 
     def __init__(
         self, records: Records, sources: Sequence[tuple[int, ValueRecord]], first_free: int,
         now: int, without: Collection[PlaceOwner], staying: Collection[int],
+        constants: Sequence[ConstantRecord] | None = None,
     ) -> None:  # fmt: skip
         """`sources`: with their numbers; `without`: leases whose spare memory the plan may take;
-        `staying`: values that stay where they are."""
+        `staying`: values that stay where they are; `constants`: those that the tasks read, where
+        all constants may leave."""
+        self._constants_stay = constants is None
+        #: Those that the tasks read, by number: these follow the window's.
+        self.constants = dict(enumerate(constants or (), first_free))
         self._staying = {
             id(i.buffer)
             for number, value in sources
@@ -36,7 +42,8 @@ class Picture:
         self.keeps_some = bool(self._staying)
         self._numbers: dict[int, int] = {}
         self.buffers: list[Buffer] = []
-        for _, value in sources:
+        of_tasks = (*sources, *self.constants.items())
+        for _, value in of_tasks:
             for instance in value.instances:
                 self._number(instance.buffer)
         present = {
@@ -46,11 +53,12 @@ class Picture:
         }
         for _, buffer in sorted(present.items(), key=lambda b: (b[0][0].value, b[0][1])):
             self._number(buffer)
-        of_tasks = {value for _, value in sources}
+        known = {value for _, value in of_tasks}
         users = dict.fromkeys([u for b in records.buffers.values() for u in b.users])
-        others = [value for value in users if value not in of_tasks]
-        self.bystanders = dict(enumerate(others, first_free))
-        self.kept = {*self.bystanders}
+        others = [u for u in users
+                  if u not in known and not (u.is_constant and self._constants_stay)]  # fmt: skip
+        self.bystanders = dict(enumerate(others, first_free + len(self.constants)))
+        self.kept = {*self.constants, *self.bystanders}
         self.residents = [
             Resident(
                 number,
@@ -58,16 +66,17 @@ class Picture:
                        for i in value.instances]),
                 max(0, now - value.last_used),
             )
-            for number, value in (*sources, *self.bystanders.items())
+            for number, value in (*of_tasks, *self.bystanders.items())
         ]  # fmt: skip
 
     def _number(self, buffer: BufferRecord) -> int:
         number = self._numbers.get(id(buffer))
         if number is None:
             number = self._numbers[id(buffer)] = len(self.buffers)
-            # A buffer without users is reserved for good: constants, exported bytes.
             pinned = buffer.pins > 0 or id(buffer) in self._staying
+            # Exported bytes in which no value lies any more are taken for good.
             pinned = pinned or (not buffer.users and buffer.address is not None)
+            pinned = pinned or (self._constants_stay and buffer.holds_constant)
             place = buffer.space, buffer.address, buffer.size_per_bank
             self.buffers.append(Buffer(number, *place, buffer.desc, buffer.origin, pinned))
         return number

@@ -48,6 +48,8 @@ class Records:
         self.revocations = 0
         #: Counts what the allocators were told: while it stands still, what was free is free.
         self.generation = 0
+        #: Counts the changes in which constants came, left or moved.
+        self.constants_changed = 0
         #: Whether no change is half done. A change of several steps begins by saying that it is
         #: not so; where an exception has come in between, whoever is next mends them (`mend`).
         self.is_whole = True
@@ -227,12 +229,12 @@ class Records:
     ) -> BufferRecord:
         """A buffer outside any plan; raises `OutOfMemoryError`, or `LayoutError` for an address.
 
-        Until something lies in it, or it is kept (`keep`), the records are not whole.
+        Until something lies in it the records are not whole.
         """
         while True:
             whole, self.is_whole = self.is_whole, False
             try:
-                address = self._taken(desc.layout.space, size, address)
+                address = _taken(self._allocators[desc.layout.space], size, address)
                 break
             except (LayoutError, OutOfMemoryError) as error:
                 self.is_whole = whole  # Nothing was taken.
@@ -243,28 +245,11 @@ class Records:
             self.revoke(spare[: max(1, len(spare) // 2)])
         return self._add(desc, self.desc_key(desc), size, address, origin)
 
-    def keep(self, buffer: BufferRecord, keeper: list[BufferRecord]) -> None:
-        """A buffer that was reserved stays so, with nothing in it, until somebody lets go of all
-        that its keeper has."""
-        fresh = [buffer]
-        # All at once: nothing can come in between these.
-        buffer.is_reserved = True
-        keeper += fresh
-        self.is_whole = True
-
-    def let_go(self, keeper: list[BufferRecord]) -> None:
-        """Free what was kept; once more does no harm."""
-        for buffer in keeper:
-            buffer.is_reserved = False
-            if not buffer.users and not buffer.pins:
-                self.free(buffer)
-
-    def _taken(self, space: Space, size: int, address: int | None) -> int:
-        allocator = self._allocators[space]
-        if address is None:
-            return allocator.alloc(size)
-        allocator.alloc_at(address, size)
-        return address
+    def check_fits_alone(self, blocks: Iterable[tuple[Space, int, int | None]]) -> None:
+        """Raise as `reserve` does where blocks (space, size, address) do not fit empty spaces."""
+        empty = {s: Allocator(a.base, a.limit, a.alignment) for s, a in self._allocators.items()}
+        for space, size, address in blocks:
+            _taken(empty[space], size, address)
 
     def _add(
         self, desc: TensorDesc, key: int, size: int, address: int, origin: str
@@ -282,9 +267,11 @@ class Records:
         return buffer
 
     def attach(self, value: ValueRecord, buffer: BufferRecord, offset: int) -> None:
-        """A value that nobody knows yet lies in a buffer, and is ready."""
+        """A value that nobody knows yet lies in a buffer, and is ready; a constant in its file as
+        well."""
         users = [value]
-        instances = (InstanceRecord(buffer, offset, value.desc, value.desc_key),)
+        instance = InstanceRecord(buffer, offset, value.desc, value.desc_key)
+        instances = (*value.instances, instance)
         for user in buffer.users:
             user.lease = None
         if buffer.users:
@@ -413,6 +400,7 @@ class Records:
         then: Callable[[], object] | None,
     ) -> None:  # fmt: skip
         self.generation += 1
+        self.constants_changed += change.has_constants
         self._buffers = change.present
         change.commit()
         for value in gone:
@@ -433,6 +421,13 @@ class Records:
         result.status = Status.READY
 
 
+def _taken(allocator: Allocator, size: int, address: int | None) -> int:
+    if address is None:
+        return allocator.alloc(size)
+    allocator.alloc_at(address, size)
+    return address
+
+
 class _Change:
     """Where buffers and values are once a plan has run, made aside; it may be committed twice."""
 
@@ -443,6 +438,8 @@ class _Change:
         self._users: dict[BufferRecord, list[ValueRecord]] = {}
         self._origins: list[tuple[BufferRecord, str]] = []
         self._values: list[tuple[ValueRecord, list[InstanceRecord]]] = []
+        #: Whether it places constants, or moves them.
+        self.has_constants = any(buffer.holds_constant for buffer, _ in moved)
 
     def _users_of(self, buffer: BufferRecord) -> list[ValueRecord]:
         return self._users.setdefault(buffer, [*buffer.users])
@@ -459,13 +456,15 @@ class _Change:
                 instances.append(value.instances[ref.kept])
                 continue
             buffer = new[ref.made] if ref.place is None else before[ref.place]
-            self._origins.append((buffer, ref.origin))
+            # A constant keeps its name, whichever task it came back for.
+            self._origins.append((buffer, value.by if value.is_constant else ref.origin))
             self._users_of(buffer).append(value)
             instances.append(InstanceRecord(buffer, ref.offset_nbytes, ref.desc, ref.desc_key))
         for instance in value.instances:
             if instance not in instances:
                 self._users_of(instance.buffer).remove(value)
         self._values.append((value, instances))
+        self.has_constants |= value.is_constant
 
     def commit(self) -> None:
         """It is so."""

@@ -100,8 +100,8 @@ class BufferRecord:
     """One allocation: in a space at an address, or a host array outside the spaces (`array`)."""
 
     __slots__ = (
-        "address", "array", "desc", "desc_key", "is_reserved", "lease", "origin", "pins",
-        "sharers", "size_per_bank", "space", "users",
+        "address", "array", "desc", "desc_key", "lease", "origin", "pins", "sharers",
+        "size_per_bank", "space", "users",
     )  # fmt: skip
 
     def __init__(
@@ -126,8 +126,6 @@ class BufferRecord:
         self.lease: PlaceOwner | None = None
         #: All of them in order, once there was more than one.
         self.sharers: dict[PlaceOwner, None] = {}
-        #: Whether somebody keeps the place without anything lying there: the address of a constant.
-        self.is_reserved = False
         #: The values that lie in it, in the order in which they came.
         self.users: list[ValueRecord] = []
 
@@ -142,9 +140,14 @@ class BufferRecord:
         return tuple(self.sharers) or (() if self.lease is None else (self.lease,))
 
     @property
+    def holds_constant(self) -> bool:
+        """Whether a constant of a loaded program lies in it; then nothing else does."""
+        return bool(self.users) and self.users[0].is_constant
+
+    @property
     def is_unused(self) -> bool:
         """Whether nothing lies in it and nobody keeps it."""
-        return not (self.users or self.pins or self.is_reserved)
+        return not (self.users or self.pins)
 
 
 class InstanceRecord:
@@ -179,6 +182,8 @@ class ValueRecord:
 
     #: Whether it is an array of one call, which no handle ever refers to.
     is_array = False
+    #: Whether it is a constant of a loaded program.
+    is_constant = False
 
     def __init__(self, device: Store, desc: TensorDesc, desc_key: int, by: str = "") -> None:
         self.device = device
@@ -282,3 +287,29 @@ class ArgumentRecord(ValueRecord):
     def host_array(self) -> Array:
         """The array."""
         return self.array
+
+
+class ConstantRecord(ValueRecord):
+    """A constant of a loaded program, which keeps it: it lies in the program's file, and while
+    there is room in the space that it was compiled for. Programs read the file's."""
+
+    __slots__ = ("address",)
+
+    is_constant = True
+
+    def __init__(self, device: Store, desc: TensorDesc, desc_key: int, home: BufferRecord) -> None:
+        """`home`: the bytes of the file."""
+        ValueRecord.__init__(self, device, desc.without_address(), desc_key, home.origin)
+        #: Where in its space it must lie, if the program says so.
+        self.address = desc.layout.address
+        self.handles, self.status = 1, READY
+        home.users.append(self)
+        self.instances = (InstanceRecord(home, 0, home.desc, home.desc_key),)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it lies where it was compiled for."""
+        return any(
+            instance.desc_key == self.desc_key and self.address in (None, instance.buffer.address)
+            for instance in self.instances[1:]
+        )
