@@ -13,6 +13,7 @@ import numpy as np
 
 import stitch
 from injection.model import Array, Case, Held
+from stitch.machine import Machine, load_machine
 from stitch.program import Ownership
 
 ROWS, WIDTH = 8, 16
@@ -29,7 +30,17 @@ def _weights() -> tuple[Array, Array]:
 
 
 @functools.cache
-def _layer(name: str, machine: str = MACHINE) -> bytes:
+def _cramped() -> Machine:
+    """The machine with a DRAM that takes the constants of one layer."""
+    machine = load_machine(MACHINE)
+    dram = machine.shape.dram
+    assert dram is not None
+    small = replace(dram, limit=dram.base + 1024)
+    return replace(machine, shape=replace(machine.shape, dram=small))
+
+
+@functools.cache
+def _layer(name: str, machine: str | Machine = MACHINE) -> bytes:
     """A file that holds `y = x w + b`; small whole numbers, so that every order gives one sum."""
     matrix, bias = _weights()
     builder = stitch.ComputationGraphBuilder(name)
@@ -246,8 +257,20 @@ def moving_call() -> Case:
     return replace(case, held={**case.held, **held}, visits=tuple)
 
 
+def fetching_call() -> Case:
+    """A call whose constants come from the file, where those of another program give way."""
+    device = stitch.open_device(_cramped())
+    there, more = [device.load(_layer(name, _cramped())) for name in ("there", "more")]
+
+    def act() -> None:
+        _same(_numpy(more(_x(1))), _after(1, _x(1)))
+
+    # What visitors load is for a machine of that name.
+    return replace(_ready(device, there, act=act), visits=tuple)
+
+
 def load() -> Case:
-    """Loading a program, which reserves the addresses of its constants."""
+    """Loading a program, whose constants have places from then on."""
     device = stitch.open_device(MACHINE)
     there = device.load(_layer("there"))
     return _ready(device, there, act=lambda: device.load(_layer("more")))
@@ -314,5 +337,5 @@ def _numpy(result: object) -> Array:
 SCENARIOS: dict[str, Callable[[], Case]] = {
     scenario.__name__: scenario
     for scenario in (first_call, steady_call, queued_calls, pipeline_call, donating_call,
-                     observed_call, moving_call, load, training_step)
+                     observed_call, moving_call, fetching_call, load, training_step)
 }  # fmt: skip
