@@ -258,16 +258,18 @@ def test_what_was_held_when_memory_ran_out_is_free_once_that_is_handled(window: 
             gc.enable()
 
 
+@pytest.mark.parametrize("spill", [False, True])
 def test_where_nothing_but_a_refusal_can_come_it_is_planned_once(
-    monkeypatch: pytest.MonkeyPatch,
+    spill: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And once more where constants, which lie in their file too, could give way."""
     requests: list[PlanRequest] = []
 
     def planned(request: PlanRequest, *, spills: bool) -> Plan:
         requests.append(request)
         return plan(request, spills=spills)
 
-    with stitch.open_device("tiny") as device:
+    with stitch.open_device("tiny", spill=spill) as device:
         program = device.load(scaled("a", 2.0))
         exports: list[Array] = []
         with pytest.raises(stitch.OutOfMemoryError):
@@ -276,7 +278,7 @@ def test_where_nothing_but_a_refusal_can_come_it_is_planned_once(
         monkeypatch.setattr(recording_maker, "plan", planned)
         with pytest.raises(stitch.OutOfMemoryError):
             one(program(integers())).numpy()
-        assert len(requests) == 1
+        assert len(requests) == 1 + spill
         exports.clear()
 
 
