@@ -18,11 +18,10 @@ import numpy as np
 
 from stitch.program import TensorDesc
 from stitch.runtime.arguments import check_inputs, link_arguments
-from stitch.runtime.events import PlanStopped
 from stitch.runtime.known_work import Entries, KnownRun, KnownWork
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loop_cells import Cells, State, Then
-from stitch.runtime.recording import Binding, perform, steps_done, tell_run
+from stitch.runtime.recording import Binding, perform, steps_done, tell_run, tell_stopped
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import (
@@ -242,8 +241,7 @@ class LoopStage:
         for value in turn.carried:
             self.device.give_up(value, self.lost_by)
             value.status = Status.LOST
-        if done:
-            self.device.events.report(PlanStopped(turn.binding.index, turn.binding.plan, done))
+        tell_stopped(self.device, turn.binding, done)
 
     # -- by way of the queue ---------------------------------------------------------------------
 

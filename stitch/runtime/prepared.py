@@ -20,7 +20,6 @@ from stitch.errors import UsageError
 from stitch.program import Array, TensorDesc
 from stitch.runtime.arguments import check_inputs, check_value, link_argument
 from stitch.runtime.device import RuntimeDevice
-from stitch.runtime.events import PlanStopped
 from stitch.runtime.known_work import Entries, KnownWork
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.recording import (
@@ -30,6 +29,7 @@ from stitch.runtime.recording import (
     perform,
     steps_done,
     tell_run,
+    tell_stopped,
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import InputPort, InstanceRef, Lease, Status, ValueRecord
@@ -189,7 +189,7 @@ class PreparedGraph:
                             arrays = again.arrays(entries, arguments)
                             ran = arrays is not None and run(arrays)
                     except BaseException as error:
-                        self._stopped(again.binding, again.straight.steps_done(error))
+                        tell_stopped(self.device, again.binding, again.straight.steps_done(error))
                         raise
                     if ran:
                         # Nobody holds what the last run made, so it is this one's already; the
@@ -214,11 +214,6 @@ class PreparedGraph:
         """As a call, on arrays and tensors, for those who hold the device's lock."""
         results = self._run_past_queue(arguments)
         return self._run(self._linked(arguments)) if results is None else results
-
-    def _stopped(self, binding: Binding, done: int) -> None:
-        """Tell of the steps that were done when one raised."""
-        if done:
-            self.device.events.report(PlanStopped(binding.index, binding.plan, done))
 
     def _results(
         self, lease: Lease[Binding], binding: Binding, ran: Ran
@@ -280,7 +275,7 @@ class PreparedGraph:
         try:
             ran = perform(device, binding, arrays)
         except BaseException as error:
-            self._stopped(binding, steps_done(error))
+            tell_stopped(device, binding, steps_done(error))
             raise
         results = self._results(lease, binding, ran)
         straight = binding.straight
@@ -313,7 +308,7 @@ class PreparedGraph:
             ran = perform(device, binding, arrays)
         except BaseException as error:
             gone()
-            self._stopped(binding, steps_done(error))
+            tell_stopped(device, binding, steps_done(error))
             raise
         now = device.tasks.queued.number
         values = [ValueRecord(device, *output) for output in details.own]

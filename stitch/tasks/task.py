@@ -6,7 +6,7 @@ import enum
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from stitch.errors import TaskError
@@ -80,7 +80,7 @@ class TaskGraph:
 
     __slots__ = (
         "__weakref__", "_others", "_period", "_sources", "before", "first", "following", "inputs",
-        "length", "recorded", "transformation", "values",
+        "length", "transformation", "values",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -96,8 +96,6 @@ class TaskGraph:
         #: The one with a task more that was asked for last, and the others that are referred to.
         self.following: TaskGraph | None = None
         self._others: WeakValueDictionary[tuple[int, ...], TaskGraph] | None = None
-        #: What whoever runs it remembers of its runs.
-        self.recorded: tuple[Any, ...] = ()
         self._period = -1
         self._sources: tuple[int, ...] | None = None
 

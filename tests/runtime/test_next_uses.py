@@ -153,7 +153,7 @@ def test_work_is_planned_anew_for_its_predictions_only_so_often(
         for _ in range(300):
             x = one(program(x, random.choice(weights)))
         x.numpy()
-        made = [kind.recordings for kind in device.recordings._kinds]
+        made = [kind.recordings for kind in device.recordings._all()]
         seen = [each.foresight for kind in made for each in kind if each.foresight is not None]
         assert min(each._tries for each in seen) == 0
 

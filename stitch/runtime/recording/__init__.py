@@ -15,11 +15,12 @@ from stitch.runtime.recording.running import (
     run_binding,
     steps_done,
     tell_run,
+    tell_stopped,
 )
 from stitch.runtime.recording.window import Window
 
 __all__ = [
     "Agent", "Binding", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
     "Straight", "Window", "leave_results", "perform", "run_binding", "steps_done",
-    "tell_run",
+    "tell_run", "tell_stopped",
 ]  # fmt: skip

@@ -38,8 +38,8 @@ class Recordings:
 
     def __init__(self, records: Records) -> None:
         self._records = records
-        #: All; those of a graph, which has few, are found by it (`recorded`).
-        self._kinds: dict[KindOfWork, None] = {}
+        #: By their tasks: of one graph there are few.
+        self._kinds: dict[TaskGraph, tuple[KindOfWork, ...]] = {}
         #: How often one was asked for.
         self._now = 0
         #: Where they work, once somebody has asked.
@@ -50,21 +50,24 @@ class Recordings:
     @property
     def kinds(self) -> int:
         """How many kinds of work there are recordings of."""
-        return len(self._kinds)
+        return len(self._all())
+
+    def _all(self) -> list[KindOfWork]:
+        """A list of its own: a collection in between may finish what uses the device."""
+        return [kind for kinds in list(self._kinds.values()) for kind in kinds]
 
     def of(self, graph: TaskGraph, kept: tuple[bool, ...], forms: Forms) -> Sequence[Recording]:
         """The recordings of a kind of work, the last one made first."""
-        for kind in graph.recorded:
+        for kind in self._kinds.get(graph, ()):
             if kind.kept == kept and kind.forms == forms:
                 kind.last_used = self._now = self._now + 1
-                recordings: list[Recording] = kind.recordings
-                return recordings
+                return kind.recordings
         return ()
 
     def works(self) -> Ranges:
         """Where all of them work."""
         if self._works is None:
-            recordings = [recording for kind in list(self._kinds) for recording in kind.recordings]
+            recordings = [recording for kind in self._all() for recording in kind.recordings]
             self._works = ranges_of(part for each in recordings for part in each.works_in)
         return self._works
 
@@ -73,37 +76,37 @@ class Recordings:
     ) -> None:
         """Keep a recording for the next time."""
         self._works = None
-        kind = next((k for k in graph.recorded if k.kept == kept and k.forms == forms), None)
+        kinds = self._kinds.get(graph, ())
+        kind = next((k for k in kinds if k.kept == kept and k.forms == forms), None)
         if kind is None:
             kind = KindOfWork(graph, kept, forms, [], self._now)
-            # Listed first: what is found is dropped some time, wherever an interrupt comes.
-            self._kinds[kind] = None
-            graph.recorded = (*graph.recorded, kind)
+            self._kinds[graph] = (*kinds, kind)
         kind.recordings.insert(0, recording)
         self.made += 1
         for old in kind.recordings[MAX_VARIANTS:]:
             self._drop(old)
         del kind.recordings[MAX_VARIANTS:]
         if self.kinds > MAX_KINDS:
-            # A list of its own: a collection in between may finish what uses the device.
-            self._forget([min(list(self._kinds), key=lambda kind: kind.last_used)])
+            self._forget([min(self._all(), key=lambda kind: kind.last_used)])
 
     def forget(self, transformation: int) -> None:
         """Drop what runs a transformation whose agent is gone."""
-        self._forget([kind for kind in list(self._kinds) if kind.graph.has(transformation)])
+        self._forget([kind for kind in self._all() if kind.graph.has(transformation)])
 
     def clear(self) -> None:
         """Drop all recordings."""
-        self._forget(list(self._kinds))
+        self._forget(self._all())
 
     def _forget(self, kinds: Sequence[KindOfWork]) -> None:
         for kind in kinds:
             for recording in kind.recordings:
                 self._drop(recording)
             # Only now: what an interrupt leaves is found the next time.
-            graph = kind.graph
-            graph.recorded = tuple([other for other in graph.recorded if other is not kind])
-            self._kinds.pop(kind, None)
+            others = tuple([k for k in self._kinds.get(kind.graph, ()) if k is not kind])
+            if others:
+                self._kinds[kind.graph] = others
+            else:
+                self._kinds.pop(kind.graph, None)
 
     def _drop(self, recording: Recording) -> None:
         self._works = None

@@ -55,8 +55,7 @@ def run_binding(device: Site, binding: Binding, values: Sequence[ValueRecord]) -
         done = steps_done(error)
         if binding.lease is not None or done > progress[0]:
             progress[0] = done
-        if progress[0]:
-            device.events.report(PlanStopped(binding.index, binding.plan, progress[0]))
+        tell_stopped(device, binding, progress[0])
         _after_failure(device, binding, values, error, progress)
         raise
 
@@ -146,6 +145,12 @@ def tell_run(device: Site, binding: Binding, ran: Ran) -> None:
     assert isinstance(ran, tuple)
     began, ended = ran
     device.events.tell(PlanRun(binding.index, binding.plan, began, ended - began))
+
+
+def tell_stopped(device: Site, binding: Binding, done: int) -> None:
+    """Count and tell the steps that were done when one raised, if any."""
+    if done:
+        device.events.report(PlanStopped(binding.index, binding.plan, done))
 
 
 def _straight(device: Site, binding: Binding) -> Straight | None:
