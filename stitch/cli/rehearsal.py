@@ -18,7 +18,7 @@ from stitch.cli.device_costs import check_room, copies_inside
 from stitch.cli.run_inputs import gather_inputs
 from stitch.compiler import with_layouts
 from stitch.errors import StitchError
-from stitch.graph import LAYOUT_FIELDS, ComputationGraph, parse_wish
+from stitch.graph import LAYOUT_FIELDS, ComputationGraph, Wish, wishes_between
 from stitch.machine import Machine
 from stitch.planner import (
     MOST_CHANGES,
@@ -174,24 +174,22 @@ def chosen(
 
 def _words(program: Program, changes: Sequence[SlotChange]) -> str:
     """How a program is to be compiled: a wish can set an address, and none takes one away."""
-    slots = [(_title(program, c.slot), _own_layout(program, c.slot), c.layout) for c in changes]
-    sets = [f"--set {slot}.{wish}" for slot, have, want in slots
-            for wish in wishes_between(have, want)]  # fmt: skip
-    freed = [
-        slot for slot, have, want in slots if have.address is not None and want.address is None
-    ]
+    sets, freed = [], []
+    for change in changes:
+        side, name = change.slot.side, _name(program, change.slot)
+        have, want = _own_layout(program, change.slot), change.layout
+        sets += [f"--set {wish.text()}" for wish in wishes_between(side, name, have, want)]
+        if have.address is not None and want.address is None:
+            freed.append(f"{side}.{name}")
     ways = [f"with {' '.join(sets)}"] if sets else []
     ways += [f"without its wish for {slot}.address" for slot in freed]
     return f"{program.name} {' and '.join(ways)}"
 
 
-def _title(program: Program, slot: Slot) -> str:
-    """What a wish calls a slot.
-
-    Names that are numbers would be taken for indices.
-    """
+def _name(program: Program, slot: Slot) -> str | int:
+    """What a wish calls a slot: names that are numbers would be taken for indices."""
     name = (program.inputs if slot.side == "input" else program.outputs)[slot.index].name
-    return f"{slot.side}.{slot.index if name.isdecimal() else name}"
+    return slot.index if name.isdecimal() else name
 
 
 def _own_layout(program: Program, slot: Slot) -> Layout:
@@ -200,39 +198,15 @@ def _own_layout(program: Program, slot: Slot) -> Layout:
     return of(slot.index).layout
 
 
-def wishes_between(have: Layout, want: Layout) -> tuple[str, ...]:
-    """The wishes, without their slot, that turn one layout into the other; none drops an address.
-
-    >>> from stitch.program import DataType, Space
-    >>> wishes_between(Layout(DataType.FLOAT32), Layout(DataType.FLOAT32, Space.L1, address=64))
-    ('space=l1', 'address=0x40')
-    """
-    words = []
-    if have.space is not want.space:
-        words.append(f"space={want.space.value}")
-    if have.data_type is not want.data_type:
-        words.append(f"data_type={want.data_type.value}")
-    if have.is_tiled is not want.is_tiled:
-        words.append(f"layout={'tile' if want.is_tiled else 'row_major'}")
-    if have.memory_layout is not want.memory_layout:
-        words.append(f"memory_layout={want.memory_layout.value}")
-    spec = want.shard_spec
-    if spec is not None and have.shard_spec != spec:
-        grid, shape = spec.core_grid, spec.shape
-        order = "" if spec.orientation.value == "row_major" else f",{spec.orientation.value}"
-        words.append(f"shard_spec={grid[0]}x{grid[1]},{shape[0]}x{shape[1]}{order}")
-    if want.address is not None and have.address != want.address:
-        words.append(f"address={want.address:#x}")
-    return tuple(words)
-
-
 def placed(graph: ComputationGraph, change: SlotChange) -> ComputationGraph:
     """The graph with wishes for a slot that lead to a layout, instead of those that it had."""
     slot, layout = change.slot, change.layout
     kind = (graph.input_type if slot.side == "input" else graph.output_type)(slot.index)
     plain = Layout(kind.data_type, layout.space)
-    fields = [f"space={layout.space.value}", *wishes_between(plain, layout)]
-    wishes = [parse_wish(f"{slot.side}.{slot.index}.{field}") for field in fields]
+    wishes = (
+        Wish(slot.side, slot.index, "space", layout.space),
+        *wishes_between(slot.side, slot.index, plain, layout),
+    )
     kept = [
         wish for wish in graph.wishes
         if (wish.side, graph.slot_index(wish)) != (slot.side, slot.index)

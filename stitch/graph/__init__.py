@@ -5,7 +5,7 @@ Comes in: Python functions, calls of a builder, JSON. Goes out: checked, frozen
 """
 
 from stitch.graph.builder import ComputationGraphBuilder
-from stitch.graph.computation_graph import ComputationGraph, check_types, graph_problems
+from stitch.graph.computation_graph import ComputationGraph, check_types
 from stitch.graph.emitter import Given, Written
 from stitch.graph.json_form import as_json, from_json
 from stitch.graph.json_reader import JsonObject, objects_without_duplicates
@@ -20,12 +20,14 @@ from stitch.graph.wish import (
     WishError,
     parse_wish,
     wished_layout,
+    wishes_between,
     wishes_of,
 )
 
 __all__ = [
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "ComputationGraph",
     "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "Side", "SymbolicTensor",
-    "Wish", "WishError", "Written", "as_json", "check_types", "from_json", "graph_problems",
-    "objects_without_duplicates", "parse_wish", "trace", "wished_layout", "wishes_of",
+    "Wish", "WishError", "Written", "as_json", "check_types", "from_json",
+    "objects_without_duplicates", "parse_wish", "trace", "wished_layout", "wishes_between",
+    "wishes_of",
 ]  # fmt: skip

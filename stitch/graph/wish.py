@@ -115,20 +115,35 @@ def parse_wish(text: str) -> Wish:
 
 def wishes_of(side: Side, slot: str | int, desc: TensorDesc) -> tuple[Wish, ...]:
     """The wishes that a desc spells out: all that differs from a plain host layout."""
-    layout = desc.layout
-    fields: list[tuple[str, WishValue]] = []
-    if layout.space is not Space.HOST:
-        fields.append(("space", layout.space))
-    if layout.data_type.is_block:
-        fields.append(("data_type", layout.data_type))
-    if layout.is_tiled:
-        fields.append(("layout", "tile"))
-    if layout.shard_spec is not None:
-        fields.append(("memory_layout", layout.memory_layout))
-        fields.append(("shard_spec", layout.shard_spec))
-    if layout.address is not None:
-        fields.append(("address", layout.address))
-    return tuple(Wish(side, slot, field, value) for field, value in fields)
+    kind = desc.layout.data_type
+    plain = Layout(DataType.FLOAT32 if kind.is_block else kind)
+    return wishes_between(side, slot, plain, desc.layout)
+
+
+def wishes_between(side: Side, slot: str | int, have: Layout, want: Layout) -> tuple[Wish, ...]:
+    """The wishes that turn one layout of a slot into the other; none takes an address away.
+
+    >>> plain = Layout(DataType.FLOAT32)
+    >>> [w.text() for w in wishes_between("input", 0, plain, Layout(DataType.FLOAT32, Space.L1))]
+    ['input.0.space=l1']
+    """
+    before = _fields(have)
+    return tuple(
+        Wish(side, slot, field, value)
+        for field, value in _fields(want).items()
+        if value is not None and value != before[field]
+    )
+
+
+def _fields(layout: Layout) -> dict[str, WishValue | None]:
+    return {
+        "space": layout.space,
+        "data_type": layout.data_type,
+        "layout": "tile" if layout.is_tiled else "row_major",
+        "memory_layout": layout.memory_layout,
+        "shard_spec": layout.shard_spec,
+        "address": layout.address,
+    }
 
 
 def wished_layout(default: Layout, wishes: Iterable[Wish]) -> Layout:
