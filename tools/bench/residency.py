@@ -14,7 +14,8 @@ same aim), and as the machine is described (seconds; `B/best` are its bytes over
 `s/ours` what the choice with the fewest takes there, over ours). The tensors that a chain starts
 with lie in DRAM, or (rows "host") are arrays of the host that come back over its link. `learned`:
 loops in which each task is planned by itself, so that the next uses are learned; DRAM bytes from
-the fourth round on, over those of the optimum that knows all rounds.
+the fourth round on, over those of the optimum that knows all rounds. As these plans must, it keeps
+what the chain holds while a task is queued, read again or not.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from residency_ways.chains import (
     transformer,
     unet,
 )
-from residency_ways.covers import RULES, Cost, by_rule, costs, optimum, total
+from residency_ways.covers import RULES, Cost, by_rule, costs, optimum, total, while_held
 
 import stitch
 from stitch.errors import FormatError, StitchError
@@ -114,16 +115,17 @@ CHAINS: dict[str, tuple[int, Chain, int]] = {
 
 def planned(
     machine: Machine, chain: Chain, rounds: int, held: int, home: Space
-) -> Iterator[PlanRequest]:
+) -> tuple[PlanRequest, list[int]]:
     """What a device is asked to plan for a chain that is known as a whole; the results of so many
-    rounds are held."""
+    rounds are held. With it, the last task that was queued while the result of each was held."""
     with stitch.open_device(machine, executor="null", window=4096) as device:
-        results = deque(chain(Work(device, home), rounds), maxlen=held)
+        work = Work(device, home)
+        results = deque(chain(work, rounds), maxlen=held)
         device.run_queue()
-        # Nothing comes after what is known.
-        requests = [replace(made.request, later=()) for made, _ in device.history.plans]
+        ((made, _),) = device.history.plans
         del results
-    yield from requests
+    # Nothing comes after what is known.
+    return replace(made.request, later=()), work.held
 
 
 # -- what it costs ------------------------------------------------------------------------------
@@ -237,15 +239,12 @@ def learned(machine: Machine, chain: Chain, home: Space) -> float | None:
 
 
 def _least(machine: Machine, chain: Chain, rounds: int, home: Space) -> float | None:
-    """DRAM bytes of the optimum that knows all rounds, first copies among them; None: no HiGHS."""
-    nbytes = 0.0
-    for request in planned(machine, chain, rounds, 1, home):
-        best = best_of(machine, chain_of(request), 0)
-        if best is None:
-            return None
-        made = plan(request)
-        nbytes += through_dram(made) - paid(made)[0] + best
-    return nbytes
+    """DRAM bytes of the optimum that knows all rounds and keeps what is held as they are queued,
+    first copies among them; None: no HiGHS."""
+    request, held = planned(machine, chain, rounds, 0, home)
+    best = best_of(machine, while_held(chain_of(request), request, held), 0)
+    made = plan(request)
+    return None if best is None else through_dram(made) - paid(made)[0] + best
 
 
 def misses(rows: Sequence[Row]) -> list[str]:
@@ -285,10 +284,10 @@ def rows_of(traces: Sequence[Path], seeds: int) -> Iterator[Row]:
         machine = small_machine(l1_nbytes)
         again = in_any_order(int(name.split()[1]), 28) if rounds == 1 else chain
         ratio = learned(machine, again, home)
-        for request in planned(machine, chain, rounds, rounds, home):
-            row = measure(name if home is Space.DRAM else f"{name}, host", request, ratio)
-            if row is not None:
-                yield row
+        request, _ = planned(machine, chain, rounds, rounds, home)
+        row = measure(name if home is Space.DRAM else f"{name}, host", request, ratio)
+        if row is not None:
+            yield row
     for path in traces:
         for number, made in read_record(path.read_text(encoding="utf-8")).plans.items():
             row = measure(f"{path}:{number}", made.request)

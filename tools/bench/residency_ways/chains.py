@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -38,16 +39,21 @@ def priced_by_bytes(machine: Machine) -> Machine:
 
 
 class Work:
-    """A device, programs by what they compute, and the tensors of a chain: they lie in `home`."""
+    """A device, programs by what they compute, and the tensors of a chain: they lie in `home`.
+
+    `held`: for each task that was queued, the last one that was while anybody held its result.
+    """
 
     def __init__(self, device: Any, home: Space) -> None:
         self.device = device
+        self.held: list[int] = []
+        self._results: list[ref[Any]] = []
         self._home = Layout(DataType.FLOAT32, home)
         self._programs: dict[str, Any] = {}
 
     def weight(self, *shape: int) -> Any:
         there = self.device.tensor(np.ones(shape, np.float32))
-        return there if there.layout == self._home else there.to_layout(self._home)
+        return there if there.layout == self._home else self._made(there.to_layout(self._home))
 
     def run(self, what: str, *inputs: Any, **attributes: Any) -> Any:
         """One operator as a program of its own, then Relu but for what a loss sends back."""
@@ -59,7 +65,17 @@ class Work:
             builder.output("y", builder.op("Relu", builder.op(what, *names, **attributes)))
             binary = stitch.compile(builder.build(), target=self.device.machine)
             self._programs[key] = self.device.load(binary)
-        return self._programs[key](*inputs)
+        return self._made(self._programs[key](*inputs))
+
+    def _made(self, result: Any) -> Any:
+        """The result of a task that was just queued; what else is held now is noted."""
+        now = len(self.held)
+        self._results.append(ref(result))
+        self.held.append(now)
+        for task, made in enumerate(self._results):
+            if made() is not None:
+                self.held[task] = now
+        return result
 
 
 #: What runs, round by round; what is not wanted any more is not held.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from stitch.machine import Machine
+from stitch.machine import Machine, footprint, round_up
 from stitch.planner.copy_cost import copy_cost
-from stitch.planner.plan import waiting_desc
+from stitch.planner.plan import PlanRequest, waiting_desc
 from stitch.planner.residency import Stay, StayChain
+from stitch.program import Space
 
 #: Bytes and seconds.
 Cost = tuple[int, float]
@@ -41,6 +43,28 @@ def total(machine: Machine, chain: StayChain, away: Sequence[int]) -> Cost:
     parts = [back[i] for i in away]
     parts += [written[h] for h in {chain.stays[i].holder for i in away if chain.stays[i].is_dirty}]
     return sum(n for n, _ in parts), sum(s for _, s in parts)
+
+
+def while_held(chain: StayChain, request: PlanRequest, held: Sequence[int]) -> StayChain:
+    """The chain of a request whose results must not be lost before they are let go of: in L1, or
+    written, until the last task that was queued while they were `held`."""
+    last = {v: t for t, task in enumerate(request.tasks) for v in (*task.inputs, *task.outputs)}
+    l1 = request.machine.shape.space(Space.L1)
+    stays, excess = list(chain.stays), list(chain.excess)
+    for task, until in zip(request.tasks, held, strict=True):
+        (value,), (desc,) = task.outputs, task.transformation.outputs
+        if desc.layout.space is not Space.L1 or value in request.kept:
+            continue
+        # The first that it lies in; others are copies of it.
+        holder = next(h for h, those in enumerate(chain.holders) if those.values == {value})
+        is_dirty = all(stay.is_dirty for stay in chain.stays if stay.holder == holder)
+        start, end = last[value] + 1, until + 1
+        if is_dirty and start < end:
+            nbytes = round_up(footprint(desc, request.machine.shape).size_per_bank, l1.alignment)
+            stays.append(Stay(holder, start, end, nbytes, 0.0, is_dirty))
+            for t in range(start, end):
+                excess[t] += nbytes
+    return replace(chain, stays=tuple(stays), excess=tuple(excess))
 
 
 def by_rule(chain: StayChain, rank: Callable[[StayChain, Stay], int]) -> list[int]:
