@@ -22,7 +22,6 @@ from stitch.forms.kinds import (
     Shape,
     Whole,
     Word,
-    is_name,
     is_word,
 )
 from stitch.forms.nodes import Node, ProblemLog, form_text, number_of, read_yaml
@@ -49,6 +48,6 @@ __all__ = [
     "NUMPY_SUFFIXES", "AsWritten", "ByKey", "Choice", "Either", "ElementType", "Entries",
     "Flag", "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "Number",
     "Pairs", "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged",
-    "Tried", "Whole", "Word", "as_written", "form_text", "is_name", "is_word", "npy_bytes",
+    "Tried", "Whole", "Word", "as_written", "form_text", "is_word", "npy_bytes",
     "npz_bytes", "number_of", "read_array", "read_array_file", "read_yaml", "typed",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stitch.linker.alias_proofs import AliasProofs
 from stitch.linker.capacity import Demand, address_problems, check_capacity, demands
 from stitch.linker.dead_code import drop_unused_values, remove_dead_code
-from stitch.linker.link_check import LinkReport, check_link, input_name, output_name, wire
+from stitch.linker.link_check import LinkReport, check_link, wire
 from stitch.linker.scratch import (
     SCRATCH_ALIGNMENT,
     ScratchPlan,
@@ -29,6 +29,6 @@ else:
 __all__ = [
     "SCRATCH_ALIGNMENT", "AliasProofs", "Demand", "LinkReport", "Port", "ScratchPlan",
     "Wire", "address_problems", "chain_wires", "check_capacity", "check_link",
-    "check_wire", "choose_scratch", "demands", "drop_unused_values", "input_name", "link_programs",
-    "output_name", "pack_scratch", "place_intermediates", "remove_dead_code", "wire",
+    "check_wire", "choose_scratch", "demands", "drop_unused_values", "link_programs",
+    "pack_scratch", "place_intermediates", "remove_dead_code", "wire",
 ]  # fmt: skip

@@ -9,14 +9,12 @@ from stitch.memory.byte_ranges import ByteRanges
 from stitch.memory.conversion import CopyKernel, prepare_copy
 from stitch.memory.space_memory import (
     LENT_ADDRESSES,
-    PADDING_BYTE,
     POISON_BYTE,
     Arrivals,
     SpaceMemory,
-    WriteCounter,
 )
 
 __all__ = [
-    "LENT_ADDRESSES", "PADDING_BYTE", "POISON_BYTE", "Allocator", "Arrivals", "ByteRanges",
-    "CopyKernel", "SpaceMemory", "WriteCounter", "prepare_copy",
+    "LENT_ADDRESSES", "POISON_BYTE", "Allocator", "Arrivals", "ByteRanges",
+    "CopyKernel", "SpaceMemory", "prepare_copy",
 ]  # fmt: skip

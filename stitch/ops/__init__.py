@@ -8,7 +8,6 @@ gradient; what all families use lies above them.
 
 from stitch.ops.activation import GELU_CUBE, GELU_HEIGHT, GELU_RATE
 from stitch.ops.applying import (
-    KernelBytes,
     OperationBytes,
     bind,
     evaluate,
@@ -42,7 +41,7 @@ from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbyt
 
 __all__ = [
     "Attribute", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "Gradient", "GradientBuilder",
-    "GradientContext", "Inference", "InferenceContext", "Kernel", "KernelArguments", "KernelBytes",
+    "GradientContext", "Inference", "InferenceContext", "Kernel", "KernelArguments",
     "KernelMemory", "LINE_NBYTES", "OpDef", "OperationBytes", "Thunk", "WorkspaceContext",
     "WorkspaceRule", "bind", "bytes_from_a_line", "computed_nbytes", "conversion_steps",
     "data_type_of_code", "estimated_steps", "evaluate", "evaluate_operation", "infer_operation",

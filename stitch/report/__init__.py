@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         copy_lines,
         counted,
         explain,
-        host_memory_line,
         memory_report,
         memory_views,
         other_lines,
@@ -33,8 +32,8 @@ else:
         __name__,
         {
             "chrome_trace": "ChromeTrace",
-            "explanation": "CopyLine copy_lines counted explain host_memory_line memory_report "
-            "memory_views other_lines plan_json totals_json",
+            "explanation": "CopyLine copy_lines counted explain memory_report memory_views "
+            "other_lines plan_json totals_json",
             "record_replay": "RunRecord read_record replay",
             "run_difference": "Difference difference read_copies",
             "run_record": "Recorder",
@@ -43,6 +42,6 @@ else:
 
 __all__ = [
     "ChromeTrace", "CopyLine", "Device", "Difference", "Recorder", "RunRecord", "copy_lines",
-    "counted", "difference", "explain", "host_memory_line", "memory_report", "memory_views",
+    "counted", "difference", "explain", "memory_report", "memory_views",
     "other_lines", "plan_json", "read_copies", "read_record", "replay", "totals_json",
 ]  # fmt: skip
