@@ -47,12 +47,14 @@ _Fixed = Mapping[int, Collection[int | None]]
 
 
 def addresses_in(
-    request: PlanRequest, known: Plan, numbers: Mapping[int, int], given_up: Collection[int]
-) -> tuple[dict[int, int], dict[int, int]] | None:
+    request: PlanRequest, known: Plan, numbers: Mapping[int, int], given_up: Collection[int],
+    taken: Mapping[Space, Allocator],
+) -> tuple[dict[int, int], dict[int, int]] | None:  # fmt: skip
     """Where in a request's picture the buffers lie that a known plan makes or moves, and where it
     moves these to, by their numbers there; None where there is no place for them.
 
-    `numbers`: the request's for buffers of the known one; `given_up`: those that the plan frees.
+    `numbers`: the request's for buffers of the known one; `given_up`: those that the plan frees;
+    `taken`: what lies in the spaces, be it in the picture or not.
     """
     old = {b.number: b for b in known.request.buffers}
     new = {b.number: b for b in request.buffers}
@@ -71,8 +73,12 @@ def addresses_in(
     clusters = _clusters([*there, *made])
     if clusters is None:
         return None
-    left = {numbers[n] for n in leaving}
-    if not _find_places(request, [b for b in request.buffers if b.number not in left], clusters):
+    free = {space: taken[space].clone() for space in {cluster.space for cluster in clusters}}
+    for n in leaving:
+        space, address = old[n].space, new[numbers[n]].address
+        if space in free and address is not None and address < LENT_ADDRESSES:
+            free[space].free(address)
+    if not _find_places(free, clusters):
         return None
     addresses: dict[int, int] = {}
     targets: dict[int, int] = {}
@@ -161,17 +167,9 @@ def _clusters(parts: list[_Part]) -> list[_Cluster] | None:
     return clusters
 
 
-def _find_places(request: PlanRequest, staying: list[Buffer], clusters: list[_Cluster]) -> bool:
-    """Shift every cluster to bytes that are free beside what stays, and not another's; whether that
-    can be. Where nothing says otherwise a cluster stays where it was."""
-    allocators = {}
-    for space in {cluster.space for cluster in clusters}:
-        shape = request.machine.shape.space(space)
-        allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
-    for buffer in staying:
-        at = buffer.address
-        if at is not None and at < LENT_ADDRESSES and buffer.space in allocators:
-            allocators[buffer.space].alloc_at(at, buffer.size_per_bank)
+def _find_places(allocators: Mapping[Space, Allocator], clusters: list[_Cluster]) -> bool:
+    """Shift every cluster to bytes that are free and not another's; whether that can be. Where
+    nothing says otherwise a cluster stays where it was."""
     late: list[_Cluster] = []
     for cluster in sorted(clusters, key=lambda b: b.shift is None):
         allocator, size = allocators[cluster.space], cluster.end - cluster.start

@@ -8,12 +8,12 @@ cluster goes where what it begins with lies now, or where a program wants it, el
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from stitch.memory import LENT_ADDRESSES
+from stitch.memory import Allocator
 from stitch.planner.clusters import addresses_in, moved_in
+from stitch.planner.leaving import leaving_for
 from stitch.planner.plan import (
     Allocate,
     Buffer,
@@ -27,7 +27,7 @@ from stitch.planner.plan import (
     Resident,
     Step,
 )
-from stitch.planner.plan_picture import needed_regions
+from stitch.planner.plan_picture import needed_regions, taken_in
 from stitch.program import Space
 from stitch.tasks import Task
 
@@ -35,36 +35,37 @@ from stitch.tasks import Task
 Numbers = dict[int, int]
 
 
-def placed(known: Plan, request: PlanRequest) -> Plan | None:
+def placed(
+    known: Plan, request: PlanRequest, taken: Mapping[Space, Allocator] | None = None
+) -> Plan | None:
     """The steps of a known plan for a request of the same tasks on values of the same forms, None
     where they do not serve it or find no place.
 
     Moves inside a space depend on what lies where: only those are placed that clear what programs
-    name, in one transfer each, to any hole. Evictions depend on sizes, so what lies in the spaces
-    must have the same ones, and on next uses, so these must be predicted alike.
+    name, in one transfer each, to any hole. What leaves a space leaves it by the same rules, be it
+    another tensor now (`leaving_for`). `taken`: what lies in the spaces, where the request tells
+    only of those in which something leaves or moves (`gives_way_in`), and of what is in it as well.
     """
     before = known.request
     if request.machine is not before.machine or request.tasks != before.tasks:
         return None
     if not may_be_placed(known):
         return None
-    if before.later != request.later and known.chooses_who_leaves:
+    others = leaving_for(known, request)
+    if others is None:
         return None
-    numbers = _numbers(known, request)
+    values = {value: value for value in _used(request.tasks)} | others
+    numbers = _numbers(known, request, values)
     if numbers is None:
         return None
-    if known.is_pressed and not moved_in(known) and _present(before) != _present(request):
-        return None
-    places = addresses_in(request, known, numbers, _given_up(known))
-    return None if places is None else _bound(known, request, numbers, *places)
+    places = addresses_in(request, known, numbers, _given_up(known), taken or taken_in(request))
+    return None if places is None else _bound(known, request, numbers, values, *places)
 
 
 def may_be_placed(known: Plan) -> bool:
-    """Whether a plan may serve where things lie otherwise than in its own request: it moves simply,
-    and whatever else it touches is its tasks'."""
-    used = _used(known.request.tasks)
-    own = {i.buffer for r in known.request.residents if r.value in used for i in r.instances}
-    return known.touched <= own | moved_in(known).keys() and _moves_simply(known)
+    """Whether a plan may serve where things lie otherwise than in its own request: it moves
+    nothing, or simply."""
+    return _moves_simply(known)
 
 
 def _moves_simply(known: Plan) -> bool:
@@ -106,31 +107,22 @@ def _gives_way(known: Plan) -> bool:
     return False
 
 
-def _present(request: PlanRequest) -> Counter[object]:
-    """What lies in the spaces; where, if it cannot move."""
-    return Counter(
-        (b.space, b.size_per_bank, b.desc, b.pinned and b.address)
-        for b in request.buffers
-        if b.address is not None and b.address < LENT_ADDRESSES
-    )
-
-
 def _used(tasks: tuple[Task, ...]) -> set[int]:
     return {value for task in tasks for value in (*task.inputs, *task.outputs)}
 
 
-def _numbers(known: Plan, request: PlanRequest) -> Numbers | None:
-    """The buffers of the tasks' sources, by their numbers in the known plan; None where forms
-    differ, or the plan touches more than these."""
+def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | None:
+    """The buffers of the tasks' sources and of what leaves, by their numbers in the known plan;
+    None where forms differ, or the plan touches more than these."""
     used = _used(request.tasks)
     if known.request.kept & used != request.kept & used:
         return None
     here = {r.value: r.instances for r in request.residents}
     numbers: Numbers = {}
     for resident in known.request.residents:
-        if resident.value not in used:
+        if resident.value not in values:
             continue
-        now = here.get(resident.value, ())
+        now = here.get(values[resident.value], ())
         if len(now) != len(resident.instances):
             return None
         for a, b in zip(resident.instances, now, strict=True):
@@ -148,9 +140,13 @@ def _numbers(known: Plan, request: PlanRequest) -> Numbers | None:
     old, new = _by_number(known.request), _by_number(request)
     if any(_form(old[a]) != _form(new[b]) for a, b in numbers.items()):
         return None
+    leaving = {i.buffer for r in known.request.residents if r.value in values.keys() - used
+               for i in r.instances}  # fmt: skip
+    if any(old[a].origin != new[numbers[a]].origin for a in leaving):
+        return None
     # What else lies in a buffer may have kept it alive, so the same ones are shared, but for those
     # that are given up or overwritten: that would follow them, or be lost.
-    others, others_now = _shared(known.request, used), _shared(request, used)
+    others, others_now = _shared(known.request, values), _shared(request, values.values())
     passing = used - request.kept
     dying = {i.buffer for r in known.request.residents if r.value in passing for i in r.instances}
     shared = {number for number in known.touched | dying if number in others}
@@ -163,9 +159,10 @@ def _numbers(known: Plan, request: PlanRequest) -> Numbers | None:
     return numbers
 
 
-def _shared(request: PlanRequest, used: set[int]) -> set[int]:
-    """The buffers in which other values than the tasks' lie."""
-    return {i.buffer for r in request.residents if r.value not in used for i in r.instances}
+def _shared(request: PlanRequest, values: Iterable[int]) -> set[int]:
+    """The buffers in which other values than these lie."""
+    known = {*values}
+    return {i.buffer for r in request.residents if r.value not in known for i in r.instances}
 
 
 def _form(buffer: Buffer) -> tuple[object, ...]:
@@ -186,8 +183,9 @@ def _given_up(known: Plan) -> frozenset[int]:
 
 
 def _bound(
-    known: Plan, request: PlanRequest, numbers: Numbers, addresses: Numbers, targets: Numbers
-) -> Plan:
+    known: Plan, request: PlanRequest, numbers: Numbers, values: Numbers, addresses: Numbers,
+    targets: Numbers,
+) -> Plan:  # fmt: skip
     fresh = max([b.number for b in request.buffers], default=-1) + 1
     made: dict[int, Buffer] = {}
     for step in known.steps:
@@ -197,7 +195,7 @@ def _bound(
             if number != b.number or addresses[b.number] != b.address:
                 b = replace(b, number=number, address=addresses[b.number])
             made[number] = b
-    steps = tuple(_steps(known, numbers, made, addresses, targets))
+    steps = tuple(_steps(known, numbers, values, made, addresses, targets))
     claimed = [(b.space, b.address or 0, b.size_per_bank) for b in made.values()]
     present = _by_number(request)
     for number, (buffer, _) in moved_in(known).items():
@@ -214,7 +212,7 @@ def _bound(
         request=request,
         steps=steps,
         final_buffers=_final_buffers(known, present, numbers, made),
-        final_values=_final_values(known, request, numbers),
+        final_values=_final_values(known, request, numbers, values),
         free_regions=needed_regions(claimed, holders),
         touched=touched,
         least_seconds=known.least_seconds,
@@ -222,9 +220,10 @@ def _bound(
 
 
 def _steps(
-    known: Plan, numbers: Numbers, made: Mapping[int, Buffer], addresses: Numbers, targets: Numbers
-) -> Iterator[Step]:
-    is_same = all(a == b for a, b in numbers.items())
+    known: Plan, numbers: Numbers, values: Numbers, made: Mapping[int, Buffer], addresses: Numbers,
+    targets: Numbers,
+) -> Iterator[Step]:  # fmt: skip
+    is_same = all(a == b for those in (numbers, values) for a, b in those.items())
     #: Where what was allocated at an address lies now.
     lies: dict[tuple[Space, int | None], int] = {}
     for step in known.steps:
@@ -258,8 +257,13 @@ def _steps(
         elif isinstance(step, Free):
             yield Free(numbers[step.buffer])
         else:
-            source, target = _instance(step.source, numbers), _instance(step.target, numbers)
-            yield replace(step, source=source, target=target)
+            yield replace(
+                step,
+                value=values[step.value],
+                made=values[step.made],
+                source=_instance(step.source, numbers),
+                target=_instance(step.target, numbers),
+            )
 
 
 def _instance(instance: Instance, numbers: Numbers) -> Instance:
@@ -283,13 +287,16 @@ def _final_buffers(
     return tuple([buffer for _, buffer in sorted(final.items())])
 
 
-def _final_values(known: Plan, request: PlanRequest, numbers: Numbers) -> tuple[Resident, ...]:
-    used = _used(request.tasks)
+def _final_values(
+    known: Plan, request: PlanRequest, numbers: Numbers, values: Numbers
+) -> tuple[Resident, ...]:
+    here = {*values.values()}
     final = {
-        r.value: Resident(r.value, r.instances) for r in request.residents if r.value not in used
+        r.value: Resident(r.value, r.instances) for r in request.residents if r.value not in here
     }
     for resident in known.final_values:
-        if resident.value in used:
+        value = values.get(resident.value)
+        if value is not None:
             instances = tuple([_instance(i, numbers) for i in resident.instances])
-            final[resident.value] = Resident(resident.value, instances)
+            final[value] = Resident(value, instances)
     return tuple([resident for _, resident in sorted(final.items())])

@@ -303,15 +303,25 @@ class Plan:
         }
 
     @property
+    def leaving(self) -> set[tuple[Space, int]]:
+        """The buffers that are evicted, or freed while others hold what lies in them, with their
+        spaces."""
+        living = {resident.value for resident in self.final_values}
+        residents = self.request.residents
+        held = {i.buffer for r in residents if r.value in living for i in r.instances}
+        spaces = {buffer.number: buffer.space for buffer in self.request.buffers}
+        leaving = set()
+        for step in self.steps:
+            if isinstance(step, Copy) and step.kind == "evict":
+                leaving.add((step.source.desc.layout.space, step.source.buffer))
+            elif isinstance(step, Free) and step.buffer in held:
+                leaving.add((spaces[step.buffer], step.buffer))
+        return leaving
+
+    @property
     def chooses_who_leaves(self) -> bool:
         """Whether something that lives on is evicted, or a copy of it dropped."""
-        living = {resident.value for resident in self.final_values}
-        held = {i.buffer for r in self.request.residents if r.value in living for i in r.instances}
-        return any(
-            (isinstance(step, Copy) and step.kind == "evict")
-            or (isinstance(step, Free) and step.buffer in held)
-            for step in self.steps
-        )
+        return bool(self.leaving)
 
     def at(self, addresses: Mapping[int, int]) -> Plan:
         """The same plan with buffers (number → address per bank) elsewhere, for plans that move

@@ -88,14 +88,7 @@ class Residency:
         self._next_buffer = max(self.buffers, default=-1) + 1
         #: The task that made a buffer.
         self.made: dict[int, int] = {}
-        self.allocators: dict[Space, Allocator] = {}
-        for space in self.machine.shape.spaces:
-            shape = self.shape(space)
-            self.allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
-        for buffer in request.buffers:
-            # Lent bytes lie beyond the end of their space, where nothing is allocated.
-            if buffer.address is not None and buffer.address < LENT_ADDRESSES:
-                self.allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
+        self.allocators = taken_in(request)
         for resident in request.residents:
             for instance in resident.instances:
                 self.attach(resident.value, instance)
@@ -291,6 +284,19 @@ class Residency:
             program = "" if users else " or a loaded program"
             words.append(f"pinned by an exported array{program}")
         return ", ".join(words)
+
+
+def taken_in(request: PlanRequest) -> dict[Space, Allocator]:
+    """What lies in each space of a request's machine."""
+    allocators: dict[Space, Allocator] = {}
+    for space in request.machine.shape.spaces:
+        shape = request.machine.shape.space(space)
+        allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
+    for buffer in request.buffers:
+        # Lent bytes lie beyond the end of their space, where nothing is allocated.
+        if buffer.address is not None and buffer.address < LENT_ADDRESSES:
+            allocators[buffer.space].alloc_at(buffer.address, buffer.size_per_bank)
+    return allocators
 
 
 def _uses(request: PlanRequest) -> dict[int, list[int]]:

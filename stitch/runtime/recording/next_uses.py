@@ -120,6 +120,12 @@ class NextUses:
                 self._last.pop(value, None)
                 self._last[value] = _Use(at, tuple([(h, slot) for h in before]), end)
 
+    def expected(self, window: Window) -> list[ValueRecord]:
+        """The values of which it is known when they are read in L1 next."""
+        known = self._distances.keys()
+        likely = [v for v, use in self._last.items() if not known.isdisjoint(use.contexts)]
+        return [value for value in likely if self.next_use(window, value) < inf]
+
     def predicted(
         self, window: Window, kept: Sequence[bool], others: Mapping[int, ValueRecord]
     ) -> tuple[tuple[int, int], ...]:

@@ -131,6 +131,8 @@ class Recording(LeaseHolder["Binding"]):
         super().__init__()
         self.plan, self.effects = plan, effects
         self.may_be_placed = may_be_placed(plan)
+        #: The spaces of which a picture must tell where its plan is placed.
+        self.gives_way_in = frozenset(plan.gives_way_in | {space for space, _ in plan.leaving})
         #: The numbers of the values that were, and of those that nobody refers to when it has run.
         self.kept = tuple([number for number, is_kept in enumerate(kept) if is_kept])
         self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])

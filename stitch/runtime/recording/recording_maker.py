@@ -240,16 +240,17 @@ class RecordingMaker:
     ) -> Planned | None:
         """The plan of a recording of the same work, bound to where things lie now; None where none
         finds its places, or constants have lost theirs."""
-        requests: dict[bool, tuple[PlanRequest, Picture]] = {}
+        taken = self._device.records.all_allocators()
+        requests: dict[tuple[bool, frozenset[Space]], tuple[PlanRequest, Picture]] = {}
         for recording in variants if window.has_constants_placed else ():
             if not recording.may_be_placed:
                 continue
-            only_results = recording.places is None
-            if only_results not in requests:
+            only_results, spaces = asked = recording.places is None, recording.gives_way_in
+            if asked not in requests:
                 staying = _passing(window, kept) if only_results else ()
-                requests[only_results] = self._request(window, kept, (), staying)
-            request, picture = requests[only_results]
-            plan = placed(recording.plan, request)
+                requests[asked] = self._request(window, kept, (), staying, spaces=spaces)
+            request, picture = requests[asked]
+            plan = placed(recording.plan, request, taken)
             if plan is not None:
                 return Planned(plan, picture, [], only_results, is_known=True)
         return None
@@ -339,12 +340,16 @@ class RecordingMaker:
         without: Collection[AnyLease],
         staying: Collection[int],
         constants: Sequence[ConstantRecord] | None = None,
+        spaces: Collection[Space] | None = None,
     ) -> tuple[PlanRequest, Picture]:
+        """What is asked of the planner, and the picture that it is asked in: of these spaces, and
+        of what is read later, as predicted; of all there is, if there are none."""
         device, values = self._device, window.values
         for value in values:
             value.place()
         picture = Picture(
-            device.records, window.sources, len(values), window.number, without, staying, constants
+            device.records, window.sources, len(values), window.number, without, staying, constants,
+            spaces, () if spaces is None else self._next_uses.expected(window),
         )  # fmt: skip
         tasks = window.graph.tasks
         if constants is not None:

@@ -6,9 +6,10 @@ the way back from its numbers. Must not know: plans.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from stitch.planner import Buffer, Instance, Resident
+from stitch.program import Space
 from stitch.runtime.values.records import Records
 from stitch.runtime.values.state import BufferRecord, ConstantRecord, PlaceOwner, ValueRecord
 
@@ -17,17 +18,21 @@ class Picture:
     """The frozen picture of the records that a plan request needs, and the way back from numbers.
 
     Values of the window keep their numbers; the others that lie in some buffer follow. Constants
-    are values only where they may leave (`constants`); else their places are taken for good.
+    are values only where they may leave (`constants`); else their places are taken for good. It may
+    tell of some spaces only: then of the others it has what lies in these as well, or beside a
+    source.
     """
 
     def __init__(
         self, records: Records, sources: Sequence[tuple[int, ValueRecord]], first_free: int,
         now: int, without: Collection[PlaceOwner], staying: Collection[int],
         constants: Sequence[ConstantRecord] | None = None,
+        spaces: Collection[Space] | None = None, others: Iterable[ValueRecord] = (),
     ) -> None:  # fmt: skip
         """`sources`: with their numbers; `without`: leases whose spare memory the plan may take;
         `staying`: values that stay where they are; `constants`: those that the tasks read, where
-        all constants may leave."""
+        all constants may leave; `spaces`: those that it tells of in whole, all if there are none;
+        `others`: what it tells of wherever that lies."""
         self._constants_stay = constants is None
         #: Those that the tasks read, by number: these follow the window's.
         self.constants = dict(enumerate(constants or (), first_free))
@@ -49,15 +54,24 @@ class Picture:
         present = {
             place: buffer
             for place, buffer in records.all_buffers().items()
-            if not (buffer.is_spare and all(lease in without for lease in buffer.leases))
+            if (spaces is None or place[0] in spaces)
+            and not (buffer.is_spare and all(lease in without for lease in buffer.leases))
         }
         for _, buffer in sorted(present.items(), key=lambda b: (b[0][0].value, b[0][1])):
             self._number(buffer)
         known = {value for _, value in of_tasks}
-        users = dict.fromkeys([u for b in records.buffers.values() for u in b.users])
-        others = [u for u in users
-                  if u not in known and not (u.is_constant and self._constants_stay)]  # fmt: skip
-        self.bystanders = dict(enumerate(others, first_free + len(self.constants)))
+        users = dict.fromkeys([u for b in present.values() for u in b.users])
+        if spaces is not None:
+            live, found = records.all_buffers(), [*users, *[v for _, v in of_tasks], *others]
+            for value in found:
+                lying = [i.buffer for i in value.instances]
+                here = [b for b in lying if live.get((b.space, b.address or 0)) is b]
+                beside = [u for b in here for u in b.users if u not in users]
+                users |= dict.fromkeys(beside)
+                found += dict.fromkeys(beside)
+        stays = self._constants_stay
+        bystanders = [u for u in users if u not in known and not (u.is_constant and stays)]
+        self.bystanders = dict(enumerate(bystanders, first_free + len(self.constants)))
         self.kept = {*self.constants, *self.bystanders}
         self.residents = [
             Resident(

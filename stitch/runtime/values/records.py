@@ -77,6 +77,10 @@ class Records:
         """The live buffers by place, those among them that leases have to spare."""
         return self._buffers
 
+    def all_allocators(self) -> Mapping[Space, Allocator]:
+        """The allocators as they are: what leases have to spare is taken."""
+        return self._allocators
+
     def is_free(self, space: Space, address: int, size_per_bank: int) -> bool:
         """Whether nothing is allocated there, no lease either."""
         return self._allocators[space].is_free(address, size_per_bank)
@@ -377,7 +381,10 @@ class Records:
         moved = [(left[place], address) for place, address in effects.moved]
         come = {(left[place].space, address): left[place] for place, address in effects.moved}
         come |= dict(zip(effects.places, new, strict=True))
-        present = {place: b for place, b in self._buffers.items() if place not in left} | come
+        present = dict(self._buffers)
+        for place in left:
+            del present[place]
+        present |= come
         change = _Change(present, moved)
         for number, refs in effects.changed:
             change.place(value_of(number), refs, new, self._buffers)

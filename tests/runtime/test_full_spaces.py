@@ -1,0 +1,158 @@
+"""Spaces that are full, with all results held: what leaves is another tensor in every pass, and one
+plan serves them all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.machine import Machine
+from stitch.planner import Copy, Plan, foreseen_cost
+from stitch.program import Array, DataType, Layout, Space
+from stitch.runtime.recording.recording import Recording
+from stitch.runtime.recording.recording_maker import Planned, RecordingMaker
+from stitch.runtime.recording.window import Window
+from stitch.runtime.values import ValueRecord
+from tests.support.lines_run import lines_run
+from tests.support.stitched_models import one, scaled, tiny
+
+SHAPE = (8, 64)
+IN_L1 = ("input.x.space=l1", "output.y.space=l1")
+SMALL = tiny(l1_nbytes=8192, dram_nbytes=24_576)
+DEEP = tiny(l1_nbytes=8192, dram_nbytes=1 << 20)
+X = np.arange(512, dtype=np.float32).reshape(SHAPE)
+
+
+def who_leaves(planned: Planned, window: Window) -> list[ValueRecord]:
+    """The values that a plan evicts, in order."""
+    bystanders = planned.picture.bystanders
+    return [
+        bystanders[step.value] if step.value in bystanders else window.values[step.value]
+        for step in planned.plan.copies
+        if isinstance(step, Copy) and step.kind == "evict"
+    ]
+
+
+@pytest.fixture
+def placed_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Plan, Plan]]]:
+    """Every plan that was placed, beside what would have been planned there and then: it never
+    costs more, and where something leaves, the same tensors leave in the same order."""
+    pairs: list[tuple[Plan, Plan]] = []
+    place = RecordingMaker._placed
+
+    def compared(
+        self: RecordingMaker, variants: Sequence[Recording], window: Window, kept: tuple[bool, ...]
+    ) -> Planned | None:
+        found = place(self, variants, window, kept)
+        if found is not None:
+            fresh = self.planned(window, kept)
+            assert foreseen_cost(found.plan) <= foreseen_cost(fresh.plan)
+            assert who_leaves(found, window) == who_leaves(fresh, window)
+            pairs.append((found.plan, fresh.plan))
+        return found
+
+    monkeypatch.setattr(RecordingMaker, "_placed", compared)
+    yield pairs
+
+
+@pytest.mark.parametrize("window", [1, 8, 64])
+@pytest.mark.parametrize("machine", [SMALL, DEEP])
+def test_one_plan_serves_whatever_leaves(
+    machine: Machine, window: int, placed_plans: list[tuple[Plan, Plan]]
+) -> None:
+    with stitch.open_device(machine, window=window) as device:
+        programs = [device.load(scaled(n, f, SHAPE, target=machine, wishes=IN_L1))
+                    for n, f in (("a", 2.0), ("b", 0.5))]  # fmt: skip
+        pipe, held = stitch.Pipeline(programs), []
+        for number in range(192):
+            if number == 128:
+                made = device.statistics().plans_made
+            held.append(one(pipe(X + number)))
+        device.run_queue()
+        assert device.statistics().plans_made == made
+        leaving = [plan for plan, _ in placed_plans if plan.chooses_who_leaves]
+        assert len(leaving) >= 64
+        for number, y in enumerate(held):
+            assert np.array_equal(y.numpy(), ((X + number) * 2 + 1) / 2 + 1)
+
+
+def test_a_pass_takes_as_long_however_many_are_held() -> None:
+    with stitch.open_device(DEEP) as device:
+        program = device.load(scaled("s", 2.0, SHAPE, target=DEEP, wishes=IN_L1))
+        held: list[stitch.Tensor] = []
+
+        def run() -> None:
+            held.append(one(program(X)))
+            device.run_queue()
+
+        lines = []
+        for count in (100, 400):
+            while len(held) < count:
+                run()
+            lines.append(min(lines_run(run) for _ in range(3)))
+        assert lines[1] <= 1.1 * lines[0], lines
+
+
+MIXED = tuple(
+    scaled(f"s{index}", factor, shape, target=SMALL, wishes=wishes).encode()
+    for index, (factor, shape, wishes) in enumerate((
+        (2.0, SHAPE, IN_L1),
+        (0.5, SHAPE, IN_L1),
+        (3.0, SHAPE, ("input.x.space=l1", "output.y.space=dram")),
+        (4.0, (16, 64), IN_L1),
+        (0.25, (3, 32), IN_L1),
+    ))
+)  # fmt: skip
+SHAPES = (SHAPE, SHAPE, SHAPE, (16, 64), (3, 32))
+FACTORS = (2.0, 0.5, 3.0, 4.0, 0.25)
+
+
+def run_script(seed: int, steps: int) -> None:
+    """Calls of programs on arrays and on what is held, most results held; some are read, dropped,
+    copied or viewed. Whole rounds come again, so that what was planned may serve."""
+    dice = random.Random(seed)
+    with stitch.open_device(SMALL, window=dice.choice((1, 3, 8, 64))) as device:
+        programs = [device.load(data) for data in MIXED]
+        held: list[tuple[stitch.Tensor, Array]] = []
+        few = dice.choice((20, 60, 200))
+        rounds = [[dice.randrange(10) for _ in range(dice.randrange(1, 6))] for _ in range(3)]
+        for number in range(steps):
+            for what in rounds[number * 3 // steps]:
+                which = what % 5
+                x = np.full(SHAPES[which], 1 + number % 7, np.float32)
+                fitting = [(t, a) for t, a in held[-8:] if a.shape == SHAPES[which]]
+                if what >= 5 and fitting:
+                    tensor, x = fitting[0]
+                    y = one(programs[which](tensor))
+                    del tensor
+                else:
+                    y = one(programs[which](x))
+                fitting.clear()
+                held.append((y, x * np.float32(FACTORS[which]) + 1))
+                del y
+            if not dice.randrange(6):
+                tensor, truth = dice.choice(held)
+                assert np.array_equal(tensor.numpy(), truth), (seed, number)
+                held.append((tensor.to_layout(Layout(F32, dice.choice((Space.L1, Space.DRAM)))),
+                             truth))  # fmt: skip
+                del tensor
+            if len(held) > few:
+                del held[: dice.choice((0, 1, 1, len(held)))]
+        for tensor, truth in held:
+            assert np.array_equal(tensor.numpy(), truth), seed
+        held.clear()
+        del tensor
+
+
+F32 = DataType.FLOAT32
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_what_is_placed_leaves_as_if_planned_anew(
+    seed: int, placed_plans: list[tuple[Plan, Plan]]
+) -> None:
+    run_script(seed, 60)
