@@ -103,10 +103,11 @@ def copies_inside(device: Device) -> tuple[CopyLine, ...]:
 
 
 def _without_entries(plan: Plan) -> Plan:
-    inside = {buffer.number for buffer in plan.request.buffers if buffer.address is not None}
-    inside |= {step.buffer.number for step in plan.steps if isinstance(step, Allocate)}
+    entering = plan.request.entering()
     steps = tuple(
-        step for step in plan.steps if not isinstance(step, Copy) or step.source.buffer in inside
+        step
+        for step in plan.steps
+        if not isinstance(step, Copy) or step.source.buffer not in entering
     )
     return replace(plan, steps=steps)
 

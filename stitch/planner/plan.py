@@ -86,6 +86,16 @@ class PlanRequest:
     kept: frozenset[int]
     later: tuple[tuple[int, int], ...] = ()
 
+    def entering(self) -> set[int]:
+        """The buffers outside the spaces that a call gives: all but the files of constants."""
+        constants = {
+            value
+            for task in self.tasks
+            for value in task.inputs[len(task.inputs) - task.transformation.constants :]
+        }
+        files = {r.instances[0].buffer for r in self.residents if r.value in constants}
+        return {b.number for b in self.buffers if b.address is None} - files
+
 
 @lru_cache(maxsize=4096)
 def waiting_desc(desc: TensorDesc, space: Space = Space.DRAM) -> TensorDesc:

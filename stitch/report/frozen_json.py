@@ -33,7 +33,7 @@ LATER = {
     "Machine": frozenset({"compute"}),
     "Plan": frozenset({"least_seconds"}),
     "PlanRequest": frozenset({"later"}),
-    "Transformation": frozenset({"seconds"}),
+    "Transformation": frozenset({"constants", "seconds"}),
 }
 
 

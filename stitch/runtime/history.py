@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
+from stitch.planner import Copy, Execute, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.events import Event, PlanRun, PlanStopped, Written
 
@@ -66,15 +66,14 @@ def totals_of(event: Event) -> Totals:
 def totals_of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
     """What one run of a plan, or of its first steps, does."""
     steps = plan.steps[:steps_done]
-    inside = {buffer.number for buffer in plan.request.buffers if buffer.address is not None}
-    inside |= {step.buffer.number for step in steps if isinstance(step, Allocate)}
+    entering = plan.request.entering()
     totals = Totals()
     for step in steps:
         if isinstance(step, Execute):
             task = plan.request.tasks[step.task]
             totals += Totals(1, program_seconds=task.transformation.seconds)
         elif isinstance(step, Copy | Relocate):
-            enters = isinstance(step, Copy) and step.source.buffer not in inside
+            enters = isinstance(step, Copy) and step.source.buffer in entering
             totals += Totals(0, step.count, step.nbytes, step.seconds, int(enters))
     return totals
 

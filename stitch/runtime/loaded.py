@@ -225,7 +225,10 @@ class LoadedProgram:
         what = self.transformation
         descs = [self.program.values[c.value].desc for c in self.program.constants]
         names = [f"constant {self.program.values[c.value].name}" for c in self.program.constants]
-        return replace(what, inputs=(*what.inputs, *descs), input_names=(*what.input_names, *names))
+        return replace(
+            what, inputs=(*what.inputs, *descs), input_names=(*what.input_names, *names),
+            constants=len(descs),
+        )  # fmt: skip
 
     @found_once
     def content_hash(self) -> bytes:

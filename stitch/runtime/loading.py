@@ -49,7 +49,7 @@ def load_program(
         key = records.desc_key(desc.without_address())
         kept.append(ConstantRecord(loaded.device, desc, key, file))
     try:
-        _place(kept, device, records)
+        _place(kept, device, records, program.name)
     except Exception:
         for record in kept:
             records.release(record)
@@ -57,7 +57,7 @@ def load_program(
     return loaded
 
 
-def _place(constants: Sequence[ConstantRecord], device: Home, records: Records) -> None:
+def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, name: str) -> None:
     """Constants get places; where others have the room now, the first run of the program takes it,
     if what lies there may leave."""
     shape = device.backend.machine.shape
@@ -73,8 +73,13 @@ def _place(constants: Sequence[ConstantRecord], device: Home, records: Records) 
             memory.fill_padding(constant.desc, buffer.address, shape)
             records.attach(constant, buffer, 0)
             records.is_whole = True
-    except OutOfMemoryError:
+    except OutOfMemoryError as error:
         if not device.spills:
+            error.where = f"loading {name!r}, and spill=False keeps every constant in its space"
+            error.remedy = (
+                "drop other programs or tensors, or open_device(spill=True): programs "
+                "take turns then"
+            )
             raise
         records.check_fits_alone(blocks)
 

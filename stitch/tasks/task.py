@@ -29,6 +29,7 @@ class Transformation:
     `inputs` and `outputs` are the descriptors that must hold before and after. `aliases` pairs an
     output with the donated input whose buffer it takes. `key` identifies it for plan reuse.
     `seconds`: simulated time of one run on the device's machine, beside the copies that it needs.
+    `constants`: how many of the inputs, the last, are constants, which their file has.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Transformation:
     scratch: Scratch | None = None
     key: int = field(default_factory=_next_key)
     seconds: float = 0.0
+    constants: int = 0
 
     def input_name(self, index: int) -> str:
         """The name of an input slot, for messages."""

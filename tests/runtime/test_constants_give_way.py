@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.cli.device_costs import copies_inside, planned_copies
 from stitch.graph import ComputationGraphBuilder
 from stitch.planner import Copy, Plan, check_plan
 from stitch.program import Array, DataType, Layout, Ownership, Space
@@ -373,3 +374,39 @@ def test_a_run_that_stops_anywhere_while_constants_come_leaves_all_as_it_was(
         gc.collect()
         assert held_by(device) == [], place
         device.close()
+
+
+def test_what_comes_from_a_file_is_no_input_on_its_way_in() -> None:
+    with stitch.open_device(MACHINE, window=1) as device:
+        first, second = device.load(holding("a", 40, 1)), device.load(holding("b", 48, 2))
+        for _ in range(3):
+            one(first(integers((2, 40)))).numpy()
+            one(second(integers((2, 48)))).numpy()
+        total = device.account().total
+        assert total.entries == 6, "an array for each run"
+        assert total.copies - total.entries >= loads(device, "a") + loads(device, "b") == 5
+        assert sum(line.times for line in copies_inside(device)) >= 5
+        assert planned_copies(device) >= 1
+
+
+def test_where_copies_are_forbidden_a_constant_that_is_away_is_told_apart() -> None:
+    with stitch.open_device(MACHINE, window=1) as device:
+        first, second = device.load(holding("a", 40, 1)), device.load(holding("b", 48, 2))
+        x = device.to_layout(device.tensor(integers((2, 40))), first.input_layout("x"))
+        one(first(x)).numpy()
+        one(second(integers((2, 48)))).numpy()
+        with (
+            pytest.raises(stitch.TaskError, match="room for the constants of all"),
+            stitch.forbid_copies(device),
+        ):
+            one(first(x)).numpy()
+
+
+def test_where_nothing_may_leave_loading_says_what_it_was_and_why() -> None:
+    with stitch.open_device(MACHINE, spill=False) as device:
+        kept = device.load(holding("a", 40, 1))
+        with pytest.raises(stitch.OutOfMemoryError, match=r"(?s)loading 'b'.*spill=False.*turns"):
+            device.load(holding("b", 48, 2))
+        np.testing.assert_array_equal(
+            one(kept(integers((2, 40)))).numpy(), integers((2, 40)) @ table(40, 1)
+        )

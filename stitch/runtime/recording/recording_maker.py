@@ -17,7 +17,7 @@ from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Plan, PlanRequest, copy_cost, foreseen_cost, placed, plan
+from stitch.planner import Copy, Plan, PlanRequest, copy_cost, foreseen_cost, placed, plan
 from stitch.program import Space
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
@@ -203,8 +203,10 @@ class RecordingMaker:
             raise TaskError(
                 "a copy would be needed where copies are forbidden",
                 where=plan.copies[0].reason,
-                remedy="compile the programs for matching layouts, or allow copies here",
-            )
+                remedy="allow copies here, or "
+                + ("drop programs, so that there is room for the constants of all"
+                   if _fetches_constants(plan) else "compile the programs for matching layouts"),
+            )  # fmt: skip
         agents = window.agents
         claim = device.host_memory.take(plan, agents, device.make_room)
         device.records.revoke(
@@ -399,6 +401,13 @@ class RecordingMaker:
         if device.events.active:
             device.events.tell(PlanMade(index, binding.plan))
         return binding
+
+
+def _fetches_constants(plan: Plan) -> bool:
+    """Whether all its copies bring constants back from their files."""
+    outside = {b.number for b in plan.request.buffers if b.address is None}
+    files = outside - plan.request.entering()
+    return all(isinstance(c, Copy) and c.source.buffer in files for c in plan.copies)
 
 
 def _with_constants(window: Window, picture: Picture) -> tuple[Task, ...]:
