@@ -85,7 +85,8 @@ def open_device(
     `"2GiB"`) of the host's memory that all devices of the process may take together when this one
     asks for more (default: 80 % of the machine's, or of its control group's); over it, plans and
     tensors raise `OutOfMemoryError` before anything of them is allocated. `spill`: tensors for
-    which DRAM has no room wait on the host; without, that is an `OutOfMemoryError`.
+    which DRAM has no room wait on the host, and constants in their file; without, that is an
+    `OutOfMemoryError`.
     """
     return Device(
         load_machine(machine),

@@ -1,7 +1,8 @@
 """Who leaves now, where a known plan made others leave: what is as idle, and alike.
 
 Comes in: a known plan, and a request of the same tasks. Goes out: for each value that left then the
-one that leaves now, or nothing where another would be chosen. Must not know: where things lie.
+one that leaves now, or nothing where another would be chosen. Must not know: how plans are made.
+The order is that of `victims_of` among what is alike: a change there is one here.
 """
 
 from __future__ import annotations

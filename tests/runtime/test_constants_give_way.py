@@ -249,6 +249,7 @@ def test_programs_run_anyhow_where_little_fits(seed: int, monkeypatch: pytest.Mo
             x = integers((2, rows[i]), 3)
             np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(rows[i], i))
         assert any(loads(device, f"p{i}") for i in range(4))
+        assert failed
 
 
 @pytest.mark.parametrize("executor", ["numpy", "null"])

@@ -151,8 +151,10 @@ def run_script(seed: int, steps: int) -> None:
 F32 = DataType.FLOAT32
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", [2, 6, 10])
 def test_what_is_placed_leaves_as_if_planned_anew(
     seed: int, placed_plans: list[tuple[Plan, Plan]]
 ) -> None:
     run_script(seed, 60)
+    assert len(placed_plans) >= 10
+    assert any(plan.chooses_who_leaves for plan, _ in placed_plans)

@@ -24,6 +24,7 @@ def victims_of(state: Residency, demand: RoomDemand) -> list[Victim]:
         soonest = min((state.soonest(v, demand.space) for v in users), default=NEVER)
         spare = is_spare(state, buffer)
         idle = min((state.idle.get(v, 0) for v in users), default=0)
+        # Known plans find who leaves by the end of this: see `leaving`.
         rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address or 0)
         ranked.append(((*_price(state, demand, buffer, soonest, spare), *rank), buffer, spare))
     return sorted(ranked, key=lambda f: f[0])

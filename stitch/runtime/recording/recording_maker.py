@@ -345,7 +345,7 @@ class RecordingMaker:
         spaces: Collection[Space] | None = None,
     ) -> tuple[PlanRequest, Picture]:
         """What is asked of the planner, and the picture that it is asked in: of these spaces, and
-        of what is read later, as predicted; of all there is, if there are none."""
+        of what is read later, as predicted (None: of all there is)."""
         device, values = self._device, window.values
         for value in values:
             value.place()

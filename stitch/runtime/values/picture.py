@@ -31,7 +31,7 @@ class Picture:
     ) -> None:  # fmt: skip
         """`sources`: with their numbers; `without`: leases whose spare memory the plan may take;
         `staying`: values that stay where they are; `constants`: those that the tasks read, where
-        all constants may leave; `spaces`: those that it tells of in whole, all if there are none;
+        all constants may leave; `spaces`: those that it tells of in whole (None: all);
         `others`: what it tells of wherever that lies."""
         self._constants_stay = constants is None
         #: Those that the tasks read, by number: these follow the window's.
