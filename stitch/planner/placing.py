@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from stitch.machine import footprint
 from stitch.memory import Allocator
 from stitch.planner.clusters import addresses_in, moved_in
 from stitch.planner.leaving import leaving_for
@@ -26,6 +27,7 @@ from stitch.planner.plan import (
     Relocate,
     Resident,
     Step,
+    waiting_desc,
 )
 from stitch.planner.plan_picture import needed_regions, taken_in
 from stitch.program import Space
@@ -58,8 +60,27 @@ def placed(
     numbers = _numbers(known, request, values)
     if numbers is None:
         return None
-    places = addresses_in(request, known, numbers, _given_up(known), taken or taken_in(request))
+    taken = taken or taken_in(request)
+    if _passes_by_room(known, taken):
+        return None
+    places = addresses_in(request, known, numbers, _given_up(known), taken)
     return None if places is None else _bound(known, request, numbers, values, *places)
+
+
+def _passes_by_room(known: Plan, taken: Mapping[Space, Allocator]) -> bool:
+    """Whether something leaves L1 for the host, as DRAM had no room, though it has some now."""
+    dram = taken.get(Space.DRAM)
+    if dram is None:
+        return False
+    shape = known.request.machine.shape
+    return any(
+        isinstance(step, Copy)
+        and step.kind == "evict"
+        and step.source.desc.layout.space is Space.L1
+        and step.target.desc.layout.space is Space.HOST
+        and footprint(waiting_desc(step.source.desc), shape).size_per_bank <= dram.largest_hole
+        for step in known.steps
+    )
 
 
 def may_be_placed(known: Plan) -> bool:

@@ -3,7 +3,9 @@ plan serves them all."""
 
 from __future__ import annotations
 
+import gc
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,7 +20,7 @@ from stitch.runtime.recording.recording_maker import Planned, RecordingMaker
 from stitch.runtime.recording.window import Window
 from stitch.runtime.values import ValueRecord
 from tests.support.lines_run import lines_run
-from tests.support.stitched_models import one, scaled, tiny
+from tests.support.stitched_models import model, one, scaled, tiny
 
 SHAPE = (8, 64)
 IN_L1 = ("input.x.space=l1", "output.y.space=l1")
@@ -158,3 +160,47 @@ def test_what_is_placed_leaves_as_if_planned_anew(
     run_script(seed, 60)
     assert len(placed_plans) >= 10
     assert any(plan.chooses_who_leaves for plan, _ in placed_plans)
+
+
+def holding(rows: int) -> stitch.CompiledModel:
+    """A model with a table of so many rows in DRAM."""
+
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        x = b.input("x", (2, rows), "float32")
+        b.output("y", x @ b.constant(np.ones((rows, 64), np.float32)))
+
+    return model("big", build, target=SMALL)
+
+
+def test_what_went_to_the_host_for_want_of_room_goes_to_dram_once_there_is_some() -> None:
+    with stitch.open_device(SMALL, window=1) as device:
+        program = device.load(scaled("s", 2.0, SHAPE, target=SMALL, wishes=IN_L1))
+        big = device.load(holding(190))
+        held: list[stitch.Tensor] = []
+
+        def evicted(count: int) -> Counter[Space]:
+            """Where so many passes send what leaves L1."""
+            before = len(held)
+            device.history.clear("passes")
+            held.extend(one(program(X + number)) for number in range(before, before + count))
+            return Counter({
+                space: sum(
+                    runs * sum(
+                        isinstance(step, Copy) and step.kind == "evict"
+                        and step.source.desc.layout.space is Space.L1
+                        and step.target.desc.layout.space is space
+                        for step in plan.steps
+                    )
+                    for plan, runs in device.account().plans
+                )
+                for space in Space
+            })  # fmt: skip
+
+        assert evicted(60)[Space.HOST] > 20
+        del big
+        gc.collect()
+        after = evicted(20)
+        assert after[Space.DRAM] == 20
+        assert after[Space.HOST] == 0
+        for number, y in enumerate(held):
+            assert np.array_equal(y.numpy(), (X + number) * 2 + 1)
