@@ -16,7 +16,7 @@ from stitch.packing import Span, union
 from stitch.planner.plan import PlanRequest
 from stitch.planner.plan_picture import Residency, scratch_in_l1
 from stitch.program import Space, TensorDesc
-from stitch.tasks import Task, Transformation
+from stitch.tasks import NumberedTask, Transformation
 
 #: What a program names: inputs (slot, form, address), and bytes of its slots and its scratch.
 _Names = tuple[list[tuple[int, TensorDesc, int]], list[tuple[Space, Span]]]
@@ -96,7 +96,7 @@ class NamedPlaces:
         state.foresaw = True
         return apart[0]
 
-    def _read(self, t: int, task: Task, names: _Names) -> None:
+    def _read(self, t: int, task: NumberedTask, names: _Names) -> None:
         inputs, regions = names
         given = {}
         for o, i in task.transformation.aliases:

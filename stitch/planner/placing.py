@@ -31,7 +31,7 @@ from stitch.planner.plan import (
 )
 from stitch.planner.plan_picture import needed_regions, taken_in
 from stitch.program import Space
-from stitch.tasks import Task
+from stitch.tasks import NumberedTask
 
 #: Number of a buffer in the known plan → its number, or its address, in the one that is made.
 Numbers = dict[int, int]
@@ -128,7 +128,7 @@ def _gives_way(known: Plan) -> bool:
     return False
 
 
-def _used(tasks: tuple[Task, ...]) -> set[int]:
+def _used(tasks: tuple[NumberedTask, ...]) -> set[int]:
     return {value for task in tasks for value in (*task.inputs, *task.outputs)}
 
 

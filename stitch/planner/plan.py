@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 from stitch.machine import Machine
 from stitch.planner.certificate import Certificate, CostCertificate
 from stitch.program import Layout, Space, TensorDesc
-from stitch.tasks import Task, TransformationKind
+from stitch.tasks import NumberedTask, TransformationKind
 
 #: Space, address and size in bytes per bank.
 Region = tuple[Space, int, int]
@@ -80,7 +80,7 @@ class PlanRequest:
     """
 
     machine: Machine
-    tasks: tuple[Task, ...]
+    tasks: tuple[NumberedTask, ...]
     buffers: tuple[Buffer, ...]
     residents: tuple[Resident, ...]
     kept: frozenset[int]

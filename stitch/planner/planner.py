@@ -33,7 +33,7 @@ from stitch.planner.shared_blocks import (
     run_with_views,
 )
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
-from stitch.tasks import Task, TransformationKind
+from stitch.tasks import NumberedTask, TransformationKind
 
 #: A plan that takes no more than this times what any plan takes is good enough.
 NEAR = 1.02
@@ -126,7 +126,7 @@ def _plan_by(state: Residency, ahead: NamedPlaces | None) -> Plan:
     )
 
 
-def _run(state: Residency, task: Task, ahead: NamedPlaces | None) -> None:
+def _run(state: Residency, task: NumberedTask, ahead: NamedPlaces | None) -> None:
     transformation = task.transformation
     demands = {
         space: RoomDemand(space, repr(transformation.name), set())
@@ -161,7 +161,10 @@ _Input = Instance | tuple[Want, int]
 
 
 def _choose_inputs(
-    state: Residency, task: Task, demands: dict[Space, RoomDemand], returns: Sequence[Return]
+    state: Residency,
+    task: NumberedTask,
+    demands: dict[Space, RoomDemand],
+    returns: Sequence[Return],
 ) -> tuple[list[_Input], list[Want]]:
     """What serves each input, and the copies to be made for them."""
     transformation = task.transformation
@@ -195,7 +198,7 @@ def _choose_inputs(
 
 def _serving(
     state: Residency,
-    task: Task,
+    task: NumberedTask,
     value: int,
     desc: TensorDesc,
     address: int | None,
@@ -228,7 +231,9 @@ def _serving(
     return instance
 
 
-def _scratch_wants(state: Residency, task: Task, demands: dict[Space, RoomDemand]) -> list[Want]:
+def _scratch_wants(
+    state: Residency, task: NumberedTask, demands: dict[Space, RoomDemand]
+) -> list[Want]:
     """Scratch in L1 is a promised region; elsewhere it is a buffer for the run."""
     scratch = task.transformation.scratch
     promised = scratch_in_l1(scratch, state.machine.shape)
@@ -246,7 +251,7 @@ def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
     return TensorDesc((banks, scratch.size_per_bank), Layout(DataType.UINT8, scratch.space))
 
 
-def _copy(state: Residency, want: Want, task: Task, source_of: int | None = None) -> None:
+def _copy(state: Residency, want: Want, task: NumberedTask, source_of: int | None = None) -> None:
     value = want.value if source_of is None else source_of
     source = _cheapest_source(state, value, want.desc)
     state.touch(source.buffer)
@@ -269,7 +274,7 @@ def _cheapest_source(state: Residency, value: int, desc: TensorDesc) -> Instance
 
 def _execute(
     state: Residency,
-    task: Task,
+    task: NumberedTask,
     chosen: list[_Input],
     outputs: list[Want],
     scratch: list[Want],

@@ -17,14 +17,16 @@ from stitch.planner.making_room import RoomDemand, carry, is_spare
 from stitch.planner.plan import Buffer, Copy, Instance, Relocate, waiting_desc
 from stitch.planner.plan_picture import OtherWay, Residency
 from stitch.program import Space, TensorDesc
-from stitch.tasks import Task
+from stitch.tasks import NumberedTask
 
 #: Views (value, descriptor) and where they begin in the block in which they lie, by that block and
 #: the space where they are wanted.
 _Parts = dict[tuple[int, Space], dict[tuple[int, TensorDesc], int]]
 
 
-def run_with_views(state: Residency, task: Task, run: Callable[[Residency, Task], None]) -> None:
+def run_with_views(
+    state: Residency, task: NumberedTask, run: Callable[[Residency, NumberedTask], None]
+) -> None:
     """Runs a task by `run`. Where something leaves for it, the views that it reads are tried out of
     their blocks and in them, and what takes the least time is done.
 
@@ -62,7 +64,7 @@ def run_with_views(state: Residency, task: Task, run: Callable[[Residency, Task]
                 del refused  # Else it would keep itself alive, and all that its callers hold.
 
 
-def _reads_views(state: Residency, task: Task) -> bool:
+def _reads_views(state: Residency, task: NumberedTask) -> bool:
     """Whether an input of a task lies in a block that is not its alone."""
     return any(
         len(state.users[i.buffer]) > 1 or i.desc != state.buffers[i.buffer].desc
@@ -81,7 +83,7 @@ class Return:
 
 
 def blocks_to_return(
-    state: Residency, task: Task, demands: Mapping[Space, RoomDemand]
+    state: Residency, task: NumberedTask, demands: Mapping[Space, RoomDemand]
 ) -> list[Return]:
     """The blocks that a task had better read whole, as the views of them take more room apart."""
     for value, joins in state.otherwise:
@@ -143,7 +145,7 @@ def bring_back(state: Residency, back: Return) -> None:
 
 
 def other_ways(
-    state: Residency, task: Task, served: Iterable[tuple[int, Instance]]
+    state: Residency, task: NumberedTask, served: Iterable[tuple[int, Instance]]
 ) -> frozenset[OtherWay]:
     """How else the views that a task reads could be read in less room.
 
@@ -170,7 +172,7 @@ def other_ways(
     return frozenset((*apart, *joined))
 
 
-def _parts(state: Residency, task: Task) -> _Parts:
+def _parts(state: Residency, task: NumberedTask) -> _Parts:
     """The inputs of a task that lie in blocks with others, and could be read in them."""
     parts: _Parts = {}
     given = {i for _, i in task.transformation.aliases}

@@ -16,7 +16,7 @@ from stitch.runtime.backends import local_backend
 from stitch.runtime.queue import task_queue
 from stitch.runtime.recording import Recordings
 from stitch.runtime.values import Lease, Records
-from stitch.tasks import TaskGraph
+from stitch.tasks import Stretch
 from tests.support.stitched_models import held_by, integers, one, scaled
 
 DOUBLED, HALVED = scaled("doubled", 2.0), scaled("halved", 0.5)
@@ -49,7 +49,7 @@ def test_a_queue_that_is_put_in_order_is_interrupted_again() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device.maker, "planned", always_interrupt)
             # As its tasks go back into the queue, the second of them.
-            is_done = interrupt_once(patch, TaskGraph, "after", after=1)
+            is_done = interrupt_once(patch, Stretch, "after", after=1)
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
             assert is_done()
@@ -60,7 +60,7 @@ def test_half_a_task_alone_is_no_queue() -> None:
     with stitch.open_device("tiny") as device:
         program = device.load(DOUBLED)
         with pytest.MonkeyPatch.context() as patch:
-            interrupt_once(patch, TaskGraph, "after")
+            interrupt_once(patch, Stretch, "after")
             with pytest.raises(KeyboardInterrupt):
                 program(integers())
         before = device.statistics()
@@ -89,7 +89,7 @@ def test_what_only_half_a_task_reads_is_freed_with_its_last_handle() -> None:
         given = one(program(integers()))
         device.flush()
         with pytest.MonkeyPatch.context() as patch:
-            interrupt_once(patch, TaskGraph, "after")
+            interrupt_once(patch, Stretch, "after")
             with pytest.raises(KeyboardInterrupt):
                 program(given)
         del given

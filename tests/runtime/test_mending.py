@@ -11,7 +11,7 @@ import pytest
 import stitch
 from stitch.memory import Allocator
 from stitch.runtime.values import Lease, Records
-from stitch.tasks import TaskGraph
+from stitch.tasks import Stretch
 from tests.support.stitched_models import integers, one, scaled
 
 
@@ -31,7 +31,7 @@ def test_a_task_that_is_half_queued_is_taken_back(monkeypatch: pytest.MonkeyPatc
         double, triple = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
         x = device.tensor(integers())
         first = one(double(x))
-        interrupted_once(monkeypatch, TaskGraph, "after")
+        interrupted_once(monkeypatch, Stretch, "after")
         with pytest.raises(KeyboardInterrupt):
             triple(first)
         np.testing.assert_array_equal(one(triple(first)).numpy(), (integers() * 2 + 1) * 3 + 1)

@@ -14,7 +14,7 @@ from stitch.runtime.recording import next_uses
 from stitch.runtime.recording.next_uses import NextUses
 from stitch.runtime.recording.window import Window
 from stitch.runtime.values import ValueRecord
-from stitch.tasks import TaskGraph, Transformation, TransformationKind
+from stitch.tasks import Stretch, Transformation, TransformationKind
 
 L1, DRAM = Space.L1, Space.DRAM
 
@@ -25,7 +25,7 @@ class Passage:
     def __init__(self) -> None:
         self.uses = NextUses()
         self.uses.is_wanted = True
-        self.window = Window(0, TaskGraph())
+        self.window = Window(0, Stretch())
         self._kinds: dict[tuple[str, Sequence[Space], int], Transformation] = {}
 
     def value(self) -> ValueRecord:

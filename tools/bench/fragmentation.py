@@ -41,7 +41,7 @@ from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.holes import SpaceProblem
 from stitch.planner.mover.order import Move, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
-from stitch.tasks import Task, Transformation, TransformationKind
+from stitch.tasks import NumberedTask, Transformation, TransformationKind
 
 #: Slack from which the bound on moved bytes is tight, and the goal there.
 BOUND_SLACK, BOUND_GOAL = 0.1, 1.03
@@ -243,7 +243,7 @@ def known_bytes(buffers: Sequence[Buffer], capacity: int) -> int:
             "makes" if comes else "reads", TransformationKind.PROGRAM,
             (desc,) * len(reads), (desc,) * len(makes),
         )  # fmt: skip
-        tasks.append(Task(what, reads, makes))
+        tasks.append(NumberedTask(what, reads, makes))
     made = plan(PlanRequest(machine, tuple(tasks), (), (), frozenset()))
     return sum(step.nbytes for step in made.copies)
 

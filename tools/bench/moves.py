@@ -38,7 +38,7 @@ from stitch.planner import (
     plan,
 )
 from stitch.program import DataType, Layout, Space, TensorDesc
-from stitch.tasks import Task, Transformation, TransformationKind
+from stitch.tasks import NumberedTask, Transformation, TransformationKind
 
 MACHINES = ("tiny", "wormhole_n150")
 UTILISATIONS = (0.5, 0.75, 0.9, 0.98, 1.0)
@@ -107,7 +107,7 @@ def request_of(case: Case) -> PlanRequest:
     out = TensorDesc((1, 32), Layout(DataType.UINT8, Space.DRAM))
     what = Transformation("p", TransformationKind.PROGRAM, tuple(wanted), (out,))
     values = tuple(range(len(buffers)))
-    task = Task(what, values, (len(values),))
+    task = NumberedTask(what, values, (len(values),))
     return PlanRequest(
         case.machine, (task,), tuple(buffers), tuple(residents), frozenset((*values, len(values)))
     )

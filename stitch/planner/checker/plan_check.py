@@ -24,7 +24,7 @@ from stitch.planner.checker.relocations import bytes_of, check_relocation
 from stitch.planner.checker.symbolic_memory import waiting_form
 from stitch.planner.plan import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate
 from stitch.program import Space, TensorDesc
-from stitch.tasks import Task, TransformationKind
+from stitch.tasks import NumberedTask, TransformationKind
 
 #: Kinds that do not make a plan wrong.
 WARNINGS = frozenset({"uncertified", "undecided"})
@@ -171,7 +171,7 @@ class _Checker(Inspection):
             self.say("order", "this copy is not what the task that is due asks for")
         self._in_form(f"output of {task.transformation.name!r}", step.target, wanted)
 
-    def _start(self, index: int) -> Task | None:
+    def _start(self, index: int) -> NumberedTask | None:
         tasks = self.plan.request.tasks
         if index != self.next_task or index >= len(tasks):
             self.say("order", f"task {index} runs where task {self.next_task} is due")
@@ -211,7 +211,7 @@ class _Checker(Inspection):
             if instance.buffer in symbolic_memory.buffers and symbolic_memory.room(instance):
                 symbolic_memory.write(instance, value)
 
-    def _outputs(self, step: Execute, task: Task) -> None:
+    def _outputs(self, step: Execute, task: NumberedTask) -> None:
         what = task.transformation
         aliases = dict(what.aliases)
         for o, (instance, wanted) in enumerate(zip(step.outputs, what.outputs, strict=True)):
@@ -227,7 +227,7 @@ class _Checker(Inspection):
             if instance.buffer in others:
                 self.say("overlap", f"output {what.output_name(o)!r} overwrites another operand")
 
-    def _scratch(self, step: Execute, task: Task) -> None:
+    def _scratch(self, step: Execute, task: NumberedTask) -> None:
         wanted = task.transformation.scratch
         if wanted is None or wanted.size_per_bank == 0:
             if step.scratch is not None:

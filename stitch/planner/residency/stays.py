@@ -17,7 +17,7 @@ from stitch.machine import footprint, round_up
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.plan import Instance, PlanRequest, waiting_desc
 from stitch.program import Space, TensorDesc
-from stitch.tasks import Task, TransformationKind
+from stitch.tasks import NumberedTask, TransformationKind
 
 #: How far after a request's tasks predicted uses are looked at.
 MAX_LATER = 256
@@ -254,7 +254,7 @@ class _Reading:
         return need
 
     def _gives(
-        self, task: Task, value: int, desc: TensorDesc, t: int, last_use: Mapping[int, int]
+        self, task: NumberedTask, value: int, desc: TensorDesc, t: int, last_use: Mapping[int, int]
     ) -> bool:
         """Whether an output may lie where this input lies: nobody else reads it."""
         bare = desc.without_address()

@@ -27,7 +27,7 @@ from stitch.runtime.recording import (
     tell_run,
 )
 from stitch.runtime.values import Records, Status, Store, ValueRecord
-from stitch.tasks import TaskGraph, Transformation, TransformationKind
+from stitch.tasks import Stretch, Transformation, TransformationKind
 
 READY = Status.READY
 
@@ -50,7 +50,7 @@ class TaskQueue:
         """`size`: tasks that a window holds, where work does not repeat."""
         self._device, self.records, self.lock = device, records, lock
         self.size = self.limit = size
-        self.queued = Window(0, TaskGraph())
+        self.queued = Window(0, Stretch())
         self.running: Window | None = None
         #: Whether nothing is queued, nor has left the queue and runs: what calls look at.
         self.is_idle = True

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from stitch.program import Space
 from stitch.runtime.recording.window import Window
 from stitch.runtime.values import ValueRecord
-from stitch.tasks import TaskGraph
+from stitch.tasks import Stretch
 
 #: How many tasks, the one that uses a value among them, are compared: the longest first.
 DEPTHS = (64, 16, 4, 1)
@@ -33,7 +33,7 @@ MAX_NOTED = 1 << 9
 #: negative).
 _Context: TypeAlias = tuple[int, int]
 #: Tasks from a number to before another, and the values that they speak of.
-_Stretch: TypeAlias = "tuple[int, int, TaskGraph, Sequence[ValueRecord | None]]"
+_Stretch: TypeAlias = "tuple[int, int, Stretch, Sequence[ValueRecord | None]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class NextUses:
             del self._distances[context]
 
     def _learn(
-        self, start: int, end: int, graph: TaskGraph, values: Sequence[ValueRecord | None],
+        self, start: int, end: int, graph: Stretch, values: Sequence[ValueRecord | None],
         told: dict[tuple[_Context, ...], int | None],
     ) -> None:  # fmt: skip
         """Learn from a stretch of tasks; `told`: what was predicted for what it reads."""

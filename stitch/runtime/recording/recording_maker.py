@@ -42,7 +42,7 @@ from stitch.runtime.values import (
     Places,
     effects_of,
 )
-from stitch.tasks import Task
+from stitch.tasks import NumberedTask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -410,13 +410,16 @@ def _fetches_constants(plan: Plan) -> bool:
     return all(isinstance(c, Copy) and c.source.buffer in files for c in plan.copies)
 
 
-def _with_constants(window: Window, picture: Picture) -> tuple[Task, ...]:
+def _with_constants(window: Window, picture: Picture) -> tuple[NumberedTask, ...]:
     """The tasks of a window, which read their programs' constants, too."""
     numbers = {constant: number for number, constant in picture.constants.items()}
     return tuple([
         task if agent is None else
-        Task(agent.with_constants, (*task.inputs, *map(numbers.__getitem__, agent.constants)),
-             task.outputs)
+        NumberedTask(
+            agent.with_constants,
+            (*task.inputs, *map(numbers.__getitem__, agent.constants)),
+            task.outputs,
+        )
         for task, agent in zip(window.graph.tasks, window.agents, strict=True)
     ])  # fmt: skip
 

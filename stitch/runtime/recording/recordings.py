@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from stitch.planner import ranges_of
 from stitch.runtime.recording.recording import Recording
 from stitch.runtime.values import Forms, Ranges, Records
-from stitch.tasks import TaskGraph
+from stitch.tasks import Stretch
 
 #: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
 MAX_KINDS = 512
@@ -25,7 +25,7 @@ class KindOfWork:
     """A kind of work: tasks, which values are kept, the sources' forms; and the recordings of it,
     the last one made first."""
 
-    graph: TaskGraph
+    graph: Stretch
     kept: tuple[bool, ...]
     forms: Forms
     recordings: list[Recording]
@@ -39,7 +39,7 @@ class Recordings:
     def __init__(self, records: Records) -> None:
         self._records = records
         #: By their tasks: of one graph there are few.
-        self._kinds: dict[TaskGraph, tuple[KindOfWork, ...]] = {}
+        self._kinds: dict[Stretch, tuple[KindOfWork, ...]] = {}
         #: How often one was asked for.
         self._now = 0
         #: Where they work, once somebody has asked.
@@ -56,7 +56,7 @@ class Recordings:
         """A list of its own: a collection in between may finish what uses the device."""
         return [kind for kinds in list(self._kinds.values()) for kind in kinds]
 
-    def of(self, graph: TaskGraph, kept: tuple[bool, ...], forms: Forms) -> Sequence[Recording]:
+    def of(self, graph: Stretch, kept: tuple[bool, ...], forms: Forms) -> Sequence[Recording]:
         """The recordings of a kind of work, the last one made first."""
         for kind in self._kinds.get(graph, ()):
             if kind.kept == kept and kind.forms == forms:
@@ -72,7 +72,7 @@ class Recordings:
         return self._works
 
     def add(
-        self, graph: TaskGraph, kept: tuple[bool, ...], forms: Forms, recording: Recording
+        self, graph: Stretch, kept: tuple[bool, ...], forms: Forms, recording: Recording
     ) -> None:
         """Keep a recording for the next time."""
         self._works = None

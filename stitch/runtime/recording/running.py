@@ -22,7 +22,7 @@ from stitch.runtime.recording.observed import observed
 from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recording import Binding, Recording
 from stitch.runtime.values import Records, Status, ValueRecord, effects_of
-from stitch.tasks import Task
+from stitch.tasks import NumberedTask
 
 # What an enumeration gives takes 40 ns each time.
 PENDING, READY, FREED, FAILED = Status.PENDING, Status.READY, Status.FREED, Status.FAILED
@@ -328,7 +328,7 @@ def _what_is_left(plan: Plan, steps_done: int, *, is_over: bool) -> tuple[int, t
     return failing, tuple(left)
 
 
-def _tasks_of(step: Step, tasks: Sequence[Task]) -> Iterator[int]:
+def _tasks_of(step: Step, tasks: Sequence[NumberedTask]) -> Iterator[int]:
     """The task that a step ends: a program's run, or the copy that `to_layout` asked for."""
     if isinstance(step, Execute):
         yield step.task

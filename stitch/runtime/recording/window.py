@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from stitch.runtime.recording.recorded_work import Agent
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, Forms, Places, ValueRecord
-from stitch.tasks import TaskGraph, Transformation
+from stitch.tasks import Stretch, Transformation
 
 
 class Window:
@@ -21,7 +21,7 @@ class Window:
         "reads_exposed", "reads_failed", "values",
     )  # fmt: skip
 
-    def __init__(self, number: int, nothing: TaskGraph) -> None:
+    def __init__(self, number: int, nothing: Stretch) -> None:
         """`nothing`: the device's graph without tasks, which all its work comes after."""
         self.number = number
         self.graph = self.nothing = nothing
@@ -42,7 +42,7 @@ class Window:
 
     def after(
         self, what: Transformation, inputs: Sequence[ValueRecord]
-    ) -> tuple[TaskGraph, Iterable[ValueRecord], Sequence[ValueRecord]]:
+    ) -> tuple[Stretch, Iterable[ValueRecord], Sequence[ValueRecord]]:
         """What `take` is given for one more task: the graph with it, which of its inputs have no
         number yet, and which it takes over."""
         now, number = self.number, len(self.values)
@@ -60,7 +60,7 @@ class Window:
 
     def take(
         self,
-        graph: TaskGraph,
+        graph: Stretch,
         agent: Agent | None,
         fresh: Iterable[ValueRecord],
         outputs: Sequence[ValueRecord],

@@ -11,7 +11,7 @@ from stitch.machine import Machine, footprint, load_machine, shard_layout
 from stitch.memory import Allocator
 from stitch.planner import Buffer, Instance, PlanRequest, Resident
 from stitch.program import DataType, Layout, MemoryLayout, Scratch, Space, TensorDesc
-from stitch.tasks import Task, Transformation, TransformationKind
+from stitch.tasks import NumberedTask, Transformation, TransformationKind
 from tests.support.machines import without_path
 
 TINY = load_machine("tiny")
@@ -81,7 +81,7 @@ class Scene:
         self.machine = machine
         self.buffers: list[Buffer] = []
         self.residents: list[Resident] = []
-        self.tasks: list[Task] = []
+        self.tasks: list[NumberedTask] = []
         self.kept: set[int] = set()
         self.count = itertools.count()
 
@@ -109,7 +109,7 @@ class Scene:
 
     def run(self, what: Transformation, *inputs: int, keep: bool = False) -> tuple[int, ...]:
         outputs = tuple(next(self.count) for _ in what.outputs)
-        self.tasks.append(Task(what, inputs, outputs))
+        self.tasks.append(NumberedTask(what, inputs, outputs))
         if keep:
             self.kept.update(outputs)
         return outputs

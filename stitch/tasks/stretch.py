@@ -1,67 +1,16 @@
-"""Transformations, tasks, futures, and the graph that orders them."""
+"""Stretches: the tasks of a queue in submission order, the same object for the same work."""
 
 from __future__ import annotations
 
-import enum
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from stitch.errors import TaskError
-from stitch.program import Scratch, TensorDesc
-
-_next_key = itertools.count(1).__next__
+from stitch.tasks.transformation import Transformation
 
 
-class TransformationKind(enum.Enum):
-    """What computes a transformation: an executor runs programs, the backend copies."""
-
-    PROGRAM = "program"
-    COPY = "copy"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Transformation:
-    """What an agent does to its inputs; made once per agent and shared by all of its tasks.
-
-    `inputs` and `outputs` are the descriptors that must hold before and after. `aliases` pairs an
-    output with the donated input whose buffer it takes. `key` identifies it for plan reuse.
-    `seconds`: simulated time of one run on the device's machine, beside the copies that it needs.
-    `constants`: how many of the inputs, the last, are constants, which their file has.
-    """
-
-    name: str
-    kind: TransformationKind
-    inputs: tuple[TensorDesc, ...]
-    outputs: tuple[TensorDesc, ...]
-    input_names: tuple[str, ...] = ()
-    output_names: tuple[str, ...] = ()
-    donated: frozenset[int] = frozenset()
-    aliases: tuple[tuple[int, int], ...] = ()
-    scratch: Scratch | None = None
-    key: int = field(default_factory=_next_key)
-    seconds: float = 0.0
-    constants: int = 0
-
-    def input_name(self, index: int) -> str:
-        """The name of an input slot, for messages."""
-        return self.input_names[index] if index < len(self.input_names) else f"input {index}"
-
-    def output_name(self, index: int) -> str:
-        """The name of an output slot, for messages."""
-        return self.output_names[index] if index < len(self.output_names) else f"output {index}"
-
-
-class Future(NamedTuple):
-    """A pointer at output `output` of task `task`, which is earlier in the graph."""
-
-    task: int
-    output: int
-
-
-class Task(NamedTuple):
+class NumberedTask(NamedTuple):
     """One invocation: a transformation, and the numbers of the values it reads and makes."""
 
     transformation: Transformation
@@ -69,14 +18,14 @@ class Task(NamedTuple):
     outputs: tuple[int, ...]
 
 
-class TaskGraph:
+class Stretch:
     """Tasks in submission order over numbered values; a task reads only values numbered before.
 
-    A graph never changes: `after` gives the one with a task more. The numbering depends on the
-    order of calls alone, and the same task after the same graph gives the same graph for as long as
-    anybody refers to it, so two stretches of the same work are one object.
+    A stretch never changes: `after` gives the one with a task more. The numbering depends on the
+    order of calls alone, and the same task after the same stretch gives the same one for as long as
+    anybody refers to it, so the same work is one object.
 
-    >>> TaskGraph().values
+    >>> Stretch().values
     0
     """
 
@@ -89,15 +38,15 @@ class TaskGraph:
         """Nothing to be done yet."""
         #: What comes before its last task, and that: what it does to which values, and the number
         #: of its first output.
-        self.before: TaskGraph | None = None
+        self.before: Stretch | None = None
         self.transformation: Transformation | None = None
         self.inputs: tuple[int, ...] = ()
         self.first = 0
         #: How many tasks there are, and how many values, which are numbered from 0.
         self.length = self.values = 0
         #: The one with a task more that was asked for last, and the others that are referred to.
-        self.following: TaskGraph | None = None
-        self._others: WeakValueDictionary[tuple[int, ...], TaskGraph] | None = None
+        self.following: Stretch | None = None
+        self._others: WeakValueDictionary[tuple[int, ...], Stretch] | None = None
         self._period = -1
         self._sources: tuple[int, ...] | None = None
 
@@ -106,8 +55,8 @@ class TaskGraph:
 
     def after(
         self, transformation: Transformation, inputs: tuple[int, ...], sources: int = 0
-    ) -> TaskGraph:
-        """The graph with a task more, whose first output has the number `first`; the others follow.
+    ) -> Stretch:
+        """The stretch with a task more; its first output has the number `first`, the others follow.
 
         Before that so many `sources` are numbered, values from outside. Raises `TaskError` for a
         future that points at nothing earlier.
@@ -133,7 +82,7 @@ class TaskGraph:
         key = (transformation.key, first, *inputs)
         following = self._others.get(key)
         if following is None:
-            following = TaskGraph()
+            following = Stretch()
             following.before, following.transformation = self, transformation
             following.inputs, following.first = inputs, first
             following.length = self.length + 1
@@ -143,14 +92,14 @@ class TaskGraph:
         return following
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> tuple[NumberedTask, ...]:
         """The tasks in order; made when asked for, as what ran before needs none."""
-        tasks: list[Task] = []
+        tasks: list[NumberedTask] = []
         graph = self
         while graph.before is not None:
             assert graph.transformation is not None
             outputs = tuple(range(graph.first, graph.values))
-            tasks.append(Task(graph.transformation, graph.inputs, outputs))
+            tasks.append(NumberedTask(graph.transformation, graph.inputs, outputs))
             graph = graph.before
         return tuple(reversed(tasks))
 
@@ -161,13 +110,6 @@ class TaskGraph:
             made = {number for task in self.tasks for number in task.outputs}
             self._sources = tuple([n for n in range(self.values) if n not in made])
         return self._sources
-
-    def future(self, value: int) -> Future | None:
-        """Which output of which task a value is, None for one that comes from outside."""
-        for index, task in enumerate(self.tasks):
-            if value in task.outputs:
-                return Future(index, value - task.outputs[0])
-        return None
 
     def has(self, transformation: int) -> bool:
         """Whether one of its tasks does what the transformation with this key does."""

@@ -1,4 +1,4 @@
-"""The task graph: values are numbered in order, futures point back, work that repeats is seen."""
+"""Stretches: values have numbers in order, tasks read what is earlier, repeats are seen."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stitch.errors import TaskError
 from stitch.program import DataType, TensorDesc, host_layout
-from stitch.tasks import Future, TaskGraph, Transformation, TransformationKind
-from stitch.tasks.task import least_period
+from stitch.tasks import Stretch, Transformation, TransformationKind
+from stitch.tasks.stretch import least_period
 
 DESC = TensorDesc((2,), host_layout(DataType.FLOAT32))
 
@@ -24,23 +24,15 @@ def transformation(inputs: int = 1, outputs: int = 1, name: str = "t") -> Transf
 
 def test_values_are_numbered_in_the_order_of_calls() -> None:
     two = transformation(outputs=2)
-    graph = TaskGraph().after(two, (0,), 1).after(two, (3, 1), 1)
+    graph = Stretch().after(two, (0,), 1).after(two, (3, 1), 1)
     assert graph.values == 6 and len(graph) == 2
     assert [task.outputs for task in graph.tasks] == [(1, 2), (4, 5)]
     assert graph.first == 4
 
 
-def test_a_value_knows_the_task_that_makes_it() -> None:
-    two = transformation(outputs=2)
-    graph = TaskGraph().after(two, (0,), 1).after(two, (1,))
-    assert [graph.future(value) for value in range(graph.values)] == [
-        None, Future(0, 0), Future(0, 1), Future(1, 0), Future(1, 1),
-    ]  # fmt: skip
-
-
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(-2, 12), max_size=3))))
-def test_a_future_only_points_at_an_earlier_task(calls: list[tuple[int, list[int]]]) -> None:
-    graph = TaskGraph()
+def test_a_task_reads_only_what_is_earlier(calls: list[tuple[int, list[int]]]) -> None:
+    graph = Stretch()
     for outputs, inputs in calls:
         known = graph.values + 1
         if all(0 <= i < known for i in inputs):
@@ -48,17 +40,16 @@ def test_a_future_only_points_at_an_earlier_task(calls: list[tuple[int, list[int
         else:
             with pytest.raises(TaskError):
                 graph.after(transformation(len(inputs), outputs), tuple(inputs), 1)
-    for index, task in enumerate(graph.tasks):
-        made = [graph.future(value) for value in task.inputs]
-        assert all(future is None or future.task < index for future in made)
-        assert [graph.future(v) for v in task.outputs] == [
-            Future(index, o) for o in range(len(task.outputs))
-        ]
+    made: set[int] = set(graph.sources)
+    for task in graph.tasks:
+        assert made.issuperset(task.inputs)
+        made.update(task.outputs)
+    assert made == set(range(graph.values))
 
 
 @pytest.mark.parametrize("inputs", [(1,), (-1,), (0, 5), (0, -3)])
 def test_a_refused_task_leaves_the_graph_as_it_was(inputs: tuple[int, ...]) -> None:
-    graph, what = TaskGraph(), transformation(name="late")
+    graph, what = Stretch(), transformation(name="late")
     with pytest.raises(TaskError, match="'late' refers to a value that no earlier task makes"):
         graph.after(what, inputs, 1)
     assert (graph.values, graph.tasks, graph.following) == (0, (), None)
@@ -66,11 +57,11 @@ def test_a_refused_task_leaves_the_graph_as_it_was(inputs: tuple[int, ...]) -> N
 
 def test_a_task_cannot_read_its_own_output() -> None:
     with pytest.raises(TaskError):
-        TaskGraph().after(transformation(), (0,))
+        Stretch().after(transformation(), (0,))
 
 
 def test_a_task_without_inputs_or_outputs_is_allowed() -> None:
-    graph = TaskGraph().after(transformation(0, 0), ())
+    graph = Stretch().after(transformation(0, 0), ())
     assert (graph.first, len(graph), graph.values) == (0, 1, 0)
 
 
@@ -80,23 +71,23 @@ def test_a_task_without_inputs_or_outputs_is_allowed() -> None:
 Call = tuple[Transformation, tuple[int, ...], int]
 
 
-def build(graph: TaskGraph, *calls: Call) -> TaskGraph:
+def build(graph: Stretch, *calls: Call) -> Stretch:
     for call in calls:
         graph = graph.after(*call)
     return graph
 
 
 def test_the_same_calls_after_the_same_graph_give_the_same_graph() -> None:
-    nothing, a, b, c = TaskGraph(), transformation(2), transformation(), transformation()
+    nothing, a, b, c = Stretch(), transformation(2), transformation(), transformation()
     one = build(nothing, (a, (0, 1), 2), (b, (2,), 0))
     other = build(nothing, (a, (0, 1), 2), (c, (2,), 0))
     assert build(nothing, (a, (0, 1), 2), (b, (2,), 0)) is one
     assert build(nothing, (a, (0, 1), 2), (c, (2,), 0)) is other
-    assert build(TaskGraph(), (a, (0, 1), 2), (b, (2,), 0)) is not one
+    assert build(Stretch(), (a, (0, 1), 2), (b, (2,), 0)) is not one
 
 
 def test_other_transformations_references_or_lengths_give_other_graphs() -> None:
-    nothing, a, b, twin = TaskGraph(), transformation(2), transformation(), transformation()
+    nothing, a, b, twin = Stretch(), transformation(2), transformation(), transformation()
     graphs = [
         build(nothing, *calls)
         for calls in (
@@ -114,7 +105,7 @@ def test_other_transformations_references_or_lengths_give_other_graphs() -> None
 
 
 def test_a_source_and_an_output_under_one_number_give_different_graphs() -> None:
-    nothing, what = TaskGraph(), transformation()
+    nothing, what = Stretch(), transformation()
     reads_a_source = build(nothing, (what, (0,), 2), (what, (1,), 0))
     reads_an_output = build(nothing, (what, (0,), 1), (what, (1,), 1))
     assert reads_a_source.values == reads_an_output.values
@@ -122,7 +113,7 @@ def test_a_source_and_an_output_under_one_number_give_different_graphs() -> None
 
 
 def test_a_transformation_made_anew_with_the_same_key_is_the_same_work() -> None:
-    nothing = TaskGraph()
+    nothing = Stretch()
     one, other = (
         Transformation("copy", TransformationKind.COPY, (), (DESC,), key=-7) for _ in range(2)
     )
@@ -130,7 +121,7 @@ def test_a_transformation_made_anew_with_the_same_key_is_the_same_work() -> None
 
 
 def test_graphs_that_nobody_refers_to_are_forgotten() -> None:
-    nothing, what, other = TaskGraph(), transformation(), transformation()
+    nothing, what, other = Stretch(), transformation(), transformation()
     gone = weakref.ref(build(nothing, (what, (0,), 1), (what, (1,), 0)))
     held = build(nothing, (other, (0,), 1))
     gc.collect()
@@ -140,7 +131,7 @@ def test_graphs_that_nobody_refers_to_are_forgotten() -> None:
 
 def test_a_graph_knows_the_transformations_in_it() -> None:
     a, b, c = transformation(), transformation(), transformation()
-    graph = build(TaskGraph(), (a, (0,), 1), (b, (1,), 0))
+    graph = build(Stretch(), (a, (0,), 1), (b, (1,), 0))
     assert [graph.has(what.key) for what in (a, b, c)] == [True, True, False]
 
 
@@ -154,7 +145,7 @@ def test_two_transformations_are_never_equal_by_chance() -> None:
 
 def test_a_chain_that_repeats_has_a_period() -> None:
     a, b, c = (transformation(name=n) for n in "abc")
-    graph = TaskGraph().after(a, (0,), 1)
+    graph = Stretch().after(a, (0,), 1)
     for what in (b, c, a, b, c, a):
         graph = graph.after(what, (graph.first,))
     assert graph.period() == 3
@@ -162,7 +153,7 @@ def test_a_chain_that_repeats_has_a_period() -> None:
 
 def test_work_that_was_seen_only_once_has_no_period() -> None:
     a, b, c = (transformation(name=n) for n in "abc")
-    graph = TaskGraph().after(a, (0,), 1)
+    graph = Stretch().after(a, (0,), 1)
     for what in (b, c, a, b):
         graph = graph.after(what, (graph.first,))
     assert graph.period() == 0
