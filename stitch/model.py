@@ -39,7 +39,7 @@ from stitch.graph import (
     parse_wish,
 )
 from stitch.machine import Machine, load_machine
-from stitch.program import Role, summary
+from stitch.program import Program, Role, summary
 from stitch.report import Device
 from stitch.runtime import DEFAULT_WINDOW, Executor, LoadedProgram, Tensor, make_executor
 from stitch.ttb import Binary, content_of, encode, save
@@ -118,6 +118,16 @@ class CompiledModel:
         more = len(self.binary.programs) - MAX_SHOWN
         tail = [f"  and {more} more"] if more > 0 else []
         return "\n".join([f"<CompiledModel for {self.target}:", *programs, *tail]) + ">"
+
+    @property
+    def program(self) -> Program:
+        """The one program; raises `UsageError` for a training, which has several."""
+        if len(self.binary.programs) != 1:
+            raise UsageError(
+                f"this model has {len(self.binary.programs)} programs",
+                remedy="take one of model.binary.programs",
+            )
+        return self.binary.programs[0]
 
     @takes(path=PATH)
     def save(self, path: str | Path) -> None:

@@ -14,7 +14,6 @@ from stitch.errors import UsageError
 from stitch.program import (
     InputKind,
     Layout,
-    Ownership,
     Program,
     TensorDesc,
     ValueType,
@@ -26,7 +25,7 @@ from stitch.runtime.locks import Lock
 from stitch.runtime.queue import Deaths, TaskQueue
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort, Status, ValueRecord
-from stitch.tasks import Transformation, TransformationKind
+from stitch.tasks import Transformation, transformation_of
 
 # What an enumeration gives takes 40 ns each time.
 PENDING, READY = Status.PENDING, Status.READY
@@ -98,24 +97,7 @@ class LoadedProgram:
             for i, slot in enumerate(program.inputs)
         )
         self.output_names = tuple(slot.name for slot in program.outputs)
-        self.transformation = Transformation(
-            name=program.name,
-            kind=TransformationKind.PROGRAM,
-            inputs=tuple(port.desc for port in self.ports),
-            outputs=tuple(program.output_desc(i) for i in range(len(program.outputs))),
-            input_names=tuple(port.name for port in self.ports),
-            output_names=self.output_names,
-            donated=frozenset(
-                i for i, s in enumerate(program.inputs) if s.ownership is Ownership.DONATE
-            ),
-            aliases=tuple(
-                (o, s.aliases_input)
-                for o, s in enumerate(program.outputs)
-                if s.aliases_input is not None
-            ),
-            scratch=program.scratch,
-            seconds=seconds,
-        )
+        self.transformation = transformation_of(program, seconds)
         self.output_descs = tuple(d.without_address() for d in self.transformation.outputs)
         #: What the values that it makes are described by, with the device's keys for that.
         self.outputs = tuple((d, device.desc_key(d)) for d in self.output_descs)

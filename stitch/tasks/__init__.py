@@ -1,11 +1,42 @@
 """Tasks: what is to be done, in which order, with which values; never where or how.
 
-Comes in: transformations defined by agents (loaded programs, copies) and references to values.
-Goes out: a `Stretch` of a queue, the same object for the same work. Must not know memory or
-kernels. Words follow FlexFlow: an agent defines a task, a backend executes it.
+Comes in: transformations defined by agents (loaded programs, copies, host functions) and references
+to values. Goes out: a `TaskTable` of a task graph, or a `Stretch` of a queue, the same object for
+the same work. Must not know memory or kernels. Words follow FlexFlow: an agent defines a task, a
+backend executes it. Task graphs are loaded when they are asked for.
 """
 
-from stitch.tasks.stretch import NumberedTask, Stretch
-from stitch.tasks.transformation import Transformation, TransformationKind
+from typing import TYPE_CHECKING
 
-__all__ = ["NumberedTask", "Stretch", "Transformation", "TransformationKind"]
+from stitch.on_demand import names_on_demand
+from stitch.tasks.stretch import NumberedTask, Stretch
+from stitch.tasks.transformation import Transformation, TransformationKind, transformation_of
+
+if TYPE_CHECKING:
+    from stitch.tasks.agents import Agent, CopyAgent, ProgramAgent
+    from stitch.tasks.future import OUTSIDE, Future, Task
+    from stitch.tasks.host_calls import HostCall, InputPlace, OutputPlace, host_call
+    from stitch.tasks.host_functions import Handle, HostFunction, host_function, task
+    from stitch.tasks.permissions import Permission
+    from stitch.tasks.task_graph import TaskGraph
+    from stitch.tasks.task_table import NamedValue, TaskRow, TaskTable
+else:
+    __getattr__, __dir__ = names_on_demand(
+        __name__,
+        {
+            "agents": "Agent CopyAgent ProgramAgent",
+            "host_calls": "HostCall InputPlace OutputPlace host_call",
+            "host_functions": "Handle HostFunction host_function task",
+            "permissions": "Permission",
+            "future": "OUTSIDE Future Task",
+            "task_graph": "TaskGraph",
+            "task_table": "NamedValue TaskRow TaskTable",
+        },
+    )
+
+__all__ = [
+    "OUTSIDE", "Agent", "CopyAgent", "Future", "Handle", "HostCall", "HostFunction", "InputPlace",
+    "NamedValue", "NumberedTask", "OutputPlace", "Permission", "ProgramAgent", "Stretch", "Task",
+    "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind", "host_call",
+    "host_function", "task", "transformation_of",
+]  # fmt: skip

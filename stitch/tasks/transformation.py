@@ -6,7 +6,7 @@ import enum
 import itertools
 from dataclasses import dataclass, field
 
-from stitch.program import Scratch, TensorDesc
+from stitch.program import Ownership, Program, Scratch, TensorDesc
 
 _next_key = itertools.count(1).__next__
 
@@ -48,3 +48,25 @@ class Transformation:
     def output_name(self, index: int) -> str:
         """The name of an output slot, for messages."""
         return self.output_names[index] if index < len(self.output_names) else f"output {index}"
+
+
+def transformation_of(program: Program, seconds: float = 0.0) -> Transformation:
+    """What a program does to its inputs; `seconds`: simulated time of one run."""
+    return Transformation(
+        name=program.name,
+        kind=TransformationKind.PROGRAM,
+        inputs=tuple([program.input_desc(i) for i in range(len(program.inputs))]),
+        outputs=tuple([program.output_desc(i) for i in range(len(program.outputs))]),
+        input_names=tuple([slot.name for slot in program.inputs]),
+        output_names=tuple([slot.name for slot in program.outputs]),
+        donated=frozenset(
+            i for i, slot in enumerate(program.inputs) if slot.ownership is Ownership.DONATE
+        ),
+        aliases=tuple([
+            (o, slot.aliases_input)
+            for o, slot in enumerate(program.outputs)
+            if slot.aliases_input is not None
+        ]),
+        scratch=program.scratch,
+        seconds=seconds,
+    )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Futures and tasks: what stands for a value of a task graph, and what makes values of others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stitch.program import TensorDesc
+from stitch.tasks.agents import Agent
+from stitch.tasks.host_calls import InputPlace, OutputPlace
+
+#: The task that makes a graph's inputs.
+OUTSIDE = -1
+
+
+class Graph(Protocol):
+    """A task graph, as its futures know it."""
+
+    def desc_of(self, number: int) -> TensorDesc:
+        """The descriptor of a value."""
+
+    def origin_of(self, number: int) -> tuple[int, int]:
+        """The task that makes a value, and which of its outputs it is, in constant time."""
+
+    def host(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        """Add a call of a host function."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Future:
+    """A value of a task graph, which need not exist yet: an output of a task, or an input."""
+
+    graph: Graph
+    #: The values of a graph are numbered in the order in which they were added.
+    number: int
+
+    @property
+    def desc(self) -> TensorDesc:
+        """Its shape and layout."""
+        return self.graph.desc_of(self.number)
+
+    @property
+    def task(self) -> int:
+        """The index of the task that makes it, `OUTSIDE` for an input of the graph."""
+        return self.graph.origin_of(self.number)[0]
+
+    @property
+    def output(self) -> int:
+        """Which output of its task it is; for an input of the graph, which input."""
+        return self.graph.origin_of(self.number)[1]
+
+    @property
+    def queue(self) -> Graph:
+        """Who queues a host function that is called with it."""
+        return self.graph
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Future):
+            return NotImplemented
+        return other.graph is self.graph and other.number == self.number
+
+    def __hash__(self) -> int:
+        return hash((id(self.graph), self.number))
+
+    def __repr__(self) -> str:
+        task, output = self.graph.origin_of(self.number)
+        where = f"input {output}" if task == OUTSIDE else f"output {output} of task {task}"
+        return f"<Future {where}: {self.desc.text()}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Inputs, what is done to them, and outputs."""
+
+    agent: Agent
+    inputs: tuple[Future, ...]
+    outputs: tuple[Future, ...]
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return self.agent.name
+
+    @property
+    def places(self) -> dict[Future, InputPlace | OutputPlace]:
+        """Its lookup table: where it finds what its futures stand for, and where it leaves it."""
+        found: dict[Future, InputPlace | OutputPlace] = {}
+        for i, future in enumerate(self.inputs):
+            found.setdefault(future, InputPlace(i))
+        return found | {future: OutputPlace(i) for i, future in enumerate(self.outputs)}

@@ -1,0 +1,179 @@
+"""One call of a host function: which arguments are plain, and which are arrays of which values.
+
+Comes in: a host function and the arguments of a call, futures or tensors among them. Goes out: a
+`HostCall`, which has a place for each value, and the values. Must not know: what a value is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stitch.errors import UsageError
+from stitch.program import Array, TensorDesc
+from stitch.tasks.host_functions import HostFunction
+from stitch.tasks.permissions import Permission
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlace:
+    """Where a call passes the array of an input of its task."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlace:
+    """Where a call passes the array of an output of its task, which the function fills."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """What a host task does: the function, and what it is passed, by position and by name.
+
+    An argument is a plain Python value, or the place of an input's or an output's array.
+    `updated`: the inputs whose bytes change in place, in the order of their outputs, the last.
+    """
+
+    function: HostFunction
+    arguments: tuple[object, ...]
+    named: tuple[tuple[str, object], ...]
+    #: How many inputs it has.
+    takes: int
+    updated: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The function's name, for messages."""
+        return self.function.name
+
+    @property
+    def consumes(self) -> frozenset[int]:
+        """The inputs whose values are gone afterwards."""
+        return frozenset(self.updated)
+
+    @property
+    def aliases(self) -> tuple[tuple[int, int], ...]:
+        """(Output, input) pairs that share their bytes."""
+        first = len(self.function.returns)
+        return tuple([(first + i, which) for i, which in enumerate(self.updated)])
+
+    def outputs(self, inputs: Sequence[TensorDesc]) -> tuple[TensorDesc, ...]:
+        """What it gives for these inputs: written, returned, updated."""
+        return (*self.function.returns, *[inputs[which] for which in self.updated])
+
+    def input_name(self, index: int) -> str:
+        """The parameter that an input is passed as, for messages."""
+        names = list(self.function.signature.parameters)
+        for at, value in enumerate(self.arguments):
+            if value == InputPlace(index):
+                return names[min(at, len(names) - 1)]
+        by_name = (name for name, value in self.named if value == InputPlace(index))
+        return next(by_name, f"input {index}")
+
+    def run(self, inputs: Sequence[Array], written: Sequence[Array] = ()) -> Any:
+        """Call the function with the arrays of its inputs, and of the outputs that it fills."""
+
+        def passed(value: object) -> object:
+            if type(value) is InputPlace:
+                return inputs[value.index]
+            return written[value.index] if type(value) is OutputPlace else value
+
+        named = {name: passed(value) for name, value in self.named}
+        return self.function.function(*map(passed, self.arguments), **named)
+
+
+def host_call(
+    function: HostFunction,
+    arguments: Sequence[Any],
+    named: Mapping[str, Any],
+    is_value: Callable[[object], bool],
+) -> tuple[HostCall, tuple[Any, ...]]:
+    """One call, and those of the arguments that are values, in order.
+
+    `is_value` tells futures and tensors from plain Python arguments. Raises `UsageError` for
+    arguments that the function does not take.
+    """
+    placed = _Placed(function, is_value)
+    whole = inspect.BoundArguments(function.signature, placed.all(arguments, named))
+    missing = [name for name in function.updates if name not in placed.inputs]
+    if missing:
+        raise UsageError(
+            f"task {function.name!r} updates {', '.join(missing)}, which needs a future or a tensor"
+        )
+    updated = tuple([placed.inputs[name] for name in function.updates])
+    values = tuple(placed.values)
+    return (
+        HostCall(function, whole.args, tuple(whole.kwargs.items()), len(values), updated),
+        values,
+    )
+
+
+class _Placed:
+    """Arguments of one call, with a place for each value."""
+
+    def __init__(self, function: HostFunction, is_value: Callable[[object], bool]) -> None:
+        self.function, self.is_value = function, is_value
+        self.values: list[Any] = []
+        #: By parameter: the input that its array is.
+        self.inputs: dict[str, int] = {}
+
+    def all(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """What is passed as each parameter."""
+        function = self.function
+        parameters = function.signature.parameters
+        taken = [p for name, p in parameters.items() if name not in function.writes]
+        # Without what is written, a parameter with a default may stand before one without.
+        visible = inspect.Signature(taken, __validate_parameters__=False)
+        try:
+            given = visible.bind(*arguments, **named).arguments
+        except TypeError as error:
+            written = ", ".join(function.writes)
+            raise UsageError(
+                f"task {function.name!r} cannot be called like this: {error}",
+                expected=f"{function.name}{visible}",
+                remedy=f"leave out {written}: the runtime gives its array" if written else None,
+            ) from None
+        placed: dict[str, Any] = {}
+        for name, parameter in parameters.items():
+            if name in function.writes:
+                placed[name] = OutputPlace(function.writes.index(name))
+            elif name not in given:
+                continue
+            elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                placed[name] = tuple([self.one(value, name) for value in given[name]])
+            elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                placed[name] = {key: self.one(value, name) for key, value in given[name].items()}
+            else:
+                placed[name] = self.one(given[name], name)
+        return placed
+
+    def one(self, value: Any, parameter: str) -> Any:
+        """What is passed for one argument."""
+        if self.is_value(value):
+            self._check_permission(parameter)
+            self.inputs[parameter] = len(self.values)
+            self.values.append(value)
+            return InputPlace(len(self.values) - 1)
+        inside = value.values() if isinstance(value, dict) else value
+        if isinstance(value, list | tuple | set | dict) and any(map(self.is_value, inside)):
+            raise UsageError(
+                f"argument {parameter!r} of task {self.function.name!r} is a "
+                f"{type(value).__name__} with futures in it",
+                remedy=f"let the function take them one by one, as in *{parameter}",
+            )
+        return value
+
+    def _check_permission(self, parameter: str) -> None:
+        function = self.function
+        if function.permission(parameter) is Permission.NONE:
+            usable = [p.name for p in function.parameters if p.permission is not Permission.NONE]
+            raise UsageError(
+                f"task {function.name!r} may do nothing with an array as {parameter!r}",
+                expected=f"arrays as {', '.join(usable) or 'nothing'}",
+                remedy=f"name {parameter!r} in reads= or updates=, or give a plain argument",
+            )

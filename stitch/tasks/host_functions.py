@@ -1,0 +1,232 @@
+"""Host functions: Python functions that queue like programs, and what they may do with arrays.
+
+Comes in: a function, what it gives, and by parameter name what it reads, writes and updates. Goes
+out: a `HostFunction`. Must not know: graphs, devices, memory.
+
+A function gives, in this order: what it writes (the arrays of `writes=`, in the order in which they
+are named there; their descriptors are the first of `returns=`), what it returns, and what it
+updates in place (`updates=`; the value before is gone).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
+
+from stitch.argument_kinds import (
+    CALLABLE,
+    TEXT,
+    ArgumentKind,
+    either,
+    instance_of,
+    optional,
+    several,
+    takes,
+)
+from stitch.errors import UsageError, closest
+from stitch.program import TensorDesc
+from stitch.tasks.permissions import Permission
+
+Returns: TypeAlias = "TensorDesc | Sequence[TensorDesc] | None"
+Names: TypeAlias = "str | Sequence[str] | None"
+_DESC = instance_of("a TensorDesc", TensorDesc)
+RETURNS = optional(either(_DESC, several("a tuple of them", _DESC)))
+_NAMES = optional(either(ArgumentKind("a parameter's name", TEXT.accepts),
+                         several("a tuple of them", TEXT)))  # fmt: skip
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+#: What is known of a function that does not say what it takes, such as NumPy's ufuncs.
+_ANY_ARGUMENTS = inspect.signature(lambda *arguments, **named: None)
+
+
+class FunctionQueue(Protocol):
+    """What queues host functions: a task graph, a device."""
+
+    def host(self, function: HostFunction, *arguments: Any, **named: Any) -> Any:
+        """Queue one call; gives what stands for its results."""
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """What stands for a value, perhaps before it exists, and knows who queues work on it."""
+
+    @property
+    def queue(self) -> FunctionQueue:
+        """Who queues a function that is called with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostParameter:
+    """A parameter of a host function, and what the function may do with an array there."""
+
+    name: str
+    permission: Permission
+
+
+@dataclass(frozen=True, slots=True)
+class HostFunction:
+    """A Python function whose results have descriptors, so that it queues like a program.
+
+    Called with futures it becomes a task of their graph; called with tensors, one of their device.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    parameters: tuple[HostParameter, ...]
+    returns: tuple[TensorDesc, ...] = ()
+    #: The parameters that receive an output's array; theirs are the first of `returns`.
+    writes: tuple[str, ...] = ()
+    #: The parameters whose bytes change in place.
+    updates: tuple[str, ...] = ()
+    signature: inspect.Signature = field(default=_ANY_ARGUMENTS, compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Queue one call where the first tensor or future among the arguments is at home.
+
+        Raises `UsageError` where there is none.
+        """
+        for value in (*arguments, *named.values()):
+            if isinstance(value, Handle):
+                return value.queue.host(self, *arguments, **named)
+        raise UsageError(
+            f"none of the arguments of task {self.name!r} is a future or a tensor, so nothing says "
+            "where it is to run",
+            remedy="graph.host(task, ...) or device.call(task, ...); task.function(...) calls the "
+            "Python function itself",
+        )
+
+    def permission(self, parameter: str) -> Permission:
+        """What it may do with an array that is given as this parameter."""
+        return next(p.permission for p in self.parameters if p.name == parameter)
+
+
+@takes(function=CALLABLE, returns=RETURNS, reads=_NAMES, writes=_NAMES, updates=_NAMES,
+       name=optional(TEXT))  # fmt: skip
+def host_function(
+    function: Callable[..., Any],
+    *,
+    returns: Returns = None,
+    reads: Names = None,
+    writes: Names = None,
+    updates: Names = None,
+    name: str | None = None,
+) -> HostFunction:
+    """A host function, with its parameters read from its signature.
+
+    `reads`: the parameters that arrays may be given as (default: all); `writes`: those that receive
+    an output's array to fill; `updates`: those whose bytes change in place. `returns`: the
+    descriptors of what it writes, then of what it returns. Raises `UsageError` for names that are
+    no parameters, or stand in two of the sets.
+
+    >>> host_function(len, name="count").parameters
+    (HostParameter(name='obj', permission=<Permission.READ_ONLY: 'read_only'>),)
+    """
+    if isinstance(function, HostFunction):
+        raise UsageError(f"task {function.name!r} is a host function already")
+    called = name or str(getattr(function, "__name__", type(function).__name__))
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise UsageError(f"task {called!r} is a coroutine or a generator, not a function",
+                         remedy="return the results")  # fmt: skip
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        signature = _ANY_ARGUMENTS
+    sets = {"reads": _names(reads), "writes": _names(writes), "updates": _names(updates)}
+    _check_names(called, signature, sets)
+    rest = Permission.READ_ONLY if reads is None else Permission.NONE
+    of = dict.fromkeys(sets["reads"], Permission.READ_ONLY)
+    of |= dict.fromkeys(sets["writes"], Permission.WRITE_ONLY)
+    of |= dict.fromkeys(sets["updates"], Permission.READ_WRITE)
+    descs = () if returns is None else returns
+    descs = (descs,) if isinstance(descs, TensorDesc) else tuple(descs)
+    if len(descs) < len(sets["writes"]):
+        raise UsageError(
+            f"task {called!r} writes {', '.join(sets['writes'])}, and returns= describes "
+            f"{len(descs)} arrays",
+            remedy="give returns= their descriptors first, in the order of writes=",
+        )
+    parameters = tuple([HostParameter(p, of.get(p, rest)) for p in signature.parameters])
+    return HostFunction(
+        function, called, parameters, descs, sets["writes"], sets["updates"], signature
+    )
+
+
+def _names(names: Names) -> tuple[str, ...]:
+    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
+
+
+def _check_names(
+    task: str, signature: inspect.Signature, sets: Mapping[str, Iterable[str]]
+) -> None:
+    seen: dict[str, str] = {}
+    for word, names in sets.items():
+        for name in names:
+            parameter = signature.parameters.get(name)
+            if parameter is None:
+                raise UsageError(
+                    f"task {task!r} has no parameter {name!r}, which {word}= names",
+                    expected=", ".join(signature.parameters) or "a function with parameters",
+                    remedy=closest(name, signature.parameters) or None,
+                )
+            if name in seen:
+                remedy = "updates= is for arrays that are read and written"
+                both = "twice" if seen[name] == word else f"in {seen[name]}="
+                raise UsageError(
+                    f"parameter {name!r} of task {task!r} stands in {word}= and {both}",
+                    remedy=remedy,
+                )
+            if parameter.kind in _VARIADIC and word != "reads":
+                raise UsageError(
+                    f"task {task!r} cannot name *{name} in {word}=: it stands for any number of "
+                    "arguments",
+                    remedy="give the array a parameter of its own",
+                )
+            seen[name] = word
+
+
+@overload
+def task(function: Callable[..., Any], /) -> HostFunction: ...
+
+
+@overload
+def task(
+    *,
+    returns: Returns = None,
+    reads: Names = None,
+    writes: Names = None,
+    updates: Names = None,
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], HostFunction]: ...
+
+
+@takes(function=optional(CALLABLE), returns=RETURNS, reads=_NAMES, writes=_NAMES,
+       updates=_NAMES, name=optional(TEXT))  # fmt: skip
+def task(
+    function: Callable[..., Any] | None = None,
+    *,
+    returns: Returns = None,
+    reads: Names = None,
+    writes: Names = None,
+    updates: Names = None,
+    name: str | None = None,
+) -> HostFunction | Callable[[Callable[..., Any]], HostFunction]:
+    """The decorator of host functions, which queue like programs; arguments as `host_function`.
+
+    >>> from stitch.program import DataType, host_layout
+    >>> @task(returns=TensorDesc((2,), host_layout(DataType.FLOAT32)))
+    ... def double(x):
+    ...     return x * 2
+    >>> double.name
+    'double'
+    """
+
+    def decorated(function: Callable[..., Any]) -> HostFunction:
+        return host_function(
+            function, returns=returns, reads=reads, writes=writes, updates=updates, name=name
+        )
+
+    return decorated if function is None else decorated(function)

@@ -1,0 +1,317 @@
+"""Task graphs: what is to be done with which values, written down before anything runs.
+
+Comes in: descriptors of inputs, programs, Python functions, layouts, and the futures that earlier
+calls gave. Goes out: futures, and a `TaskTable` for whoever runs it. Must not know: devices.
+
+A call that cannot be a task (arguments that are missing, futures of another graph) raises at once
+and leaves the graph as it was; what is wrong with values, `validate` finds, all of it at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from stitch.argument_kinds import TEXT, arranged, either, instance_of, optional, takes
+from stitch.errors import TaskError, UsageError
+from stitch.program import Layout, TensorDesc
+from stitch.tasks.agents import Agent, CopyAgent, ProgramAgent, ProgramSource, program_agent
+from stitch.tasks.future import OUTSIDE, Future, Task
+from stitch.tasks.host_calls import HostCall, InputPlace, host_call
+from stitch.tasks.host_functions import HostFunction, Names, Returns, host_function
+from stitch.tasks.task_table import NamedValue, TaskRow, TaskTable
+
+_DESC = instance_of("a TensorDesc", TensorDesc)
+_LAYOUT = instance_of("a Layout", Layout)
+
+
+def _is_future(value: object) -> bool:
+    return type(value) is Future
+
+
+class TaskGraph:
+    """Tasks in the order in which they were added; a future points at what is earlier.
+
+    >>> from stitch.program import DataType, host_layout
+    >>> desc = TensorDesc((2,), host_layout(DataType.FLOAT32))
+    >>> graph = TaskGraph("doubling")
+    >>> x = graph.input(desc, "x")
+    >>> graph.output(graph.host(lambda x: x + x, x, returns=desc), "y")
+    >>> len(graph)
+    1
+    """
+
+    __slots__ = (
+        "__weakref__", "_agents", "_calls", "_descs", "_functions", "_inputs", "_outputs",
+        "_producers", "_sources", "_tasks", "name",
+    )  # fmt: skip
+
+    @takes(name=TEXT)
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        #: By the number of a value: its descriptor, and the task that makes it.
+        self._descs: list[TensorDesc] = []
+        self._producers: list[int] = []
+        self._tasks: list[TaskRow] = []
+        #: The values of its inputs, in order.
+        self._sources: list[int] = []
+        self._inputs: dict[str, int] = {}
+        self._outputs: dict[str, int] = {}
+        #: What was made for programs and functions that were called before.
+        self._agents: dict[int, ProgramAgent] = {}
+        self._functions: dict[Any, HostFunction] = {}
+        self._calls: dict[tuple[HostFunction, int], HostCall] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    # -- adding ------------------------------------------------------------------------------------
+
+    @takes(desc=_DESC, name=optional(TEXT))
+    def input(self, desc: TensorDesc, name: str | None = None) -> Future:
+        """A value from outside, given at each run by its name (default: `input0`, `input1`, ...).
+
+        Raises `UsageError` for a name that another input has.
+        """
+        name = _fresh(name, "input", self._inputs)
+        self._inputs[name] = number = len(self._descs)
+        self._sources.append(number)
+        self._descs.append(desc)
+        self._producers.append(OUTSIDE)
+        return Future(self, number)
+
+    def call(self, program: ProgramSource, /, *arguments: Future, **named: Future) -> Any:
+        """One run of a program; one future, or a tuple where it has several outputs.
+
+        Inputs that the program is given for good (`donate`) are gone afterwards. Raises
+        `UsageError` for missing or surplus inputs.
+        """
+        agent = self._agents.get(id(program))
+        if agent is None:
+            agent = program_agent(program)
+            self._agents[id(program)] = agent
+        given: Sequence[object] = arguments
+        if named or len(arguments) != len(agent.program.inputs):
+            types = [
+                (slot.name, agent.program.values[slot.value].type.text())
+                for slot in agent.program.inputs
+            ]
+            given = arranged(f"program {agent.name!r}", types, arguments, named)
+        return self._add(agent, self._numbers(given, agent))
+
+    def host(
+        self,
+        function: HostFunction | Callable[..., Any],
+        /,
+        *arguments: Any,
+        returns: Returns = None,
+        reads: Names = None,
+        writes: Names = None,
+        updates: Names = None,
+        **named: Any,
+    ) -> Any:
+        """One call of a Python function: futures become arrays, other arguments stay as they are.
+
+        `returns`, `reads`, `writes` and `updates` are as for `stitch.task`; a host function has
+        said them already. Gives one future, or a tuple of as many as there are results. Raises
+        `UsageError` for arguments that the function does not take.
+        """
+        if type(function) is HostFunction:
+            if any(words is not None for words in (returns, reads, writes, updates)):
+                raise UsageError(
+                    f"task {function.name!r} has said already what it returns, reads and writes"
+                )
+        else:
+            function = self._function(function, returns, reads, writes, updates)
+        if not named and not function.writes and not function.updates:
+            known = self._calls.get((function, len(arguments)))
+            if known is not None and all(map(_is_future, arguments)):
+                return self._add(known, self._numbers(arguments, known))
+        call, values = host_call(function, arguments, named, _is_future)
+        numbers = self._numbers(values, call)
+        if call.arguments == tuple(map(InputPlace, range(len(arguments)))) and not call.named:
+            self._calls[function, len(arguments)] = call
+        return self._add(call, numbers)
+
+    @takes(layout=either(_LAYOUT, _DESC))
+    def copy(self, future: Future, layout: Layout | TensorDesc) -> Future:
+        """The same elements in another layout; raises `UsageError` for another shape."""
+        number = self._number(future, "what is copied")
+        shape = self._descs[number].shape
+        desc = TensorDesc(shape, layout) if isinstance(layout, Layout) else layout
+        if desc.shape != shape:
+            raise UsageError("a copy has the same shape", expected=str(shape), got=str(desc.shape))
+        self._add(CopyAgent(desc), (number,))
+        return Future(self, len(self._descs) - 1)
+
+    @takes(name=optional(TEXT))
+    def output(self, future: Future, name: str | None = None) -> None:
+        """Keep a value: each run gives it, by this name (default: `output0`, `output1`, ...)."""
+        number = self._number(future, "an output")
+        self._outputs[_fresh(name, "output", self._outputs)] = number
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The tasks in the order in which they were added, made when they are asked for."""
+        return _Tasks(self)
+
+    @property
+    def inputs(self) -> dict[str, Future]:
+        """What each run is given, by name."""
+        return {name: Future(self, number) for name, number in self._inputs.items()}
+
+    @property
+    def outputs(self) -> dict[str, Future]:
+        """What each run gives, by name."""
+        return {name: Future(self, number) for name, number in self._outputs.items()}
+
+    def producer(self, future: Future) -> Task | None:
+        """The task that makes a value, in constant time; None for an input of the graph."""
+        task = self._producers[self._number(future, "producer")]
+        return None if task == OUTSIDE else self.tasks[task]
+
+    def table(self) -> TaskTable:
+        """The graph as it is now, frozen."""
+        inputs = len(self._sources)
+        if not inputs or self._sources[-1] == inputs - 1:
+            numbers: Sequence[int] = range(len(self._descs))
+            tasks = tuple(self._tasks)
+            descs = tuple(self._descs)
+        else:  # Inputs were added between tasks: in a table they come first.
+            order = [*self._sources, *(n for task in self._tasks for n in task.outputs)]
+            renumbered = [0] * len(order)
+            for new, old in enumerate(order):
+                renumbered[old] = new
+            numbers, at = renumbered, renumbered.__getitem__
+            tasks = tuple([
+                TaskRow(agent, tuple(map(at, read)), tuple(map(at, made)))
+                for agent, read, made in self._tasks
+            ])  # fmt: skip
+            descs = tuple([self._descs[old] for old in order])
+        return TaskTable(
+            self.name,
+            tuple([NamedValue(name, numbers[n]) for name, n in self._inputs.items()]),
+            tasks,
+            tuple([NamedValue(name, numbers[n]) for name, n in self._outputs.items()]),
+            descs,
+        )
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _add(self, agent: Agent, inputs: tuple[int, ...]) -> Future | tuple[Future, ...]:
+        descs = self._descs
+        made = agent.outputs([descs[number] for number in inputs])
+        first, task = len(descs), len(self._tasks)
+        if len(made) == 1:
+            self._tasks.append(TaskRow(agent, inputs, (first,)))
+            descs.append(made[0])
+            self._producers.append(task)
+            return Future(self, first)
+        outputs = tuple(range(first, first + len(made)))
+        self._tasks.append(TaskRow(agent, inputs, outputs))
+        descs.extend(made)
+        self._producers.extend([task] * len(made))
+        return tuple([Future(self, number) for number in outputs])
+
+    def _numbers(self, values: Sequence[object], agent: Agent) -> tuple[int, ...]:
+        numbers = []
+        for i, value in enumerate(values):
+            if type(value) is Future and value.graph is self:
+                numbers.append(value.number)
+            else:
+                numbers.append(self._number(value, f"{agent.input_name(i)!r} of {agent.name!r}"))
+        return tuple(numbers)
+
+    def _number(self, value: object, what: str) -> int:
+        if type(value) is not Future:
+            raise UsageError(
+                f"a task graph takes futures of its own as {what}",
+                got=f"{type(value).__name__}: {' '.join(repr(value).split())[:60]}",
+                remedy="give it as an input: graph.input(desc)",
+            )
+        if value.graph is not self:
+            raise TaskError(
+                f"a future of another task graph was given as {what}",
+                expected=f"futures of {self!r}",
+                got=repr(value),
+                remedy="make it an output there and an input here",
+            )
+        return value.number
+
+    def _function(
+        self, function: Callable[..., Any], returns: Returns, reads: Names, writes: Names,
+        updates: Names,
+    ) -> HostFunction:  # fmt: skip
+        """The host function of a Python function, the same for the same words."""
+        words = [tuple(w) if isinstance(w, list) else w for w in (returns, reads, writes, updates)]
+        key = (function, *words)
+        try:
+            known = self._functions.get(key)
+        except TypeError:  # It cannot be looked up, so it is made for each call.
+            return host_function(
+                function, returns=returns, reads=reads, writes=writes, updates=updates
+            )
+        if known is None:
+            known = self._functions[key] = host_function(
+                function, returns=returns, reads=reads, writes=writes, updates=updates
+            )
+        return known
+
+    # -- what futures ask --------------------------------------------------------------------------
+
+    def desc_of(self, number: int) -> TensorDesc:
+        """The descriptor of a value."""
+        return self._descs[number]
+
+    def origin_of(self, number: int) -> tuple[int, int]:
+        """The task that makes a value (`OUTSIDE` for an input), and which of its outputs it is."""
+        task = self._producers[number]
+        if task == OUTSIDE:
+            return OUTSIDE, bisect_left(self._sources, number)
+        return task, number - self._tasks[task].outputs[0]
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return (
+            f"<TaskGraph{name}: {len(self._inputs)} inputs, {len(self)} tasks, "
+            f"{len(self._outputs)} outputs>"
+        )
+
+
+class _Tasks(Sequence[Task]):
+    """The tasks of a graph, as objects that are made when they are asked for."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self._graph = graph
+
+    def __len__(self) -> int:
+        return len(self._graph)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        graph, found = self._graph, self._graph._tasks[index]
+        if isinstance(found, list):
+            return [_task(graph, row) for row in found]
+        return _task(graph, found)
+
+
+def _task(graph: TaskGraph, row: TaskRow) -> Task:
+    inputs = tuple([Future(graph, number) for number in row.inputs])
+    return Task(row.agent, inputs, tuple([Future(graph, number) for number in row.outputs]))
+
+
+def _fresh(name: str | None, side: str, taken: dict[str, int]) -> str:
+    chosen = f"{side}{len(taken)}" if name is None else name
+    if not chosen or chosen in taken:
+        why = f"another {side} has it" if chosen else "it is empty"
+        raise UsageError(f"no {side} can have the name {chosen!r}: {why}",
+                         expected="a name of its own")  # fmt: skip
+    return chosen

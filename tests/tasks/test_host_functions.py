@@ -1,0 +1,175 @@
+"""Host functions: what they may do with which parameter, and what is passed where at a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stitch.errors import UsageError
+from stitch.tasks import (
+    Future,
+    HostCall,
+    HostFunction,
+    InputPlace,
+    OutputPlace,
+    Permission,
+    TaskGraph,
+    host_call,
+    host_function,
+    task,
+)
+from tests.support.small_programs import HOST
+
+
+def scaled(x: Any, out: Any, factor: float = 2.0, *rest: Any, bias: Any = 0, **more: Any) -> None:
+    out[:] = x * factor + bias
+    for array in (*rest, *more.values()):
+        out += array
+
+
+def call(function: HostFunction, *arguments: Any, **named: Any) -> tuple[HostCall, list[str]]:
+    """A call in which texts stand for values."""
+    made, values = host_call(function, arguments, named, lambda v: isinstance(v, str))
+    return made, list(values)
+
+
+def test_all_parameters_are_read_unless_it_is_said_otherwise() -> None:
+    both = host_function(scaled, returns=HOST, writes="out", updates="x")
+    assert {p.name: p.permission for p in both.parameters} == {
+        "x": Permission.READ_WRITE, "out": Permission.WRITE_ONLY, "factor": Permission.READ_ONLY,
+        "rest": Permission.READ_ONLY, "bias": Permission.READ_ONLY, "more": Permission.READ_ONLY,
+    }  # fmt: skip
+    some = host_function(scaled, returns=HOST, writes="out", reads=["x"])
+    assert some.permission("bias") is Permission.NONE
+
+
+def test_values_have_places_and_the_rest_is_plain() -> None:
+    function = host_function(scaled, returns=HOST, writes="out")
+    made, values = call(function, "a", 3.0, "b", bias="c", other=4)
+    assert values == ["a", "b", "c"] and made.takes == 3
+    first, second, third = map(InputPlace, range(3))
+    assert made.arguments == (first, OutputPlace(0), 3.0, second)
+    assert dict(made.named) == {"bias": third, "other": 4}
+    assert made.input_name(0) == "x" and made.input_name(1) == "rest"
+    assert made.input_name(2) == "bias"
+
+
+def test_running_a_call_passes_arrays_at_their_places() -> None:
+    function = host_function(scaled, returns=HOST, writes="out")
+    made, _ = call(function, "a", 3.0, "b", bias=1.0)
+    out = np.zeros(2)
+    made.run([np.array([1.0, 2.0]), np.array([10.0, 20.0])], [out])
+    assert out.tolist() == [14.0, 27.0]
+
+
+def test_what_is_written_comes_first_then_what_is_returned_then_what_is_updated() -> None:
+    def step(state: Any, grad: Any, norm: Any) -> Any: ...
+
+    small = HOST.__class__((1,), HOST.layout)
+    function = host_function(step, returns=(small, HOST), writes="norm", updates="state")
+    made, values = call(function, "s", "g")
+    assert values == ["s", "g"]
+    assert made.outputs([HOST, HOST]) == (small, HOST, HOST)
+    assert made.aliases == ((2, 0),) and made.consumes == {0}
+
+
+def test_writes_are_filled_in_the_order_in_which_they_are_named() -> None:
+    def both(low: Any, high: Any) -> None: ...
+
+    function = host_function(both, returns=(HOST, HOST), writes=("high", "low"))
+    made, _ = call(function)
+    assert made.arguments == (OutputPlace(1), OutputPlace(0))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"reads": "y"}, "has no parameter 'y'"),
+        ({"writes": "outt"}, "did you mean 'out'"),
+        ({"reads": "x", "updates": "x"}, "stands in updates= and in reads="),
+        ({"reads": ("x", "x")}, "stands in reads= and twice"),
+        ({"writes": "rest"}, "any number of arguments"),
+        ({"updates": "more"}, "any number of arguments"),
+        ({"writes": "out"}, "returns= describes 0 arrays"),
+        ({"returns": 3}, "takes a TensorDesc"),
+        ({"returns": (HOST, 3)}, "takes a TensorDesc"),
+        ({"reads": 3}, "a parameter's name"),
+    ],
+)
+def test_bad_words_are_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        host_function(scaled, **words)
+
+
+def test_coroutines_and_generators_are_no_host_functions() -> None:
+    async def later() -> None: ...
+
+    def some() -> Iterator[int]:
+        yield 1
+
+    for function in (later, some):
+        with pytest.raises(UsageError, match="coroutine or a generator"):
+            host_function(function)
+    with pytest.raises(UsageError, match="a host function already"):
+        host_function(host_function(scaled))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "message"),
+    [
+        ((), {}, "missing a required argument: 'x'"),
+        (("a",), {"out": "b"}, "may do nothing|leave out out"),
+        (("a",), {"x": "b"}, "multiple values"),
+        (([1, "a"],), {}, "a list with futures in it"),
+        (({"k": "a"},), {}, "a dict with futures in it"),
+    ],
+)
+def test_bad_calls_are_refused(
+    arguments: tuple[Any, ...], named: dict[str, Any], message: str
+) -> None:
+    def function(x: Any, out: Any) -> None: ...
+
+    with pytest.raises(UsageError, match=message):
+        call(host_function(function, returns=HOST, writes="out"), *arguments, **named)
+
+
+def test_an_array_where_none_may_be_and_none_where_one_must_be() -> None:
+    function = host_function(scaled, reads="x")
+    with pytest.raises(UsageError, match="may do nothing with an array as 'bias'"):
+        call(function, "a", 1, bias="b")
+    with pytest.raises(UsageError, match="updates x, which needs a future"):
+        call(host_function(scaled, updates="x"), 1.0, 2.0)
+
+
+def test_functions_without_a_signature_take_anything_by_position() -> None:
+    def unknown(*arguments: Any) -> Any:
+        return arguments
+
+    unknown.__signature__ = "none"  # type: ignore[attr-defined]
+    with pytest.raises((ValueError, TypeError)):
+        inspect.signature(unknown)
+    made, values = call(host_function(np.add, returns=HOST), "a", "b")
+    assert values == ["a", "b"]
+    assert made.run([np.ones(2), np.ones(2)]).tolist() == [2.0, 2.0]
+
+
+def test_the_decorator_makes_a_task_that_queues_where_its_futures_are() -> None:
+    @task(returns=HOST, name="double")
+    def twice(x: Any) -> Any:
+        return x + x
+
+    graph = TaskGraph()
+    made = twice(graph.input(HOST))
+    assert isinstance(made, Future) and made.desc == HOST
+    assert graph.tasks[0].name == "double"
+    with pytest.raises(UsageError, match="none of the arguments of task 'double' is a future"):
+        twice(np.zeros(3))
+
+    @task
+    def shown(x: Any) -> None: ...
+
+    assert shown(made) == () and len(graph) == 2
