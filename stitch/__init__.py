@@ -8,12 +8,14 @@ if TYPE_CHECKING:
     from stitch.api import (
         CompiledModel,
         Device,
+        LinkedModel,
         Pipeline,
         compile,
         device_of,
         forbid_copies,
         get_layout,
         has_layout,
+        link,
         load,
         open_device,
         submit,
@@ -47,8 +49,8 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "api": "CompiledModel Device Pipeline compile device_of forbid_copies get_layout "
-            "has_layout load open_device submit to_layout wait",
+            "api": "CompiledModel Device LinkedModel Pipeline compile device_of forbid_copies "
+            "get_layout has_layout link load open_device submit to_layout wait",
             "errors": "CompileError FormatError LayoutError LinkError OutOfMemoryError StitchError "
             "TaskError",
             "graph": "ComputationGraphBuilder trace",
@@ -58,15 +60,15 @@ else:
             "version": "__version__",
         },
         modules="api argument_kinds budget cli compiler documents errors files forms frontend "
-        "graph linker machine memory model on_demand ops packing planner program report runtime "
-        "tasks training ttb version",
+        "graph linker linking machine memory model on_demand ops packing planner program report "
+        "runtime tasks training ttb version",
     )
 
 __all__ = [
     "Adam", "AdamW", "CompileError", "CompiledModel", "ComputationGraphBuilder", "DataType",
-    "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LoadedProgram", "LossTensor",
-    "MemoryLayout", "OutOfMemoryError", "Pipeline", "SGD", "ShardSpec", "Space", "StitchError",
-    "TaskError", "Tensor", "TensorDesc", "TensorFuture", "TrainingInstance", "__version__",
-    "compile", "device_of", "forbid_copies", "get_layout", "has_layout", "load", "losses",
-    "open_device", "schedules", "submit", "to_layout", "trace", "wait",
+    "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LinkedModel", "LoadedProgram",
+    "LossTensor", "MemoryLayout", "OutOfMemoryError", "Pipeline", "SGD", "ShardSpec", "Space",
+    "StitchError", "TaskError", "Tensor", "TensorDesc", "TensorFuture", "TrainingInstance",
+    "__version__", "compile", "device_of", "forbid_copies", "get_layout", "has_layout", "link",
+    "load", "losses", "open_device", "schedules", "submit", "to_layout", "trace", "wait",
 ]  # fmt: skip

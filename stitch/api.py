@@ -32,8 +32,16 @@ from stitch.compiler import CompileOptions
 from stitch.errors import UsageError, closest
 from stitch.frontend import read_graph, read_trainable, torch_device
 from stitch.graph import ComputationGraph, Wish, parse_wish
+from stitch.linking import LinkedModel, link
 from stitch.machine import Machine, load_machine
-from stitch.model import MACHINE, PRODUCER, CompiledModel, compiled, open_device
+from stitch.model import (
+    MACHINE,
+    PRODUCER,
+    CompiledModel,
+    ModelOfBinary,
+    compiled,
+    open_device,
+)
 from stitch.program import Layout, Role, TensorDesc
 from stitch.report import Device
 from stitch.runtime import TENSOR, LoadedProgram, RuntimeDevice, RuntimePipeline, Tensor
@@ -200,12 +208,12 @@ class Pipeline(RuntimePipeline):
 
 
 @takes(source=SOURCE, verify=TEXT)
-def load(source: str | Path | bytes | CompiledModel, *, verify: str = "metadata") -> Binary:
+def load(source: str | Path | bytes | ModelOfBinary, *, verify: str = "metadata") -> Binary:
     """Read and check a binary without a device: a path, bytes, or a compiled model.
 
     `verify="full"` checks every byte. Raises `FormatError`, `IncompatibleError`.
     """
-    if isinstance(source, CompiledModel):
+    if isinstance(source, ModelOfBinary):
         return source.binary
     if verify not in ("metadata", "full"):
         raise UsageError("verify is 'metadata' or 'full'", got=repr(verify))
@@ -281,8 +289,8 @@ def forbid_copies(device: Device) -> Iterator[None]:
 
 
 __all__ = [
-    "CompiledModel", "Device", "Pipeline", "compile", "forbid_copies", "get_layout",
-    "has_layout", "inspect_sizes", "load", "open_device", "submit", "to_layout", "wait",
+    "CompiledModel", "Device", "LinkedModel", "Pipeline", "compile", "forbid_copies", "get_layout",
+    "has_layout", "inspect_sizes", "link", "load", "open_device", "submit", "to_layout", "wait",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -96,28 +96,23 @@ def open_device(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CompiledModel:
-    """A compiled module: its graph, its binary, and what the compiler warned of.
+class ModelOfBinary:
+    """What was made here and has a file's form: it is saved, loaded on devices, and called."""
 
-    Callable: runs on a device of its own target, opened at the first call. One compiled with an
-    optimizer holds four programs and a `training`; its first call starts training.
-    """
+    __slots__ = ()
 
-    graph: ComputationGraph
     binary: Binary
+    #: How the machine is spelled that a call opens.
     target: str
-    wishes: tuple[Wish, ...] = ()
-    warnings: tuple[CompileWarning, ...] = ()
-    training: CompiledTraining | None = None
     #: The program on a device of its own, from the first call on.
-    _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
+    _loaded: list[LoadedProgram]
 
     def __repr__(self) -> str:
         programs = [f"  {summary(program)}" for program in self.binary.programs[:MAX_SHOWN]]
         more = len(self.binary.programs) - MAX_SHOWN
         tail = [f"  and {more} more"] if more > 0 else []
-        return "\n".join([f"<CompiledModel for {self.target}:", *programs, *tail]) + ">"
+        head = f"<{type(self).__name__} for {self.target}:"
+        return "\n".join([head, *programs, *tail]) + ">"
 
     @property
     def program(self) -> Program:
@@ -141,6 +136,31 @@ class CompiledModel:
     def text(self) -> str:
         """The programs as readable text."""
         return "".join(program.text() for program in self.binary.programs)
+
+    def run_alone(
+        self, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Run the first program on a device of the model's own target."""
+        if not self._loaded:
+            self._loaded.append(open_device(self.target).load(self))
+        return self._loaded[0](*arguments, **named)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CompiledModel(ModelOfBinary):
+    """A compiled module: its graph, its binary, and what the compiler warned of.
+
+    Callable: runs on a device of its own target, opened at the first call. One compiled with an
+    optimizer holds four programs and a `training`; its first call starts training.
+    """
+
+    graph: ComputationGraph
+    binary: Binary
+    target: str
+    wishes: tuple[Wish, ...] = ()
+    warnings: tuple[CompileWarning, ...] = ()
+    training: CompiledTraining | None = None
+    _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
 
     def as_json(self, *, weights: bool = True) -> str:
         """The model as JSON for `CompiledModel.load`: graph, target and wishes; of a training also
@@ -202,9 +222,7 @@ class CompiledModel:
                     "of before if it is to go on",
                 )
             return (self.training.instance or self.start())(*arguments, **named)
-        if not self._loaded:
-            self._loaded.append(open_device(self.target).load(self))
-        return self._loaded[0](*arguments, **named)
+        return self.run_alone(arguments, named)
 
     @takes(
         device=optional(instance_of("an open device", Device)), weights=optional(MAPPING),

@@ -19,6 +19,16 @@ from stitch.linker.scratch import (
     place_intermediates,
 )
 from stitch.linker.wires import Port, Wire, chain_wires, check_wire
+from stitch.linker.wiring import (
+    WIRE_FORM,
+    ProgramNames,
+    SlotWord,
+    Wiring,
+    chain_in_words,
+    likely_words,
+    slot_index,
+    wires_in_words,
+)
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
@@ -27,8 +37,9 @@ else:
     __getattr__, __dir__ = names_on_demand(__name__, {"static": "link_programs"})
 
 __all__ = [
-    "SCRATCH_ALIGNMENT", "AliasProofs", "Demand", "LinkReport", "Port", "ScratchPlan",
-    "Wire", "address_problems", "chain_wires", "check_capacity", "check_link",
-    "check_wire", "choose_scratch", "demands", "drop_unused_values", "link_programs",
-    "pack_scratch", "place_intermediates", "remove_dead_code", "wire",
+    "SCRATCH_ALIGNMENT", "WIRE_FORM", "AliasProofs", "Demand", "LinkReport", "Port", "ProgramNames",
+    "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems", "chain_in_words",
+    "chain_wires", "check_capacity", "check_link", "check_wire", "choose_scratch", "demands",
+    "drop_unused_values", "likely_words", "link_programs", "pack_scratch", "place_intermediates",
+    "remove_dead_code", "slot_index", "wire", "wires_in_words",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ Must not know: machines, scratch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from stitch.errors import LinkError
@@ -24,6 +24,26 @@ from stitch.program import (
     Value,
     ValueType,
 )
+
+
+class FreeNames:
+    """Names that were given, and how far those of one stem are numbered."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._numbers: dict[str, int] = {}
+
+    def free(self, name: str, prefix: str) -> str:
+        """The name itself, else with the program's name before it, else numbered; taken now."""
+        free = name if name not in self._taken else f"{prefix}.{name}"
+        if free in self._taken:
+            longer, number = free, self._numbers.get(free, 1)
+            while free in self._taken:
+                number += 1
+                free = f"{longer}.{number}"
+            self._numbers[longer] = number
+        self._taken.add(free)
+        return free
 
 
 @dataclass(slots=True)
@@ -45,14 +65,22 @@ class JoinedProgram:
     made: dict[Port, int] = field(default_factory=dict)
     aliases: dict[int, Port] = field(default_factory=dict)
     casts: dict[tuple[int, DataType], int] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
-    slot_names: set[tuple[str, str]] = field(default_factory=set)
+    names: FreeNames = field(default_factory=FreeNames)
+    slot_names: dict[str, FreeNames] = field(
+        default_factory=lambda: {"input": FreeNames(), "output": FreeNames()}
+    )
+    #: The wires to each program, by input.
+    feeding: dict[int, dict[int, Wire]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for wire in self.wires:
+            self.feeding.setdefault(wire.consumer, {})[wire.input] = wire
 
     def add(self, index: int) -> None:
         """Appends program `index`."""
         program = self.programs[index]
         where = {}
-        sources = {w.input: w for w in self.wires if w.consumer == index}
+        sources = self.feeding.get(index, {})
         for i, slot in enumerate(program.inputs):
             value = program.values[slot.value]
             if i in sources:
@@ -154,29 +182,13 @@ class JoinedProgram:
         return number
 
     def _value(self, program: Program, value: Value) -> int:
-        name = _free_name(value.name, program.name, self.names.__contains__)
-        self.names.add(name)
-        self.values.append(replace(value, name=name))
+        self.values.append(replace(value, name=self.names.free(value.name, program.name)))
         return len(self.values) - 1
 
     def _slot_name(self, side: str, program: Program, name: str) -> str:
-        free = _free_name(name, program.name, lambda n: (side, n) in self.slot_names)
-        self.slot_names.add((side, free))
-        return free
+        return self.slot_names[side].free(name, program.name)
 
 
 def _rounds(value: Value) -> bool:
     """Whether storing the value changes its type, and so perhaps its bits."""
     return value.desc.layout.data_type is not value.type.data_type
-
-
-def _free_name(name: str, prefix: str, taken: Callable[[str], bool]) -> str:
-    """The name itself, else with the program's name before it, else numbered."""
-    if not taken(name):
-        return name
-    longer = f"{prefix}.{name}"
-    free, number = longer, 1
-    while taken(free):
-        number += 1
-        free = f"{longer}.{number}"
-    return free

@@ -6,7 +6,7 @@ every wire that does not fit. Must not know: how programs are joined.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -108,6 +108,24 @@ def check_wire(programs: Sequence[Program], link: Wire, strict_types: bool) -> N
         input=input_name(consumer, link.input),
         strict_types=strict_types,
     )
+
+
+def check_fits(programs: Sequence[Program], wires: Iterable[Wire], strict_types: bool) -> None:
+    """Raises one `LinkError` where slots of wires do not fit, with both descriptors of each."""
+    found: list[LinkError] = []
+    for link in wires:
+        try:
+            check_wire(programs, link, strict_types)
+        except LinkError as error:
+            found.append(error)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise LinkError(
+            f"{len(found)} wires do not fit:\n  - "
+            + "\n  - ".join(error.sentence() for error in found),
+            remedy=found[0].remedy,
+        )
 
 
 def check_wires(programs: Sequence[Program], wires: Sequence[Wire], strict_types: bool) -> None:

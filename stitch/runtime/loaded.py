@@ -86,7 +86,8 @@ class LoadedProgram:
         self.device: Any = device
         self.program = program
         self.name = program.name
-        self._verify = verify
+        #: Checks the bytes of its constants, once.
+        self.verify = verify
         self._prepared: PreparedProgram | None = None
         #: What it takes of the host's memory once it is prepared.
         self.host_claim: Claim | None = None
@@ -192,7 +193,7 @@ class LoadedProgram:
     def prepared(self) -> PreparedProgram:
         """The executor's form of the program; made, and its constants checked, on first use."""
         if self._prepared is None:
-            self._verify()
+            self.verify()
             self._prepared = self._home.backend.prepare(self.program)
         return self._prepared
 

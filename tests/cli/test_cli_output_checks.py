@@ -95,7 +95,7 @@ def test_what_would_be_lost_is_refused_before_anything_is_computed(
         raise AssertionError("computed")
 
     monkeypatch.setattr("stitch.cli.run.run_session.run_passes", never)
-    monkeypatch.setattr("stitch.cli.link.link_command.link_programs", never)
+    monkeypatch.setattr("stitch.cli.link.link_command.link_parts", never)
     _refused(cli, here, words, said)
 
 

@@ -292,6 +292,15 @@ def test_wires_between_many_modules_are_linear() -> None:
     assert_linear(work_on)
 
 
+def test_linking_is_linear_in_programs_also_of_one_name() -> None:
+    def work_on(count: int) -> Work:
+        program = loaded_modules(1, 1)[0].program
+        words = [f"{i}.0={i + 1}.0" for i in range(count - 1)]
+        return lambda: stitch.link([program] * count, words, target=MACHINE)
+
+    assert_linear(work_on)
+
+
 def test_dealing_words_out_to_slots_is_linear() -> None:
     def work_on(count: int) -> Work:
         names = [f"x{i}" for i in range(count)]

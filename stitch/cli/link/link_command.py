@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 from stitch import api
 from stitch.cli.command import EXIT_OK, Command, say
-from stitch.cli.module_files import Module, read_modules
+from stitch.cli.module_files import read_modules
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
-from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, free_outputs, output_port, wires_of
-from stitch.errors import IncompatibleError, UsageError
+from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, names_of, wires_of
+from stitch.errors import UsageError
 from stitch.files import write_file
-from stitch.linker import Port, Wire, link_programs
-from stitch.model import PRODUCER
+from stitch.linking import LinkPart, link_parts
 from stitch.report import counted
-from stitch.ttb import Binary, content_of
+from stitch.ttb import content_of
 
 EXAMPLES = """\
   stitch-link a.ttb b.ttb -o ab.ttb
@@ -51,42 +49,14 @@ def _link(words: argparse.Namespace) -> int:
     checks.add(words.output, TTB, "-o")
     modules = read_modules(words.modules, words.function, verify="full")
     checks.refuse_sources()
-    _check_machines(modules)
+    parts = [LinkPart(m.program, m.binary.machine, m.label, m.path) for m in modules]
     wires = wires_of(modules, words.wire, strict_types=words.strict_types)
-    name = words.name if words.name is not None else "_".join(m.program.name for m in modules)
-    program = link_programs(
-        [module.program for module in modules],
-        wires,
-        machine=modules[0].binary.machine,
-        name=name,
-        keep=_kept(modules, wires, words.keep),
-        strict_types=words.strict_types,
-    )
-    binary = Binary((program,), modules[0].binary.machine, PRODUCER)
-    facts = f"{counted(len(modules), 'program')} linked into {name!r}, "
-    facts += counted(len(program.operations), "operation")
-    write_file(words.output, content_of(binary))
+    names = names_of(modules)
+    keep = [names.port(word, "output", f"--keep={word}") for word in words.keep]
+    model = link_parts(parts, wires, name=words.name, keep=keep, strict_types=words.strict_types)
+    facts = f"{counted(len(modules), 'program')} linked into {model.program.name!r}, "
+    facts += counted(len(model.program.operations), "operation")
+    write_file(words.output, content_of(model.binary))
     where = "standard output" if words.output == "-" else words.output
-    say(f"{where}: {api.inspect_sizes(binary).total} bytes, {facts}")
+    say(f"{where}: {api.inspect_sizes(model.binary).total} bytes, {facts}")
     return EXIT_OK
-
-
-def _kept(
-    modules: Sequence[Module], wires: Sequence[Wire], words: Sequence[str]
-) -> set[Port] | None:
-    """The outputs that stay: those that feed no input, and those that were asked for."""
-    if not words:
-        return None
-    return {*free_outputs(modules, wires), *(output_port(modules, word) for word in words)}
-
-
-def _check_machines(modules: Sequence[Module]) -> None:
-    first = modules[0].binary.machine
-    for module in modules[1:]:
-        missing = tuple(first.shortcomings(module.binary.machine))
-        if missing:
-            raise IncompatibleError(
-                f"{module.path} was compiled for {module.binary.machine.name!r}, "
-                f"{modules[0].path} for {first.name!r}: " + "; ".join(missing),
-                remedy="compile both for the same machine",
-            )

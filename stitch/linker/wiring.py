@@ -1,0 +1,244 @@
+"""Wiring in words: `a.y=b.x`, or inputs with the outputs that feed them, made into wires.
+
+Comes in: programs, what their files are called, and words. Goes out: `Wire`s and `Port`s by index,
+checked. Must not know: files, command lines.
+
+A program is called by its name, by its file's name without suffix, or by its index; a slot by its
+name or its index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+from stitch.errors import LinkError, UsageError, closest
+from stitch.linker.wires import Port, Wire, chain_wires, check_fits
+from stitch.program import InputSlot, OutputSlot, Program
+
+WIRE_FORM = "MODULE.OUTPUT=MODULE.INPUT, such as a.y=b.x or 0.0=1.0"
+#: A slot: `a.y`, or the program and the slot, each by name or index.
+SlotWord: TypeAlias = "str | tuple[str | int, str | int]"
+#: Wires: texts of the form above, or the output that feeds each input that is no input any more.
+Wiring: TypeAlias = "str | Iterable[str] | Mapping[Any, SlotWord]"
+Side = Literal["input", "output"]
+
+
+class ProgramNames:
+    """What programs and their slots are called, looked up once for all words.
+
+    `labels`: what their files are called, without folder and suffix; empty where there is none.
+    """
+
+    def __init__(self, programs: Sequence[Program], labels: Sequence[str] = ()) -> None:
+        self.programs = programs
+        self.labels = labels or [""] * len(programs)
+        self._called = (
+            _by_name(program.name for program in programs),
+            _by_name(self.labels),
+        )
+        self._slots: dict[tuple[int, Side], dict[str, int]] = {}
+
+    def program(self, name: str | int) -> int | None:
+        """A program by its name, its file's, or its index; None: there is none."""
+        for called in self._called:
+            places = called.get(name, []) if isinstance(name, str) else []
+            if len(places) > 1:
+                raise UsageError(
+                    f"several modules are called {name!r}",
+                    expected=", ".join(f"{i}: {self.programs[i].name}" for i in places[:8]),
+                    remedy="use their indices, from 0",
+                )
+            if places:
+                return places[0]
+        return _index(name, len(self.programs))
+
+    def port(self, word: SlotWord, side: Side, where: str) -> Port:
+        """The program and the slot that a word names; slots may have dots in their names.
+
+        Raises `UsageError` for one that names none; `where` is what it is a part of.
+        """
+        if isinstance(word, str):
+            splits: list[tuple[str | int, str | int]]
+            splits = [(word[:at], word[at + 1 :]) for at, mark in enumerate(word) if mark == "."]
+        elif _is_pair(word):
+            splits = [word]
+        else:
+            splits = []
+        if not splits:
+            raise UsageError(
+                f"{word!r} names no {side}", where=where,
+                expected=f"MODULE.{side.upper()}, such as {'a.y' if side == 'output' else 'b.x'}",
+            )  # fmt: skip
+        problems = []
+        for called, slot in splits:
+            owner = self.program(called)
+            if owner is None:
+                continue
+            slots = self._slots_of(owner, side)
+            index = slot_index(slots, slot)
+            if index is not None:
+                return owner, index
+            problems.append(
+                f"{self.programs[owner].name!r} has no {side} {slot!r} "
+                f"(it has {', '.join(slots) or 'none'}){closest(str(slot), slots, '; ')}"
+            )
+        if problems:
+            raise UsageError(problems[0], where=where)
+        raise UsageError(
+            f"no module is called {splits[0][0]!r}",
+            where=where,
+            expected=", ".join(map(self._called_in_full, range(len(self.programs)))),
+            remedy="call a module by its number, its file's name without suffix, or its program's "
+            "name",
+        )
+
+    def wire(self, output: SlotWord, input: SlotWord, where: str) -> Wire:
+        """The wire between two slots; raises `UsageError` for a word that names none."""
+        return Wire(*self.port(output, "output", where), *self.port(input, "input", where))
+
+    def _slots_of(self, program: int, side: Side) -> dict[str, int]:
+        by_name = self._slots.get((program, side))
+        if by_name is None:
+            inputs, outputs = self.programs[program].inputs, self.programs[program].outputs
+            slots: Sequence[InputSlot | OutputSlot] = inputs if side == "input" else outputs
+            by_name = {slot.name: index for index, slot in enumerate(slots)}
+            self._slots[program, side] = by_name
+        return by_name
+
+    def _called_in_full(self, index: int) -> str:
+        name, label = self.programs[index].name, self.labels[index]
+        return f"{index}: {name}" + (f" ({label})" if label not in ("", name) else "")
+
+
+def wires_in_words(
+    names: ProgramNames, wiring: Wiring, *, strict_types: bool = False
+) -> tuple[Wire, ...]:
+    """The wires that words say, and no others, by consumer and input.
+
+    Raises `UsageError` for words that name nothing, for an input fed twice, for wires that lead
+    backwards or in a circle; `LinkError`, with both descriptors, for slots that do not fit.
+
+    >>> wires_in_words(ProgramNames(()), [])
+    ()
+    """
+    words: dict[Port, str] = {}
+    wires = []
+    for output, input, word in _pairs(wiring):
+        made = names.wire(output, input, word)
+        place = (made.consumer, made.input)
+        if place in words:
+            raise UsageError(
+                f"an input is fed twice: {words[place]} and {word}", where="the wiring",
+                remedy="keep one of the two",
+            )  # fmt: skip
+        words[place] = word
+        wires.append(made)
+    _check_order(wires, words, names.programs)
+    check_fits(names.programs, wires, strict_types)
+    return tuple(sorted(wires, key=lambda w: (w.consumer, w.input)))
+
+
+def chain_in_words(names: ProgramNames, *, strict_types: bool = False) -> tuple[Wire, ...]:
+    """The wires of a chain; see `chain_wires`. Its error says which words would connect what can
+    be connected."""
+    try:
+        return chain_wires(names.programs, strict_types=strict_types)
+    except LinkError as error:
+        words = likely_words(names)[:4] or ["MODULE.OUTPUT=MODULE.INPUT"]
+        error.remedy = f"connect the slots by name: wiring={words}; other inputs come from outside"
+        raise
+
+
+def likely_words(names: ProgramNames) -> list[str]:
+    """What connects neighbours by name, or else by type, as words."""
+    labels = [label or program.name for program, label in zip(names.programs, names.labels,
+                                                               strict=True)]  # fmt: skip
+    called = [name if labels.count(name) == 1 else str(at) for at, name in enumerate(labels)]
+    return [
+        f"{producer}.{output}={consumer}.{wanted}"
+        for (one, other), (producer, consumer) in zip(
+            pairwise(names.programs), pairwise(called), strict=True
+        )
+        for output, wanted in _likely_pairs(one, other)
+    ]
+
+
+def _likely_pairs(producer: Program, consumer: Program) -> list[tuple[str, str]]:
+    """Outputs and inputs of one name; else the first that are alike."""
+    outputs = {s.name: producer.values[s.value].type for s in producer.outputs}
+    inputs = {s.name: consumer.values[s.value].type for s in consumer.inputs}
+    same = [(name, name) for name in outputs if outputs[name] == inputs.get(name)]
+    alike = [(o, i) for o, kind in outputs.items() for i, other in inputs.items() if kind == other]
+    return same or alike[:1]
+
+
+def _pairs(wiring: Wiring) -> Iterable[tuple[SlotWord, SlotWord, str]]:
+    """Output, input, and the word for errors, of each wire."""
+    if isinstance(wiring, Mapping):
+        for input, output in wiring.items():
+            yield output, input, f"{input!r}: {output!r}"
+        return
+    for word in (wiring,) if isinstance(wiring, str) else wiring:
+        source, equals, wanted = word.partition("=") if isinstance(word, str) else ("", "", "")
+        if not (equals and "." in source and "." in wanted):
+            raise UsageError(f"{word!r} is no wire", expected=WIRE_FORM)
+        yield source, wanted, word
+
+
+def _check_order(
+    wires: Sequence[Wire], words: Mapping[Port, str], programs: Sequence[Program]
+) -> None:
+    """Raise `UsageError` for a wire to a program that runs before its source; or in a circle."""
+    backwards = next((w for w in wires if w.producer >= w.consumer), None)
+    if backwards is None:
+        return
+    sources: dict[int, list[int]] = {}
+    for one in wires:
+        sources.setdefault(one.consumer, []).append(one.producer)
+    try:
+        TopologicalSorter(sources).prepare()
+    except CycleError as error:
+        circle: list[int] = error.args[1]
+        feeding = {(w.producer, w.consumer): words[w.consumer, w.input] for w in wires}
+        raise UsageError(
+            "the wires lead in a circle: " + ", ".join(map(feeding.__getitem__, pairwise(circle))),
+            got=" -> ".join(programs[at].name for at in circle),
+            remedy="leave one of them out: its input comes from outside then",
+        ) from None
+    raise UsageError(
+        f"wire {words[backwards.consumer, backwards.input]!r} leads backwards",
+        expected="an output of a module that runs before the one that it feeds",
+        remedy="give the modules in the order in which they run",
+    )
+
+
+def slot_index(names: Mapping[str, int], word: str | int) -> int | None:
+    """A slot by its name, or, where none has that name, by its index."""
+    found = names.get(word) if isinstance(word, str) else None
+    return _index(word, len(names)) if found is None else found
+
+
+def _index(word: str | int, count: int) -> int | None:
+    """An index below `count`; digits without end are none."""
+    if isinstance(word, str):
+        word = int(word) if word.isdecimal() and len(word) < 20 else -1
+    return word if 0 <= word < count else None
+
+
+def _by_name(names: Iterable[str]) -> dict[str, list[int]]:
+    indices: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        if name:
+            indices.setdefault(name, []).append(index)
+    return indices
+
+
+def _is_pair(word: object) -> bool:
+    return (
+        isinstance(word, tuple)
+        and len(word) == 2
+        and all(isinstance(part, str | int) and not isinstance(part, bool) for part in word)
+    )

@@ -1,0 +1,210 @@
+"""`link`: programs of several binaries become one program in a binary of its own.
+
+Comes in: paths, bytes, binaries, models, loaded programs; wires in words. Goes out: `LinkedModel`.
+How programs are joined is the linker's business; here they are found, checked, and given a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+from stitch.argument_kinds import (
+    BOOL,
+    MAPPING,
+    TEXT,
+    ArgumentKind,
+    either,
+    optional,
+    several,
+    takes,
+)
+from stitch.errors import IncompatibleError, UsageError
+from stitch.linker import (
+    Port,
+    ProgramNames,
+    SlotWord,
+    Wire,
+    Wiring,
+    chain_in_words,
+    link_programs,
+    wires_in_words,
+)
+from stitch.machine import MachineShape, load_machine
+from stitch.model import MACHINE, PRODUCER, ModelOfBinary
+from stitch.program import Program
+from stitch.runtime import LoadedProgram, Tensor
+from stitch.ttb import SOURCE, Binary
+from stitch.ttb import load as load_binary
+
+#: A name that is made of more than this says how many programs there are instead of all names.
+_LONGEST_NAME = 64
+_ANY_SOURCE: Final = either(
+    SOURCE, ArgumentKind("a program", lambda value: isinstance(value, Program | LoadedProgram))
+)
+_SOURCES = several("a list of paths, bytes, binaries, models or programs", _ANY_SOURCE)
+_WORDS = several("a list", ArgumentKind("anything", lambda _: True))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPart:
+    """A program to be linked, and what it comes from.
+
+    `machine`: what it was compiled for, None for a program alone; `label`: what its file is called
+    without folder and suffix; `source`: what errors call it; `target`: how its machine is spelled.
+    """
+
+    program: Program
+    machine: MachineShape | None = None
+    label: str = ""
+    source: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class LinkedModel(ModelOfBinary):
+    """Programs that were linked into one: saved, loaded on devices, or called, which runs it on a
+    device of its own target."""
+
+    binary: Binary
+    target: str
+    _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+        """Run on a device of its own, opened at the first call: one tensor, or a tuple of them."""
+        return self.run_alone(arguments, named)
+
+    @property
+    def program(self) -> Program:
+        """The program that they have become."""
+        return self.binary.programs[0]
+
+
+@takes(
+    programs=_SOURCES, wiring=optional(either(TEXT, MAPPING, _WORDS)), name=optional(TEXT),
+    keep=either(TEXT, _WORDS), strict_types=BOOL, target=optional(MACHINE),
+)  # fmt: skip
+def link(
+    programs: Iterable[Any],
+    wiring: Wiring | None = None,
+    *,
+    name: str | None = None,
+    keep: str | Iterable[SlotWord] = (),
+    strict_types: bool = False,
+    target: Any = None,
+) -> LinkedModel:
+    """Link programs, in the order in which they run, into one that gives the same bits.
+
+    `programs`: of each binary (a path, bytes, what `compile` or `load` gave) its first program; or
+    programs, also those of a device. `wiring`: None for a chain, by position or by name; texts such
+    as `"a.y=b.x"`; or a mapping from inputs to the outputs that feed them, as in
+    `{("b", "x"): ("a", "y")}`. A program is called by its name, its file's name, or its index, a
+    slot by its name or index. What is not wired stays an input or an output; `keep` names outputs
+    that stay although they feed an input. Constants of equal bytes become one. `target`: the
+    machine, by default the one that the first of them was compiled for.
+
+    Raises `LinkError` with both descriptors for slots that do not fit, `UsageError` for words that
+    name nothing and for circles, `IncompatibleError` for programs of different machines,
+    `OutOfMemoryError` where the whole does not fit.
+
+    >>> from stitch import compile, trace
+    >>> import numpy as np
+    >>> x = np.ones((2, 2), np.float32)
+    >>> double = compile(lambda x: x + x, [x], target="tiny", name="double")
+    >>> linked = link([double, double], name="four_times")
+    >>> np.asarray(linked(x)).tolist()
+    [[4.0, 4.0], [4.0, 4.0]]
+    """
+    parts = [_part(source) for source in programs]
+    names = ProgramNames([part.program for part in parts], [part.label for part in parts])
+    if wiring is None:
+        wires = chain_in_words(names, strict_types=strict_types)
+    else:
+        wires = wires_in_words(names, wiring, strict_types=strict_types)
+    keep = (keep,) if isinstance(keep, str) else keep
+    kept = [names.port(word, "output", "keep") for word in keep]
+    machine = None if target is None else load_machine(target)
+    return link_parts(
+        parts, wires, name=name, keep=kept, strict_types=strict_types,
+        machine=None if machine is None else machine.shape,
+        target="" if machine is None else machine.name if machine is target else str(target),
+    )  # fmt: skip
+
+
+def link_parts(
+    parts: Sequence[LinkPart], wires: Sequence[Wire], *, name: str | None = None,
+    keep: Collection[Port] = (), strict_types: bool = False, machine: MachineShape | None = None,
+    target: str = "",
+) -> LinkedModel:  # fmt: skip
+    """As `link`, of parts and wires by index."""
+    if not parts:
+        raise UsageError("there is nothing to link", expected="at least one program")
+    first = next((part for part in parts if part.machine is not None), None)
+    whose = "the target is"
+    if machine is None:
+        if first is None or first.machine is None:
+            raise UsageError(
+                "programs alone do not say for which machine they were compiled",
+                remedy="link(..., target=NAME), or link the binaries that hold them",
+            )
+        machine, target, whose = first.machine, first.target, f"{first.source} for"
+    _check_machines(parts, machine, whose)
+    fed = {(wire.producer, wire.output) for wire in wires}
+    free = [(p, o) for p, part in enumerate(parts) for o in range(len(part.program.outputs))
+            if (p, o) not in fed]  # fmt: skip
+    program = link_programs(
+        [part.program for part in parts],
+        wires,
+        machine=machine,
+        name=_name(parts) if name is None else name,
+        keep={*free, *keep},
+        strict_types=strict_types,
+    )
+    return LinkedModel(Binary((program,), machine, PRODUCER), target or machine.name)
+
+
+def _part(source: Any) -> LinkPart:
+    """A program and its machine; its constants are checked, for the linked file vouches for them.
+
+    Raises `FormatError` where they are damaged.
+    """
+    if isinstance(source, Program):
+        return LinkPart(source, source=f"program {source.name!r}")
+    if isinstance(source, LoadedProgram):
+        source.verify()
+        machine = source.device.machine
+        where = f"program {source.name!r} of {source.device!r}"
+        return LinkPart(source.program, machine.shape, source=where, target=machine.name)
+    binary = getattr(source, "binary", source)
+    label = ""
+    if isinstance(binary, str | PathLike):
+        label = Path(binary).stem
+    where = str(binary) if label else ""
+    if not isinstance(binary, Binary):
+        binary = load_binary(binary)
+    program = binary.programs[0]
+    binary.verify_segments(program)
+    target = getattr(source, "target", "")
+    return LinkPart(program, binary.machine, label, where or f"program {program.name!r}", target)
+
+
+def _check_machines(parts: Sequence[LinkPart], machine: MachineShape, whose: str) -> None:
+    """Raise `IncompatibleError` for a part of a machine that this one is not like."""
+    for part in parts:
+        missing = () if part.machine is None else tuple(machine.shortcomings(part.machine))
+        if part.machine is not None and missing:
+            raise IncompatibleError(
+                f"{part.source} was compiled for {part.machine.name!r}, {whose} "
+                f"{machine.name!r}: " + "; ".join(missing),
+                remedy="compile them for the same machine",
+            )
+
+
+def _name(parts: Sequence[LinkPart]) -> str:
+    name = "_".join(part.program.name for part in parts)
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{parts[0].program.name}_and_{len(parts) - 1}_more"
