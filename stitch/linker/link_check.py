@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from stitch.errors import LinkError, closest
-from stitch.program import InputKind, Program, TensorDesc
+from stitch.program import InputKind, Program, TensorDesc, link_problem
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -48,7 +48,7 @@ def check_link(
     >>> check_link(here, there, output="a.y", input="b.x").conversions
     ('cast f32 to bf16', 'move l1 to dram')
     """
-    problem = _link_problem(source, target, strict_types)
+    problem = link_problem(source, target, strict_types)
     if problem is not None:
         what, remedy = problem
         raise LinkError(
@@ -60,30 +60,6 @@ def check_link(
         )
     changes = source.layout.data_type is not target.layout.data_type
     return LinkReport(output, input, changes, tuple(_conversions(source, target)))
-
-
-def _link_problem(
-    source: TensorDesc, target: TensorDesc, strict_types: bool
-) -> tuple[str, str] | None:
-    if source.shape != target.shape:
-        return (
-            f"shape {list(source.shape)} is not {list(target.shape)}",
-            "compile one of the two modules for the other's shape",
-        )
-    given, wanted = source.layout.data_type, target.layout.data_type
-    if given is wanted:
-        return None
-    if not (given.is_floating and wanted.is_floating):
-        return (
-            f"{given.value} never turns into {wanted.value} on a link",
-            "add a Cast to one of the modules",
-        )
-    if strict_types:
-        return (
-            f"{given.value} would be stored as {wanted.value}, and strict_types is set",
-            f"compile the consumer with data_type={given.value}, or allow type changes",
-        )
-    return None
 
 
 def _conversions(source: TensorDesc, target: TensorDesc) -> Iterator[str]:

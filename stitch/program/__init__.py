@@ -16,6 +16,7 @@ from stitch.program.layout import (
     TensorDesc,
     host_layout,
 )
+from stitch.program.link_rule import link_problem
 from stitch.program.operation import (
     ABSENT,
     NO_ATTRIBUTES,
@@ -46,6 +47,6 @@ __all__ = [
     "Array", "AttributeValue", "Constant", "DataType", "InputKind", "InputSlot", "Layout",
     "MemoryLayout", "Operation", "OperationList", "Orientation", "OutputSlot", "Ownership",
     "Program", "Role", "Scratch", "ShardSpec", "Space", "TensorDesc", "Value", "ValueType",
-    "body_lines", "host_layout", "placement_problems", "structure_problems",
+    "body_lines", "host_layout", "link_problem", "placement_problems", "structure_problems",
     "summary",
 ]  # fmt: skip

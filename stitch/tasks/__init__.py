@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from stitch.tasks.host_functions import Handle, HostFunction, host_function, task
     from stitch.tasks.permissions import Permission
     from stitch.tasks.task_graph import TaskGraph
+    from stitch.tasks.task_order import predecessors_of
     from stitch.tasks.task_table import NamedValue, TaskRow, TaskTable
+    from stitch.tasks.validation import problems_of
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
@@ -30,7 +32,9 @@ else:
             "permissions": "Permission",
             "future": "OUTSIDE Future Task",
             "task_graph": "TaskGraph",
+            "task_order": "predecessors_of",
             "task_table": "NamedValue TaskRow TaskTable",
+            "validation": "problems_of",
         },
     )
 
@@ -38,5 +42,5 @@ __all__ = [
     "OUTSIDE", "Agent", "CopyAgent", "Future", "Handle", "HostCall", "HostFunction", "InputPlace",
     "NamedValue", "NumberedTask", "OutputPlace", "Permission", "ProgramAgent", "Stretch", "Task",
     "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind", "host_call",
-    "host_function", "task", "transformation_of",
+    "host_function", "predecessors_of", "problems_of", "task", "transformation_of",
 ]  # fmt: skip

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 from stitch.program import TensorDesc
 from stitch.tasks.agents import Agent
 from stitch.tasks.host_calls import InputPlace, OutputPlace
+from stitch.tasks.task_table import TaskRow
 
 #: The task that makes a graph's inputs.
 OUTSIDE = -1
@@ -50,7 +52,7 @@ class Future:
         return self.graph.origin_of(self.number)[1]
 
     @property
-    def queue(self) -> Graph:
+    def function_queue(self) -> Graph:
         """Who queues a host function that is called with it."""
         return self.graph
 
@@ -88,3 +90,30 @@ class Task:
         for i, future in enumerate(self.inputs):
             found.setdefault(future, InputPlace(i))
         return found | {future: OutputPlace(i) for i, future in enumerate(self.outputs)}
+
+
+class TaskList(Sequence[Task]):
+    """The tasks of a graph, as objects that are made when they are asked for."""
+
+    __slots__ = ("_graph", "_rows")
+
+    def __init__(self, graph: Graph, rows: Sequence[TaskRow]) -> None:
+        self._graph, self._rows = graph, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return TaskList(self._graph, self._rows[index])
+        row = self._rows[index]
+        return Task(row.agent, self._futures(row.inputs), self._futures(row.outputs))
+
+    def _futures(self, numbers: Sequence[int]) -> tuple[Future, ...]:
+        return tuple([Future(self._graph, number) for number in numbers])

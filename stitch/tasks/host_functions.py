@@ -52,7 +52,7 @@ class Handle(Protocol):
     """What stands for a value, perhaps before it exists, and knows who queues work on it."""
 
     @property
-    def queue(self) -> FunctionQueue:
+    def function_queue(self) -> FunctionQueue:
         """Who queues a function that is called with it."""
 
 
@@ -91,7 +91,7 @@ class HostFunction:
         """
         for value in (*arguments, *named.values()):
             if isinstance(value, Handle):
-                return value.queue.host(self, *arguments, **named)
+                return value.function_queue.host(self, *arguments, **named)
         raise UsageError(
             f"none of the arguments of task {self.name!r} is a future or a tensor, so nothing says "
             "where it is to run",

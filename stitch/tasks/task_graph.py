@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 from stitch.argument_kinds import TEXT, arranged, either, instance_of, optional, takes
-from stitch.errors import TaskError, UsageError
+from stitch.errors import Problem, TaskError, UsageError
 from stitch.program import Layout, TensorDesc
 from stitch.tasks.agents import Agent, CopyAgent, ProgramAgent, ProgramSource, program_agent
-from stitch.tasks.future import OUTSIDE, Future, Task
+from stitch.tasks.future import OUTSIDE, Future, Task, TaskList
 from stitch.tasks.host_calls import HostCall, InputPlace, host_call
 from stitch.tasks.host_functions import HostFunction, Names, Returns, host_function
 from stitch.tasks.task_table import NamedValue, TaskRow, TaskTable
+from stitch.tasks.validation import check_table, problems_of
 
 _DESC = instance_of("a TensorDesc", TensorDesc)
 _LAYOUT = instance_of("a Layout", Layout)
@@ -156,7 +157,7 @@ class TaskGraph:
     @property
     def tasks(self) -> Sequence[Task]:
         """The tasks in the order in which they were added, made when they are asked for."""
-        return _Tasks(self)
+        return TaskList(self, self._tasks)
 
     @property
     def inputs(self) -> dict[str, Future]:
@@ -173,8 +174,20 @@ class TaskGraph:
         task = self._producers[self._number(future, "producer")]
         return None if task == OUTSIDE else self.tasks[task]
 
+    def validate(self) -> tuple[Problem, ...]:
+        """Everything that keeps the graph from running."""
+        return problems_of(self._frozen())
+
     def table(self) -> TaskTable:
-        """The graph as it is now, frozen."""
+        """The graph as it is now, frozen, for whoever runs it.
+
+        Raises one `TaskError` with everything that keeps it from running.
+        """
+        return check_table(self._frozen())
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _frozen(self) -> TaskTable:
         inputs = len(self._sources)
         if not inputs or self._sources[-1] == inputs - 1:
             numbers: Sequence[int] = range(len(self._descs))
@@ -198,8 +211,6 @@ class TaskGraph:
             tuple([NamedValue(name, numbers[n]) for name, n in self._outputs.items()]),
             descs,
         )
-
-    # -- inside ------------------------------------------------------------------------------------
 
     def _add(self, agent: Agent, inputs: tuple[int, ...]) -> Future | tuple[Future, ...]:
         descs = self._descs
@@ -279,33 +290,6 @@ class TaskGraph:
             f"<TaskGraph{name}: {len(self._inputs)} inputs, {len(self)} tasks, "
             f"{len(self._outputs)} outputs>"
         )
-
-
-class _Tasks(Sequence[Task]):
-    """The tasks of a graph, as objects that are made when they are asked for."""
-
-    def __init__(self, graph: TaskGraph) -> None:
-        self._graph = graph
-
-    def __len__(self) -> int:
-        return len(self._graph)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
-        graph, found = self._graph, self._graph._tasks[index]
-        if isinstance(found, list):
-            return [_task(graph, row) for row in found]
-        return _task(graph, found)
-
-
-def _task(graph: TaskGraph, row: TaskRow) -> Task:
-    inputs = tuple([Future(graph, number) for number in row.inputs])
-    return Task(row.agent, inputs, tuple([Future(graph, number) for number in row.outputs]))
 
 
 def _fresh(name: str | None, side: str, taken: dict[str, int]) -> str:

@@ -1,0 +1,158 @@
+"""Whether a task graph can run: everything that is wrong with it, at once.
+
+Comes in: a `TaskTable`, of a graph or of a text from anywhere: its numbers may be any. Goes out:
+problems, each with its place. Must not know: how a table came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from stitch.errors import Problem, TaskError
+from stitch.program import TensorDesc, link_problem
+from stitch.tasks.agents import CopyAgent, ProgramAgent
+from stitch.tasks.task_order import cycle_of, predecessors_of, producers_of
+from stitch.tasks.task_table import NamedValue, TaskRow, TaskTable
+
+#: More than these are not worth listing.
+MAX_PROBLEMS = 50
+
+
+def problems_of(table: TaskTable) -> tuple[Problem, ...]:
+    """What keeps a graph from running, the first `MAX_PROBLEMS` of it."""
+    return tuple(islice(_problems(table), MAX_PROBLEMS))
+
+
+def check_table(table: TaskTable) -> TaskTable:
+    """The table; raises one `TaskError` with everything that keeps it from running."""
+    problems = problems_of(table)
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        name = f" {table.name!r}" if table.name else ""
+        raise TaskError(f"task graph{name} cannot run:{listed}")
+    return table
+
+
+def _problems(table: TaskTable) -> Iterator[Problem]:
+    yield from _names(table.inputs, "input")
+    yield from _names(table.outputs, "output")
+    producers = producers_of(table)
+    inputs = {value.value for value in table.inputs}
+    yield from _unknown(table, producers, inputs)
+    backward = list(_direction(table, producers))
+    yield from backward
+    if backward:
+        circle = cycle_of(predecessors_of(table))
+        if circle:
+            names = " -> ".join(table.task_name(index) for index in (*circle, circle[0]))
+            yield Problem(
+                "cycle", table.task_name(circle[0]), f"tasks wait for each other: {names}"
+            )
+    links: dict[tuple[int, int], str] = {}
+    for index, task in enumerate(table.tasks):
+        yield from _signature(table, index, task, links)
+    yield from _overwritten(table)
+
+
+def _names(values: Iterable[NamedValue], side: str) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for i, value in enumerate(values):
+        if not value.name or value.name in seen:
+            why = f"another {side} has the name {value.name!r}" if value.name else "it has no name"
+            yield Problem("bad_name", f"{side} {i}", why)
+        seen.add(value.name)
+
+
+def _unknown(table: TaskTable, producers: dict[int, int], inputs: set[int]) -> Iterator[Problem]:
+    """Values that nobody makes."""
+    for index, task in enumerate(table.tasks):
+        for i, number in enumerate(task.inputs):
+            if number not in producers and number not in inputs:
+                yield Problem("unknown_value", _slot(table, index, i),
+                              f"value {number} is no input, and no task makes it")  # fmt: skip
+    for name, number in table.outputs:
+        if number not in producers and number not in inputs:
+            yield Problem("unknown_value", f"output {name!r}",
+                          f"value {number} is no input, and no task makes it")  # fmt: skip
+
+
+def _direction(table: TaskTable, producers: dict[int, int]) -> Iterator[Problem]:
+    """Futures that do not point at an earlier task."""
+    for index, task in enumerate(table.tasks):
+        for i, number in enumerate(task.inputs):
+            maker = producers.get(number, -1)
+            if maker >= index:
+                which = "itself" if maker == index else f"the later {table.task_name(maker)}"
+                yield Problem("direction", _slot(table, index, i), f"it reads what {which} makes")
+
+
+def _signature(
+    table: TaskTable, index: int, task: TaskRow, links: dict[tuple[int, int], str]
+) -> Iterator[Problem]:
+    """Inputs and outputs that are not those of the agent."""
+    agent, where = task.agent, table.task_name(index)
+    if len(task.inputs) != agent.takes:
+        yield Problem("signature", where, f"it takes {agent.takes} inputs, not {len(task.inputs)}")
+        return
+    known = range(len(table.descs))
+    if any(number not in known for number in task.inputs):
+        return
+    if type(agent) is ProgramAgent:
+        for i, (number, wanted) in enumerate(
+            zip(task.inputs, agent.transformation.inputs, strict=True)
+        ):
+            given = table.descs[number]
+            if given is wanted:
+                continue
+            key = id(given), id(wanted)
+            if key not in links:
+                links[key] = _misfit(given, wanted)
+            if links[key]:
+                yield Problem("shape_or_type", _slot(table, index, i), links[key])
+    elif type(agent) is CopyAgent:
+        shape = table.descs[task.inputs[0]].shape
+        if shape != agent.desc.shape:
+            yield Problem("shape_or_type", where,
+                          f"a copy of shape {list(shape)} has not {list(agent.desc.shape)}")  # fmt: skip
+    made = agent.outputs([table.descs[number] for number in task.inputs])
+    said = tuple([table.descs[n] if n in known else None for n in task.outputs])
+    if made != said:
+        shown = ", ".join("nothing" if desc is None else desc.text() for desc in said)
+        yield Problem("signature", where,
+                      f"it makes {', '.join(d.text() for d in made) or 'nothing'}, "
+                      f"not {shown or 'nothing'}")  # fmt: skip
+
+
+def _misfit(given: TensorDesc, wanted: TensorDesc) -> str:
+    problem = link_problem(given, wanted)
+    return "" if problem is None else f"{problem[0]} ({given.text()} for {wanted.text()})"
+
+
+def _overwritten(table: TaskTable) -> Iterator[Problem]:
+    """Values that are read or overwritten after they are gone."""
+    gone: dict[int, int] = {}
+    for index, task in enumerate(table.tasks):
+        consumes = task.agent.consumes
+        if gone:
+            for i, number in enumerate(task.inputs):
+                if number in gone:
+                    again = "overwrites" if i in consumes else "reads"
+                    kind = "write_after_write" if i in consumes else "read_after_overwrite"
+                    yield Problem(kind, _slot(table, index, i), f"it {again} a value that "
+                                  f"{table.task_name(gone[number])} has taken over")  # fmt: skip
+        for i in consumes:
+            if i < len(task.inputs):
+                number = task.inputs[i]
+                if task.inputs.count(number) > 1:
+                    yield Problem("write_after_read", _slot(table, index, i),
+                                  "it takes over a value that it reads beside that")  # fmt: skip
+                gone.setdefault(number, index)
+    for name, number in table.outputs:
+        if number in gone:
+            yield Problem("read_after_overwrite", f"output {name!r}",
+                          f"{table.task_name(gone[number])} has taken its value over")  # fmt: skip
+
+
+def _slot(table: TaskTable, index: int, i: int) -> str:
+    return f"{table.task_name(index)}, {table.tasks[index].agent.input_name(i)!r}"
