@@ -17,7 +17,7 @@ from stitch.cli.wire_words import free_outputs
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
 from stitch.program import Array, DataType, InputKind, InputSlot, OutputSlot, Value, ValueType
-from stitch.runtime import GraphCall, LoadedProgram, PreparedGraph, Tensor
+from stitch.runtime import LoadedProgram, PreparedGraph, Tensor, chain_graph
 
 Slot = TypeVar("Slot", InputSlot, OutputSlot)
 
@@ -78,10 +78,9 @@ class Chain:
         for wire in wires:
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
         results = free_outputs(modules, wires)
-        calls = list(map(GraphCall, self.programs, feeds))
-        self._graph: PreparedGraph | None = PreparedGraph(calls, "chain", results)
-        self._sources = self._graph.inputs
-        taken_slots = [(modules[k], modules[k].program.inputs[i]) for k, i in self._sources]
+        table, sources = chain_graph(self.programs, feeds, "chain", results)
+        self._graph: PreparedGraph | None = PreparedGraph(device, table)
+        taken_slots = [(modules[k], modules[k].program.inputs[i]) for k, i in sources]
         given_slots = [(modules[k], modules[k].program.outputs[o]) for k, o in results]
         self.inputs = tuple(
             RunInput(name, value.type, slot.kind, own=slot.name)

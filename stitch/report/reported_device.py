@@ -7,11 +7,15 @@ Must not know: where programs come from.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stitch.argument_kinds import instance_of
 from stitch.machine import Machine
-from stitch.runtime import LoadedProgram, RuntimeDevice
+from stitch.runtime import LoadedProgram, PreparedGraph, RuntimeDevice
 from stitch.ttb import Binary
+
+if TYPE_CHECKING:
+    from stitch.tasks import TaskGraph
 
 #: Programs that `submit` keeps loaded on a device.
 MAX_SUBMITTED = 64
@@ -51,6 +55,19 @@ class Device(RuntimeDevice):
             while len(self._submitted) > MAX_SUBMITTED:
                 del self._submitted[next(iter(self._submitted))]
         return entry[1]
+
+    def prepare(self, graph: TaskGraph) -> PreparedGraph:
+        """A task graph as a callable: with arrays or tensors for its inputs, by position or name,
+        it gives its outputs, ready.
+
+        Programs that are not loaded here yet are. Raises `TaskError` with all that is wrong with
+        the graph, `UsageError` for programs of another device, and what loading raises.
+        """
+        from stitch.tasks import TaskGraph
+
+        instance_of("a task graph", TaskGraph).check("device.prepare", "graph", graph)
+        self.check_open()
+        return PreparedGraph(self, graph.table())
 
     def explain(self) -> str:
         """Every copy so far, with bytes, simulated time and reason."""

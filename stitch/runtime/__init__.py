@@ -20,6 +20,8 @@ from stitch.runtime.events import (
     Written,
 )
 from stitch.runtime.executors import EXECUTORS, Executor, make_executor, program_peak
+from stitch.runtime.functions import HostResult
+from stitch.runtime.graphs import PreparedGraph, chain_graph
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import elements, export, lend, reshaped, take_back
@@ -27,16 +29,15 @@ from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loop_cells import Cells
 from stitch.runtime.loop_stages import Conversion, LoopStage, ProgramCall
 from stitch.runtime.pipeline import RuntimePipeline
-from stitch.runtime.prepared import GraphCall, PreparedGraph
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, SpaceUse, capture
 
 __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells", "Conversion",
-    "Event", "Executor", "GraphCall", "HookContext", "InputPort", "LoadedProgram", "PlanMade",
+    "Event", "Executor", "HookContext", "HostResult", "InputPort", "LoadedProgram", "PlanMade",
     "PlanRun", "PlanStopped", "PreparedGraph", "ProgramCall", "ReadBack", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "LoopStage", "Tensor", "Totals", "Written", "capture",
     "elements", "export", "lend", "make_executor", "program_peak", "reshaped", "take_back",
-    "totals_of",
+    "chain_graph", "totals_of",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from stitch.runtime.backends import HostMemory
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ArgumentRecord, InputPort, Status, Store, ValueRecord, capture
+from stitch.tasks import Transformation
 
 PENDING, READY = Status.PENDING, Status.READY
 PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
@@ -24,6 +25,14 @@ class Caller(Store, Protocol):
 
     host_memory: HostMemory
     strict_types: bool
+
+
+class Taking(Protocol):
+    """A loaded program or a host function, as far as it takes inputs."""
+
+    name: str
+    ports: tuple[InputPort, ...]
+    transformation: Transformation
 
 
 def link_arguments(
@@ -42,7 +51,7 @@ def link_arguments(
         if type(argument) is Tensor:
             value = argument._record
             if value.desc_key not in port.accepted:
-                check_value(device, agent, port, value)
+                link_value(device, agent.name, port, value)
         elif (
             type(argument) is np.ndarray
             and port.is_small
@@ -52,12 +61,12 @@ def link_arguments(
             # Whether it must be copied takes longer to find out.
             value = ArgumentRecord(device, argument if borrow else argument.copy(), port)
         else:
-            value = link_argument(device, agent, port, argument, borrow)
+            value = link_argument(device, agent.name, port, argument, borrow)
         values.append(value)
     return values
 
 
-def check_inputs(agent: LoadedProgram, values: list[ValueRecord]) -> None:
+def check_inputs(agent: Taking, values: list[ValueRecord]) -> None:
     """Raise `TaskError` for values that are gone, or not this caller's to donate; the queue's lock
     is held, so it stays so until they are queued."""
     for value in values:
@@ -69,13 +78,13 @@ def check_inputs(agent: LoadedProgram, values: list[ValueRecord]) -> None:
 
 
 def link_argument(
-    device: Caller, agent: LoadedProgram, port: InputPort, argument: Any, borrow: bool
+    device: Caller, name: str, port: InputPort, argument: Any, borrow: bool
 ) -> ValueRecord:
-    """The value that one argument stands for."""
+    """The value that one argument stands for; `name`: of what is called."""
     if type(argument) is Tensor:
         value = argument._record
         if value.desc_key not in port.accepted or value.status > READY or value.consumed:
-            check_value(device, agent, port, value)
+            link_value(device, name, port, value)
         return value
     allowed = device.host_memory.allowed
     host = capture(argument, port.shape, port.type.data_type, borrow, port.origin, allowed)
@@ -97,12 +106,13 @@ def check_submission(agent: object, arguments: object) -> None:
         )
 
 
-def check_value(device: Caller, agent: LoadedProgram, port: InputPort, value: ValueRecord) -> None:
-    """Raise what says so where a value is gone, another device's, or no value for an input."""
+def link_value(device: Caller, name: str, port: InputPort, value: ValueRecord) -> None:
+    """Raise what says so where a value is gone, another device's, or no value for an input of what
+    is called by that name."""
     value.check_usable()
     if value.device is not device:
         raise UsageError(
-            f"input {port.name!r} of {agent.name!r} is a tensor of another device",
+            f"input {port.name!r} of {name!r} is a tensor of another device",
             expected=f"an array, or a tensor of {device!r}",
             got=f"a tensor of {value.device!r}",
             remedy="bring it over with .numpy()",
@@ -110,13 +120,13 @@ def check_value(device: Caller, agent: LoadedProgram, port: InputPort, value: Va
     if value.desc_key not in port.accepted:
         origin = value.by or "a tensor"
         check_link(
-            value.desc, port.desc, output=origin, input=f"{agent.name}.{port.name}",
+            value.desc, port.desc, output=origin, input=f"{name}.{port.name}",
             strict_types=device.strict_types,
         )  # fmt: skip
         port.accepted.add(value.desc_key)
 
 
-def check_donations(agent: LoadedProgram, inputs: list[ValueRecord]) -> None:
+def check_donations(agent: Taking, inputs: list[ValueRecord]) -> None:
     """Raise `TaskError` where something else refers to what a program is to take over."""
     for index in agent.transformation.donated:
         value, name = inputs[index], agent.ports[index].name

@@ -15,14 +15,15 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Self
 
-from stitch.argument_kinds import INDEX_OR_NAME, takes
-from stitch.errors import StitchError, UsageError
+from stitch.argument_kinds import INDEX_OR_NAME, instance_of, takes
+from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
 from stitch.program import Space, TensorDesc
-from stitch.runtime.arguments import check_inputs, check_submission, link_arguments
+from stitch.runtime.arguments import Taking, check_inputs, check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
 from stitch.runtime.executors import Executor, is_own, make_executor
+from stitch.runtime.functions import HostAgents, HostResult, QueuedCall, queue_call
 from stitch.runtime.history import Account, History, Statistics
 from stitch.runtime.hooks import Hooks
 from stitch.runtime.loaded import MANY_NOTES, LoadedProgram
@@ -33,8 +34,10 @@ from stitch.runtime.recording import RecordingMaker, Recordings
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import ConstantRecord, Records, SpaceUse, ValueRecord
+from stitch.tasks import HostFunction
 from stitch.ttb import SOURCE, Binary, load
 
+HOST_FUNCTION = instance_of("a host function (stitch.task makes one)", HostFunction)
 #: Tasks that a window holds unless said otherwise.
 DEFAULT_WINDOW = 64
 #: What tells devices of one machine apart where they are named.
@@ -83,6 +86,7 @@ class RuntimeDevice(TensorAccess):
         self.hooks = Hooks(self.look_again)
         self.recordings = Recordings(records)
         self.maker = RecordingMaker(self)
+        self.host_agents = HostAgents(self)
         self.copies_forbidden = 0
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
@@ -222,7 +226,7 @@ class RuntimeDevice(TensorAccess):
         try:
             runs_here, queues_here = self.runs_here, self.queues_here
             if self.is_closed or runs_here() or queues_here() or agent.device is not self:
-                self.check_outside()
+                self.check_may_queue()
                 self.check_open()
                 self.check_program(agent)
             inputs = link_arguments(self, agent, arguments, borrow)
@@ -245,12 +249,51 @@ class RuntimeDevice(TensorAccess):
                     values = tasks.append(agent.transformation, agent, inputs, agent.outputs)
                     results = handle_on(values[0]) if len(values) == 1 else handles_on(values)
                 is_full = tasks.queued.graph.length >= tasks.limit and tasks.is_full()
-            if is_full:
+            if is_full and not runs_here():
                 self.flush()
             return results
         except (AttributeError, TypeError, ValueError, StitchError):
             check_submission(agent, arguments)
             raise
+
+    def call(self, function: HostFunction, *arguments: Any, **named: Any) -> Any:
+        """Queue one call of a host function (`stitch.task`) with tensors, arrays, results of
+        earlier calls, and any other objects.
+
+        Gives its results as tensors: what it writes, what it returns, what it updates; where it
+        describes none, a `HostResult` for what it returns. Raises `UsageError` for arguments that
+        the function does not take, `TaskError` for tensors that are gone.
+        """
+        HOST_FUNCTION.check("device.call", "function", function)
+        if self.is_closed or self.runs_here() or self.queues_here():
+            self.check_may_queue()
+            self.check_open()
+        agent, call, inputs = self.host_agents.call(function, arguments, named)
+        if agent.transformation.donated:
+            self._drain_for(agent, inputs)
+        result = None if agent.outputs else HostResult(self, agent.name)
+        tasks, queued = self.tasks, QueuedCall(agent, call, result)
+        with self.queue_lock:
+            self.check_open()
+            tasks.mend()
+            check_inputs(agent, inputs)
+            values = queue_call(tasks, agent, queued, inputs)
+            handles = handles_on(values)
+            is_full = tasks.queued.graph.length >= tasks.limit and tasks.is_full()
+        if is_full and not self.runs_here():
+            self.flush()
+        return handles if result is None else result
+
+    def settle_result(self, result: HostResult) -> None:
+        """Run what is queued until a result of a host function is there, or never will be."""
+        with self.lock:
+            self.check_open()
+            self.run_queue()
+        if result.is_pending and not self.computes:
+            raise TaskError(
+                f"the null executor computes nothing, so host function {result.name!r} did not run",
+                remedy="open the device with executor='numpy'",
+            )
 
     def check_program(self, agent: LoadedProgram) -> None:
         """Raise `UsageError` for a program of another device."""
@@ -262,11 +305,11 @@ class RuntimeDevice(TensorAccess):
                 remedy="load its file here: device.load(file)",
             )
 
-    def _drain_for(self, agent: LoadedProgram, inputs: list[ValueRecord]) -> None:
+    def _drain_for(self, agent: Taking, inputs: list[ValueRecord]) -> None:
         """Let go of what seems to share a value that is donated, and was perhaps dropped, is being
         let go of just now by another thread, or is read for the last time by a queued task."""
         given = [inputs[index] for index in agent.transformation.donated]
-        if any(map(_is_shared, given)):
+        if any(map(_is_shared, given)) and not self.runs_here():
             with self.lock:
                 self.drain()
             if any(map(_is_shared, given)):

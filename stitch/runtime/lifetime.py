@@ -61,6 +61,9 @@ class Lifetime:
         self.quick_lock, self.queue_lock = quick(self._locks[0]), tasks.lock
         #: Whether this thread holds the first lock, or the second.
         self.runs_here, self.queues_here = held_here(self._locks[0]), held_here(queue_lock)
+        #: How many host functions it is running, and whether one of them has queued something.
+        self.calls_host = 0
+        self.was_queued_inside = False
         #: Whether it cannot be used any more (here: a fork closes it for the child).
         self.is_closed = False
         #: The process that opened it.
@@ -102,10 +105,25 @@ class Lifetime:
             return self._once_more()
         return self.quick_lock
 
+    def check_may_queue(self) -> None:
+        """Raise `TaskError` where this thread is inside, but for a host function, which may queue
+        what runs after it."""
+        if self.runs_here() and self.calls_host and not self.queues_here():
+            self.was_queued_inside = True
+        else:
+            self.check_outside()
+
     def check_outside(self) -> None:
         """Raise `TaskError` where this thread is inside: a plan or a call is half-way through."""
         if not (self.runs_here() or self.queues_here()):
             return
+        if self.calls_host and not self.queues_here():
+            raise TaskError(
+                f"device {self._name!r} is running the host function that asks: what it asks for "
+                "would wait for the function itself",
+                remedy="give the function what it reads as an argument; it may queue tasks, whose "
+                "results are there once it has returned",
+            )
         if (not self.events.is_over or self.queues_here() or self.tasks.running is not None
                 or not self.records.is_whole):  # fmt: skip
             raise TaskError(
@@ -185,7 +203,14 @@ class Lifetime:
         is_empty = fill is None and tasks.is_idle
         if deaths.dropped or deaths.notes.left or (deaths.resting and not is_empty):
             self._read_notes(resting=not is_empty)
-        return None if is_empty else tasks.run(fill, at_most)
+        if is_empty:
+            return None
+        ran = tasks.run(fill, at_most)
+        while self.was_queued_inside:
+            # What host functions have queued meanwhile.
+            self.was_queued_inside = False
+            tasks.run()
+        return ran
 
     def flush(self) -> None:
         """Run everything that is queued.

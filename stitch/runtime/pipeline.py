@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from stitch.errors import UsageError
 from stitch.linker import chain_wires
+from stitch.runtime.graphs import PreparedGraph, chain_graph
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.prepared import GraphCall, PreparedGraph
 
 
 class RuntimePipeline(PreparedGraph):
@@ -29,7 +29,9 @@ class RuntimePipeline(PreparedGraph):
                 got=f"{type(got).__name__}: {' '.join(repr(got).split())[:60]}",
                 remedy="load files or models first: Pipeline([device.load(one) for one in (a, b)])",
             )
+        device = self.programs[0].device
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in self.programs]
         for wire in chain_wires([loaded.program for loaded in self.programs]):
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
-        super().__init__(list(map(GraphCall, self.programs, feeds)), "pipeline")
+        table, _ = chain_graph(self.programs, feeds, "pipeline")
+        super().__init__(device, table)

@@ -47,6 +47,11 @@ class Tensor:
         return self._record.device
 
     @property
+    def function_queue(self) -> Any:
+        """Where a host function is queued that is called with it: its device."""
+        return self._record.device
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The logical shape."""
         return self._record.desc.shape

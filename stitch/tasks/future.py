@@ -24,8 +24,8 @@ class Graph(Protocol):
     def origin_of(self, number: int) -> tuple[int, int]:
         """The task that makes a value, and which of its outputs it is, in constant time."""
 
-    def host(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
-        """Add a call of a host function."""
+    def call(self, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        """Add a call of a program, or of a host function."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

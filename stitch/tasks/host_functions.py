@@ -43,7 +43,7 @@ _ANY_ARGUMENTS = inspect.signature(lambda *arguments, **named: None)
 class FunctionQueue(Protocol):
     """What queues host functions: a task graph, a device."""
 
-    def host(self, function: HostFunction, *arguments: Any, **named: Any) -> Any:
+    def call(self, function: Any, *arguments: Any, **named: Any) -> Any:
         """Queue one call; gives what stands for its results."""
 
 
@@ -64,7 +64,7 @@ class HostParameter:
     permission: Permission
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class HostFunction:
     """A Python function whose results have descriptors, so that it queues like a program.
 
@@ -91,11 +91,11 @@ class HostFunction:
         """
         for value in (*arguments, *named.values()):
             if isinstance(value, Handle):
-                return value.function_queue.host(self, *arguments, **named)
+                return value.function_queue.call(self, *arguments, **named)
         raise UsageError(
             f"none of the arguments of task {self.name!r} is a future or a tensor, so nothing says "
             "where it is to run",
-            remedy="graph.host(task, ...) or device.call(task, ...); task.function(...) calls the "
+            remedy="graph.call(task, ...) or device.call(task, ...); task.function(...) calls the "
             "Python function itself",
         )
 

@@ -82,12 +82,15 @@ class TaskGraph:
         self._producers.append(OUTSIDE)
         return Future(self, number)
 
-    def call(self, program: ProgramSource, /, *arguments: Future, **named: Future) -> Any:
-        """One run of a program; one future, or a tuple where it has several outputs.
+    def call(self, program: ProgramSource | HostFunction, /, *arguments: Any, **named: Any) -> Any:
+        """One run of a program, or of a host function (see `host`); one future, or a tuple where it
+        has several outputs.
 
         Inputs that the program is given for good (`donate`) are gone afterwards. Raises
         `UsageError` for missing or surplus inputs.
         """
+        if isinstance(program, HostFunction):
+            return self.host(program, *arguments, **named)
         agent = self._agents.get(id(program))
         if agent is None:
             agent = program_agent(program)

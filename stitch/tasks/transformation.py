@@ -12,10 +12,12 @@ _next_key = itertools.count(1).__next__
 
 
 class TransformationKind(enum.Enum):
-    """What computes a transformation: an executor runs programs, the backend copies."""
+    """What computes a transformation: an executor runs programs, the backend copies, Python runs
+    host functions."""
 
     PROGRAM = "program"
     COPY = "copy"
+    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -113,8 +113,8 @@ def _signature(
     elif type(agent) is CopyAgent:
         shape = table.descs[task.inputs[0]].shape
         if shape != agent.desc.shape:
-            yield Problem("shape_or_type", where,
-                          f"a copy of shape {list(shape)} has not {list(agent.desc.shape)}")  # fmt: skip
+            said_of = f"a copy of shape {list(shape)} has not {list(agent.desc.shape)}"
+            yield Problem("shape_or_type", where, said_of)
     made = agent.outputs([table.descs[number] for number in task.inputs])
     said = tuple([table.descs[n] if n in known else None for n in task.outputs])
     if made != said:

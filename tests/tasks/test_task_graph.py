@@ -110,7 +110,7 @@ def test_a_refused_call_leaves_the_graph_as_it_was() -> None:
     with pytest.raises(UsageError, match="wrong inputs for program 'p': missing: x1"):
         graph.call(program(), x)
     with pytest.raises(UsageError, match="'x1' of 'p'"):
-        graph.call(program(), x, 3)  # type: ignore[arg-type]
+        graph.call(program(), x, 3)
     with pytest.raises(TaskError, match="a future of another task graph was given as 'x1' of 'p'"):
         graph.call(program(), x, foreign)
     with pytest.raises(TaskError, match="another task graph"):

@@ -22,11 +22,10 @@ from stitch.documents.pipelines.pipeline_form import (
     runs_of,
 )
 from stitch.program import Array, InputSlot, OutputSlot, Program
-from stitch.runtime import GraphCall, LoadedProgram, PreparedGraph, Tensor
+from stitch.runtime import LoadedProgram, PreparedGraph, Tensor
+from stitch.tasks import Future, TaskGraph
 
 Value = Tensor | Array
-#: A run, by its number, and the position of one of its inputs or outputs.
-_Place = tuple[int, int]
 #: What comes from outside; the indices of loops are part of it for elements.
 _Outside = tuple[Reference, tuple[tuple[str, int], ...]]
 
@@ -151,18 +150,19 @@ def rounds_of(
     count = window // tasks
     for number in range(count):
         unrolled.round(scheduled, {step.index: number})
-    made = {name: unrolled.made.get(name) for name, _ in step.carry}
-    places = {place: name for name, place in made.items() if place is not None}
-    if unrolled.is_parted or not places or len(places) < len(step.carry):
+    made = {unrolled.made.get(name): name for name, _ in step.carry}
+    if unrolled.is_parted or not made or None in made or len(made) < len(step.carry):
         return None
-    results = sorted(places)
-    taken = [unrolled.shared.get((Reference(name), ())) for name in made]
+    for value, name in made.items():
+        assert value is not None, "asked above"
+        unrolled.graph.output(value, name)
+    taken = [unrolled.names.get((Reference(name), ())) for name in made.values()]
+    device = next(iter(programs.values())).device
     graph = PreparedGraph(
-        unrolled.calls, "loop", results, [place for place in taken if place is not None]
+        device, unrolled.graph.table(), [name for name in taken if name is not None]
     )
-    inputs = [unrolled.inputs[place] for place in graph.inputs]
-    carried = tuple([places[place] for place in results])
-    return Rounds(graph, count, step.index, tuple([(r, dict(at)) for r, at in inputs]), carried)
+    inputs = tuple([(reference, dict(at)) for reference, at in unrolled.inputs])
+    return Rounds(graph, count, step.index, inputs, tuple(made.values()))
 
 
 def _modules(scheduled: Scheduled) -> set[str]:
@@ -177,13 +177,14 @@ class _Unrolled:
 
     def __init__(self, programs: Mapping[str, LoadedProgram], carried: Set[str]) -> None:
         self._programs, self._carried = programs, carried
-        self.calls: list[GraphCall] = []
-        #: Where the value of a name was made last; the others come from outside.
-        self.made: dict[str, _Place] = {}
-        #: What comes from outside, by the run that takes it first.
-        self.inputs: dict[_Place, _Outside] = {}
-        #: The same the other way round, where later runs may take it too.
-        self.shared: dict[_Outside, _Place] = {}
+        self.graph = TaskGraph("loop")
+        #: What a name stood for last; the others come from outside.
+        self.made: dict[str, Future] = {}
+        #: What comes from outside, by the graph's inputs.
+        self.inputs: list[_Outside] = []
+        #: The inputs that later runs may take too, and their names.
+        self._shared: dict[_Outside, Future] = {}
+        self.names: dict[_Outside, str] = {}
         #: Whether an element of what is made inside is taken, or something from outside carried.
         self.is_parted = False
 
@@ -198,33 +199,33 @@ class _Unrolled:
             for number in range(inner.step.times):
                 self.round(inner, {**indices, inner.step.index: number})
         carried = {name: self.made.get(after) for name, after in repeat.carry}
-        for name, place in carried.items():
-            if place is None:
+        for name, value in carried.items():
+            if value is None:
                 self.is_parted = True
             else:
-                self.made[name] = place
+                self.made[name] = value
 
     def _run(self, scheduled: Scheduled, step: RunStep, indices: Mapping[str, int]) -> None:
-        number, program = len(self.calls), self._programs[step.module]
-        feeds: dict[int, _Place] = {}
-        shares: dict[int, _Place] = {}
+        program = self._programs[step.module]
+        given: dict[int, Future] = {}
         for at, (_, reference) in zip(scheduled.inputs, step.inputs, strict=True):
-            place = self.made.get(reference.name)
-            if place is not None:
-                feeds[at] = place
+            value = self.made.get(reference.name)
+            if value is not None:
                 self.is_parted = self.is_parted or reference.is_element
-                continue
-            outside = reference, tuple(indices.items()) if reference.is_element else ()
-            own = number, at
-            if at in program.transformation.donated and reference.name not in self._carried:
-                # What is made of an array for a run that uses it up is that run's alone.
-                self.inputs[own] = outside
-                continue
-            first = self.shared.setdefault(outside, own)
-            if first == own:
-                self.inputs[own] = outside
             else:
-                shares[at] = first
-        self.calls.append(GraphCall(program, feeds, shares))
+                outside = reference, tuple(indices.items()) if reference.is_element else ()
+                # What is made of an array for a run that uses it up is that run's alone.
+                is_given = at in program.transformation.donated
+                is_shared = not is_given or reference.name in self._carried
+                value = self._shared.get(outside) if is_shared else None
+                if value is None:
+                    name = f"input{len(self.inputs)}"
+                    value = self.graph.input(program.program.input_desc(at), name)
+                    self.inputs.append(outside)
+                    if is_shared:
+                        self._shared[outside], self.names[outside] = value, name
+            given[at] = value
+        made = self.graph.call(program, *[given[at] for at in range(program.takes)])
+        outputs = made if isinstance(made, tuple) else (made,)
         for at, (_, name) in zip(scheduled.outputs, step.outputs, strict=True):
-            self.made[name] = (number, at)
+            self.made[name] = outputs[at]

@@ -193,7 +193,7 @@ class _Checker(Inspection):
 
     def _execute(self, step: Execute) -> None:
         task = self._start(step.task)
-        if task is None or task.transformation.kind is not TransformationKind.PROGRAM:
+        if task is None or task.transformation.kind is TransformationKind.COPY:
             self.say("order", f"there is no program {step.task} to run")
             return
         what, symbolic_memory = task.transformation, self.symbolic_memory

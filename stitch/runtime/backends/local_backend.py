@@ -128,7 +128,8 @@ class LocalBackend:
         self, plan: Plan, programs: Sequence[PreparedProgram | None],
         bodies: Sequence[Program | None], addresses: Mapping[int, int] | None = None,
     ) -> BoundPlan:  # fmt: skip
-        """Bind a plan to bytes; `programs[i]`, `bodies[i]` belong to task i (None for copies).
+        """Bind a plan to bytes; `programs[i]`, `bodies[i]` belong to task i (None for copies;
+        host functions have no body).
 
         `addresses`: of buffers that lie elsewhere than the plan says, for plans that change nothing
         but their results.
@@ -275,7 +276,7 @@ class _PlanBinding:
     def _execute(self, step: Execute) -> BoundProgram:
         prepared, program = self.programs[step.task], self.bodies[step.task]
         assert prepared is not None
-        assert program is not None
+        takes = len(step.inputs) if program is None else len(program.inputs)
         scratch = None
         if step.scratch is not None:
             scratch = self.backend.region(*step.scratch)
@@ -284,7 +285,7 @@ class _PlanBinding:
                 self.thunks.append(partial(scratch.fill, POISON_BYTE))
         bound = prepared.bind(
             # Constants may follow, which are read from the file.
-            tuple(self._region(i) for i in step.inputs[: len(program.inputs)]),
+            tuple(self._region(i) for i in step.inputs[:takes]),
             tuple(self._region(i) for i in step.outputs),
             scratch,
         )

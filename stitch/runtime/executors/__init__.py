@@ -6,6 +6,7 @@ Comes in: programs and regions of bytes. Goes out: steps to call. Must not know 
 from importlib import import_module
 
 from stitch.errors import UsageError, closest
+from stitch.runtime.executors.calls import CallBox, CallKernel, FunctionCall
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
@@ -78,7 +79,7 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
 
 
 __all__ = [
-    "EXECUTORS", "BoundProgram", "Executor", "PreparedProgram", "ProgramBytes", "Workspace",
-    "as_bytes", "committed_nbytes", "dense_view", "found_once", "ignore_errors", "is_own",
-    "make_executor", "program_peak", "quietly",
+    "EXECUTORS", "BoundProgram", "CallBox", "CallKernel", "Executor", "FunctionCall",
+    "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes", "dense_view",
+    "found_once", "ignore_errors", "is_own", "make_executor", "program_peak", "quietly",
 ]  # fmt: skip

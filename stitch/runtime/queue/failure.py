@@ -12,6 +12,7 @@ from stitch.errors import StitchError, TaskError
 from stitch.runtime.locks import Lock
 from stitch.runtime.recording import Window
 from stitch.runtime.values import Records, Status, ValueRecord
+from stitch.tasks import NumberedTask
 
 
 class Queue(Protocol):
@@ -34,8 +35,7 @@ def run_one_by_one(
     """
     tasks, values = window.graph.tasks, window.values
     if error is not None and len(tasks) == 1:
-        for number in tasks[0].outputs:
-            fail(values[number], error)
+        _fail_task(window, 0, tasks[0], error)
         for number in tasks[0].inputs:
             _undo_donation(values[number], tasks[0].transformation.name)
         _drop_dead(queue, window, kept)
@@ -54,7 +54,7 @@ def run_one_by_one(
             first = first or problem
         except BaseException as problem:
             # A hook's own, or an interrupt: nobody will run the rest.
-            _cancel(window, index, problem)
+            _cancel_from(window, index, problem)
             _drop_dead(queue, window, kept)
             raise
     _drop_dead(queue, window, kept)
@@ -65,12 +65,10 @@ def run_one_by_one(
             del first, error
 
 
-def _cancel(window: Window, index: int, error: BaseException) -> None:
+def _cancel_from(window: Window, index: int, error: BaseException) -> None:
     """The tasks from one on will not run."""
-    for task in window.graph.tasks[index:]:
-        for number in task.outputs:
-            if window.values[number].status is Status.PENDING:
-                fail(window.values[number], error)
+    for late, task in enumerate(window.graph.tasks[index:], index):
+        _fail_task(window, late, task, error)
         for number in task.inputs:
             _undo_donation(window.values[number], task.transformation.name)
 
@@ -99,11 +97,13 @@ def _run_alone(
 ) -> None:
     task, values = window.graph.tasks[index], window.values
     inputs = [values[number] for number in task.inputs]
-    broken = next((v for v in inputs if v.status > Status.FREED), None)
+    broken = next((v.by for v in inputs if v.status > Status.FREED), None)
+    call = window.call(index)
+    if broken is None and call is not None:
+        broken = call.is_cancelled
     if broken is not None:
-        cause = TaskError(f"task {task.transformation.name!r} was cancelled: {broken.by}")
-        for number in task.outputs:
-            fail(values[number], cause)
+        cause = TaskError(f"task {task.transformation.name!r} was cancelled: {broken}")
+        _fail_task(window, index, task, cause)
         return
     # What later tasks read is held for them, also where its handle is gone.
     held = {*later, *task.outputs}
@@ -128,8 +128,27 @@ def _drop_dead(queue: Queue, window: Window, kept: Sequence[bool]) -> None:
                 value.status = Status.FREED
 
 
-def fail(value: ValueRecord, error: BaseException) -> None:
-    """Mark a value that could not be made."""
-    value.status = Status.FAILED
-    first_line = str(error).splitlines()[0] if str(error) else "no message"
-    value.by = f"task {value.by!r}: {type(error).__name__}: {first_line}"
+def reads_what_failed(window: Window) -> bool:
+    """Whether something that its tasks read was never made."""
+    if any(value.status > Status.READY for _, value in window.sources):
+        return True
+    calls = [window.call(index) for index in range(len(window.agents))]
+    return any(call is not None and call.is_cancelled for call in calls)
+
+
+def cancel(window: Window, error: BaseException) -> None:
+    """What was queued in it and has not run never will."""
+    for index, task in enumerate(window.graph.tasks):
+        _fail_task(window, index, task, error)
+
+
+def _fail_task(window: Window, index: int, task: NumberedTask, error: BaseException) -> None:
+    """Mark what a task could not make."""
+    call = window.call(index)
+    said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    if call is not None:
+        call.stop(f"task {task.transformation.name!r}: {said}")
+    for number in task.outputs:
+        value = window.values[number]
+        if value.status is Status.PENDING:
+            value.status, value.by = Status.FAILED, f"task {value.by!r}: {said}"

@@ -15,7 +15,12 @@ from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.locks import Lock
 from stitch.runtime.queue.deaths import Deaths
 from stitch.runtime.queue.exposure import forget_stale_copies
-from stitch.runtime.queue.failure import fail, run_one_by_one, run_the_rest
+from stitch.runtime.queue.failure import (
+    cancel,
+    reads_what_failed,
+    run_one_by_one,
+    run_the_rest,
+)
 from stitch.runtime.recording import (
     Agent,
     Binding,
@@ -120,9 +125,7 @@ class TaskQueue:
 
     def cancel(self, why: str) -> None:
         """What is queued will not run."""
-        for value in self.queued.values:
-            if value.status is Status.PENDING:
-                fail(value, TaskError(why))
+        cancel(self.queued, TaskError(why))
         self.start_anew()
 
     # -- running -----------------------------------------------------------------------------------
@@ -173,7 +176,7 @@ class TaskQueue:
             # Others may have written its bytes since the device copied them.
             if value.is_exposed and len(value.instances) > 1:
                 forget_stale_copies(device, value)
-        if window.reads_failed and any(v.status > READY for _, v in window.sources):
+        if window.reads_failed and reads_what_failed(window):
             window.is_planned = True
             # What its tasks do not make, those of the next may have asked for already.
             self.queued.reads_failed = True
@@ -190,7 +193,7 @@ class TaskQueue:
         window.is_planned = True
         try:
             self.windows_run += 1
-            ran = run_binding(device, binding, window.values)
+            ran = run_binding(device, binding, window)
             with self.lock:
                 leave_results(device, binding, window.values, window.end)
                 if self.running is window:
@@ -214,9 +217,7 @@ class TaskQueue:
             if window.is_planned and not window.is_done:
                 # What was queued behind it may miss results of it.
                 following.reads_failed = True
-                for value in window.values:
-                    if value.status is Status.PENDING:
-                        fail(value, TaskError("the thread that ran it was interrupted"))
+                cancel(window, TaskError("the thread that ran it was interrupted"))
             elif not window.is_done:
                 following = Window.of(following.number + 1, window, following)
             self._end(window, following)

@@ -19,13 +19,14 @@ from numpy.lib.array_utils import byte_bounds
 from stitch.memory import Arrivals
 from stitch.planner import Buffer
 from stitch.program import Array, Space
+from stitch.runtime.executors import CallBox
 
 #: Gives the bytes of a footprint.
 RegionOf: TypeAlias = Callable[[Space, int, int], Array]
 #: What is the same at any address.
 _PLAIN = (
     int, float, complex, str, bytes, type(None), type, np.generic, np.dtype, np.ufunc,
-    type(np.copyto), Arrivals,
+    type(np.copyto), Arrivals, CallBox,
 )  # fmt: skip
 
 

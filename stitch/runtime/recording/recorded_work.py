@@ -22,10 +22,15 @@ from stitch.tasks import Transformation
 
 
 class Agent(Taker, Protocol):
-    """A loaded program, as those know it who plan and remember its runs."""
+    """A loaded program, or a call of a host function, as those know it who plan its runs."""
 
-    program: Program
-    constants: Sequence[ConstantRecord]
+    @property
+    def program(self) -> Program | None:
+        """What it runs; None for a host function."""
+
+    @property
+    def constants(self) -> Sequence[ConstantRecord]:
+        """What it reads beside its inputs."""
 
     @property
     def with_constants(self) -> Transformation:

@@ -18,7 +18,7 @@ from stitch.errors import OutOfMemoryError
 from stitch.planner import Buffer, Plan, Region, may_be_placed, needed_regions, ranges_of
 from stitch.program import Array, Program
 from stitch.runtime.backends import BoundPlan
-from stitch.runtime.executors import PreparedProgram
+from stitch.runtime.executors import CallKernel, PreparedProgram
 from stitch.runtime.history import Tally, Totals, totals_of_steps
 from stitch.runtime.recording.bound_parts import BoundParts
 from stitch.runtime.recording.code import Code, Straight
@@ -138,6 +138,12 @@ class Recording(LeaseHolder["Binding"]):
         self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])
         self.places, self.shared = places, shared
         self.programs, self.bodies = tuple(programs), tuple(bodies)
+        #: By task: where a run puts the call of a host function that it makes.
+        self.boxes = tuple([
+            (index, kernel.box)
+            for index, kernel in enumerate(self.programs)
+            if isinstance(kernel, CallKernel)
+        ])  # fmt: skip
         #: Where the constants lie that it reads, and what the records counted when they were last
         #: seen there.
         self._constant_places = [(constant, constant.places()) for constant in constants]

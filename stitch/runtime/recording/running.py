@@ -21,6 +21,7 @@ from stitch.runtime.recording.code import Ran, Straight, written
 from stitch.runtime.recording.observed import observed
 from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recording import Binding, Recording
+from stitch.runtime.recording.window import Window
 from stitch.runtime.values import Records, Status, ValueRecord, effects_of
 from stitch.tasks import NumberedTask
 
@@ -34,8 +35,9 @@ RUNS_TO_STRAIGHTEN = 2
 MAX_LINES = 1024
 
 
-def run_binding(device: Site, binding: Binding, values: Sequence[ValueRecord]) -> Ran:
+def run_binding(device: Site, binding: Binding, window: Window) -> Ran:
     """Run a plan on the values of a window, as `perform`; on failure leave what was finished."""
+    values = window.values
     arrays = []
     for number in binding.recording.arrays:
         arrays.append(values[number].host_array())  # noqa: PERF401 (a call less)
@@ -44,11 +46,13 @@ def run_binding(device: Site, binding: Binding, values: Sequence[ValueRecord]) -
         arrays += binding.recording.constant_arrays
         progress = binding.bound.progress
         # What it moves lies elsewhere from that step on, whoever hears how far it came.
-        stopped = partial(_after_failure, device, binding, values, KeyboardInterrupt(), progress)
+        stopped = partial(_after_failure, device, binding, window, KeyboardInterrupt(), progress)
         # All at once: nothing can come in between these.
         progress[0] = 0
         device.records.unfinished = stopped
         device.records.is_whole = False
+    for index, box in binding.recording.boxes:
+        box.call = window.call(index)
     try:
         return perform(device, binding, arrays)
     except BaseException as error:
@@ -56,7 +60,7 @@ def run_binding(device: Site, binding: Binding, values: Sequence[ValueRecord]) -
         if binding.lease is not None or done > progress[0]:
             progress[0] = done
         tell_stopped(device, binding, progress[0])
-        _after_failure(device, binding, values, error, progress)
+        _after_failure(device, binding, window, error, progress)
         raise
 
 
@@ -206,7 +210,7 @@ def _written(device: Site, binding: Binding) -> Straight:
     write = partial(
         written, kinds=kinds, order=recording.order, tally=binding.tally,
         observers=device.observers, is_timed=device.events.active,
-        calls_others=bool(hooks.bits) or device.kernels_call_back,
+        calls_others=bool(hooks.bits or recording.boxes) or device.kernels_call_back,
     )  # fmt: skip
     if hooks.bits:
         thunks, ends = observed(bound, hooks)
@@ -251,12 +255,13 @@ def run_all(steps: Iterable[Callable[[], object]]) -> None:
 def _after_failure(
     device: Site,
     binding: Binding,
-    values: Sequence[ValueRecord],
+    window: Window,
     error: BaseException,
     progress: Sequence[int],
 ) -> None:
     """A run has ended after as many steps as its progress says; may be called twice."""
     plan, records, steps_done = binding.plan, device.records, progress[0]
+    values = window.values
     _place(values)
     value_of = _finder(binding.recording, records, values)
     if binding.lease is not None:
@@ -270,7 +275,7 @@ def _after_failure(
         for index, task in enumerate(plan.request.tasks)
         if index not in left
     }
-    records.apply(effects, value_of, device.lost_all, partial(_fail, plan, values, why))
+    records.apply(effects, value_of, device.lost_all, partial(_fail, plan, window, why))
     for number in binding.recording.passing:
         if values[number].instances and number not in wanted:
             records.release(values[number])
@@ -280,11 +285,14 @@ def _after_failure(
     records.is_whole = True
 
 
-def _fail(plan: Plan, values: Sequence[ValueRecord], why: Mapping[int, str]) -> None:
+def _fail(plan: Plan, window: Window, why: Mapping[int, str]) -> None:
     """Outputs of tasks that were not made never will be, and what these would have overwritten is
     lost; `why`: by task."""
+    values = window.values
     for index, said in why.items():
-        task = plan.request.tasks[index]
+        task, call = plan.request.tasks[index], window.call(index)
+        if call is not None:
+            call.stop(said)
         missing = [values[n] for n in task.outputs if values[n].status in (PENDING, FAILED)]
         for value in missing:
             value.status, value.by = FAILED, said

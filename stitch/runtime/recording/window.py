@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from stitch.runtime.executors import FunctionCall
 from stitch.runtime.recording.recorded_work import Agent
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, Forms, Places, ValueRecord
 from stitch.tasks import Stretch, Transformation
@@ -126,6 +127,11 @@ class Window:
     def has_constants_placed(self) -> bool:
         """Whether all of them lie in their spaces."""
         return all(constant.is_placed for constant in self.constants)
+
+    def call(self, index: int) -> FunctionCall | None:
+        """The call that a task makes, where it runs a host function."""
+        agent = self.agents[index]
+        return agent if isinstance(agent, FunctionCall) else None
 
     def following(self) -> Window:
         """An empty one, for what comes after it."""

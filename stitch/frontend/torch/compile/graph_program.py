@@ -35,7 +35,7 @@ from stitch.frontend.torch.lowering import (
 )
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind
-from stitch.runtime import GraphCall, PreparedGraph
+from stitch.runtime import PreparedGraph, chain_graph
 from stitch.ttb import Binary
 
 PRODUCER = "stitch torch.compile"
@@ -86,7 +86,8 @@ class GraphProgram:
             options = CompileOptions(optimize=settings.optimize)
             program = compile_graph(built.graph, machine, options).program
             loaded = self._device.load(Binary((program,), machine.shape, PRODUCER))
-            self._prepared = PreparedGraph((GraphCall(loaded, {}),))
+            table, _ = chain_graph((loaded,), ({},), "compiled graph")
+            self._prepared = PreparedGraph(self._device, table)
 
     @boxed
     def __call__(self, arguments: list[Any]) -> list[Any]:

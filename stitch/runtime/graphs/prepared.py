@@ -1,4 +1,4 @@
-"""`PreparedGraph`: a fixed task graph of loaded programs, called in one go; the fast steady path.
+"""`PreparedGraph`: a task graph on a device, called in one go; the fast steady path.
 
 The first call records the whole graph; later calls look whether the recording's guard still holds,
 run its code, and hand out what it left in one of its leases. What a call is given are arrays, and
@@ -7,9 +7,8 @@ tensors that are read where they lie.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,10 +17,11 @@ import numpy as np
 from stitch.argument_kinds import arranged
 from stitch.errors import UsageError
 from stitch.program import Array, TensorDesc
-from stitch.runtime.arguments import check_inputs, check_value, link_argument
+from stitch.runtime.arguments import check_inputs, link_argument, link_value
 from stitch.runtime.device import RuntimeDevice
+from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
+from stitch.runtime.graphs.graph_rows import GraphRow, GraphRows
 from stitch.runtime.known_work import Entries, KnownWork
-from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.recording import (
     Binding,
     Ran,
@@ -33,6 +33,7 @@ from stitch.runtime.recording import (
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import InputPort, InstanceRef, Lease, Status, ValueRecord
+from stitch.tasks import HostCall, TaskTable
 
 READY = Status.READY
 
@@ -88,72 +89,63 @@ class _Details:
     order: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GraphCall:
-    """One run of a loaded program in a graph; `feeds`: for an input that is not the graph's own,
-    its position → (number of an earlier call, position of that one's output). `shares`: for one
-    that is, and was an earlier call's before, its position → (number, position of that input)."""
-
-    program: LoadedProgram
-    feeds: Mapping[int, tuple[int, int]]
-    shares: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-
-
 class PreparedGraph:
-    """Runs of loaded programs, some feeding others, called in one go.
+    """A task graph on a device, called in one go with arrays or tensors.
 
-    Inputs that no earlier call feeds are the graph's own, in the order of calls and slots. It gives
-    its `results` (number of a call, position of an output; sorted; the last call's, if not told),
-    ready: one tensor, or a tuple. Tensors that are given to inputs in `takes` are gone afterwards,
-    as if donated. Raises `UsageError` for no call or several devices.
+    It gives the outputs of the graph, ready: one tensor, or a tuple. Tensors that are given to
+    inputs in `takes` are gone afterwards, as if donated. Raises `UsageError` for a graph without
+    tasks, or programs of another device.
     """
 
     def __init__(
-        self,
-        calls: Sequence[GraphCall],
-        name: str = "prepared graph",
-        results: Sequence[tuple[int, int]] = (),
-        takes: Collection[tuple[int, int]] = (),
+        self, device: RuntimeDevice, table: TaskTable, takes: Collection[str] = ()
     ) -> None:
-        self._calls, self._name = tuple(calls), name
-        programs = [call.program for call in self._calls]
-        if not programs:
-            raise UsageError(f"a {name} needs at least one program")
-        device = programs[0].device
-        assert isinstance(device, RuntimeDevice), "devices load programs"
+        self._table, self._name = table, table.name or "task graph"
+        if not table.tasks:
+            raise UsageError(f"a {self._name} needs at least one task")
         self.device = device
-        stranger = next((p for p in programs if p.device is not device), None)
-        if stranger is not None:
+        rows = GraphRows(device, table, device.load)
+        self._rows = rows.all()
+        readers: dict[int, InputPort] = {}
+        gone = {value: f"given away to a {self._name}" for name, value in table.inputs
+                if name in takes}  # fmt: skip
+        makers: dict[int, _Output] = {}
+        for row in self._rows:
+            for position, number in enumerate(row.inputs):
+                readers.setdefault(number, row.ports[position])
+                if position in row.gone:
+                    gone[number] = f"donated to {row.name!r}"
+            for number, output in zip(row.outputs, row.gives(device), strict=True):
+                makers[number] = (*output, row.name)
+        unread = [name for name, value in table.inputs if value not in readers]
+        if unread:
             raise UsageError(
-                f"the programs of a {name} are loaded on one device",
-                expected=f"{device!r}, as {programs[0].name!r} is",
-                got=f"{stranger.name!r} on {stranger.device!r}",
-                remedy="load its file there: device.load(file)",
+                f"no task of a {self._name} reads its input {unread[0]!r}",
+                remedy="leave it out, or add the task that reads it",
             )
-        self.inputs = tuple(
-            (number, position)
-            for number, call in enumerate(self._calls)
-            for position in range(call.program.takes)
-            if position not in call.feeds and position not in call.shares
-        )
-        self._ports: tuple[InputPort, ...] = tuple(programs[n].ports[i] for n, i in self.inputs)
+        self._ports: tuple[InputPort, ...] = tuple([readers[value] for _, value in table.inputs])
         self._count = len(self._ports)
-        last = len(programs) - 1
-        self._given = tuple(results) or tuple((last, o) for o in range(len(programs[-1].outputs)))
-        assert list(self._given) == sorted(self._given), "a lease has its values in this order"
-        #: What its results are described by, the keys of that, and which program makes them.
-        self._outputs: tuple[_Output, ...] = tuple(
-            (*programs[n].outputs[o], programs[n].name) for n, o in self._given
-        )
-        gone = dict.fromkeys(takes, f"given away to a {name}")
-        for number, call in enumerate(self._calls):
-            for position in call.program.transformation.donated:
-                at = call.shares.get(position, (number, position))
-                gone[at] = f"donated to {call.program.name!r}"
+        given = [value for _, value in table.outputs]
+        #: The numbers of its results, in the order in which a lease has them, and which of these
+        #: each output of the graph is, where that is another order.
+        self._given = sorted(set(given))
+        self._order: tuple[int, ...] | None = tuple([self._given.index(value) for value in given])
+        if self._order == tuple(range(len(self._given))):
+            self._order = None
+        passed = next((name for name, value in table.outputs if value not in makers), None)
+        if passed is not None:
+            raise UsageError(
+                f"output {passed!r} of a {self._name} is one of its inputs, which no task makes",
+                remedy="make it of a copy: graph.output(graph.copy(x, layout))",
+            )
+        #: What its results are described by, the keys of that, and which task makes them.
+        self._outputs: tuple[_Output, ...] = tuple([makers[value] for value in self._given])
         #: Which of its inputs it takes over, and what is said of what was given there.
-        self._donated = tuple(
-            (at, gone[place]) for at, place in enumerate(self.inputs) if place in gone
-        )
+        self._donated = tuple([
+            (at, gone[value]) for at, (_, value) in enumerate(table.inputs) if value in gone
+        ])  # fmt: skip
+        #: The calls of host functions that each run makes, by the task of the queue.
+        self._host_calls: dict[int, tuple[HostAgent, HostCall]] = {}
         self._known: KnownWork[_Details] = KnownWork(device)
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
@@ -161,7 +153,7 @@ class PreparedGraph:
         self._runs_here = device.runs_here
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        """Run the graph on arrays or tensors; gives the last call's outputs, ready."""
+        """Run the graph on arrays or tensors, by position or by name; gives its outputs, ready."""
         if named or len(arguments) != self._count:
             arguments = arranged(f"the {self._name}", self._input_types, arguments, named)
         # What is called is a local: a method that an object only has costs 20 ns more to be found.
@@ -214,6 +206,19 @@ class PreparedGraph:
         """As a call, on arrays and tensors, for those who hold the device's lock."""
         results = self._run_past_queue(arguments)
         return self._run(self._linked(arguments)) if results is None else results
+
+    def _ordered(self, results: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        """What a lease gives as the graph gives it."""
+        if self._order is None:
+            return results
+        handles = results if isinstance(results, tuple) else (results,)
+        return tuple([handles[at] for at in self._order])
+
+    def _perform(self, binding: Binding, arrays: Sequence[Array]) -> Ran:
+        """Run the steps, with the calls of this run in their places."""
+        for index, box in binding.recording.boxes:
+            box.call = QueuedCall(*self._host_calls[index], None)
+        return perform(self.device, binding, arrays)
 
     def _results(
         self, lease: Lease[Binding], binding: Binding, ran: Ran
@@ -273,18 +278,19 @@ class PreparedGraph:
             return self._run_donated(binding, lease, known.details, entries, arrays)
         generation = device.records.generation
         try:
-            ran = perform(device, binding, arrays)
+            ran = self._perform(binding, arrays)
         except BaseException as error:
             tell_stopped(device, binding, steps_done(error))
             raise
         results = self._results(lease, binding, ran)
         straight = binding.straight
-        if lease.is_single and type(results) is Tensor and all_given and straight and not exposed:
+        if (lease.is_single and type(results) is Tensor and all_given and straight and not exposed
+                and not self._host_calls):  # fmt: skip
             lease.again = _Again(
                 self._known, generation, entries if any(entries) else None, binding, straight,
                 straight.run, results.__del__,
             )  # fmt: skip
-        return results
+        return self._ordered(results)
 
     def _run_donated(
         self, binding: Binding, lease: Lease[Binding], details: _Details, entries: Entries,
@@ -305,7 +311,7 @@ class PreparedGraph:
         records.unfinished = gone
         records.is_whole = False
         try:
-            ran = perform(device, binding, arrays)
+            ran = self._perform(binding, arrays)
         except BaseException as error:
             gone()
             tell_stopped(device, binding, steps_done(error))
@@ -323,7 +329,7 @@ class PreparedGraph:
         gone(Status.FREED)
         if ran is not True:
             tell_run(device, binding, ran)
-        return results
+        return self._ordered(results)
 
     def _take_over(
         self, given: Sequence[tuple[ValueRecord, str]], status: Status = Status.LOST
@@ -341,19 +347,20 @@ class PreparedGraph:
 
     # -- by way of the queue ---------------------------------------------------------------------
 
-    def _linked(self, arguments: tuple[Any, ...]) -> dict[tuple[int, int], ValueRecord]:
+    def _linked(self, arguments: tuple[Any, ...]) -> list[ValueRecord]:
         """The values that arguments stand for, by input."""
-        given = {
-            at: link_argument(self.device, self._calls[at[0]].program, port, argument, True)
-            for at, port, argument in zip(self.inputs, self._ports, arguments, strict=True)
-        }
-        for call in self._calls:
-            for position, at in call.shares.items():
-                program = call.program
-                check_value(self.device, program, program.ports[position], given[at])
+        device, ports = self.device, self._ports
+        given = [
+            link_argument(device, self._name, port, argument, True)
+            for port, argument in zip(ports, arguments, strict=True)
+        ]
+        for row in self._rows:
+            for number, port in zip(row.inputs, row.ports, strict=True):
+                if number < self._count and port is not ports[number]:
+                    link_value(device, row.name, port, given[number])
         return given
 
-    def _run(self, given: Mapping[tuple[int, int], ValueRecord]) -> Tensor | tuple[Tensor, ...]:
+    def _run(self, given: Sequence[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
         """By way of the queue, as one window whatever its length."""
         device = self.device
         device.check_open()
@@ -361,25 +368,27 @@ class PreparedGraph:
         handles: tuple[Tensor, ...] = ()
         numbers: tuple[int, ...] = ()
         made: list[int] = []
+        is_queued = False
 
         def fill() -> None:
-            nonlocal handles, numbers, made
+            nonlocal handles, numbers, made, is_queued
             # Unless another thread was quicker: then what it has queued runs first.
             if not device.tasks.queued.agents:
                 results = self._queue(given)
                 handles = tuple([handle_on(value) for value in results])
-                numbers = tuple([value.number for value in given.values()])
+                numbers = tuple([value.number for value in given])
                 made = [value.number for value in results]
+                is_queued = True
 
         binding = None
-        entries = tuple([None if value.is_array else value for value in given.values()])
+        entries = tuple([None if value.is_array else value for value in given])
         forms: tuple[object, ...] = ()
-        while not handles:
+        while not is_queued:
             forms = self._known.forms(entries)
             binding = device.run_queue(fill)
         if binding is not None and binding.lease is not None:
             self._known.remember(binding, forms, numbers, self._details(binding, numbers, made))
-        return handles[0] if len(handles) == 1 else handles
+        return self._ordered(handles[0] if len(handles) == 1 else handles)
 
     def _details(self, binding: Binding, numbers: Sequence[int], made: Sequence[int]) -> _Details:
         """Of what has just run; `numbers`: those that its entries had, `made`: its results."""
@@ -393,35 +402,42 @@ class PreparedGraph:
             tuple([lying[number] for number in made]),
         )
 
-    def _queue(self, given: Mapping[tuple[int, int], ValueRecord]) -> list[ValueRecord]:
-        """Put the graph into the empty queue, all of it or nothing; the pending last outputs."""
-        device, calls = self.device, self._calls
-        for value in given.values():
+    def _queue(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
+        """Put the graph into the empty queue, all of it or nothing; the pending results."""
+        tasks = self.device.tasks
+        for value in given:
             value.check_usable()
-        results: list[list[ValueRecord]] = []
+        values = dict(enumerate(given))
         try:
-            for number, call in enumerate(calls):
-                program, inputs = call.program, []
-                for position in range(program.takes):
-                    source = call.feeds.get(position)
-                    if source is not None:
-                        inputs.append(results[source[0]][source[1]])
-                    else:
-                        inputs.append(given[call.shares.get(position, (number, position))])
-                check_inputs(program, inputs)
-                results.append(
-                    device.tasks.append(program.transformation, program, inputs, program.outputs)
-                )
+            for row in self._rows:
+                inputs, agent = [values[number] for number in row.inputs], row.agent
+                if agent is None:
+                    assert row.desc is not None, "a copy"
+                    results = [tasks.convert(inputs[0], row.desc)]
+                elif isinstance(agent, HostAgent):
+                    results = self._queue_call(agent, row, inputs)
+                else:
+                    check_inputs(agent, inputs)
+                    results = tasks.append(agent.transformation, agent, inputs, agent.outputs)
+                values.update(zip(row.outputs, results, strict=True))
         except BaseException:
-            # The queue was empty before, and what earlier programs took is its owner's again.
-            for value in given.values():
+            # The queue was empty before, and what earlier tasks took is its owner's again.
+            for value in given:
                 value.consumed = False
-            device.tasks.start_anew()
+            tasks.start_anew()
             raise
-        taken = [given[self.inputs[at]] for at, _ in self._donated]
-        for value, (_, by) in zip(taken, self._donated, strict=True):
-            value.consumed, value.by = True, by
-        return [results[number][output] for number, output in self._given]
+        for at, by in self._donated:
+            given[at].consumed, given[at].by = True, by
+        return [values[number] for number in self._given]
+
+    def _queue_call(
+        self, agent: HostAgent, row: GraphRow, inputs: list[ValueRecord]
+    ) -> list[ValueRecord]:
+        assert row.call is not None, "a host function's"
+        check_inputs(agent, inputs)
+        # The queue was empty, so its tasks have the same numbers in each run.
+        self._host_calls[len(self.device.tasks.queued.agents)] = agent, row.call
+        return queue_call(self.device.tasks, agent, QueuedCall(agent, row.call, None), inputs)
 
     # -- names -----------------------------------------------------------------------------------
 
@@ -431,24 +447,19 @@ class PreparedGraph:
     def __repr__(self) -> str:
         inputs = ", ".join([f"{name}: {kind}" for name, kind in self._input_types])
         outputs = ", ".join(desc.text() for desc, _, _ in self._outputs)
-        count = len(self._calls)
-        programs = f"{count} program{'s' * (count != 1)}"
-        return f"<{type(self).__name__}({inputs}) -> {outputs}; {programs} on {self.device!r}>"
+        count = len(self._rows)
+        tasks = f"{count} task{'s' * (count != 1)}"
+        return f"<{type(self).__name__}({inputs}) -> {outputs}; {tasks} on {self.device!r}>"
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the inputs; one that several programs use is told apart by its program, and
-        by the number of the call where these have one name too."""
-        names = [p.name for p in self._ports]
-        programs = [self._calls[number].program.name for number, _ in self.inputs]
-        times, times_in = Counter(names), Counter(zip(programs, names, strict=True))
-        apart = []
-        for name, program, (number, _) in zip(names, programs, self.inputs, strict=True):
-            if times_in[program, name] > 1:
-                apart.append(f"{program}.{number}.{name}")
-            else:
-                apart.append(name if times[name] == 1 else f"{program}.{name}")
-        return tuple(apart)
+        """The names of the inputs."""
+        return tuple([name for name, _ in self._table.inputs])
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the outputs."""
+        return tuple([name for name, _ in self._table.outputs])
 
     @property
     def _input_types(self) -> list[tuple[str, str]]:

@@ -1,0 +1,10 @@
+"""Host functions on a device: what their calls have in common, and calls in its queue.
+
+Comes in: host functions of `stitch.tasks`, and what they are called with. Goes out: agents and
+calls, as programs have them. Must not know the device, nor when its queue runs.
+"""
+
+from stitch.runtime.functions.function_agents import HostAgents, queue_call
+from stitch.runtime.functions.queued_calls import HostAgent, HostResult, QueuedCall
+
+__all__ = ["HostAgent", "HostAgents", "HostResult", "QueuedCall", "queue_call"]

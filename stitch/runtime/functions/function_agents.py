@@ -1,0 +1,124 @@
+"""A device's host functions: what their calls have in common is made once and kept.
+
+Comes in: host functions and their arguments. Goes out: agents, values and calls, ready to be
+queued. Must not know the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from stitch.errors import TaskError, UsageError
+from stitch.program import DataType, ValueType
+from stitch.runtime.arguments import Caller, link_value
+from stitch.runtime.functions.queued_calls import HostAgent, HostResult, QueuedCall, Settling
+from stitch.runtime.queue import Deaths, TaskQueue
+from stitch.runtime.recording import Recordings
+from stitch.runtime.tensor import Tensor
+from stitch.runtime.values import ArgumentRecord, ValueRecord, as_array, capture
+from stitch.tasks import HostCall, HostFunction, host_call
+
+#: What agents of one function differ in: the types of its tensors, and which of them it updates.
+_Form: TypeAlias = "tuple[tuple[ValueType, ...], tuple[int, ...]]"
+
+
+class FunctionHome(Caller, Settling, Protocol):
+    """A device, as those know it who call functions on it."""
+
+    deaths: Deaths
+    recordings: Recordings
+
+
+class HostAgents:
+    """The agents of a device, for as long as their functions live."""
+
+    def __init__(self, device: FunctionHome) -> None:
+        self._device = device
+        self._agents: WeakKeyDictionary[HostFunction, dict[_Form, HostAgent]] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def call(
+        self, function: HostFunction, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[HostAgent, HostCall, list[ValueRecord]]:
+        """What a call queues; nothing has changed yet. Raises `UsageError` for arguments that the
+        function does not take, or of another device."""
+        call, given = host_call(function, arguments, named, _is_value)
+        for argument in (*call.arguments, *[value for _, value in call.named]):
+            if type(argument) is HostResult:
+                self._check(function, argument)
+        types = tuple([_type_of(function, argument) for argument in given])
+        agent = self.agent(call, types)
+        values = [self._value(agent, at, argument) for at, argument in enumerate(given)]
+        return agent, call, values
+
+    def agent(self, call: HostCall, types: tuple[ValueType, ...]) -> HostAgent:
+        """What such a call has in common with others on tensors of these types."""
+        device, function, form = self._device, call.function, (types, call.updated)
+        agents = self._agents.get(function)
+        if agents is None:
+            agents = self._agents.setdefault(function, {})
+        agent = agents.get(form)
+        if agent is None:
+            agent = agents[form] = HostAgent(device, call, types)
+            # An agent does not know its function, or neither would ever go.
+            forget = partial(device.recordings.forget, agent.transformation.key)
+            device.deaths.notes.await_end(function, forget)
+        return agent
+
+    def _value(self, agent: HostAgent, at: int, argument: Any) -> ValueRecord:
+        port = agent.ports[at]
+        if type(argument) is Tensor:
+            value = argument._record
+            link_value(self._device, agent.name, port, value)
+            return value
+        allowed = self._device.host_memory.allowed
+        array = capture(argument, port.shape, port.type.data_type, False, port.origin, allowed)
+        return ArgumentRecord(self._device, array, port)
+
+    def _check(self, function: HostFunction, result: HostResult) -> None:
+        if result.device is not self._device:
+            raise UsageError(
+                f"host function {function.name!r} is given a result of another device",
+                expected=f"a result of {self._device!r}",
+                got=f"{result!r} of {result.device!r}",
+                remedy="give it what .result() gives",
+            )
+        if result.why is not None:
+            raise TaskError(
+                f"host function {function.name!r} is given a result that was never made",
+                where=result.why,
+                remedy="look at the error that was raised when the queue ran",
+            )
+
+
+def queue_call(
+    tasks: TaskQueue, agent: HostAgent, call: QueuedCall, inputs: Sequence[ValueRecord]
+) -> list[ValueRecord]:
+    """Queue a call, and the copies to where its results shall lie; the queue's lock is held, or
+    nobody else queues."""
+    values = tasks.append(agent.transformation, call, inputs, agent.outputs)
+    for at, (desc, wanted) in enumerate(zip(agent.descs, agent.wanted, strict=True)):
+        if desc != wanted:
+            values[at] = tasks.convert(values[at], wanted)
+    return values
+
+
+def _is_value(argument: object) -> bool:
+    """Tensors and arrays are values; all else is given as it is."""
+    return isinstance(argument, Tensor | np.ndarray)
+
+
+def _type_of(function: HostFunction, argument: Any) -> ValueType:
+    """What is given as an array: blocks as float32."""
+    if type(argument) is Tensor:
+        data_type = argument.data_type
+        return ValueType(argument.shape, DataType.FLOAT32 if data_type.is_block else data_type)
+    array = as_array(argument, f"an argument of {function.name!r}")
+    return ValueType(array.shape, DataType.from_dtype(array.dtype))

@@ -1,0 +1,253 @@
+"""Calls of host functions: tasks of a queue whose transformation is a Python function.
+
+Comes in: host functions, and what they are called with: tensors and arrays, which they get as
+arrays by their permissions, and other objects, which they get as they are. Goes out: tasks, and
+what they give: tensors for what has a descriptor, else a `HostResult`. Must not know the device's
+queue, nor when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from stitch.budget import Claim
+from stitch.errors import TaskError
+from stitch.program import Array, DataType, TensorDesc, ValueType, host_layout
+from stitch.runtime.executors import CallKernel, FunctionCall, PreparedProgram, ProgramBytes
+from stitch.runtime.values import ConstantRecord, InputPort
+from stitch.tasks import HostCall, Transformation, TransformationKind
+
+_NOTHING = ProgramBytes(0, 0, 0, 0, "")
+
+
+class Settling(Protocol):
+    """A device, as those know it who wait for what host functions give."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether what it is given is computed."""
+
+    def settle_result(self, result: HostResult) -> None:
+        """Run what is queued until a result is there, or its task was cancelled."""
+
+    def desc_key(self, desc: TensorDesc) -> int:
+        """A small number for a descriptor."""
+
+
+class HostResult:
+    """What a host function without descriptors will give: any object, once its task has run.
+
+    It may be given to other host functions before that.
+    """
+
+    __slots__ = ("__weakref__", "_device", "_value", "is_pending", "name", "why")
+
+    def __init__(self, device: Settling, name: str) -> None:
+        self._device, self.name = device, name
+        self._value: Any = None
+        self.is_pending = True
+        #: Why it will never be there.
+        self.why: str | None = None
+
+    @property
+    def device(self) -> Any:
+        """The `Device` that runs its task."""
+        return self._device
+
+    @property
+    def function_queue(self) -> Any:
+        """Where a host function is queued that is called with it: its device."""
+        return self._device
+
+    def result(self) -> Any:
+        """The object; runs the queue if it is pending. Raises `TaskError` if its task failed or
+        was cancelled, with the reason."""
+        if self.is_pending:
+            self._device.settle_result(self)
+        if self.why is not None:
+            raise TaskError(
+                f"host function {self.name!r} gave no result",
+                where=self.why,
+                remedy="look at the error that was raised when the queue ran",
+            )
+        return self._value
+
+    def fulfil(self, value: object) -> None:
+        """Its task has run."""
+        self._value, self.is_pending = value, False
+
+    def fail(self, why: str) -> None:
+        """Its task will not come to its end."""
+        if self.is_pending:
+            self.why, self.is_pending = why, False
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a result belongs to its device: pickle what .result() gives")
+
+    def __repr__(self) -> str:
+        state = "pending" if self.is_pending else "failed" if self.why else "ready"
+        return f"<HostResult of {self.name} {state}>"
+
+
+class HostAgent:
+    """A host function on tensors of some shapes and types: what such calls have in common."""
+
+    is_constant_evaluable = False
+    constants: Sequence[ConstantRecord] = ()
+
+    def __init__(self, device: Settling, call: HostCall, types: Sequence[ValueType]) -> None:
+        """`types`: of the values that it is called with."""
+        function = call.function
+        self.device: Any = device
+        self.name = function.name
+        self.ports = tuple([
+            InputPort(function.name, call.input_name(at), kind, desc, device.desc_key(desc))
+            for at, kind in enumerate(types)
+            if (desc := TensorDesc(kind.shape, host_layout(kind.data_type)))
+        ])  # fmt: skip
+        self.takes = len(self.ports)
+        self.host_claim: Claim | None = None
+        #: How its results shall lie. It leaves them dense in host memory; a copy follows.
+        self.wanted = call.outputs([port.desc for port in self.ports])
+        dense = self.descs = tuple([_dense(desc) for desc in self.wanted])
+        self.transformation = Transformation(
+            name=function.name,
+            kind=TransformationKind.HOST,
+            inputs=tuple([port.desc for port in self.ports]),
+            outputs=dense,
+            input_names=tuple([port.name for port in self.ports]),
+            donated=call.consumes,
+            aliases=call.aliases,
+        )
+        self.outputs = tuple([(desc, device.desc_key(desc)) for desc in dense])
+
+
+class QueuedCall(FunctionCall):
+    """One call of a host function in a queue; `result`: for what it returns, where no descriptor
+    says what that is."""
+
+    __slots__ = ("_agent", "_call", "_result", "name")
+
+    program = None
+    host_bytes = _NOTHING
+    constants: Sequence[ConstantRecord] = ()
+    content_hash = b""
+
+    def __init__(self, agent: HostAgent, call: HostCall, result: HostResult | None) -> None:
+        self._agent, self._result = agent, result
+        self._call: HostCall | None = call
+        self.name = agent.name
+
+    @property
+    def host_claim(self) -> Claim | None:
+        """What it took of the host's memory once it was prepared: nothing."""
+        return self._agent.host_claim
+
+    @host_claim.setter
+    def host_claim(self, claim: Claim | None) -> None:
+        self._agent.host_claim = claim
+
+    @property
+    def with_constants(self) -> Transformation:
+        """It reads none."""
+        return self._agent.transformation
+
+    def prepared(self) -> PreparedProgram:
+        """What recordings bind."""
+        return CallKernel(self._agent.transformation.inputs, self._agent.transformation.outputs)
+
+    @property
+    def is_cancelled(self) -> str | None:
+        """Why it cannot run, where a result that it is given was never made."""
+        call = self._call
+        given = () if call is None else (*call.arguments, *[value for _, value in call.named])
+        return next((o.why for o in given if type(o) is HostResult and o.why is not None), None)
+
+    def run(self, arrays: tuple[Array, ...]) -> None:
+        """Call the function on its inputs' and outputs' arrays; what it raises is told where."""
+        call = self._call
+        assert call is not None, "it runs once"
+        # What it is given is its caller's again, whatever comes.
+        self._call = None
+        function, takes = call.function, self._agent.takes
+        outputs = arrays[takes:]
+        inputs = [_read_only(array) for array in arrays[:takes]]
+        for at, array in zip(call.updated, outputs[len(function.returns) :], strict=True):
+            inputs[at] = array
+        written = len(function.writes)
+        device = self._agent.device
+        device.calls_host += 1
+        try:
+            given = _with_results(call).run(inputs, outputs[:written])
+            if self._result is not None:
+                self._result.fulfil(given)
+            else:
+                _leave(function.name, given, outputs[written : len(function.returns)])
+        except Exception as error:
+            error.add_note(f"in host function {self.name!r}, a task of {device!r}")
+            raise
+        finally:
+            device.calls_host -= 1
+
+    def stop(self, why: str) -> None:
+        """It will not give its result."""
+        if self._result is not None:
+            self._result.fail(why)
+
+
+def _with_results(call: HostCall) -> HostCall:
+    """The same with what results of earlier calls hold, which are there by now."""
+    named = call.named
+    if HostResult not in map(type, (*call.arguments, *[value for _, value in named])):
+        return call
+    return replace(
+        call, arguments=tuple(map(_settled, call.arguments)),
+        named=tuple([(name, _settled(value)) for name, value in named]),
+    )  # fmt: skip
+
+
+def _settled(argument: object) -> object:
+    return argument.result() if type(argument) is HostResult else argument
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _leave(name: str, given: Any, into: Sequence[Array]) -> None:
+    """Copy what was returned to where it belongs; raises `TaskError` for what does not fit."""
+    parts = (given,) if len(into) == 1 else () if given is None else given
+    if not isinstance(parts, tuple | list) or len(parts) != len(into):
+        raise TaskError(
+            f"host function {name!r} returns another number of results",
+            expected=f"{len(into)} arrays" if into else "None",
+            got=f"{len(parts)} of them"
+            if isinstance(parts, tuple | list)
+            else type(given).__name__,
+            remedy="return what returns= describes and writes= does not name",
+        )
+    for part, array in zip(parts, into, strict=True):
+        elements = np.asarray(part)
+        if elements.shape != array.shape or elements.dtype != array.dtype:
+            raise TaskError(
+                f"host function {name!r} returns another shape or type",
+                expected=f"{list(array.shape)} {array.dtype}",
+                got=f"{list(elements.shape)} {elements.dtype}",
+                remedy="convert it with .astype(...), or describe it so in returns=",
+            )
+    for part, array in zip(parts, into, strict=True):
+        array[...] = part
+
+
+def _dense(desc: TensorDesc) -> TensorDesc:
+    """How a host function leaves what is described: dense in host memory, blocks as float32."""
+    data_type = desc.layout.data_type
+    if data_type.is_block:
+        data_type = DataType.FLOAT32
+    return TensorDesc(desc.shape, host_layout(data_type))

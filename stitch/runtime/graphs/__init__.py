@@ -1,0 +1,9 @@
+"""Task graphs on a device: prepared once, called in one go.
+
+Comes in: tables of task graphs. Goes out: callables. Must not know who made the graph.
+"""
+
+from stitch.runtime.graphs.chain_graph import chain_graph
+from stitch.runtime.graphs.prepared import PreparedGraph
+
+__all__ = ["PreparedGraph", "chain_graph"]

@@ -1,0 +1,112 @@
+"""The tasks of a task graph on one device: programs are loaded, host functions have agents.
+
+Comes in: the table of a task graph. Goes out: for each task what is queued for it. Must not know
+how a graph runs, nor what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stitch.errors import UsageError
+from stitch.program import DataType, Program, TensorDesc, ValueType
+from stitch.runtime.functions import HostAgent
+from stitch.runtime.loaded import LoadedProgram
+from stitch.runtime.values import InputPort
+from stitch.tasks import CopyAgent, HostCall, ProgramAgent, TaskTable
+from stitch.ttb import Binary
+
+#: Gives a program of a device what it is loaded from.
+Load = Callable[[Any], LoadedProgram]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphRow:
+    """A task: what runs it (None for a copy to `desc`), and the numbers of its values.
+
+    `ports`: of its inputs. `gone`: the positions of those that it takes over.
+    """
+
+    agent: LoadedProgram | HostAgent | None
+    call: HostCall | None
+    desc: TensorDesc | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    ports: tuple[InputPort, ...]
+    gone: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return "to_layout" if self.agent is None else self.agent.name
+
+    def gives(self, device: Any) -> Sequence[tuple[TensorDesc, int]]:
+        """What its values are described by, and the device's keys for that."""
+        if self.agent is None:
+            assert self.desc is not None, "a copy"
+            descs = [self.desc.without_address()]
+        elif isinstance(self.agent, HostAgent):
+            descs = [desc.without_address() for desc in self.agent.wanted]
+        else:
+            return self.agent.outputs
+        return [(desc, device.desc_key(desc)) for desc in descs]
+
+
+class GraphRows:
+    """Makes the rows of a table; each source of a program is loaded once."""
+
+    def __init__(self, device: Any, table: TaskTable, load: Load) -> None:
+        self._device, self._table, self._load = device, table, load
+        self._loaded: dict[int, LoadedProgram] = {}
+
+    def all(self) -> tuple[GraphRow, ...]:
+        """All rows, in order. Raises `UsageError` for programs of another device, and what loading
+        raises."""
+        return tuple([self._row(*row) for row in self._table.tasks])
+
+    def _row(
+        self, agent: ProgramAgent | HostCall | CopyAgent, inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+    ) -> GraphRow:  # fmt: skip
+        if isinstance(agent, ProgramAgent):
+            program = self._program(agent)
+            return GraphRow(program, None, None, inputs, outputs, program.ports, agent.consumes)
+        types = [_type_of(self._table.descs[number]) for number in inputs]
+        if isinstance(agent, HostCall):
+            host: HostAgent = self._device.host_agents.agent(agent, tuple(types))
+            return GraphRow(host, agent, None, inputs, outputs, host.ports, agent.consumes)
+        port = self.port("to_layout", "tensor", self._table.descs[inputs[0]])
+        return GraphRow(None, None, agent.desc, inputs, outputs, (port,), frozenset())
+
+    def port(self, who: str, name: str, desc: TensorDesc) -> InputPort:
+        """What takes values of a type, wherever they lie."""
+        kind = _type_of(desc)
+        return InputPort(who, name, kind, desc, self._device.desc_key(desc))
+
+    def _program(self, agent: ProgramAgent) -> LoadedProgram:
+        source = agent.source
+        if isinstance(source, LoadedProgram):
+            if source.device is not self._device:
+                raise UsageError(
+                    f"the programs of a {self._table.name or 'task graph'} are on one device",
+                    expected=f"{self._device!r}",
+                    got=f"{source.name!r} on {source.device!r}",
+                    remedy="load its file there: device.load(file)",
+                )
+            return source
+        loaded = self._loaded.get(id(source))
+        if loaded is None:
+            if isinstance(source, Program):
+                binary: Any = Binary((source,), self._device.machine.shape, "a task graph")
+            else:
+                binary = source
+            loaded = self._loaded[id(source)] = self._load(binary)
+        return loaded
+
+
+def _type_of(desc: TensorDesc) -> ValueType:
+    """What arrays of it are: blocks are read as float32."""
+    data_type = desc.layout.data_type
+    return ValueType(desc.shape, DataType.FLOAT32 if data_type.is_block else data_type)

@@ -1,0 +1,200 @@
+"""Task graphs on a device: what they give is what their tasks give one by one, by one recording."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import StitchError, TaskError, UsageError
+from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
+from stitch.report import Device
+from stitch.tasks import Future, TaskGraph, task
+from tests.support.stitched_models import consuming, one, scaled, several, used
+
+SHAPE = (4, 64)
+DESC = TensorDesc(SHAPE, host_layout(DataType.FLOAT32))
+X = np.arange(256, dtype=np.float32).reshape(SHAPE)
+IN_L1 = ("input.x.space=l1", "output.y.space=l1")
+
+
+def open_tiny(window: int = 64) -> Device:
+    return stitch.open_device("tiny", window=window)
+
+
+@task(returns=DESC)
+def double(x: Array) -> Array:
+    return x * 2
+
+
+@task(updates="x")
+def increment(x: Array, by: float = 1.0) -> None:
+    x += by
+
+
+def mixed(program: stitch.CompiledModel) -> TaskGraph:
+    """Programs, host functions, copies, an update; two outputs, the later one first."""
+    graph = TaskGraph("mixed")
+    x = graph.input(DESC, "x")
+    w = graph.input(DESC, "w")
+    a = graph.call(program, x)
+    b = graph.call(double, a)
+    c = graph.copy(b, Layout(DataType.BFLOAT16, Space.DRAM))
+    d = graph.call(increment, graph.host(np.add, c, w, returns=DESC), by=3.0)
+    graph.output(graph.call(program, d), "last")
+    graph.output(b, "middle")
+    return graph
+
+
+def mixed_reference(x: Array, w: Array) -> tuple[Array, Array]:
+    b = (3 * x + 1) * 2
+    c = b.astype(DataType.BFLOAT16.dtype).astype(np.float32)
+    return 3 * (c + w + 3) + 1, b
+
+
+@pytest.mark.parametrize("window", (1, 64))
+@pytest.mark.parametrize("wishes", ((), IN_L1))
+def test_a_graph_gives_what_its_tasks_give(window: int, wishes: tuple[str, ...]) -> None:
+    with open_tiny(window=window) as device:
+        prepared = device.prepare(mixed(scaled("a", 3.0, wishes=wishes)))
+        assert prepared.input_names == ("x", "w")
+        assert prepared.output_names == ("last", "middle")
+        for i in range(6):
+            x, w = X + i, X * i
+            last, middle = several(prepared(x, w) if i % 2 else prepared(w=w, x=x))
+            assert not last.is_pending
+            for got, wanted in zip((last, middle), mixed_reference(x, w), strict=True):
+                np.testing.assert_array_equal(got.numpy(), wanted)
+        # A second set of places, as results of the first are still held.
+        assert device.statistics().plans_made <= 2
+
+
+def test_held_results_stay_as_they_are() -> None:
+    with open_tiny() as device:
+        prepared = device.prepare(mixed(scaled("a", 3.0)))
+        held = [several(prepared(X + i, X)) for i in range(20)]
+        for i, results in enumerate(held):
+            for got, wanted in zip(results, mixed_reference(X + i, X), strict=True):
+                np.testing.assert_array_equal(got.numpy(), wanted)
+
+
+def test_tensors_enter_where_they_lie_and_one_that_is_updated_is_gone() -> None:
+    graph = TaskGraph()
+    x, y = graph.input(DESC, "x"), graph.input(DESC, "y")
+    graph.output(graph.call(increment, graph.host(np.subtract, x, y, returns=DESC)))
+    graph.output(graph.call(increment, y))
+    with open_tiny() as device:
+        prepared = device.prepare(graph)
+        for i in range(5):
+            given = device.tensor(X), device.tensor(X * i)
+            first, second = several(prepared(*given))
+            np.testing.assert_array_equal(first.numpy(), X - X * i + 1)
+            np.testing.assert_array_equal(second.numpy(), X * i + 1)
+            np.testing.assert_array_equal(given[0].numpy(), X)
+            with pytest.raises(TaskError, match="donated to 'increment'"):
+                given[1].numpy()
+
+
+def test_a_donating_program_takes_its_input() -> None:
+    graph = TaskGraph("loop")
+    x = graph.input(DESC, "x")
+    graph.output(graph.call(consuming("c", 2.0), x), "y")
+    with open_tiny() as device:
+        prepared, x_now = device.prepare(graph), device.tensor(X)
+        for i in range(5):
+            x_now = one(prepared(x_now))
+            np.testing.assert_array_equal(x_now.numpy(), X * 2.0 ** (i + 1))
+
+
+@pytest.mark.parametrize("rounds_before", (0, 4))
+def test_a_failure_leaves_the_graph_as_it_was(rounds_before: int) -> None:
+    fails: list[bool] = []
+
+    @task(returns=DESC)
+    def perhaps(x: Array) -> Array:
+        if fails:
+            raise OverflowError("on purpose")
+        return x + 1
+
+    graph = TaskGraph()
+    graph.output(graph.call(double, graph.call(perhaps, graph.input(DESC, "x"))))
+    with open_tiny() as device:
+        prepared = device.prepare(graph)
+        one(prepared(X)).numpy()
+        before = used(device)
+        for _ in range(rounds_before):
+            one(prepared(X)).numpy()
+        fails.append(True)
+        with pytest.raises(OverflowError, match="on purpose"):
+            prepared(X)
+        fails.clear()
+        np.testing.assert_array_equal(one(prepared(X)).numpy(), (X + 1) * 2)
+        assert used(device) == before
+
+
+def test_programs_are_loaded_once() -> None:
+    model = scaled("a", 3.0)
+    graph = TaskGraph()
+    value = graph.input(DESC, "x")
+    for _ in range(5):
+        value = graph.call(model, value)
+    graph.output(value)
+    with open_tiny() as device:
+        prepared = device.prepare(graph)
+        assert len({id(row.agent) for row in prepared._rows}) == 1
+        assert one(prepared(np.zeros(SHAPE, np.float32))).numpy()[0, 0] == 1 + 3 + 9 + 27 + 81
+
+
+def test_one_value_may_be_two_outputs() -> None:
+    graph = TaskGraph()
+    y = graph.call(double, graph.input(DESC, "x"))
+    graph.output(y, "one")
+    graph.output(y, "two")
+    with open_tiny() as device:
+        first, second = several(device.prepare(graph)(X))
+        np.testing.assert_array_equal(first.numpy(), X * 2)
+        np.testing.assert_array_equal(second.numpy(), X * 2)
+
+
+def test_a_graph_for_effect_gives_nothing() -> None:
+    seen: list[float] = []
+    graph = TaskGraph()
+    graph.host(lambda x: seen.append(float(x.sum())), graph.input(DESC, "x"))
+    with open_tiny() as device:
+        prepared = device.prepare(graph)
+        for i in range(4):
+            assert prepared(np.full(SHAPE, i, np.float32)) == ()
+    assert seen == [256.0 * i for i in range(4)]
+
+
+def test_what_cannot_be_prepared_says_why() -> None:
+    with open_tiny() as device, open_tiny() as other:
+        with pytest.raises(UsageError, match="needs at least one task"):
+            device.prepare(TaskGraph("empty"))
+        with pytest.raises(UsageError, match="takes a task graph"):
+            device.prepare(double)  # type: ignore[arg-type]
+        passes = TaskGraph()
+        x = passes.input(DESC, "x")
+        passes.output(passes.call(double, x))
+        passes.output(x, "same")
+        with pytest.raises(UsageError, match="'same' of a task graph is one of its inputs"):
+            device.prepare(passes)
+        unread = TaskGraph()
+        unread.input(DESC, "spare")
+        unread.output(unread.call(double, unread.input(DESC, "x")))
+        with pytest.raises(UsageError, match="reads its input 'spare'"):
+            device.prepare(unread)
+        elsewhere = TaskGraph()
+        elsewhere.output(elsewhere.call(other.load(scaled("a", 2.0)), elsewhere.input(DESC, "x")))
+        with pytest.raises(UsageError, match="are on one device"):
+            device.prepare(elsewhere)
+        prepared = device.prepare(mixed(scaled("a", 3.0)))
+        with pytest.raises(UsageError, match="another device"):
+            prepared(other.tensor(X), X)
+        with pytest.raises(StitchError, match="shape"):
+            prepared(X[:2], X)
+        futures: list[Future] = []
+        with pytest.raises(UsageError):
+            prepared(*futures)
+    with pytest.raises(TaskError, match="closed"):
+        prepared(X, X)
