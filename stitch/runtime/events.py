@@ -30,12 +30,24 @@ class PlanMade:
 # Not frozen: it is made at each run, and that would take three times as long.
 @dataclass(slots=True)
 class PlanRun:
-    """A plan ran, whether new or replayed; the seconds are those of its steps."""
+    """A plan ran, whether new or replayed.
+
+    `moments`: when it began, and when each of its steps had ended, in seconds of `perf_counter`.
+    """
 
     index: int
     plan: Plan
-    began_seconds: float
-    seconds: float
+    moments: tuple[float, ...]
+
+    @property
+    def began_seconds(self) -> float:
+        """When its first step began."""
+        return self.moments[0]
+
+    @property
+    def seconds(self) -> float:
+        """What all of its steps took."""
+        return self.moments[-1] - self.moments[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +70,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class ReadBack:
-    """The host read a tensor of a space; `nbytes` are those of the array that it got."""
+    """The host read a tensor of a space; `nbytes` are those of the array that it got.
+
+    `moments`: when it asked, when the tensor was ready (what was queued had run), and when it had
+    the array, in seconds of `perf_counter`.
+    """
 
     desc: TensorDesc
     nbytes: int
+    moments: tuple[float, float, float]
 
 
 Event: TypeAlias = PlanMade | PlanRun | PlanStopped | Written | ReadBack

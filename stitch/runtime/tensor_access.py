@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -93,12 +94,17 @@ class TensorAccess(Lifetime):
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
         runs_here, queues_here = self.runs_here, self.queues_here
+        asked = perf_counter() if self.events.active else None
         with self.lock if runs_here() or queues_here() else self.quick_lock:
-            return self.elements(value)
+            return self.elements(value, asked)
 
-    def elements(self, value: ValueRecord) -> Array:
-        """As `read`, for those who hold the lock."""
+    def elements(self, value: ValueRecord, asked: float | None = None) -> Array:
+        """As `read`, for those who hold the lock; `asked`: since when they have waited for it."""
+        is_timed = self.events.active
+        if is_timed and asked is None:
+            asked = perf_counter()
         self.settle_now(value)
+        ready = perf_counter() if is_timed else 0.0
         if not self.contents.has_data:
             raise TaskError(
                 "the null executor computes no data, so there is nothing to read",
@@ -108,8 +114,10 @@ class TensorAccess(Lifetime):
         elements = self.contents.elements(instance, value.desc, self.host_memory.allowed)
         if instance.buffer.address is not None:
             self.history.read(value.desc_key, value.desc, elements.nbytes)
-            if self.events.active:
-                self.events.tell(ReadBack(value.desc, elements.nbytes))
+            if is_timed and self.events.active:
+                assert asked is not None
+                moments = (asked, ready, perf_counter())
+                self.events.tell(ReadBack(value.desc, elements.nbytes, moments))
         return elements
 
     def memory(self, space: Space | str) -> Array:

@@ -29,8 +29,9 @@ from stitch.runtime.recording.placed_objects import PlacedObjects
 
 #: The type and shape that an array must have.
 Kind = tuple[np.dtype[Any], tuple[int, ...]]
-#: What a run gives: when it began and ended where somebody wants the time, else True.
-Ran: TypeAlias = "tuple[float, float] | bool"
+#: What a run gives: when it began and when each step had ended where somebody wants the times,
+#: else True.
+Ran: TypeAlias = "tuple[float, ...] | bool"
 #: Where NumPy deprecates a third position, as it looks like a third operand.
 _BY_KEYWORD = (np.maximum, np.minimum)
 #: Target, source, casting.
@@ -105,31 +106,33 @@ class Code:
 
 def written(
     steps: Iterable[tuple[Sequence[Thunk], bool]], kinds: Sequence[Kind],
-    order: Sequence[int], tally: Tally, ends: Sequence[int] = (), observers: int = 0, *,
+    order: Sequence[int], tally: Tally, observers: int = 0, *,
     is_timed: bool = False, calls_others: bool = False,
 ) -> Code:  # fmt: skip
     """Code that checks its arrays' kinds and calls all steps.
 
-    `steps`: thunks, and whether they differ from binding to binding. `order[p]` tells which array
-    takes position p among the arguments of `stage`; `tally` stands for those that
-    count; `ends[i]` tells how many thunks are done when step i of the plan is. `calls_others`:
-    there are hooks or another's kernels in it.
+    `steps`: the thunks of each step of the plan, and whether they differ from binding to binding.
+    `order[p]` tells which array takes position p among the arguments of `stage`; `tally` stands for
+    those that count. `is_timed`: it gives when it began, and when each step had ended.
+    `calls_others`: there are hooks or another's kernels in it.
     """
     source = _Source(order)
     source.take_arrays(len(kinds))
     for i, kind in enumerate(kinds):
         source.check(i, *kind)
     source.begin(is_timed)
-    first_line = source.next_line
+    ends = []
     for thunks, is_own in steps:
         for thunk in thunks:
             source.step(thunk, is_own=is_own)
+        ends.append(source.next_line - 1)
+        source.step_ended(has_run=bool(thunks))
     source.end(tally)
     # A third of the time that a copy takes. Runs of a device come one after another.
     context = None if observers or calls_others else Context()
     if context is not None:
         context.run(ignore_errors)
-    return source.code(observers, tuple([first_line - 1 + end for end in ends]), context)
+    return source.code(observers, tuple(ends), context)
 
 
 def _is_plain_copy(thunk: partial[object]) -> bool:
@@ -191,6 +194,8 @@ class _Source:
         #: The lines of steps that differ from binding to binding.
         self.own_lines: list[str] = []
         self._now = ""
+        #: The names of the times that it gives.
+        self._moments: list[str] = []
 
     @property
     def next_line(self) -> int:
@@ -216,7 +221,19 @@ class _Source:
     def begin(self, is_timed: bool) -> None:
         if is_timed:
             self._now = f"{self.name(perf_counter)}()"
-            self._line(f"began = {self._now}")
+            self._moment()
+
+    def step_ended(self, *, has_run: bool) -> None:
+        """A step of the plan ends here; those that run nothing end with the one before."""
+        if self._now and has_run:
+            self._moment()
+        elif self._now:
+            self._moments.append(self._moments[-1])
+
+    def _moment(self) -> None:
+        name = f"t{len(self._moments)}"
+        self._line(f"{name} = {self._now}")
+        self._moments.append(name)
 
     def step(self, thunk: Thunk, *, is_own: bool) -> None:
         self.name = self.own.name if is_own else self.shared.name
@@ -255,7 +272,7 @@ class _Source:
 
     def end(self, tally: Tally) -> None:
         self.count(tally)
-        self._line(f"return (began, {self._now})" if self._now else "return True")
+        self._line(f"return ({', '.join(self._moments)},)" if self._now else "return True")
 
     def code(self, observers: int, ends: tuple[int, ...], context: Context | None) -> Code:
         self._lines[0] = f"def run(arrays, sure=False{''.join(self._outs)}):"

@@ -1,7 +1,7 @@
 """The thunks of a bound plan with hooks around its programs and operations.
 
-Comes in: a bound plan, a device's hooks. Goes out: thunks as those of the plan, with calls between
-them, and where each step of the plan ends. Must not know how thunks are run, or when.
+Comes in: a bound plan, a device's hooks. Goes out: the thunks of each step of the plan, with calls
+between them. Must not know how thunks are run, or when.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ from stitch.runtime.executors import BoundProgram
 from stitch.runtime.hooks import HookContext, Hooks, MomentHooks, call_hooks
 
 
-def observed(bound: BoundPlan, hooks: Hooks) -> tuple[tuple[Thunk, ...], tuple[int, ...]]:
-    """The thunks for the moments that have hooks now, and how many are done when each step is."""
+def observed(bound: BoundPlan, hooks: Hooks) -> list[list[Thunk]]:
+    """The thunks of each step for the moments that have hooks now."""
     between = _Between(bound, hooks)
-    ends = []
-    for step in bound.steps:
-        between.step(step)
-        ends.append(len(between.thunks))
-    return tuple(between.thunks), tuple(ends)
+    return [between.step(step) for step in bound.steps]
 
 
 class _Between:
-    """The thunks so far; the contexts of hooks are made with them, once for all runs."""
+    """The thunks of a step so far; the contexts of hooks are made with them, once for all runs."""
 
     def __init__(self, bound: BoundPlan, hooks: Hooks) -> None:
         self._bound = bound
@@ -34,7 +30,13 @@ class _Between:
         self._around_operation = at["before_operation"], at["after_operation"]
         self.thunks: list[Thunk] = []
 
-    def step(self, step: BoundStep) -> None:
+    def step(self, step: BoundStep) -> list[Thunk]:
+        """Those of one step."""
+        self.thunks = []
+        self._step(step)
+        return self.thunks
+
+    def _step(self, step: BoundStep) -> None:
         own = step.thunks
         if step.program is None:
             self.thunks += own

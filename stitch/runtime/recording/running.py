@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from stitch.planner import Copy, Execute, Plan, Step
@@ -145,10 +145,9 @@ def steps_done(error: BaseException) -> int:
 
 
 def tell_run(device: Site, binding: Binding, ran: Ran) -> None:
-    """Tell who listens that a plan ran, from when to when."""
+    """Tell who listens that a plan ran, and when its steps did."""
     assert isinstance(ran, tuple)
-    began, ended = ran
-    device.events.tell(PlanRun(binding.index, binding.plan, began, ended - began))
+    device.events.tell(PlanRun(binding.index, binding.plan, ran))
 
 
 def tell_stopped(device: Site, binding: Binding, done: int) -> None:
@@ -213,11 +212,11 @@ def _written(device: Site, binding: Binding) -> Straight:
         calls_others=bool(hooks.bits or recording.boxes) or device.kernels_call_back,
     )  # fmt: skip
     if hooks.bits:
-        thunks, ends = observed(bound, hooks)
-        return write([(thunks, False)], ends=ends).straight((), binding.tally)
+        return write([(thunks, False) for thunks in observed(bound, hooks)]).straight(
+            (), binding.tally
+        )
     varying = () if recording.parts is None else recording.parts.varying
-    code = write([(s.thunks, i in varying) for i, s in enumerate(bound.steps)],
-                 ends=bound.ends())  # fmt: skip
+    code = write([(s.thunks, i in varying) for i, s in enumerate(bound.steps)])
     objects = code.objects(_own_thunks(binding))
     assert objects is not None, "its own text"
     if recording.parts is not None:
@@ -230,14 +229,17 @@ def _written(device: Site, binding: Binding) -> Straight:
 def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop: Any) -> Ran:
     bound = binding.bound
     bound.arguments[:] = [arrays[rank] for rank in binding.recording.order]
-    began = time.perf_counter()
+    moments: list[float] = []
     try:
-        quietly(run_all, loop)
+        if device.events.active:
+            quietly(partial(run_timed, [len(step.thunks) for step in bound.steps], moments), loop)
+        else:
+            quietly(run_all, loop)
     finally:
         bound.arguments[:] = [None] * len(arrays)
     binding.tally.runs += 1
     binding.recording.runs_unwritten += 1
-    return (began, time.perf_counter()) if device.events.active else True
+    return tuple(moments) if moments else True
 
 
 def _steps_of(binding: Binding, thunks_left: int) -> int:
@@ -250,6 +252,17 @@ def run_all(steps: Iterable[Callable[[], object]]) -> None:
     """Call every step in order."""
     for step in steps:
         step()
+
+
+def run_timed(
+    counts: Iterable[int], moments: list[float], thunks: Iterable[Callable[[], object]]
+) -> None:
+    """Call every thunk in order, so many for each step; note when it began and each step ended."""
+    moments.append(time.perf_counter())
+    for count in counts:
+        for thunk in islice(thunks, count):
+            thunk()
+        moments.append(time.perf_counter() if count else moments[-1])
 
 
 def _after_failure(
