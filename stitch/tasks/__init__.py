@@ -13,34 +13,37 @@ from stitch.tasks.stretch import NumberedTask, Stretch
 from stitch.tasks.transformation import Transformation, TransformationKind, transformation_of
 
 if TYPE_CHECKING:
-    from stitch.tasks.agents import Agent, CopyAgent, ProgramAgent
+    from stitch.tasks.agents import Agent, CopyAgent, MergedAgent, ProgramAgent, TaskRow
+    from stitch.tasks.composition import aggregate, compose
     from stitch.tasks.future import OUTSIDE, Future, Task
     from stitch.tasks.host_calls import HostCall, InputPlace, OutputPlace, host_call
     from stitch.tasks.host_functions import Handle, HostFunction, host_function, task
     from stitch.tasks.permissions import Permission
     from stitch.tasks.task_graph import TaskGraph
     from stitch.tasks.task_order import predecessors_of
-    from stitch.tasks.task_table import NamedValue, TaskRow, TaskTable
+    from stitch.tasks.task_table import NamedValue, TaskTable
     from stitch.tasks.validation import problems_of
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "agents": "Agent CopyAgent ProgramAgent",
+            "composition": "aggregate compose",
+            "agents": "Agent CopyAgent MergedAgent ProgramAgent TaskRow",
             "host_calls": "HostCall InputPlace OutputPlace host_call",
             "host_functions": "Handle HostFunction host_function task",
             "permissions": "Permission",
             "future": "OUTSIDE Future Task",
             "task_graph": "TaskGraph",
             "task_order": "predecessors_of",
-            "task_table": "NamedValue TaskRow TaskTable",
+            "task_table": "NamedValue TaskTable",
             "validation": "problems_of",
         },
     )
 
 __all__ = [
     "OUTSIDE", "Agent", "CopyAgent", "Future", "Handle", "HostCall", "HostFunction", "InputPlace",
-    "NamedValue", "NumberedTask", "OutputPlace", "Permission", "ProgramAgent", "Stretch", "Task",
-    "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind", "host_call",
-    "host_function", "predecessors_of", "problems_of", "task", "transformation_of",
+    "MergedAgent", "NamedValue", "NumberedTask", "OutputPlace", "Permission", "ProgramAgent",
+    "Stretch", "Task", "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind",
+    "aggregate", "compose", "host_call", "host_function", "predecessors_of", "problems_of", "task",
+    "transformation_of",
 ]  # fmt: skip

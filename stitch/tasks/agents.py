@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from stitch.errors import UsageError
 from stitch.program import Program, TensorDesc
@@ -101,7 +101,74 @@ class CopyAgent:
         return "tensor"
 
 
-Agent: TypeAlias = ProgramAgent | HostCall | CopyAgent
+class TaskRow(NamedTuple):
+    """A task: who does it, and the numbers of the values that it reads and makes."""
+
+    agent: Agent
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedAgent:
+    """A composition of transformations: tasks that have become one.
+
+    The members' values are numbered as in a table: the inputs of the whole, then what the members
+    make, in order. `kept`: those that are its outputs. No member is merged itself.
+    """
+
+    takes: int
+    members: tuple[TaskRow, ...]
+    kept: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The names of its members, for messages: at most `NAMES_SHOWN` of them."""
+        names = [member.agent.name for member in self.members[:NAMES_SHOWN]]
+        more = len(self.members) - len(names)
+        return "+".join(names) + (f"+{more} more" if more else "")
+
+    @property
+    def consumes(self) -> frozenset[int]:
+        """The inputs that a member takes over."""
+        taken = {member.inputs[i] for member in self.members for i in member.agent.consumes}
+        return frozenset(number for number in taken if number < self.takes)
+
+    @property
+    def aliases(self) -> tuple[tuple[int, int], ...]:
+        """(Output, input) pairs that share their bytes, through the members between them."""
+        source = {
+            member.outputs[o]: member.inputs[i]
+            for member in self.members
+            for o, i in member.agent.aliases
+        }
+        found = []
+        for output, number in enumerate(self.kept):
+            while number in source:
+                number = source[number]
+            if number < self.takes:
+                found.append((output, number))
+        return tuple(found)
+
+    def outputs(self, inputs: Sequence[TensorDesc]) -> tuple[TensorDesc, ...]:
+        """What the members make of the inputs, one after the other."""
+        descs = list(inputs)
+        for agent, read, _ in self.members:
+            descs.extend(agent.outputs([descs[number] for number in read]))
+        return tuple([descs[number] for number in self.kept])
+
+    def input_name(self, index: int) -> str:
+        """The slot of the first member that reads it, for messages."""
+        for member in self.members:
+            if index in member.inputs:
+                slot = member.agent.input_name(member.inputs.index(index))
+                return f"{member.agent.name}.{slot}"
+        return f"input {index}"
+
+
+Agent: TypeAlias = ProgramAgent | HostCall | CopyAgent | MergedAgent
+#: Members that a merged task's name names.
+NAMES_SHOWN = 3
 
 
 def program_agent(source: ProgramSource) -> ProgramAgent:

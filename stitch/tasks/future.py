@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
 from stitch.program import TensorDesc
-from stitch.tasks.agents import Agent
+from stitch.tasks.agents import Agent, TaskRow
 from stitch.tasks.host_calls import InputPlace, OutputPlace
-from stitch.tasks.task_table import TaskRow
 
 #: The task that makes a graph's inputs.
 OUTSIDE = -1
@@ -74,6 +73,9 @@ class Future:
 class Task:
     """Inputs, what is done to them, and outputs."""
 
+    graph: Graph
+    #: The tasks of the graph that it stands for: itself, or those that were composed.
+    indices: tuple[int, ...]
     agent: Agent
     inputs: tuple[Future, ...]
     outputs: tuple[Future, ...]
@@ -111,9 +113,12 @@ class TaskList(Sequence[Task]):
 
     def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
         if isinstance(index, slice):
-            return TaskList(self._graph, self._rows[index])
+            return [self[which] for which in range(len(self._rows))[index]]
         row = self._rows[index]
-        return Task(row.agent, self._futures(row.inputs), self._futures(row.outputs))
+        which = range(len(self._rows))[index]
+        return Task(
+            self._graph, (which,), row.agent, self._futures(row.inputs), self._futures(row.outputs)
+        )
 
     def _futures(self, numbers: Sequence[int]) -> tuple[Future, ...]:
         return tuple([Future(self._graph, number) for number in numbers])

@@ -9,18 +9,25 @@ and leaves the graph as it was; what is wrong with values, `validate` finds, all
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from stitch.argument_kinds import TEXT, arranged, either, instance_of, optional, takes
 from stitch.errors import Problem, TaskError, UsageError
 from stitch.program import Layout, TensorDesc
-from stitch.tasks.agents import Agent, CopyAgent, ProgramAgent, ProgramSource, program_agent
+from stitch.tasks.agents import (
+    Agent,
+    CopyAgent,
+    ProgramAgent,
+    ProgramSource,
+    TaskRow,
+    program_agent,
+)
 from stitch.tasks.future import OUTSIDE, Future, Task, TaskList
+from stitch.tasks.growing_table import GrowingTable
 from stitch.tasks.host_calls import HostCall, InputPlace, host_call
 from stitch.tasks.host_functions import HostFunction, Names, Returns, host_function
-from stitch.tasks.task_table import NamedValue, TaskRow, TaskTable
+from stitch.tasks.task_table import TaskTable
 from stitch.tasks.validation import check_table, problems_of
 
 _DESC = instance_of("a TensorDesc", TensorDesc)
@@ -43,29 +50,26 @@ class TaskGraph:
     1
     """
 
-    __slots__ = (
-        "__weakref__", "_agents", "_calls", "_descs", "_functions", "_inputs", "_outputs",
-        "_producers", "_sources", "_tasks", "name",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_agents", "_calls", "_functions", "_grown", "name")
 
     @takes(name=TEXT)
     def __init__(self, name: str = "") -> None:
         self.name = name
-        #: By the number of a value: its descriptor, and the task that makes it.
-        self._descs: list[TensorDesc] = []
-        self._producers: list[int] = []
-        self._tasks: list[TaskRow] = []
-        #: The values of its inputs, in order.
-        self._sources: list[int] = []
-        self._inputs: dict[str, int] = {}
-        self._outputs: dict[str, int] = {}
+        self._grown = GrowingTable()
         #: What was made for programs and functions that were called before.
         self._agents: dict[int, ProgramAgent] = {}
         self._functions: dict[Any, HostFunction] = {}
         self._calls: dict[tuple[HostFunction, int], HostCall] = {}
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._grown.tasks)
+
+    @staticmethod
+    def of(table: TaskTable) -> TaskGraph:
+        """The graph that freezes to a table; the table's numbers are those of its values."""
+        graph = TaskGraph(table.name)
+        graph._grown = GrowingTable.of(table)
+        return graph
 
     # -- adding ------------------------------------------------------------------------------------
 
@@ -75,12 +79,7 @@ class TaskGraph:
 
         Raises `UsageError` for a name that another input has.
         """
-        name = _fresh(name, "input", self._inputs)
-        self._inputs[name] = number = len(self._descs)
-        self._sources.append(number)
-        self._descs.append(desc)
-        self._producers.append(OUTSIDE)
-        return Future(self, number)
+        return Future(self, self._grown.add_input(desc, name))
 
     def call(self, program: ProgramSource | HostFunction, /, *arguments: Any, **named: Any) -> Any:
         """One run of a program, or of a host function (see `host`); one future, or a tuple where it
@@ -142,93 +141,64 @@ class TaskGraph:
     def copy(self, future: Future, layout: Layout | TensorDesc) -> Future:
         """The same elements in another layout; raises `UsageError` for another shape."""
         number = self._number(future, "what is copied")
-        shape = self._descs[number].shape
+        shape = self._grown.descs[number].shape
         desc = TensorDesc(shape, layout) if isinstance(layout, Layout) else layout
         if desc.shape != shape:
             raise UsageError("a copy has the same shape", expected=str(shape), got=str(desc.shape))
-        self._add(CopyAgent(desc), (number,))
-        return Future(self, len(self._descs) - 1)
+        (made,) = self._grown.add(CopyAgent(desc), (number,))
+        return Future(self, made)
 
     @takes(name=optional(TEXT))
     def output(self, future: Future, name: str | None = None) -> None:
         """Keep a value: each run gives it, by this name (default: `output0`, `output1`, ...)."""
         number = self._number(future, "an output")
-        self._outputs[_fresh(name, "output", self._outputs)] = number
+        self._grown.add_output(number, name)
 
     # -- looking -----------------------------------------------------------------------------------
 
     @property
     def tasks(self) -> Sequence[Task]:
         """The tasks in the order in which they were added, made when they are asked for."""
-        return TaskList(self, self._tasks)
+        return TaskList(self, self._grown.tasks)
+
+    @property
+    def rows(self) -> Sequence[TaskRow]:
+        """The tasks over the numbers of the graph's values."""
+        return tuple(self._grown.tasks)
 
     @property
     def inputs(self) -> dict[str, Future]:
         """What each run is given, by name."""
-        return {name: Future(self, number) for name, number in self._inputs.items()}
+        return {name: Future(self, number) for name, number in self._grown.inputs.items()}
 
     @property
     def outputs(self) -> dict[str, Future]:
         """What each run gives, by name."""
-        return {name: Future(self, number) for name, number in self._outputs.items()}
+        return {name: Future(self, number) for name, number in self._grown.outputs.items()}
 
     def producer(self, future: Future) -> Task | None:
         """The task that makes a value, in constant time; None for an input of the graph."""
-        task = self._producers[self._number(future, "producer")]
+        task, _ = self._grown.origin_of(self._number(future, "what a task makes"))
         return None if task == OUTSIDE else self.tasks[task]
 
     def validate(self) -> tuple[Problem, ...]:
         """Everything that keeps the graph from running."""
-        return problems_of(self._frozen())
+        return problems_of(self._grown.frozen(self.name))
 
     def table(self) -> TaskTable:
         """The graph as it is now, frozen, for whoever runs it.
 
         Raises one `TaskError` with everything that keeps it from running.
         """
-        return check_table(self._frozen())
+        return check_table(self._grown.frozen(self.name))
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _frozen(self) -> TaskTable:
-        inputs = len(self._sources)
-        if not inputs or self._sources[-1] == inputs - 1:
-            numbers: Sequence[int] = range(len(self._descs))
-            tasks = tuple(self._tasks)
-            descs = tuple(self._descs)
-        else:  # Inputs were added between tasks: in a table they come first.
-            order = [*self._sources, *(n for task in self._tasks for n in task.outputs)]
-            renumbered = [0] * len(order)
-            for new, old in enumerate(order):
-                renumbered[old] = new
-            numbers, at = renumbered, renumbered.__getitem__
-            tasks = tuple([
-                TaskRow(agent, tuple(map(at, read)), tuple(map(at, made)))
-                for agent, read, made in self._tasks
-            ])  # fmt: skip
-            descs = tuple([self._descs[old] for old in order])
-        return TaskTable(
-            self.name,
-            tuple([NamedValue(name, numbers[n]) for name, n in self._inputs.items()]),
-            tasks,
-            tuple([NamedValue(name, numbers[n]) for name, n in self._outputs.items()]),
-            descs,
-        )
-
     def _add(self, agent: Agent, inputs: tuple[int, ...]) -> Future | tuple[Future, ...]:
-        descs = self._descs
-        made = agent.outputs([descs[number] for number in inputs])
-        first, task = len(descs), len(self._tasks)
+        made = self._grown.add(agent, inputs)
         if len(made) == 1:
-            self._tasks.append(TaskRow(agent, inputs, (first,)))
-            descs.append(made[0])
-            self._producers.append(task)
-            return Future(self, first)
-        outputs = tuple(range(first, first + len(made)))
-        self._tasks.append(TaskRow(agent, inputs, outputs))
-        descs.extend(made)
-        self._producers.extend([task] * len(made))
-        return tuple([Future(self, number) for number in outputs])
+            return Future(self, made[0])
+        return tuple([Future(self, number) for number in made])
 
     def _numbers(self, values: Sequence[object], agent: Agent) -> tuple[int, ...]:
         numbers = []
@@ -278,27 +248,15 @@ class TaskGraph:
 
     def desc_of(self, number: int) -> TensorDesc:
         """The descriptor of a value."""
-        return self._descs[number]
+        return self._grown.descs[number]
 
     def origin_of(self, number: int) -> tuple[int, int]:
         """The task that makes a value (`OUTSIDE` for an input), and which of its outputs it is."""
-        task = self._producers[number]
-        if task == OUTSIDE:
-            return OUTSIDE, bisect_left(self._sources, number)
-        return task, number - self._tasks[task].outputs[0]
+        return self._grown.origin_of(number)
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return (
-            f"<TaskGraph{name}: {len(self._inputs)} inputs, {len(self)} tasks, "
-            f"{len(self._outputs)} outputs>"
+            f"<TaskGraph{name}: {len(self._grown.inputs)} inputs, {len(self)} tasks, "
+            f"{len(self._grown.outputs)} outputs>"
         )
-
-
-def _fresh(name: str | None, side: str, taken: dict[str, int]) -> str:
-    chosen = f"{side}{len(taken)}" if name is None else name
-    if not chosen or chosen in taken:
-        why = f"another {side} has it" if chosen else "it is empty"
-        raise UsageError(f"no {side} can have the name {chosen!r}: {why}",
-                         expected="a name of its own")  # fmt: skip
-    return chosen

@@ -1,42 +1,57 @@
 """The order of tasks: which must have run before which, and whether that is possible at all.
 
-Comes in: a `TaskTable`. Goes out: for each task, those before it. An edge says: what it reads is
+Comes in: rows of tasks. Goes out: for each task, those before it. An edge says: what it reads is
 made there (read after write), or was still read there, before it is overwritten here (write after
 read). Of two tasks that overwrite, the later reads what the earlier made (write after write).
 """
 
 from __future__ import annotations
 
-from stitch.tasks.task_table import TaskTable
+from collections.abc import Collection, Sequence
+
+from stitch.tasks.agents import TaskRow
 
 
-def producers_of(table: TaskTable) -> dict[int, int]:
+def producers_of(tasks: Sequence[TaskRow]) -> dict[int, int]:
     """The task that makes each value; what comes from outside has none."""
-    return {number: i for i, task in enumerate(table.tasks) for number in task.outputs}
+    return {number: i for i, task in enumerate(tasks) for number in task.outputs}
 
 
-def predecessors_of(table: TaskTable) -> list[tuple[int, ...]]:
-    """For each task those that must have run before it, each once, in linear time."""
-    producers = producers_of(table)
+def edges_of(tasks: Sequence[TaskRow]) -> list[dict[int, bool]]:
+    """For each task those that must have run before it, and whether a value passes between them.
+
+    Takes time linear in what the tasks read.
+    """
+    producers = producers_of(tasks)
     consumed = {
-        task.inputs[i] for task in table.tasks for i in task.agent.consumes if i < len(task.inputs)
+        task.inputs[i] for task in tasks for i in task.agent.consumes if i < len(task.inputs)
     }
     readers: dict[int, list[int]] = {}
-    before: list[tuple[int, ...]] = []
-    for index, task in enumerate(table.tasks):
-        found = dict.fromkeys([producers[n] for n in task.inputs if n in producers])
-        for i in task.agent.consumes:
-            if i < len(task.inputs):
-                found |= dict.fromkeys(readers.get(task.inputs[i], ()))
+    before: list[dict[int, bool]] = []
+    for index, task in enumerate(tasks):
+        found: dict[int, bool] = {}
+        if consumed:
+            for i in task.agent.consumes:
+                if i < len(task.inputs):
+                    found |= dict.fromkeys(readers.get(task.inputs[i], ()), False)
+            for number in task.inputs:
+                if number in consumed:
+                    readers.setdefault(number, []).append(index)
         for number in task.inputs:
-            if number in consumed:
-                readers.setdefault(number, []).append(index)
+            maker = producers.get(number)
+            if maker is not None:
+                found[maker] = True
         found.pop(index, None)
-        before.append(tuple(found))
+        before.append(found)
     return before
 
 
-def cycle_of(before: list[tuple[int, ...]]) -> tuple[int, ...]:
+def predecessors_of(tasks: Sequence[TaskRow]) -> list[tuple[int, ...]]:
+    """For each task those that must have run before it, each once, in order."""
+    return [tuple(sorted(earlier)) for earlier in edges_of(tasks)]
+
+
+def cycle_of(before: Sequence[Collection[int]]) -> tuple[int, ...]:
     """Tasks that wait for each other in a circle; nothing where there is none."""
     waiting = [len(earlier) for earlier in before]
     after: list[list[int]] = [[] for _ in before]

@@ -9,11 +9,11 @@ before it, and what it overwrites (`agent.consumes`) is read by no task after it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from stitch.program import TensorDesc
-from stitch.tasks.agents import Agent
+from stitch.tasks.agents import Agent, MergedAgent, TaskRow
 
 
 class NamedValue(NamedTuple):
@@ -21,14 +21,6 @@ class NamedValue(NamedTuple):
 
     name: str
     value: int
-
-
-class TaskRow(NamedTuple):
-    """A task: who does it, and the numbers of the values that it reads and makes."""
-
-    agent: Agent
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +32,37 @@ class TaskTable:
     tasks: tuple[TaskRow, ...]
     outputs: tuple[NamedValue, ...]
     descs: tuple[TensorDesc, ...] = field(repr=False)
+
+    def flattened(self) -> TaskTable:
+        """The same with the members of merged tasks as tasks of their own."""
+        if not any(type(task.agent) is MergedAgent for task in self.tasks):
+            return self
+        numbers = {value.value: i for i, value in enumerate(self.inputs)}
+        descs = [self.descs[value.value] for value in self.inputs]
+        rows: list[TaskRow] = []
+
+        def add(agent: Agent, inputs: tuple[int, ...]) -> range:
+            made = agent.outputs([descs[number] for number in inputs])
+            new = range(len(descs), len(descs) + len(made))
+            descs.extend(made)
+            rows.append(TaskRow(agent, inputs, tuple(new)))
+            return new
+
+        for agent, inputs, outputs in self.tasks:
+            given = tuple([numbers[number] for number in inputs])
+            if type(agent) is MergedAgent:
+                local = list(given)
+                for member in agent.members:
+                    local.extend(add(member.agent, tuple([local[n] for n in member.inputs])))
+                made = [local[number] for number in agent.kept]
+            else:
+                made = list(add(agent, given))
+            numbers.update(zip(outputs, made, strict=True))
+        return replace(
+            self, tasks=tuple(rows), descs=tuple(descs),
+            inputs=tuple([NamedValue(name, numbers[n]) for name, n in self.inputs]),
+            outputs=tuple([NamedValue(name, numbers[n]) for name, n in self.outputs]),
+        )  # fmt: skip
 
     def task_name(self, index: int) -> str:
         """A task, for messages."""

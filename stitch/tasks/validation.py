@@ -11,9 +11,9 @@ from itertools import islice
 
 from stitch.errors import Problem, TaskError
 from stitch.program import TensorDesc, link_problem
-from stitch.tasks.agents import CopyAgent, ProgramAgent
-from stitch.tasks.task_order import cycle_of, predecessors_of, producers_of
-from stitch.tasks.task_table import NamedValue, TaskRow, TaskTable
+from stitch.tasks.agents import CopyAgent, MergedAgent, ProgramAgent, TaskRow
+from stitch.tasks.task_order import cycle_of, edges_of, producers_of
+from stitch.tasks.task_table import NamedValue, TaskTable
 
 #: More than these are not worth listing.
 MAX_PROBLEMS = 50
@@ -35,15 +35,26 @@ def check_table(table: TaskTable) -> TaskTable:
 
 
 def _problems(table: TaskTable) -> Iterator[Problem]:
+    found = 0
+    for problem in _own_problems(table):
+        found += 1
+        yield problem
+    if not found:  # Only then are members of merged tasks where they say.
+        flat = table.flattened()
+        if flat is not table:
+            yield from _own_problems(flat)
+
+
+def _own_problems(table: TaskTable) -> Iterator[Problem]:
     yield from _names(table.inputs, "input")
     yield from _names(table.outputs, "output")
-    producers = producers_of(table)
+    producers = producers_of(table.tasks)
     inputs = {value.value for value in table.inputs}
     yield from _unknown(table, producers, inputs)
     backward = list(_direction(table, producers))
     yield from backward
     if backward:
-        circle = cycle_of(predecessors_of(table))
+        circle = cycle_of(edges_of(table.tasks))
         if circle:
             names = " -> ".join(table.task_name(index) for index in (*circle, circle[0]))
             yield Problem(
@@ -110,11 +121,16 @@ def _signature(
                 links[key] = _misfit(given, wanted)
             if links[key]:
                 yield Problem("shape_or_type", _slot(table, index, i), links[key])
+    elif type(agent) is MergedAgent:
+        wrong = list(_members(agent, where))
+        yield from wrong
+        if wrong:
+            return
     elif type(agent) is CopyAgent:
         shape = table.descs[task.inputs[0]].shape
         if shape != agent.desc.shape:
-            said_of = f"a copy of shape {list(shape)} has not {list(agent.desc.shape)}"
-            yield Problem("shape_or_type", where, said_of)
+            what = f"a copy of shape {list(shape)} has not {list(agent.desc.shape)}"
+            yield Problem("shape_or_type", where, what)
     made = agent.outputs([table.descs[number] for number in task.inputs])
     said = tuple([table.descs[n] if n in known else None for n in task.outputs])
     if made != said:
@@ -122,6 +138,29 @@ def _signature(
         yield Problem("signature", where,
                       f"it makes {', '.join(d.text() for d in made) or 'nothing'}, "
                       f"not {shown or 'nothing'}")  # fmt: skip
+
+
+def _members(agent: MergedAgent, where: str) -> Iterator[Problem]:
+    """Members that read what is not made before them, and outputs that nobody makes."""
+    known = agent.takes
+    for i, member in enumerate(agent.members):
+        name = f"{where}, member {i} ({member.agent.name})"
+        if type(member.agent) is MergedAgent:
+            yield Problem("signature", name, "a member of a merged task is no merged task")
+        if any(not 0 <= number < known for number in member.inputs):
+            yield Problem("direction", name, f"it reads values {list(member.inputs)}, and "
+                          f"{known} are known before it")  # fmt: skip
+        if len(member.inputs) != member.agent.takes:
+            what = f"it takes {member.agent.takes} inputs, not {len(member.inputs)}"
+            yield Problem("signature", name, what)
+        made = tuple(range(known, known + len(member.outputs)))
+        if member.outputs != made:
+            yield Problem(
+                "signature", name, f"its outputs are {list(member.outputs)}, not {list(made)}"
+            )
+        known += len(made)
+    if any(not 0 <= number < known for number in agent.kept):
+        yield Problem("unknown_value", where, f"it keeps values {list(agent.kept)} of {known}")
 
 
 def _misfit(given: TensorDesc, wanted: TensorDesc) -> str:

@@ -1,7 +1,7 @@
 """The tasks of a task graph on one device: programs are loaded, host functions have agents.
 
-Comes in: the table of a task graph. Goes out: for each task what is queued for it. Must not know
-how a graph runs, nor what it is given.
+Comes in: the table of a task graph without merged tasks. Goes out: for each task what is queued for
+it. Must not know how a graph runs, nor what it is given.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stitch.program import DataType, Program, TensorDesc, ValueType
 from stitch.runtime.functions import HostAgent
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.values import InputPort
-from stitch.tasks import CopyAgent, HostCall, ProgramAgent, TaskTable
+from stitch.tasks import Agent, CopyAgent, HostCall, ProgramAgent, TaskTable
 from stitch.ttb import Binary
 
 #: Gives a program of a device what it is loaded from.
@@ -66,10 +66,7 @@ class GraphRows:
         raises."""
         return tuple([self._row(*row) for row in self._table.tasks])
 
-    def _row(
-        self, agent: ProgramAgent | HostCall | CopyAgent, inputs: tuple[int, ...],
-        outputs: tuple[int, ...],
-    ) -> GraphRow:  # fmt: skip
+    def _row(self, agent: Agent, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> GraphRow:
         if isinstance(agent, ProgramAgent):
             program = self._program(agent)
             return GraphRow(program, None, None, inputs, outputs, program.ports, agent.consumes)
@@ -77,6 +74,7 @@ class GraphRows:
         if isinstance(agent, HostCall):
             host: HostAgent = self._device.host_agents.agent(agent, tuple(types))
             return GraphRow(host, agent, None, inputs, outputs, host.ports, agent.consumes)
+        assert isinstance(agent, CopyAgent), "merged tasks are flattened"
         port = self.port("to_layout", "tensor", self._table.descs[inputs[0]])
         return GraphRow(None, None, agent.desc, inputs, outputs, (port,), frozenset())
 

@@ -100,6 +100,7 @@ class PreparedGraph:
     def __init__(
         self, device: RuntimeDevice, table: TaskTable, takes: Collection[str] = ()
     ) -> None:
+        table = table.flattened()  # The members of merged tasks are queued one by one.
         self._table, self._name = table, table.name or "task graph"
         if not table.tasks:
             raise UsageError(f"a {self._name} needs at least one task")

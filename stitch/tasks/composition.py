@@ -1,0 +1,219 @@
+"""Composition: two tasks become one, and whole graphs of tasks graphs of fewer.
+
+Comes in: tasks of a graph, or a graph. Goes out: a task that does what both do, or a graph of
+merged tasks. Must not know: how programs are linked; a merged task says what its members are and
+what passes between them.
+
+T2 after T1 is a task: its inputs are X1 and those of X2 that T1 does not make (each once), its
+transformation is that of T1 and then that of T2, its outputs are Y2 and those of Y1 that somebody
+else refers to.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+from stitch.argument_kinds import ArgumentKind, instance_of, takes
+from stitch.errors import TaskError
+from stitch.tasks.agents import MergedAgent, TaskRow
+from stitch.tasks.future import Future, Task
+from stitch.tasks.grouping import groups_of
+from stitch.tasks.task_graph import TaskGraph
+from stitch.tasks.task_order import edges_of
+from stitch.tasks.task_table import NamedValue, TaskTable
+
+_TASK = instance_of("a Task", Task)
+_BRANCHES = ArgumentKind('"stop" or "keep"', lambda value: value in ("stop", "keep"))
+_KINDS = ArgumentKind('"any" or "same"', lambda value: value in ("any", "same"))
+
+
+@takes(first=_TASK, second=_TASK)
+def compose(first: Task, second: Task) -> Task:
+    """The task that does what `first` does and then what `second` does; neither changes.
+
+    Raises `TaskError` for tasks of two graphs, for a task that comes in both, where `first` needs
+    what `second` makes, and where a task between them would have to run inside.
+    """
+    graph = first.graph
+    if second.graph is not graph or not isinstance(graph, TaskGraph):
+        raise TaskError("tasks of two task graphs cannot become one",
+                        expected=repr(first.graph), got=repr(second.graph))  # fmt: skip
+    both = f"{first.name!r} and {second.name!r}"
+    indices = sorted({*first.indices, *second.indices})
+    if len(indices) < len(first.indices) + len(second.indices):
+        raise TaskError(f"tasks {both} cannot become one: a task is in both of them")
+    rows = graph.rows
+    _check_convex(first, second, rows)
+    inside = {*indices}
+    final = {future.number for future in second.outputs}
+    readers = {n for i, row in enumerate(rows) if i not in inside for n in row.inputs}
+    readers.update(future.number for future in graph.outputs.values())
+    merged = merge_rows([rows[index] for index in indices], readers | final)
+    return Task(
+        graph, tuple(indices), merged.agent,
+        tuple([Future(graph, number) for number in merged.inputs]),
+        tuple([Future(graph, number) for number in merged.outputs]),
+    )  # fmt: skip
+
+
+@takes(graph=instance_of("a TaskGraph", TaskGraph), branches=_BRANCHES, kinds=_KINDS)
+def aggregate(graph: TaskGraph, branches: str = "stop", *, kinds: str = "any") -> TaskGraph:
+    """The same graph with fewer tasks: those whose values only pass between them become one.
+
+    `branches`: `"stop"`: a task is the last of its merged one where two others read one of its
+    outputs; `"keep"` merges any convex set. `kinds="same"` merges programs with programs, host
+    functions with host functions and copies with copies only. What an output of the graph or
+    another task reads stays an output. Raises `TaskError` for a graph that cannot run.
+    """
+    table = graph.table()
+    before = edges_of(table.tasks)
+    return TaskGraph.of(_rewritten(table, before, _groups(table, before, branches, kinds)))
+
+
+def merge_rows(rows: Sequence[TaskRow], kept: Container[int]) -> TaskRow:
+    """Tasks in an order in which they may run, as one; `kept`: the values that stay outputs."""
+    if len(rows) == 1:
+        return rows[0]
+    made = {number for row in rows for number in row.outputs}
+    inputs = list(dict.fromkeys([n for row in rows for n in row.inputs if n not in made]))
+    local = {number: i for i, number in enumerate(inputs)}
+    members: list[TaskRow] = []
+    count = len(inputs)
+
+    def add(member: TaskRow, read: tuple[int, ...]) -> range:
+        nonlocal count
+        new = range(count, count + len(member.outputs))
+        members.append(TaskRow(member.agent, read, tuple(new)))
+        count = new.stop
+        return new
+
+    for row in rows:
+        read = tuple([local[number] for number in row.inputs])
+        if type(row.agent) is MergedAgent:
+            inner = list(read)
+            for member in row.agent.members:
+                inner.extend(add(member, tuple([inner[n] for n in member.inputs])))
+            new: Sequence[int] = [inner[number] for number in row.agent.kept]
+        else:
+            new = add(row, read)
+        local.update(zip(row.outputs, new, strict=True))
+    outputs = tuple([number for row in rows for number in row.outputs if number in kept])
+    agent = MergedAgent(len(inputs), tuple(members), tuple([local[n] for n in outputs]))
+    return TaskRow(agent, tuple(inputs), outputs)
+
+
+def _check_convex(first: Task, second: Task, rows: Sequence[TaskRow]) -> None:
+    """Raise `TaskError` where a path leads from the second to the first, or leaves both between."""
+    inside = {*first.indices, *second.indices}
+    start, end = min(inside), max(inside) + 1
+    behind: set[int] = set()
+    both = f"{first.name!r} and {second.name!r}"
+    for index, edges in enumerate(edges_of(rows[:end])[start:], start):
+        if index not in inside:
+            if not edges.keys().isdisjoint(inside | behind):
+                behind.add(index)
+            continue
+        between = min(edges.keys() & behind, default=None)
+        if between is not None:
+            raise TaskError(
+                f"tasks {both} cannot become one: task {between} ({rows[between].agent.name}) has "
+                "to run after a part of them and before another",
+                remedy="compose it with them",
+            )
+        if index in first.indices and not edges.keys().isdisjoint(second.indices):
+            raise TaskError(
+                f"tasks {both} cannot become one: {first.name!r} has to run after {second.name!r}",
+                remedy="compose them the other way round",
+            )
+
+
+def _groups(
+    table: TaskTable, before: list[dict[int, bool]], branches: str, kinds: str
+) -> list[int]:
+    tasks = table.tasks
+    # Of one task that reads a value twice, the two are one reference.
+    readers = Counter(number for task in tasks for number in {*task.inputs})
+    ends = [
+        branches == "stop" and any(readers[number] > 1 for number in task.outputs) for task in tasks
+    ]
+    kind = [_kind(task) if kinds == "same" else None for task in tasks]
+    edges = [
+        {
+            other: kind[other] == kind[task]
+            and (branches == "keep" or (passes and not ends[other]))
+            for other, passes in earlier.items()
+        }
+        for task, earlier in enumerate(before)
+    ]
+    return groups_of(edges)
+
+
+def _kind(task: TaskRow) -> type:
+    agent = task.agent
+    return type(agent.members[0].agent if type(agent) is MergedAgent else agent)
+
+
+def _rewritten(table: TaskTable, before: list[dict[int, bool]], groups: list[int]) -> TaskTable:
+    """The table with each set of tasks as one task, in an order in which they may run."""
+    members: dict[int, list[int]] = {}
+    for task, group in enumerate(groups):
+        members.setdefault(group, []).append(task)
+    kept = _kept(table, before, groups)
+    numbers = {value.value: i for i, value in enumerate(table.inputs)}
+    rows: list[TaskRow] = []
+    for group in _in_order(before, groups):
+        row = merge_rows([table.tasks[task] for task in members[group]], kept)
+        for number in row.outputs:
+            numbers[number] = len(numbers)
+        rows.append(TaskRow(
+            row.agent, tuple([numbers[n] for n in row.inputs]),
+            tuple([numbers[n] for n in row.outputs]),
+        ))  # fmt: skip
+    return replace(
+        table, tasks=tuple(rows), descs=tuple([table.descs[number] for number in numbers]),
+        inputs=tuple([NamedValue(name, numbers[n]) for name, n in table.inputs]),
+        outputs=tuple([NamedValue(name, numbers[n]) for name, n in table.outputs]),
+    )  # fmt: skip
+
+
+def _kept(table: TaskTable, before: list[dict[int, bool]], groups: list[int]) -> set[int]:
+    """The values that stay outputs: of the graph, of the last tasks, or read by another set."""
+    kept = {value.value for value in table.outputs}
+    group_of = {n: groups[i] for i, task in enumerate(table.tasks) for n in task.outputs}
+    read: set[int] = set()
+    for i, task in enumerate(table.tasks):
+        read.update(task.inputs)
+        kept.update(n for n in task.inputs if group_of.get(n, groups[i]) != groups[i])
+    inner = {
+        other for i, edges in enumerate(before) for other in edges if groups[other] == groups[i]
+    }
+    for i, task in enumerate(table.tasks):
+        if i not in inner:
+            kept.update(n for n in task.outputs if n not in read)
+    return kept
+
+
+def _in_order(before: list[dict[int, bool]], groups: list[int]) -> list[int]:
+    """The sets in an order in which they may run: of those that may, the first."""
+    earlier: dict[int, set[int]] = {group: set() for group in groups}
+    later: dict[int, list[int]] = {group: [] for group in groups}
+    for task, edges in enumerate(before):
+        for other in edges:
+            if groups[other] != groups[task] and groups[other] not in earlier[groups[task]]:
+                earlier[groups[task]].add(groups[other])
+                later[groups[other]].append(groups[task])
+    waiting = {group: len(found) for group, found in earlier.items()}
+    ready = [group for group, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        group = heapq.heappop(ready)
+        order.append(group)
+        for follower in later[group]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, follower)
+    return order

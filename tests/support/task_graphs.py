@@ -1,0 +1,168 @@
+"""Random task graphs, and what they compute, by plain Python: one task after the other.
+
+Values that a task takes over are really overwritten, so a wrong order shows in the results.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from stitch.program import DataType, Layout, Space
+from stitch.tasks import (
+    OUTSIDE,
+    CopyAgent,
+    Future,
+    HostCall,
+    HostFunction,
+    MergedAgent,
+    ProgramAgent,
+    TaskGraph,
+    TaskTable,
+    task,
+)
+from tests.support.small_programs import DRAM, HOST, SHAPE, program
+
+KERNELS: Mapping[str, Any] = {"Add": np.add, "Sub": np.subtract, "Abs": np.abs}
+
+
+@task(returns=HOST)
+def weighted(x: Any, y: Any, weight: float = 2.0) -> Any:
+    return x * np.float32(0.5) + y * np.float32(weight) * np.float32(0.25)
+
+
+@task(returns=(HOST, HOST))
+def two(x: Any) -> Any:
+    return x + np.float32(1), x * np.float32(0.5)
+
+
+@task(updates="x")
+def bump(x: Any, y: Any) -> None:
+    x += y * np.float32(0.5)
+
+
+@task(returns=HOST, writes="out")
+def filled(out: Any, x: Any, *more: Any) -> None:
+    np.copyto(out, x)
+    for array in more:
+        out -= array
+
+
+FUNCTIONS: Mapping[str, HostFunction] = {f.name: f for f in (weighted, two, bump, filled)}
+PROGRAMS = {
+    p.name: p
+    for p in (
+        program("add"), program("sub", "Sub"), program("abs", "Abs", 1),
+        program("pair", "Add", outputs=2), program("given", "Sub", donated=(0,)),
+    )
+}  # fmt: skip
+LAYOUTS = (HOST.layout, DRAM.layout, Layout(DataType.FLOAT32, Space.L1))
+
+
+def random_graph(seed: int, tasks: int = 12) -> TaskGraph:
+    """A sound graph: branches, joins, several outputs, updates in place, host reads.
+
+    Every input is read, and every output is what a task makes, so that devices can run it.
+    """
+    chance = random.Random(seed)
+    graph = TaskGraph(f"random{seed}")
+    alive = [graph.input(HOST, f"x{i}") for i in range(chance.randint(1, 3))]
+    kept: list[Future] = []
+
+    def some() -> Future:
+        recent = alive[-3:] if chance.random() < 0.6 else alive
+        return chance.choice(recent)
+
+    def taken() -> Future | None:
+        free = [future for future in alive if future not in kept]
+        if len(alive) < 2 or not free:
+            return None
+        future = chance.choice(free)
+        alive.remove(future)
+        return future
+
+    for _ in range(chance.randint(1, tasks)):
+        what = chance.choice([*FUNCTIONS, *PROGRAMS, "copy", "input"])
+        gone = taken() if what in ("bump", "given") else None
+        if what == "copy":
+            made: Any = graph.copy(some(), chance.choice(LAYOUTS))
+        elif what == "input":
+            made = graph.input(HOST)
+        elif what == "bump" and gone is not None:
+            made = graph.host(bump, gone, some())
+        elif what == "given" and gone is not None:
+            made = graph.call(PROGRAMS["given"], gone, some())
+        elif what == "weighted":
+            made = graph.host(weighted, some(), some(), weight=chance.randint(1, 4))
+        elif what == "filled":
+            made = graph.host(filled, *[some() for _ in range(chance.randint(1, 3))])
+        elif what == "two":
+            made = graph.host(two, some())
+        elif what in ("add", "sub", "pair"):
+            made = graph.call(PROGRAMS[what], some(), some())
+        else:
+            made = graph.call(PROGRAMS["abs"], some())
+        alive += made if isinstance(made, tuple) else [made]
+        future = some()
+        if chance.random() < 0.25 and future.task != OUTSIDE:
+            kept.append(future)
+            graph.output(future)
+    read = {number for row in graph.rows for number in row.inputs}
+    for source in graph.inputs.values():
+        if source.number not in read:
+            graph.output(graph.copy(source, DRAM))
+    if not graph.outputs:
+        graph.output(next(f for f in reversed(alive) if f.task != OUTSIDE))
+    return graph
+
+
+def inputs_of(table: TaskTable, seed: int = 0) -> dict[str, Any]:
+    """An array for each input."""
+    draw = np.random.default_rng(seed)
+    return {v.name: draw.standard_normal(SHAPE).astype(np.float32) for v in table.inputs}
+
+
+def interpreted(table: TaskTable, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table computes, by name."""
+    values: dict[int, Any] = {number: inputs[name].copy() for name, number in table.inputs}
+    for agent, read, made in table.tasks:
+        results = _run(agent, [values[number] for number in read])
+        assert len(results) == len(made)
+        values.update(zip(made, results, strict=True))
+    return {name: values[number] for name, number in table.outputs}
+
+
+def _run(agent: Any, arrays: list[Any]) -> list[Any]:
+    if isinstance(agent, MergedAgent):
+        local = list(arrays)
+        for member in agent.members:
+            assert member.outputs[:1] in ((), (len(local),))
+            local += _run(member.agent, [local[number] for number in member.inputs])
+        return [local[number] for number in agent.kept]
+    if isinstance(agent, CopyAgent):
+        return [arrays[0].copy()]
+    if isinstance(agent, HostCall):
+        written = [np.zeros(desc.shape, np.float32) for desc in agent.function.returns]
+        written = written[: len(agent.function.writes)]
+        returned = agent.run(arrays, written)
+        rest = len(agent.function.returns) - len(written)
+        results = () if rest == 0 else (returned,) if rest == 1 else returned
+        return [*written, *results, *[arrays[i] for i in agent.updated]]
+    assert isinstance(agent, ProgramAgent)
+    results = [
+        KERNELS[operation.op](*[arrays[number] for number in operation.inputs])
+        for operation in agent.program.operations
+    ]
+    for i in agent.consumes:
+        arrays[i][:] = np.nan
+    return results
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two runs gave the same bits under the same names."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name], equal_nan=True) for name in one
+    )
