@@ -11,6 +11,7 @@ updates in place (`updates=`; the value before is gone).
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
@@ -80,6 +81,9 @@ class HostFunction:
     #: The parameters whose bytes change in place.
     updates: tuple[str, ...] = ()
     signature: inspect.Signature = field(default=_ANY_ARGUMENTS, compare=False, repr=False)
+    #: How many arguments it takes by position, at least and at most.
+    least: float = field(default=0, compare=False, repr=False)
+    most: float = field(default=math.inf, compare=False, repr=False)
 
     def __hash__(self) -> int:
         return hash(self.function)
@@ -151,8 +155,24 @@ def host_function(
         )
     parameters = tuple([HostParameter(p, of.get(p, rest)) for p in signature.parameters])
     return HostFunction(
-        function, called, parameters, descs, sets["writes"], sets["updates"], signature
-    )
+        function, called, parameters, descs, sets["writes"], sets["updates"], signature,
+        *_counts(signature),
+    )  # fmt: skip
+
+
+def _counts(signature: inspect.Signature) -> tuple[float, float]:
+    """How many arguments are taken by position; none do where some may be named only."""
+    least: float = 0
+    most: float = 0
+    for parameter in signature.parameters.values():
+        is_needed = parameter.default is inspect.Parameter.empty
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            most = math.inf
+        elif parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+            return math.inf, 0
+        else:
+            least, most = least + is_needed, most + 1
+    return least, most
 
 
 def _names(names: Names) -> tuple[str, ...]:

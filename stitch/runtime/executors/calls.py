@@ -6,33 +6,35 @@ box, as the same steps serve many calls. Must not know what is called, nor queue
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
 from stitch.program import Array, TensorDesc
-from stitch.runtime.executors.executor import BoundProgram, PreparedProgram
+from stitch.runtime.executors.executor import (
+    BoundProgram,
+    PreparedProgram,
+    ignore_errors,
+    report_errors,
+)
 
 
-class FunctionCall(ABC):
+class FunctionCall:
     """One call of a function, which runs once or never."""
 
     __slots__ = ()
 
-    @abstractmethod
     def run(self, arrays: tuple[Array, ...]) -> None:
         """Call it on its inputs and outputs; raises what the function raises."""
+        raise NotImplementedError
 
-    @abstractmethod
     def stop(self, why: str) -> None:
         """It will not run, or did not come to its end; `why`: for who waits for what it gives."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def is_cancelled(self) -> str | None:
         """Why it cannot run, where something that it is given was never made."""
+        raise NotImplementedError
 
 
 class CallBox:
@@ -64,8 +66,11 @@ def call_in_turn(box: CallBox, *arrays: Array) -> None:
     call, box.call = box.call, None
     assert call is not None, "each run is given its calls"
     # Kernels ignore them; a function of the caller's is told, as outside.
-    with np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"):
+    report_errors()
+    try:
         call.run(arrays)
+    finally:
+        ignore_errors()
 
 
 def _dense(region: Array, desc: TensorDesc) -> Array:

@@ -41,22 +41,24 @@ def quietly(function: Callable[P, Result], *arguments: P.args, **named: P.kwargs
     return context.run(function, *arguments, **named)
 
 
-def ignoring(context: Context) -> Callable[[], object]:
-    """What makes NumPy ignore errors in the context in which it is called.
+def treating(context: Context, **errors: Any) -> Callable[[], object]:
+    """What makes NumPy treat errors so in the context in which it is called.
 
     It puts into the context variable that NumPy has what `np.seterr` puts there in `context`;
     `np.seterr` itself, which takes five times as long, if there is not just one.
     """
-    context.run(np.seterr, all="ignore")
+    context.run(np.seterr, **errors)
     kept = list(context.items())
     if len(kept) != 1:
-        return partial(np.seterr, all="ignore")
+        return partial(np.seterr, **errors)
     ((variable, state),) = kept
     return partial(variable.set, state)
 
 
-#: Makes NumPy ignore errors in the context of the caller, for as long as that lasts.
-ignore_errors = ignoring(Context())
+#: Makes NumPy ignore errors in the context of the caller, for as long as that lasts; or report
+#: them, as it does unless told otherwise.
+ignore_errors = treating(Context(), all="ignore")
+report_errors = treating(Context(), divide="warn", over="warn", under="ignore", invalid="warn")
 
 
 Owner = TypeVar("Owner")

@@ -9,7 +9,6 @@ queue, nor when it runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -125,6 +124,18 @@ class HostAgent:
         )
         self.outputs = tuple([(desc, device.desc_key(desc)) for desc in dense])
 
+    def shown(
+        self, arrays: tuple[Array, ...], call: HostCall
+    ) -> tuple[list[Array], tuple[Array, ...]]:
+        """The arrays of the inputs as the function may see them, and those that it is to fill or
+        whose elements it returns."""
+        returned = len(call.function.returns)
+        inputs, outputs = arrays[: self.takes], arrays[self.takes :]
+        seen = [_read_only(array) for array in inputs]
+        for at, array in zip(call.updated, outputs[returned:], strict=True):
+            seen[at] = array
+        return seen, outputs[:returned]
+
 
 class QueuedCall(FunctionCall):
     """One call of a host function in a queue; `result`: for what it returns, where no descriptor
@@ -169,24 +180,22 @@ class QueuedCall(FunctionCall):
 
     def run(self, arrays: tuple[Array, ...]) -> None:
         """Call the function on its inputs' and outputs' arrays; what it raises is told where."""
-        call = self._call
+        call, agent = self._call, self._agent
         assert call is not None, "it runs once"
         # What it is given is its caller's again, whatever comes.
         self._call = None
-        function, takes = call.function, self._agent.takes
-        outputs = arrays[takes:]
-        inputs = [_read_only(array) for array in arrays[:takes]]
-        for at, array in zip(call.updated, outputs[len(function.returns) :], strict=True):
-            inputs[at] = array
-        written = len(function.writes)
-        device = self._agent.device
+        device = agent.device
         device.calls_host += 1
         try:
-            given = _with_results(call).run(inputs, outputs[:written])
+            if not arrays:
+                given = call.run((), (), _settled)
+            else:
+                inputs, outputs = agent.shown(arrays, call)
+                given = call.run(inputs, outputs, _settled)
             if self._result is not None:
                 self._result.fulfil(given)
             else:
-                _leave(function.name, given, outputs[written : len(function.returns)])
+                _leave(agent.name, given, outputs[len(call.function.writes) :] if arrays else ())
         except Exception as error:
             error.add_note(f"in host function {self.name!r}, a task of {device!r}")
             raise
@@ -199,18 +208,8 @@ class QueuedCall(FunctionCall):
             self._result.fail(why)
 
 
-def _with_results(call: HostCall) -> HostCall:
-    """The same with what results of earlier calls hold, which are there by now."""
-    named = call.named
-    if HostResult not in map(type, (*call.arguments, *[value for _, value in named])):
-        return call
-    return replace(
-        call, arguments=tuple(map(_settled, call.arguments)),
-        named=tuple([(name, _settled(value)) for name, value in named]),
-    )  # fmt: skip
-
-
-def _settled(argument: object) -> object:
+def _settled(argument: Any) -> Any:
+    """What an argument stands for: results of earlier calls are there by now."""
     return argument.result() if type(argument) is HostResult else argument
 
 

@@ -52,7 +52,7 @@ def run_binding(device: Site, binding: Binding, window: Window) -> Ran:
         device.records.unfinished = stopped
         device.records.is_whole = False
     for index, box in binding.recording.boxes:
-        box.call = window.call(index)
+        box.call = window.agents[index]  # type: ignore[assignment]  # a call, as the plan has it
     try:
         return perform(device, binding, arrays)
     except BaseException as error:
