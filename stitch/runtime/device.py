@@ -264,23 +264,43 @@ class RuntimeDevice(TensorAccess):
         describes none, a `HostResult` for what it returns. Raises `UsageError` for arguments that
         the function does not take, `TaskError` for tensors that are gone.
         """
-        HOST_FUNCTION.check("device.call", "function", function)
-        if self.is_closed or self.runs_here() or self.queues_here():
+        runs_here = self.runs_here
+        if self.is_closed or runs_here() or self.queues_here():
             self.check_may_queue()
             self.check_open()
-        agent, call, inputs = self.host_agents.call(function, arguments, named)
-        if agent.transformation.donated:
-            self._drain_for(agent, inputs)
+        quick = None if named else self.host_agents.call_on_objects(function, arguments)
+        if quick is not None:
+            inputs: list[ValueRecord] = []
+            agent, call = quick
+        else:
+            HOST_FUNCTION.check("device.call", "function", function)
+            agent, call, inputs = self.host_agents.call(function, arguments, named)
+            if agent.transformation.donated:
+                self._drain_for(agent, inputs)
         result = None if agent.outputs else HostResult(self, agent.name)
         tasks, queued = self.tasks, QueuedCall(agent, call, result)
         with self.queue_lock:
-            self.check_open()
-            tasks.mend()
-            check_inputs(agent, inputs)
-            values = queue_call(tasks, agent, queued, inputs)
-            handles = handles_on(values)
+            if self.is_closed:
+                self.check_open()
+            window = tasks.queued
+            following = window.graph.following
+            if (
+                quick is not None
+                and following is not None
+                and following.transformation is agent.transformation
+                and window.is_whole
+            ):
+                # The same task as after the same work before: it has no values.
+                tasks.is_idle = False
+                window.take(following, queued, (), ())
+                handles: Tensor | tuple[Tensor, ...] = ()
+            else:
+                if not window.is_whole:
+                    tasks.mend()
+                check_inputs(agent, inputs)
+                handles = handles_on(queue_call(tasks, agent, queued, inputs))
             is_full = tasks.queued.graph.length >= tasks.limit and tasks.is_full()
-        if is_full and not self.runs_here():
+        if is_full and not runs_here():
             self.flush()
         return handles if result is None else result
 

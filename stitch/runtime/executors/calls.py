@@ -6,6 +6,7 @@ box, as the same steps serve many calls. Must not know what is called, nor queue
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,23 +19,23 @@ from stitch.runtime.executors.executor import (
 )
 
 
-class FunctionCall:
+class FunctionCall(ABC):
     """One call of a function, which runs once or never."""
 
     __slots__ = ()
 
+    @abstractmethod
     def run(self, arrays: tuple[Array, ...]) -> None:
         """Call it on its inputs and outputs; raises what the function raises."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self, why: str) -> None:
         """It will not run, or did not come to its end; `why`: for who waits for what it gives."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_cancelled(self) -> str | None:
         """Why it cannot run, where something that it is given was never made."""
-        raise NotImplementedError
 
 
 class CallBox:

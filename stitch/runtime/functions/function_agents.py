@@ -27,6 +27,10 @@ from stitch.tasks import HostCall, HostFunction, host_call
 _Form: TypeAlias = "tuple[tuple[ValueType, ...], tuple[int, ...]]"
 
 
+#: Types of objects that hold no tensors.
+_OBJECTS = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
 class FunctionHome(Caller, Settling, Protocol):
     """A device, as those know it who call functions on it."""
 
@@ -40,9 +44,31 @@ class HostAgents:
     def __init__(self, device: FunctionHome) -> None:
         self._device = device
         self._agents: WeakKeyDictionary[HostFunction, dict[_Form, HostAgent]] = WeakKeyDictionary()
+        #: Of functions that deal in objects only, by their identities: found in no time.
+        self._of_objects: dict[int, HostAgent] = {}
 
     def __len__(self) -> int:
         return len(self._agents)
+
+    def call_on_objects(
+        self, function: HostFunction, arguments: tuple[Any, ...]
+    ) -> tuple[HostAgent, HostCall] | None:
+        """What a call queues that is given and gives objects only; None where it may be another.
+
+        As `call`, in a quarter of the time: such tasks may well take no time themselves."""
+        agent = self._of_objects.get(id(function))
+        if agent is None or agent.function() is not function:
+            return None
+        if not function.least <= len(arguments) <= function.most:
+            return None
+        for argument in arguments:
+            kind = type(argument)
+            if kind is HostResult:
+                if argument.why is not None or argument._device is not self._device:
+                    return None
+            elif kind not in _OBJECTS:
+                return None
+        return agent, HostCall(function, arguments, (), 0)
 
     def call(
         self, function: HostFunction, arguments: Sequence[Any], named: Mapping[str, Any]
@@ -66,11 +92,19 @@ class HostAgents:
             agents = self._agents.setdefault(function, {})
         agent = agents.get(form)
         if agent is None:
-            agent = agents[form] = HostAgent(device, call, types)
-            # An agent does not know its function, or neither would ever go.
-            forget = partial(device.recordings.forget, agent.transformation.key)
+            agent = HostAgent(device, call, types)
+            forget = partial(self._forget, id(function), agent)
             device.deaths.notes.await_end(function, forget)
+            agents[form] = agent
+            if not (types or agent.outputs):
+                self._of_objects[id(function)] = agent
         return agent
+
+    def _forget(self, function: int, agent: HostAgent) -> None:
+        """A function is gone, and with it what ran it."""
+        self._device.recordings.forget(agent.transformation.key)
+        if self._of_objects.get(function) is agent:
+            del self._of_objects[function]
 
     def _value(self, agent: HostAgent, at: int, argument: Any) -> ValueRecord:
         port = agent.ports[at]

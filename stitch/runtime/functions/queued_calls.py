@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 
@@ -102,6 +103,8 @@ class HostAgent:
         """`types`: of the values that it is called with."""
         function = call.function
         self.device: Any = device
+        #: It does not keep its function, or neither would ever go.
+        self.function = ref(function)
         self.name = function.name
         self.ports = tuple([
             InputPort(function.name, call.input_name(at), kind, desc, device.desc_key(desc))
