@@ -43,10 +43,12 @@ def differentiate(
     *,
     outputs: Iterable[str] | None = None,
     recompute: Recompute = "none",
+    zeros: bool = True,
 ) -> Differentiated:
     """Forward and backward graphs for the gradients of `wanted` inputs (the floating parameters).
 
-    Gradients come in for `outputs` (all floating ones). Raises `CompileError` naming every operator
+    Gradients come in for `outputs` (all floating ones). A wanted input to which nothing flows back
+    has a gradient of zeros; none without `zeros`. Raises `CompileError` naming every operator
     on the way that has no gradient, unknown names, and a graph that depends on no wanted input.
     """
     graph = merge_common_subexpressions(fold_transposes(optimize(graph)))
@@ -63,7 +65,7 @@ def differentiate(
     _check_names(graph, wanted, inputs, "input")
     _check_names(graph, outputs, results, "output")
     walk = _Backward(graph, recompute)
-    return walk.run(wanted, outputs)
+    return walk.run(wanted, outputs, zeros=zeros)
 
 
 def _check_names(
@@ -93,7 +95,9 @@ class _Backward:
         self.forward = ForwardValues(graph, self.builder, recompute)
         self.parts: dict[int, list[Any]] = {}
 
-    def run(self, wanted: tuple[str, ...], outputs: tuple[str, ...]) -> Differentiated:
+    def run(
+        self, wanted: tuple[str, ...], outputs: tuple[str, ...], *, zeros: bool
+    ) -> Differentiated:
         graph = self.graph
         targets = {slot.value: slot.name for slot in graph.inputs if slot.name in wanted}
         path = self._path(set(targets), outputs)
@@ -113,6 +117,8 @@ class _Backward:
         for value, name in sorted(targets.items()):
             gradient = self._total(value)
             if gradient is None:
+                if not zeros:
+                    continue
                 gradient = self._zeros(value)
             self.builder.output(f"{name}.grad", gradient)
             gradients.append((name, f"{name}.grad"))

@@ -2,7 +2,7 @@
 
 Comes in: a graph with weights, a loss, an optimizer, a machine. Goes out: programs, and the
 instance that runs them on a device. Must not know: front ends, the commands. Checkpoints are
-loaded when they are asked for.
+loaded when they are asked for, as is FlexFlow's local backend.
 """
 
 from __future__ import annotations
@@ -65,12 +65,36 @@ if TYPE_CHECKING:
         refuse_other,
         write_tensors,
     )
+    from stitch.training.local_backend import (
+        LayerTask,
+        LocalTaskBackend,
+        ModelTrainingInstance,
+        RuntimeArgument,
+        RuntimeBacking,
+        SlotKind,
+        TaskArgumentAccessor,
+        TaskBinding,
+        TaskImplementation,
+        TaskInvocation,
+        TaskSignature,
+        TaskStore,
+        TensorAccessor,
+        TensorSlot,
+        backward_binding,
+        backward_signature,
+        execute,
+        task_signature,
+    )
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "checkpoints": "Checkpoint CheckpointFolder differences is_checkpoint read_checkpoint "
-            "read_tensors refuse_other write_tensors"
+            "read_tensors refuse_other write_tensors",
+            "local_backend": "LayerTask LocalTaskBackend ModelTrainingInstance RuntimeArgument "
+            "RuntimeBacking SlotKind TaskArgumentAccessor TaskBinding TaskImplementation "
+            "TaskInvocation TaskSignature TaskStore TensorAccessor TensorSlot backward_binding "
+            "backward_signature execute task_signature",
         },
     )
 
@@ -78,11 +102,15 @@ __all__ = [
     "ALGORITHMS", "LOSSES", "SGD", "Adam", "AdamW", "AlgorithmConfig", "BCEWithLogitsLoss",
     "CategoricalCrossEntropyLoss", "Checkpoint", "CheckpointFolder", "CompiledTraining",
     "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues", "CrossEntropyLoss",
-    "IdentityLoss", "LayerTime", "Loss", "LossTensor", "MSELoss", "MovementCost", "Optimizer",
-    "Schedule", "SearchResult", "SearchSolution", "StepLR", "TensorFuture", "Trainable",
-    "TrainingInstance", "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable",
-    "compile_model", "differences", "evaluation_form", "graph_of", "home_space", "is_checkpoint",
-    "loss_from_config", "losses", "optimize", "optimizer_from_config", "read_checkpoint",
-    "read_tensors", "refuse_other", "schedule_from_config", "schedules", "update_graph",
-    "with_weights", "write_tensors",
+    "IdentityLoss", "LayerTask", "LayerTime", "LocalTaskBackend", "Loss", "LossTensor", "MSELoss",
+    "ModelTrainingInstance", "MovementCost", "Optimizer", "RuntimeArgument", "RuntimeBacking",
+    "Schedule", "SearchResult", "SearchSolution", "SlotKind", "StepLR", "TaskArgumentAccessor",
+    "TaskBinding", "TaskImplementation", "TaskInvocation", "TaskSignature", "TaskStore",
+    "TensorAccessor", "TensorFuture", "TensorSlot", "Trainable", "TrainingInstance",
+    "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable", "backward_binding",
+    "backward_signature", "compile_model", "differences", "evaluation_form", "execute", "graph_of",
+    "home_space", "is_checkpoint", "loss_from_config", "losses", "optimize",
+    "optimizer_from_config", "read_checkpoint", "read_tensors", "refuse_other",
+    "schedule_from_config", "schedules", "task_signature", "update_graph", "with_weights",
+    "write_tensors",
 ]  # fmt: skip

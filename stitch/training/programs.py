@@ -207,7 +207,7 @@ def training_graphs(
     if options.precision is not DataType.FLOAT32:
         graph = in_precision(graph, options.precision)
         evaluation = in_precision(evaluation, options.precision)
-    prediction = _prediction(graph)
+    prediction = prediction_of(graph)
     names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
     reserved = names.intersection(RESERVED)
     if reserved:
@@ -223,7 +223,7 @@ def training_graphs(
         Parameter(name, types[name], grad) for name, grad in differentiated.gradients
     )
     kinds = {slot.name: graph.output_type(i) for i, slot in enumerate(graph.outputs)}
-    judged = _loss_graph(loss, differentiated, kinds[prediction], options)
+    judged = loss_graph(loss, differentiated, kinds[prediction], options)
     update = update_graph(
         f"{graph.name}_update", parameters, optimizer, clip_grad_norm=options.clip_grad_norm
     )
@@ -233,7 +233,8 @@ def training_graphs(
     )  # fmt: skip
 
 
-def _prediction(graph: ComputationGraph) -> str:
+def prediction_of(graph: ComputationGraph) -> str:
+    """The output that a loss judges: the first floating one that is no state's next value."""
     state = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
     for i, slot in enumerate(graph.outputs):
         if slot.name not in state and graph.output_type(i).data_type.is_floating:
@@ -241,7 +242,7 @@ def _prediction(graph: ComputationGraph) -> str:
     raise CompileError(f"graph {graph.name!r} has no floating output for a loss to judge")
 
 
-def _loss_graph(
+def loss_graph(
     loss: Loss, differentiated: Differentiated, pred: ValueType, options: TrainingOptions
 ) -> ComputationGraph:
     """The loss and, from its own backward graph, the gradient of the prediction: one graph."""
@@ -274,7 +275,7 @@ def compile_training(
     programs: list[Program] = []
     warnings: list[CompileWarning] = []
     for role, graph in graphs.in_order:
-        wishes = tuple(_wishes(graph, machine, spaces or {}))
+        wishes = tuple(slot_places(graph, machine, spaces or {}))
         compiled = compile_graph(graph, machine, CompileOptions(wishes=wishes, role=role))
         programs.append(compiled.program)
         warnings += compiled.warnings
@@ -293,7 +294,7 @@ def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Progra
     }
     # Backward writes into either.
     spaces |= {f"{MORE}{name}": space for name, space in spaces.items()}
-    wishes = tuple(_wishes(graph, machine, spaces))
+    wishes = tuple(slot_places(graph, machine, spaces))
     options = CompileOptions(wishes=wishes, role=Role.BACKWARD)
     return compile_graph(graph, machine, options).program
 
@@ -303,7 +304,10 @@ def home_space(machine: Machine) -> Space:
     return Space.HOST if machine.shape.dram is None else Space.DRAM
 
 
-def _wishes(graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space]) -> list[Wish]:
+def slot_places(
+    graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space]
+) -> list[Wish]:
+    """Wishes for the spaces of all slots that the graph says nothing of: by name, else at home."""
     asked = {(w.side, graph.slot_index(w)) for w in graph.wishes if w.field != "alias"}
     home = home_space(machine)
     sides: tuple[tuple[Side, Sequence[InputSlot | OutputSlot]], ...] = (

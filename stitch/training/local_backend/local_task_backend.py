@@ -1,0 +1,340 @@
+"""`LocalTaskBackend`: the tasks of a model on one device, and the tensors that they work on.
+
+Comes in: a computation graph, a device, an optimizer, a loss. Goes out: registered tasks, tensors
+read and written by name. What runs are programs on the device's queue. Must not know: front ends,
+files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+
+from stitch.errors import CompileError, TaskError, UsageError, closest
+from stitch.graph import ComputationGraph
+from stitch.machine import load_machine
+from stitch.program import Array, InputKind, Role, Space
+from stitch.report import Device
+from stitch.runtime import RuntimeDevice, Tensor
+from stitch.training.graphs import KEPT_KINDS, MASTER, as_trainable
+from stitch.training.local_backend.layer_graph import layer_graph
+from stitch.training.local_backend.layer_tasks import LayerTasks
+from stitch.training.local_backend.program_task import LoadedTask
+from stitch.training.local_backend.runtime_backing import (
+    LayerTask,
+    TaskImplementation,
+    execute,
+)
+from stitch.training.local_backend.task_arguments import TaskArgumentAccessor
+from stitch.training.local_backend.task_binding import (
+    RuntimeArgument,
+    TaskInvocation,
+    gradient_name,
+)
+from stitch.training.local_backend.task_slots import TaskSignature
+from stitch.training.local_backend.task_store import TaskStore
+from stitch.training.losses import Loss, loss_from_config
+from stitch.training.optimizers import Optimizer, optimizer_from_config
+from stitch.training.programs import LABEL, LOSS, prediction_of
+
+_NO_SPACES: Mapping[str, Space] = MappingProxyType({})
+
+
+class LocalTaskBackend:
+    """A `RuntimeBacking` of one device: a forward task for every operator of a graph, in
+    topological order, backward tasks in reverse, a loss and an update.
+
+    A graph without PARAMETER inputs has its named floating constants as parameters. `wanted` names
+    the inputs whose gradients are wanted (default: the parameters), `weights` gives values that
+    parameters start with, `spaces` says where tensors lie, by name, if not at home. Without a
+    device it opens one, which it closes. Raises `CompileError` naming operators without a gradient.
+    """
+
+    def __init__(
+        self,
+        graph: ComputationGraph,
+        device: RuntimeDevice | None = None,
+        optimizer: Optimizer | str | dict[str, Any] | None = None,
+        loss: Loss | str | dict[str, Any] | None = None,
+        *,
+        wanted: Iterable[str] | None = None,
+        weights: Mapping[str, Any] | None = None,
+        spaces: Mapping[str, Space] = _NO_SPACES,
+    ) -> None:
+        self.graph = graph
+        self.loss = None if loss is None else loss_from_config(loss)
+        self.optimizer = None if optimizer is None else optimizer_from_config(optimizer)
+        self.profiling = False
+        #: How many updates there have been.
+        self.iteration = 0
+        trained, values = _with_parameters(graph, weights or {})
+        if wanted is None:
+            wanted = _floating(trained, {InputKind.PARAMETER})
+        states = {slot.name for slot in trained.inputs if slot.kind is InputKind.STATE}
+        if self.loss is None:
+            outputs = [
+                slot.name for i, slot in enumerate(trained.outputs)
+                if slot.name not in states and trained.output_type(i).data_type.is_floating
+            ]  # fmt: skip
+        else:
+            outputs = [prediction_of(trained)]
+        layers = layer_graph(trained, tuple(wanted), outputs)
+        if not layers.wanted and (self.loss or self.optimizer):
+            raise CompileError(f"graph {graph.name!r} has nothing to train")
+        _check_wishes(graph)
+        machine = load_machine(_TARGET) if device is None else device.machine
+        compiled = LayerTasks(layers, machine, spaces, self.loss, self.optimizer)
+        self.layers = layers
+        self._compiled = compiled
+        self._owns_device = device is None
+        self.device: RuntimeDevice = Device(machine) if device is None else device
+        self.store = TaskStore(self.device, {
+            RuntimeArgument.DEVICE_STATE: lambda: self.device,
+            RuntimeArgument.ITERATION: lambda: self.iteration,
+            RuntimeArgument.PROFILING: lambda: self.profiling,
+            RuntimeArgument.LEARNING_RATE: self._rate,
+        })  # fmt: skip
+        self._implementations: dict[str, TaskImplementation] = {}
+        #: Whether all gradients are those of one pass.
+        self._has_gradients = False
+        self._register()
+        self._start(values)
+
+    def _register(self) -> None:
+        for task_id, compiled in self._compiled.tasks.items():
+            self.register_task(task_id, compiled.signature, LoadedTask(compiled, self.device))
+        for tasks in self._compiled.stages.values():
+            for task in tasks:
+                self._add_tensors(task.invocation)
+
+    def _add_tensors(self, invocation: TaskInvocation) -> None:
+        task = self._compiled.tasks[invocation.task_id]
+        program = task.program
+        for i, port in enumerate(task.inputs):
+            if port.what != "argument":
+                self.store.add_tensor(port.name(invocation.binding), program.input_desc(i))
+        for i, port in enumerate(task.outputs):
+            self.store.add_tensor(port.name(invocation.binding), program.output_desc(i))
+
+    def _start(self, values: Mapping[str, Any]) -> None:
+        """Values that are there from the start: weights, and what an optimizer keeps."""
+        for task in self._compiled.stages[Role.UPDATE]:
+            update = self._compiled.tasks[task.invocation.task_id]
+            for slot, port in zip(update.program.inputs, update.inputs, strict=True):
+                if slot.kind is InputKind.STATE and port.what == "tensor":
+                    desc = self.store.desc(slot.name)
+                    self.store.write(slot.name, np.zeros(desc.shape, desc.layout.data_type.dtype))
+        known = set(self.store.names)
+        for name, value in values.items():
+            if name in known:
+                self.set_tensor(name, value)
+
+    def _rate(self) -> float:
+        assert self.optimizer is not None
+        return self.optimizer.rate(self.iteration)
+
+    # -- tensors by name ---------------------------------------------------------------------------
+
+    def set_tensor(self, name: str, value: Any) -> None:
+        """Write a tensor: an input, a parameter, a label, a gradient that comes from outside.
+
+        An array goes where the tensor lies; a device's tensor is taken as it is. Raises
+        `UsageError` for a name that is unknown and for labels that do not fit the loss,
+        `LinkError` where shape or kind of number differ.
+        """
+        if isinstance(value, Tensor):
+            self.store.hold(name, value)
+        else:
+            array = np.asarray(value)
+            if name == LABEL and self.loss is not None:
+                graph, prediction = self.layers.graph, self.layers.seeds[0]
+                places = [slot.name for slot in graph.outputs]
+                self.loss.check_label(array, graph.output_type(places.index(prediction)))
+                array = array.astype(self.store.desc(name).layout.data_type.dtype, copy=False)
+            self.store.write(name, array)
+        master = f"{name}.{MASTER}"
+        if master in self.store.names:
+            self.store.write(master, self.store.tensor(name).numpy().astype(np.float32))
+        after = self.layers.next_states.get(name)
+        if after is not None:
+            self.store.drop([after])
+
+    def get_tensor(self, name: str) -> Array:
+        """The elements of a tensor: input, parameter, activation, gradient, optimizer state.
+
+        Of a state that forward replaces, the newest. Raises `UsageError` for a name that is
+        unknown, and for a tensor that is not there yet.
+        """
+        after = self.layers.next_states.get(name)
+        if after is not None and self.store.find(after) is not None:
+            name = after
+        return self.store.tensor(name).numpy()
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    def register_task(
+        self, task_id: str, signature: TaskSignature, implementation: TaskImplementation
+    ) -> None:
+        """Make a task known by its id; one that is known may get another implementation.
+
+        Raises `UsageError` where its signature is another then.
+        """
+        known = self.store.signatures.get(task_id)
+        if known is not None and known != signature:
+            raise UsageError(
+                f"there is a task {task_id!r} with another signature",
+                remedy="register it under another id, or with the signature that it has: "
+                "backend.signature(task_id)",
+            )
+        if not callable(implementation):
+            raise UsageError(f"task {task_id!r} needs a function", got=repr(implementation))
+        self.store.signatures[task_id] = signature
+        self._implementations[task_id] = implementation
+
+    def signature(self, task_id: str) -> TaskSignature:
+        """The signature of a task; raises `TaskError` for one that is not registered."""
+        self._check_known(task_id)
+        return self.store.signatures[task_id]
+
+    def get_args(self, invocation: TaskInvocation) -> TaskArgumentAccessor:
+        """What an invocation may see and change; raises `TaskError` for an unknown task,
+        `UsageError` for a binding that does not fit."""
+        self._check_known(invocation.task_id)
+        return TaskArgumentAccessor(self.store, invocation)
+
+    def get_task_impl(self, invocation: TaskInvocation) -> TaskImplementation:
+        """What an invocation does; raises `TaskError` for an unknown task."""
+        self._check_known(invocation.task_id)
+        return self._implementations[invocation.task_id]
+
+    def execute(self, invocation: TaskInvocation) -> Any:
+        """Run one task; see `stitch.training.execute`."""
+        return execute(self, invocation)
+
+    def tasks(self, role: Role | str) -> tuple[LayerTask, ...]:
+        """The tasks of a part of a step, in the order in which they run."""
+        return self._compiled.stages[Role(role)]
+
+    def _check_known(self, task_id: str) -> None:
+        if task_id not in self._implementations:
+            raise TaskError(
+                f"no task {task_id!r} is registered",
+                expected=", ".join(self._implementations) or "none",
+                remedy=closest(task_id, self._implementations) or None,
+            )
+
+    # -- in the loop -------------------------------------------------------------------------------
+
+    @contextmanager
+    def stage(self, role: Role) -> Iterator[Sequence[LayerTask]]:
+        """The tasks of a part of a step, to be run inside: what they make anew is dropped before,
+        and what they have done counts once all of them have run."""
+        if role is Role.FORWARD:
+            self._before_forward()
+        elif role is Role.LOSS and self.loss is not None:
+            self.store.drop([LOSS, *map(gradient_name, self.layers.seeds)])
+        elif role is Role.BACKWARD:
+            self._before_backward()
+        elif role is Role.UPDATE:
+            self._check_update()
+        yield self.tasks(role)
+        if role is Role.BACKWARD:
+            self._has_gradients = True
+        elif role is Role.UPDATE:
+            self.device.flush()
+            self.iteration += 1
+
+    def _before_forward(self) -> None:
+        store = self.store
+        for name, after in self.layers.next_states.items():
+            tensor = store.find(after)
+            if tensor is not None:
+                store.hold(name, tensor)
+        store.drop(self._made(Role.FORWARD))
+
+    def _made(self, role: Role) -> Iterator[str]:
+        """The tensors that the tasks of a stage make."""
+        for task in self.tasks(role):
+            invocation = task.invocation
+            for port in self._compiled.tasks[invocation.task_id].outputs:
+                yield port.name(invocation.binding)
+
+    def _before_backward(self) -> None:
+        if not self.tasks(Role.BACKWARD):
+            raise UsageError(
+                f"graph {self.graph.name!r} has no gradients to make",
+                remedy="give it parameters, or wanted=[...]",
+            )
+        self._has_gradients = False
+        seeds = {gradient_name(name) for name in self.layers.seeds}
+        self.store.drop(name for name in self._made(Role.BACKWARD) if name not in seeds)
+
+    def _check_update(self) -> None:
+        if self.optimizer is None:
+            raise UsageError("this backend has no optimizer to update with",
+                             remedy="LocalTaskBackend(graph, optimizer=...)")  # fmt: skip
+        if not self._has_gradients:
+            raise UsageError("there are no gradients to step with", remedy="backward() first")
+
+    def synchronize(self) -> None:
+        """Wait for all that is queued."""
+        self.device.flush()
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give all tensors back; the device too, if it opened it itself. Twice is allowed."""
+        if self.device.is_closed:
+            return
+        self.store.close()
+        self._implementations.clear()
+        if self._owns_device:
+            self.device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        count = len(self.tasks(Role.FORWARD))
+        return f"<LocalTaskBackend of {self.graph.name}: {count} layers on {self.device!r}>"
+
+
+#: As for `open_device`.
+_TARGET = "wormhole_n150"
+
+
+def _floating(graph: ComputationGraph, kinds: set[InputKind]) -> tuple[str, ...]:
+    return tuple([
+        slot.name for i, slot in enumerate(graph.inputs)
+        if slot.kind in kinds and graph.input_type(i).data_type.is_floating
+    ])  # fmt: skip
+
+
+def _with_parameters(
+    graph: ComputationGraph, weights: Mapping[str, Any]
+) -> tuple[ComputationGraph, Mapping[str, Any]]:
+    """The graph with its parameters as inputs, and the values that they start with, if any."""
+    if any(slot.kind in KEPT_KINDS for slot in graph.inputs) or not graph.constants:
+        return graph, weights
+    try:
+        model = as_trainable(graph, weights)
+    except CompileError:
+        return graph, weights
+    return model.graph, model.values
+
+
+def _check_wishes(graph: ComputationGraph) -> None:
+    """Raise `CompileError` for wishes that tasks of single operators cannot keep."""
+    if graph.wishes:
+        raise CompileError(
+            f"tasks of graph {graph.name!r} cannot keep its wishes",
+            got=", ".join(wish.text() for wish in graph.wishes[:8]),
+            remedy="drop them, and give LocalTaskBackend spaces={name: space}",
+        )

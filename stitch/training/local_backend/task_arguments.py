@@ -1,0 +1,179 @@
+"""The accessor: what a running task is given, by slot, and only with permission.
+
+Comes in: a signature, a binding, a store. Goes out: tensors to read and to write, arguments. Must
+not know: which tasks there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import TaskError, UsageError
+from stitch.program import Array, TensorDesc
+from stitch.runtime import RuntimeDevice, Tensor
+from stitch.tasks import Permission
+from stitch.training.local_backend.task_binding import (
+    TaskInvocation,
+    check_binding,
+    names_of,
+)
+from stitch.training.local_backend.task_store import TaskStore
+
+
+class TensorAccessor:
+    """A tensor that a task was given, as far as its permission goes.
+
+    Functions take it as an array (`numpy`), programs as a handle (`tensor`, `put`).
+    """
+
+    __slots__ = ("_array", "_store", "_zeros", "desc", "name", "permission")
+
+    def __init__(self, store: TaskStore, name: str, permission: Permission, *, zeros: bool) -> None:
+        """`zeros`: what is read before it is there is zero, as a sum is before its first part."""
+        self.name, self.permission = name, permission
+        self.desc: TensorDesc = store.desc(name)
+        self._store, self._zeros = store, zeros
+        self._array: Array | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """A handle on the device's tensor; raises `TaskError` without permission to read."""
+        self._require(self.permission.reads, "read")
+        return self._store.tensor(self.name)
+
+    def put(self, tensor: Tensor) -> None:
+        """A device's tensor takes its place; raises `TaskError` without permission to write."""
+        self._require(self.permission.writes, "written")
+        self._store.hold(self.name, tensor)
+
+    def numpy(self) -> Array:
+        """The elements: a read-only array, or one whose elements are written back when the task
+        has ended; to write only, it holds zeros."""
+        if self._array is None:
+            self._require(self.permission is not Permission.NONE, "looked at")
+            self._array = self._elements()
+            self._array.flags.writeable = self.permission.writes
+        return self._array
+
+    def _elements(self) -> Array:
+        is_there = self._store.find(self.name) is not None
+        if self.permission.reads and (is_there or not self._zeros):
+            return self._store.tensor(self.name).numpy()
+        return np.zeros(self.desc.shape, self.desc.layout.data_type.dtype)
+
+    def write_back(self) -> None:
+        """What was written into the array goes to the device."""
+        if self._array is not None and self.permission.writes:
+            self._store.write(self.name, self._array)
+
+    def _require(self, allowed: bool, what: str) -> None:
+        if not allowed:
+            raise TaskError(
+                f"tensor {self.name!r} cannot be {what}: it was taken {self.permission.value}"
+            )
+
+
+class TaskArgumentAccessor:
+    """What one invocation of a task may see and change.
+
+    Raises `UsageError` at once for a binding that does not fit the signature, and for tensors that
+    are not known.
+    """
+
+    def __init__(self, store: TaskStore, invocation: TaskInvocation) -> None:
+        signature = store.signatures[invocation.task_id]
+        check_binding(signature, invocation)
+        for name in invocation.binding.names():
+            store.desc(name)
+        self.task_id = invocation.task_id
+        self.signature = signature
+        self.binding = invocation.binding
+        self._store = store
+        self._given: list[TensorAccessor] = []
+
+    @property
+    def device(self) -> RuntimeDevice:
+        """Where the task runs."""
+        return self._store.device
+
+    def get_tensor(self, slot: str, permission: Permission) -> TensorAccessor:
+        """The tensor of a slot; raises `UsageError` for an unknown, unbound or variadic slot,
+        `TaskError` for a permission that the signature does not allow."""
+        return self._one(slot, permission, is_gradient=False)
+
+    def get_tensor_grad(self, slot: str, permission: Permission) -> TensorAccessor:
+        """The gradient of a slot's tensor; raises as `get_tensor`."""
+        return self._one(slot, permission, is_gradient=True)
+
+    def get_variadic_tensor(self, slot: str, permission: Permission) -> tuple[TensorAccessor, ...]:
+        """The tensors of a variadic slot; raises as `get_tensor`."""
+        return self._all(slot, permission, is_gradient=False, variadic=True)
+
+    def get_variadic_tensor_grad(
+        self, slot: str, permission: Permission
+    ) -> tuple[TensorAccessor, ...]:
+        """The gradients of a variadic slot's tensors; raises as `get_tensor`."""
+        return self._all(slot, permission, is_gradient=True, variadic=True)
+
+    def get_argument(self, slot: str) -> Any:
+        """The value of an argument slot; raises `UsageError` for an unknown one, `TaskError` where
+        what it refers to is of another type."""
+        kind = self.signature.argument(slot)
+        value = self._store.argument(self.binding.arguments[slot])
+        if not isinstance(value, kind):
+            raise TaskError(
+                f"argument {slot!r} of task {self.task_id!r} refers to another type",
+                expected=str(kind), got=f"{type(value).__name__}: {value!r:.60}",
+            )  # fmt: skip
+        return value
+
+    def has(self, slot: str) -> bool:
+        """Whether a tensor is bound to a slot."""
+        return slot in self.binding.tensors
+
+    def has_grad(self, slot: str) -> bool:
+        """Whether a gradient is bound to a slot: not where none flows."""
+        return slot in self.binding.gradients
+
+    def finish(self) -> None:
+        """The task has ended: what it wrote into arrays goes to the device."""
+        for access in self._given:
+            access.write_back()
+
+    def _one(self, slot: str, permission: Permission, *, is_gradient: bool) -> TensorAccessor:
+        (access,) = self._all(slot, permission, is_gradient=is_gradient, variadic=False)
+        return access
+
+    def _all(
+        self, slot: str, permission: Permission, *, is_gradient: bool, variadic: bool
+    ) -> tuple[TensorAccessor, ...]:
+        known = self.signature.tensor(slot)
+        what = f"gradient of slot {slot!r}" if is_gradient else f"slot {slot!r}"
+        allowed = known.gradient if is_gradient else known.permission
+        if not allowed.allows(permission):
+            raise TaskError(
+                f"the {what} of task {self.task_id!r} cannot be taken {permission.value}",
+                expected=f"at most {allowed.value}", got=permission.value,
+                remedy="ask for less, or register the task with a signature that allows it",
+            )  # fmt: skip
+        bound = (self.binding.gradients if is_gradient else self.binding.tensors).get(slot)
+        if bound is None:
+            raise UsageError(
+                f"nothing is bound to the {what} of task {self.task_id!r}",
+                remedy=f"ask has{'_grad' if is_gradient else ''}({slot!r}) first",
+            )
+        if known.variadic is not variadic:
+            method = "get_tensor" if variadic else "get_variadic_tensor"
+            raise UsageError(
+                f"the {what} of task {self.task_id!r} takes "
+                + ("any number of tensors" if known.variadic else "one tensor"),
+                remedy=f"ask with {method}{'_grad' if is_gradient else ''}",
+            )
+        taken = tuple([
+            TensorAccessor(self._store, name, permission, zeros=is_gradient)
+            for name in names_of(bound)
+        ])  # fmt: skip
+        self._given += taken
+        return taken

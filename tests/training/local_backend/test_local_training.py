@@ -1,0 +1,168 @@
+"""A model trained by tasks of single operators: reference values, and the training's own bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import CompileError, UsageError
+from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from stitch.program import InputKind, Role
+from stitch.training import LocalTaskBackend, ModelTrainingInstance
+from tests.support.training.models import batches, compiled, mlp
+
+#: FlexFlow's figures for a linear layer.
+X = np.array([[3, 3, 6], [2, 1, 5], [1, 2, -2], [8, 0.5, -3]], np.float32)
+WEIGHT = np.array([[1, 2, 1.5], [0.5, 4, -1]], np.float32)
+BIAS = np.array([3, -1], np.float32)
+Y = [[21, 6.5], [14.5, -1], [5, 9.5], [7.5, 8]]
+DY = np.array([[1, -0.5], [2, -2], [1, 9], [-3.5, 1]], np.float32)
+DX = [[0.75, 0, 2], [1, -4, 5], [5.5, 38, -7.5], [-3, -3, -6.25]]
+DW = [[-20, 5.25, 24.5], [11.5, 15, -34]]
+DB = [0.5, 7.5]
+
+
+def linear() -> ComputationGraph:
+    """One linear layer whose weights have no values yet."""
+    b = ComputationGraphBuilder("linear")
+    x = b.input("x", (4, 3), "float32")
+    weight = b.input("weight", (2, 3), "float32", InputKind.PARAMETER)
+    bias = b.input("bias", (2,), "float32", InputKind.PARAMETER)
+    b.output("y", b.linear(x, weight, bias))
+    return b.build()
+
+
+@pytest.fixture
+def layer() -> Iterator[LocalTaskBackend]:
+    with LocalTaskBackend(linear(), wanted=["x", "weight", "bias"]) as backend:
+        for name, value in (("x", X), ("weight", WEIGHT), ("bias", BIAS)):
+            backend.set_tensor(name, value)
+        yield backend
+
+
+def test_a_linear_layer_gives_the_reference_values(layer: LocalTaskBackend) -> None:
+    ModelTrainingInstance(layer.graph, layer).forward()
+    np.testing.assert_array_equal(layer.get_tensor("y"), np.array(Y, np.float32))
+
+
+def test_its_gradients_are_the_reference_values(layer: LocalTaskBackend) -> None:
+    instance = ModelTrainingInstance(layer.graph, layer)
+    instance.forward()
+    layer.set_tensor("y.grad", DY)
+    instance.backward()
+    for name, expected in (("x", DX), ("weight", DW), ("bias", DB)):
+        np.testing.assert_array_equal(layer.get_tensor(f"{name}.grad"), np.array(expected))
+
+
+def test_without_a_loss_backward_asks_for_the_gradient_of_the_output(
+    layer: LocalTaskBackend,
+) -> None:
+    instance = ModelTrainingInstance(layer.graph, layer)
+    instance.forward()
+    with pytest.raises(UsageError, match=r"'y.grad' is not there yet.*\n.*\n.*set_tensor"):
+        instance.backward()
+
+
+def test_gradients_start_anew_with_every_backward(layer: LocalTaskBackend) -> None:
+    instance = ModelTrainingInstance(layer.graph, layer)
+    instance.forward()
+    layer.set_tensor("y.grad", DY)
+    instance.backward()
+    instance.backward()
+    np.testing.assert_array_equal(layer.get_tensor("weight.grad"), np.array(DW))
+
+
+def test_the_loss_of_ten_by_sixteen_to_thirty_two_to_one_falls_at_every_step() -> None:
+    losses = []
+    ((x, label),) = batches(1, batch=16)
+    with LocalTaskBackend(mlp(), optimizer=stitch.SGD(lr=0.05), loss="mse") as backend:
+        instance = ModelTrainingInstance(backend.graph, backend)
+        for name, array in (("x", x), ("label", label)):
+            backend.set_tensor(name, array)
+        for _ in range(20):
+            instance.forward()
+            instance.backward()
+            instance.update()
+            losses.append(backend.get_tensor("loss").item())
+        difference = backend.get_tensor("y") - label
+    assert losses[0] > 0.1
+    assert all(after < before for before, after in pairwise(losses))
+    assert losses[-1] == pytest.approx(np.mean(difference * difference), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        stitch.SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+        stitch.Adam(lr=0.01, schedule=stitch.schedules.StepLR(2)),
+        stitch.AdamW(lr=0.01, weight_decay=0.1),
+    ],
+    ids=["SGD", "Adam", "AdamW"],
+)
+def test_every_step_has_the_bits_of_the_four_programs(optimizer: Any) -> None:
+    model = compiled(optimizer)
+    assert model.training is not None
+    with LocalTaskBackend(mlp(), optimizer=optimizer.config(), loss="mse") as backend:
+        instance = ModelTrainingInstance(backend.graph, backend)
+        for x, label in batches(5):
+            backend.set_tensor("x", x)
+            backend.set_tensor("label", label)
+            instance.forward()
+            instance.backward()
+            instance.update()
+            prediction = model(x)
+            loss = model.training.loss(prediction, label)
+            loss.backward()
+            gradient = model.instance.get_tensor("fc1.weight.grad")
+            assert backend.get_tensor("fc1.weight.grad").tobytes() == gradient.tobytes()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert backend.get_tensor("loss").tobytes() == np.asarray(loss.item()).astype(
+                np.float32
+            ).tobytes()  # fmt: skip
+            for name, value in model.instance.state_dict().items():
+                if not name.startswith("training."):
+                    assert backend.get_tensor(name).tobytes() == value.tobytes(), name
+    assert backend.iteration == 5
+
+
+def test_an_update_needs_gradients_and_an_optimizer() -> None:
+    ((x, label),) = batches(1)
+    with LocalTaskBackend(mlp(), optimizer="sgd", loss="mse") as backend:
+        instance = ModelTrainingInstance(backend.graph, backend)
+        with pytest.raises(UsageError, match="no gradients to step with"):
+            instance.update()
+        backend.set_tensor("x", x)
+        backend.set_tensor("label", label)
+        instance.forward()
+        instance.backward()
+        instance.update()
+        assert backend.iteration == 1
+    with LocalTaskBackend(mlp()) as backend, pytest.raises(UsageError, match="no optimizer"):
+        ModelTrainingInstance(backend.graph, backend).update()
+
+
+def test_a_graph_of_another_backing_is_refused() -> None:
+    with LocalTaskBackend(mlp()) as backend, pytest.raises(UsageError, match="another graph"):
+        ModelTrainingInstance(mlp(), backend)
+
+
+def test_a_graph_without_parameters_has_forward_tasks_only() -> None:
+    b = ComputationGraphBuilder("plain")
+    b.output("y", b.relu(b.input("x", (2, 2), "float32")))
+    graph = b.build()
+    with LocalTaskBackend(graph) as backend:
+        instance = ModelTrainingInstance(graph, backend)
+        backend.set_tensor("x", [[-1.0, 2.0], [3.0, -4.0]])
+        instance.forward()
+        assert backend.get_tensor("y").tolist() == [[0, 2], [3, 0]]
+        assert [len(backend.tasks(role)) for role in Role] == [1, 0, 0, 0]
+        with pytest.raises(UsageError, match="no gradients to make"):
+            instance.backward()
+    with pytest.raises(CompileError, match="nothing to train"):
+        LocalTaskBackend(graph, loss="mse")
