@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stitch.graph import ComputationGraphBuilder, trace
     from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
     from stitch.runtime import LoadedProgram, Tensor
+    from stitch.tasks import TaskGraph, aggregate, compose, task
     from stitch.training import (
         SGD,
         Adam,
@@ -56,6 +57,7 @@ else:
             "graph": "ComputationGraphBuilder trace",
             "program": "DataType Layout MemoryLayout ShardSpec Space TensorDesc",
             "runtime": "LoadedProgram Tensor",
+            "tasks": "TaskGraph aggregate compose task",
             "training": "Adam AdamW LossTensor SGD TensorFuture TrainingInstance losses schedules",
             "version": "__version__",
         },
@@ -68,7 +70,8 @@ __all__ = [
     "Adam", "AdamW", "CompileError", "CompiledModel", "ComputationGraphBuilder", "DataType",
     "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LinkedModel", "LoadedProgram",
     "LossTensor", "MemoryLayout", "OutOfMemoryError", "Pipeline", "SGD", "ShardSpec", "Space",
-    "StitchError", "TaskError", "Tensor", "TensorDesc", "TensorFuture", "TrainingInstance",
-    "__version__", "compile", "device_of", "forbid_copies", "get_layout", "has_layout", "link",
-    "load", "losses", "open_device", "schedules", "submit", "to_layout", "trace", "wait",
+    "StitchError", "TaskError", "TaskGraph", "Tensor", "TensorDesc", "TensorFuture",
+    "TrainingInstance", "__version__", "aggregate", "compile", "compose", "device_of",
+    "forbid_copies", "get_layout", "has_layout", "link", "load", "losses", "open_device",
+    "schedules", "submit", "task", "to_layout", "trace", "wait",
 ]  # fmt: skip

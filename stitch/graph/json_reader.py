@@ -93,15 +93,23 @@ class JsonObject:
             for i, item in enumerate(self.items(key))
         ]
 
+    def record(self, key: str) -> JsonObject:
+        """An object."""
+        return JsonObject(self._fields.get(key), f"{self.where}.{key}", self._problems)
+
+    def fields(self, key: str) -> Mapping[str, object]:
+        """An object of anything."""
+        value = self._fields.get(key)
+        if isinstance(value, dict):
+            return value
+        self._wrong(key, "an object", value)
+        return {}
+
     def named_records(self, key: str) -> dict[str, JsonObject]:
         """An object of objects."""
-        value = self._fields.get(key)
-        if not isinstance(value, dict):
-            self._wrong(key, "an object", value)
-            return {}
         return {
             str(name): JsonObject(item, f"{self.where}.{key}.{name}", self._problems)
-            for name, item in value.items()
+            for name, item in self.fields(key).items()
         }
 
     def choice(self, key: str, choices: Mapping[str, _Choice], otherwise: _Choice) -> _Choice:

@@ -48,6 +48,11 @@ class ProgramAgent:
         return len(self.program.inputs)
 
     @property
+    def makes(self) -> int:
+        """How many outputs it has."""
+        return len(self.descs)
+
+    @property
     def consumes(self) -> frozenset[int]:
         """The inputs that it is given for good."""
         return self.transformation.donated
@@ -80,6 +85,11 @@ class CopyAgent:
     @property
     def takes(self) -> int:
         """One input."""
+        return 1
+
+    @property
+    def makes(self) -> int:
+        """How many outputs it has."""
         return 1
 
     @property
@@ -127,6 +137,11 @@ class MergedAgent:
         names = [member.agent.name for member in self.members[:NAMES_SHOWN]]
         more = len(self.members) - len(names)
         return "+".join(names) + (f"+{more} more" if more else "")
+
+    @property
+    def makes(self) -> int:
+        """How many outputs it has."""
+        return len(self.kept)
 
     @property
     def consumes(self) -> frozenset[int]:

@@ -55,6 +55,11 @@ class HostCall(NamedTuple):
         return self.function.name
 
     @property
+    def makes(self) -> int:
+        """How many outputs it has."""
+        return len(self.function.returns) + len(self.updated)
+
+    @property
     def consumes(self) -> frozenset[int]:
         """The inputs whose values are gone afterwards."""
         return frozenset(self.updated)
@@ -73,10 +78,12 @@ class HostCall(NamedTuple):
         """The parameter that an input is passed as, for messages."""
         names = list(self.function.signature.parameters)
         for at, value in enumerate(self.arguments):
-            if value == InputPlace(index):
+            if type(value) is InputPlace and value.index == index:
                 return names[min(at, len(names) - 1)]
-        by_name = (name for name, value in self.named if value == InputPlace(index))
-        return next(by_name, f"input {index}")
+        for name, value in self.named:
+            if type(value) is InputPlace and value.index == index:
+                return name
+        return f"input {index}"
 
     def run(
         self,
@@ -121,6 +128,52 @@ def host_call(
         return placed.by_position(arguments)
     whole = inspect.BoundArguments(function.signature, placed.all(arguments, named))
     return placed.call(whole.args, tuple(whole.kwargs.items()))
+
+
+def placed_call(
+    function: HostFunction, arguments: Sequence[object], named: Mapping[str, object], takes: int
+) -> HostCall:
+    """A call whose arguments have places already, for as many inputs.
+
+    Raises `UsageError` for arguments that the function does not take, for places that are missing
+    or stand twice, and for those where the function may do nothing with an array.
+    """
+    try:
+        bound = function.signature.bind(*arguments, **named).arguments
+    except TypeError as error:
+        raise UsageError(f"task {function.name!r} cannot be called like this: {error}") from None
+    inputs: list[int] = []
+    updated: dict[str, int] = {}
+    for name, value in bound.items():
+        kind = function.signature.parameters[name].kind
+        parts: Sequence[object] = (value,)
+        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            parts = tuple(value.values() if isinstance(value, dict) else value)
+        for part in parts:
+            if type(part) is InputPlace:
+                check_permission(function, name)
+                inputs.append(part.index)
+                updated[name] = part.index
+            if (type(part) is OutputPlace) is not (name in function.writes):
+                raise UsageError(
+                    f"task {function.name!r} fills {', '.join(function.writes) or 'nothing'}",
+                    expected="the places of outputs there, and nowhere else",
+                )
+    written = [bound.get(name) for name in function.writes]
+    if sorted(inputs) != list(range(takes)) or written != [
+        OutputPlace(i) for i in range(len(written))
+    ]:
+        raise UsageError(
+            f"the places of task {function.name!r} are not one for each of its arrays",
+            expected=f"{takes} inputs and {len(function.writes)} filled outputs, in order",
+        )
+    missing = [name for name in function.updates if name not in updated]
+    if missing:
+        raise UsageError(
+            f"task {function.name!r} updates {', '.join(missing)}, which needs a place"
+        )
+    changed = tuple([updated[name] for name in function.updates])
+    return HostCall(function, tuple(arguments), tuple(named.items()), takes, changed)
 
 
 class _Placed:
@@ -189,7 +242,7 @@ class _Placed:
     def one(self, value: Any, parameter: str) -> Any:
         """What is passed for one argument."""
         if self.is_value(value):
-            self._check_permission(parameter)
+            check_permission(self.function, parameter)
             self.inputs[parameter] = len(self.values)
             self.values.append(value)
             return InputPlace(len(self.values) - 1)
@@ -204,12 +257,13 @@ class _Placed:
             )
         return value
 
-    def _check_permission(self, parameter: str) -> None:
-        function = self.function
-        if function.permission(parameter) is Permission.NONE:
-            usable = [p.name for p in function.parameters if p.permission is not Permission.NONE]
-            raise UsageError(
-                f"task {function.name!r} may do nothing with an array as {parameter!r}",
-                expected=f"arrays as {', '.join(usable) or 'nothing'}",
-                remedy=f"name {parameter!r} in reads= or updates=, or give a plain argument",
-            )
+
+def check_permission(function: HostFunction, parameter: str) -> None:
+    """Raise `UsageError` where a function may do nothing with an array as this parameter."""
+    if function.permission(parameter) is Permission.NONE:
+        usable = [p.name for p in function.parameters if p.permission is not Permission.NONE]
+        raise UsageError(
+            f"task {function.name!r} may do nothing with an array as {parameter!r}",
+            expected=f"arrays as {', '.join(usable) or 'nothing'}",
+            remedy=f"name {parameter!r} in reads= or updates=, or give a plain argument",
+        )

@@ -9,10 +9,12 @@ and leaves the graph as it was; what is wrong with values, `validate` finds, all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stitch.argument_kinds import TEXT, arranged, either, instance_of, optional, takes
+import numpy as np
+
+from stitch.argument_kinds import MAPPING, TEXT, arranged, either, instance_of, optional, takes
 from stitch.errors import Problem, TaskError, UsageError
 from stitch.program import Layout, TensorDesc
 from stitch.tasks.agents import (
@@ -25,9 +27,10 @@ from stitch.tasks.agents import (
 )
 from stitch.tasks.future import OUTSIDE, Future, Task, TaskList
 from stitch.tasks.growing_table import GrowingTable
-from stitch.tasks.host_calls import HostCall, InputPlace, host_call
+from stitch.tasks.host_calls import HostCall, host_call
 from stitch.tasks.host_functions import HostFunction, Names, Returns, host_function
 from stitch.tasks.task_table import TaskTable
+from stitch.tasks.text_forms import TextForms
 from stitch.tasks.validation import check_table, problems_of
 
 _DESC = instance_of("a TensorDesc", TensorDesc)
@@ -35,10 +38,16 @@ _LAYOUT = instance_of("a Layout", Layout)
 
 
 def _is_future(value: object) -> bool:
+    if isinstance(value, np.ndarray) and value.ndim:
+        raise UsageError(
+            "an array is no plain argument of a task: it could change before the task runs",
+            got=f"{value.dtype} of shape {value.shape}",
+            remedy="give it as an input: graph.input(desc)",
+        )
     return type(value) is Future
 
 
-class TaskGraph:
+class TaskGraph(TextForms):
     """Tasks in the order in which they were added; a future points at what is earlier.
 
     >>> from stitch.program import DataType, host_layout
@@ -114,7 +123,8 @@ class TaskGraph:
         updates: Names = None,
         **named: Any,
     ) -> Any:
-        """One call of a Python function: futures become arrays, other arguments stay as they are.
+        """One call of a Python function: futures become arrays, other arguments (but no arrays)
+        stay as they are.
 
         `returns`, `reads`, `writes` and `updates` are as for `stitch.task`; a host function has
         said them already. Gives one future, or a tuple of as many as there are results. Raises
@@ -133,7 +143,7 @@ class TaskGraph:
                 return self._add(known, self._numbers(arguments, known))
         call, values = host_call(function, arguments, named, _is_future)
         numbers = self._numbers(values, call)
-        if call.arguments == tuple(map(InputPlace, range(len(arguments)))) and not call.named:
+        if len(values) == len(arguments) and not (named or function.writes or function.updates):
             self._calls[function, len(arguments)] = call
         return self._add(call, numbers)
 
@@ -183,16 +193,38 @@ class TaskGraph:
 
     def validate(self) -> tuple[Problem, ...]:
         """Everything that keeps the graph from running."""
-        return problems_of(self._grown.frozen(self.name))
+        return problems_of(self._table())
 
     def table(self) -> TaskTable:
         """The graph as it is now, frozen, for whoever runs it.
 
         Raises one `TaskError` with everything that keeps it from running.
         """
-        return check_table(self._grown.frozen(self.name))
+        return check_table(self._table())
+
+    @staticmethod
+    @takes(text=instance_of("a text", str, bytes), programs=optional(MAPPING),
+           functions=optional(MAPPING))  # fmt: skip
+    def from_json(
+        text: str | bytes,
+        *,
+        programs: Mapping[str, ProgramSource] | None = None,
+        functions: Mapping[str, HostFunction | Callable[..., Any]] | None = None,
+    ) -> TaskGraph:
+        """The graph that `as_json` wrote: equal to it, given the same programs and functions.
+
+        `programs` and `functions` are by the names of the text, as in `graph.programs`; of a plain
+        Python function the text says what it does with its parameters. Raises `FormatError` with
+        every defect, `UsageError` for what is no program or function.
+        """
+        from stitch.tasks.graph_form import table_from_json
+
+        return TaskGraph.of(table_from_json(text, programs or {}, functions or {}))
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _table(self) -> TaskTable:
+        return self._grown.frozen(self.name)
 
     def _add(self, agent: Agent, inputs: tuple[int, ...]) -> Future | tuple[Future, ...]:
         made = self._grown.add(agent, inputs)

@@ -46,6 +46,15 @@ def _problems(table: TaskTable) -> Iterator[Problem]:
 
 
 def _own_problems(table: TaskTable) -> Iterator[Problem]:
+    yield from order_problems(table)
+    links: dict[tuple[int, int], str] = {}
+    for index, task in enumerate(table.tasks):
+        yield from _signature(table, index, task, links)
+    yield from _overwritten(table)
+
+
+def order_problems(table: TaskTable) -> Iterator[Problem]:
+    """What is wrong whoever does the tasks: names, values that nobody makes, the order."""
     yield from _names(table.inputs, "input")
     yield from _names(table.outputs, "output")
     producers = producers_of(table.tasks)
@@ -56,14 +65,19 @@ def _own_problems(table: TaskTable) -> Iterator[Problem]:
     if backward:
         circle = cycle_of(edges_of(table.tasks))
         if circle:
-            names = " -> ".join(table.task_name(index) for index in (*circle, circle[0]))
-            yield Problem(
-                "cycle", table.task_name(circle[0]), f"tasks wait for each other: {names}"
-            )
-    links: dict[tuple[int, int], str] = {}
-    for index, task in enumerate(table.tasks):
-        yield from _signature(table, index, task, links)
-    yield from _overwritten(table)
+            names = [table.task_name(index) for index in (*circle, circle[0])]
+            yield Problem("cycle", names[0], f"tasks wait for each other: {' -> '.join(names)}")
+
+
+def agent_problems(task: TaskRow, where: str) -> Iterator[Problem]:
+    """Inputs and outputs that are not as many as its agent has, members that make no sense."""
+    agent = task.agent
+    if len(task.inputs) != agent.takes:
+        yield Problem("signature", where, f"it takes {agent.takes} inputs, not {len(task.inputs)}")
+    if len(task.outputs) != agent.makes:
+        yield Problem("signature", where, f"it makes {agent.makes} values, not {len(task.outputs)}")
+    if type(agent) is MergedAgent:
+        yield from _members(agent, where)
 
 
 def _names(values: Iterable[NamedValue], side: str) -> Iterator[Problem]:
@@ -103,8 +117,9 @@ def _signature(
 ) -> Iterator[Problem]:
     """Inputs and outputs that are not those of the agent."""
     agent, where = task.agent, table.task_name(index)
-    if len(task.inputs) != agent.takes:
-        yield Problem("signature", where, f"it takes {agent.takes} inputs, not {len(task.inputs)}")
+    wrong = list(agent_problems(task, where))
+    yield from wrong
+    if wrong:
         return
     known = range(len(table.descs))
     if any(number not in known for number in task.inputs):
@@ -121,11 +136,6 @@ def _signature(
                 links[key] = _misfit(given, wanted)
             if links[key]:
                 yield Problem("shape_or_type", _slot(table, index, i), links[key])
-    elif type(agent) is MergedAgent:
-        wrong = list(_members(agent, where))
-        yield from wrong
-        if wrong:
-            return
     elif type(agent) is CopyAgent:
         shape = table.descs[task.inputs[0]].shape
         if shape != agent.desc.shape:
@@ -150,9 +160,8 @@ def _members(agent: MergedAgent, where: str) -> Iterator[Problem]:
         if any(not 0 <= number < known for number in member.inputs):
             yield Problem("direction", name, f"it reads values {list(member.inputs)}, and "
                           f"{known} are known before it")  # fmt: skip
-        if len(member.inputs) != member.agent.takes:
-            what = f"it takes {member.agent.takes} inputs, not {len(member.inputs)}"
-            yield Problem("signature", name, what)
+        else:
+            yield from agent_problems(member, name)
         made = tuple(range(known, known + len(member.outputs)))
         if member.outputs != made:
             yield Problem(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stitch.errors import TaskError, UsageError
@@ -121,6 +122,8 @@ def test_a_refused_call_leaves_the_graph_as_it_was() -> None:
         graph.input(HOST, "x")
     with pytest.raises(UsageError, match="has said already"):
         graph.host(host_add, x, x, returns=HOST)
+    with pytest.raises(UsageError, match="an array is no plain argument"):
+        graph.host(host_add, x, np.zeros(3))
     with pytest.raises(UsageError, match="as an output"):
         graph.output(x.desc, "y")  # type: ignore[arg-type]
     assert graph.table() == before

@@ -1,0 +1,292 @@
+"""Task graphs as text: JSON comes back as an equal graph, or one error says all that is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stitch.errors import FormatError, UsageError
+from stitch.program import (
+    TILE_SHAPE,
+    DataType,
+    Layout,
+    MemoryLayout,
+    Orientation,
+    ShardSpec,
+    Space,
+    TensorDesc,
+)
+from stitch.tasks import TaskGraph, aggregate, host_function, task
+from tests.support.small_programs import HOST, program
+from tests.support.task_graphs import FUNCTIONS, PROGRAMS, random_graph
+
+
+def back(graph: TaskGraph, text: str | None = None) -> TaskGraph:
+    """The graph by way of its JSON."""
+    return TaskGraph.from_json(
+        graph.as_json() if text is None else text,
+        programs=graph.programs, functions=graph.functions,
+    )  # fmt: skip
+
+
+def small() -> TaskGraph:
+    """x -> a -> bump -> y, with a plain argument."""
+
+    @task(updates="x")
+    def bump(x: Any, by: Any) -> None: ...
+
+    graph = TaskGraph("small")
+    graph.output(bump(graph.call(program("a", "Abs", 1), graph.input(HOST, "x")), 2), "y")
+    return graph
+
+
+def changed(graph: TaskGraph, *path: Any, to: Any) -> str:
+    """Its JSON with one field changed."""
+    body = json.loads(graph.as_json())
+    place = body
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return json.dumps(body)
+
+
+def problems(graph: TaskGraph, text: str) -> list[str]:
+    with pytest.raises(FormatError, match="not a sound task graph") as caught:
+        back(graph, text)
+    return [f"{p.where}: {p.detail}" for p in caught.value.problems]
+
+
+@given(st.integers(0, 10**6))
+@settings(deadline=None)
+def test_any_graph_comes_back_equal(seed: int) -> None:
+    graph = random_graph(seed)
+    for form in (graph, aggregate(graph), aggregate(graph, "keep")):
+        again = back(form)
+        assert again == form and again.as_json() == form.as_json()
+        assert again.table() == form.table()
+
+
+def test_graphs_are_equal_where_their_tables_are() -> None:
+    one, other = small(), small()
+    assert one != other, "each has a function of its own"
+    assert one == one and back(one) == one and one != "small"
+    x = TaskGraph("g")
+    y = TaskGraph("g")
+    assert x == y
+    x.output(x.input(HOST, "x"))
+    assert x != y
+
+
+def test_every_part_of_a_descriptor_comes_back() -> None:
+    graph = TaskGraph()
+    spec = ShardSpec((1, 2), (32, 32), Orientation.COL_MAJOR)
+    layouts = [
+        Layout(DataType.BFP8, Space.DRAM, TILE_SHAPE, address=4096),
+        Layout(DataType.INT32, Space.L1, TILE_SHAPE, MemoryLayout.HEIGHT_SHARDED, spec),
+    ]
+    for layout in layouts:
+        graph.input(TensorDesc((64, 32), layout))
+    assert back(graph).table().descs == graph.table().descs
+
+
+def test_plain_arguments_come_back_as_they_were() -> None:
+    plain = [
+        None, True, 3, 2.5, math.inf, "text", Path("a/b.npy"), (1, (2, "x")), [1, [2]],
+        {"k": (1,), "input": 2},
+    ]  # fmt: skip
+
+    def shown(x: Any, *rest: Any, **named: Any) -> None: ...
+
+    graph = TaskGraph()
+    x = graph.input(HOST, "x")
+    graph.host(shown, x, *plain, path=Path("p"), other=x)
+    assert back(graph) == graph
+    nan = TaskGraph()
+    nan.host(shown, 1, math.nan)
+    assert "(1, nan)" in str(back(nan))
+    for wrong in ({1: 2}, {1}, b"bytes", np.float32(1)):
+        odd = TaskGraph("odd")
+        odd.host(shown, odd.input(HOST), wrong)
+        with pytest.raises(UsageError, match=r"holds no such argument\n  where: task 0 \(shown\)"):
+            odd.as_json()
+
+
+def test_programs_and_functions_of_one_name_are_told_apart() -> None:
+    graph = TaskGraph()
+    x = graph.input(HOST)
+    graph.output(graph.call(program("a", "Sub"), x, graph.call(program("a"), x, x)))
+    assert list(graph.programs) == ["a", "a#2"]
+    first, second = (lambda x: x), (lambda x: -x)
+    graph.host(first, x, returns=HOST)
+    graph.host(second, x, returns=HOST)
+    assert list(graph.functions) == ["<lambda>", "<lambda>#2"]
+    assert back(graph) == graph
+
+
+def test_of_a_plain_function_the_text_says_what_it_does() -> None:
+    graph = random_graph(4)
+    functions = {name: known.function for name, known in graph.functions.items()}
+    again = TaskGraph.from_json(graph.as_json(), programs=graph.programs, functions=functions)
+    assert again == graph and functions
+
+
+def test_text_has_a_line_for_each_task() -> None:
+    assert str(small()) == (
+        'task graph "small" {\n'
+        "  input x: %0 4x8xf32:host:row_major:interleaved\n"
+        "  %1 = a(x0=%0) : 4x8xf32:dram:row_major:interleaved\n"
+        "  %2 = host bump(%1!, 2) : 4x8xf32:dram:row_major:interleaved\n"
+        "  output y: %2\n"
+        "}\n"
+    )
+    merged = str(aggregate(small()))
+    assert "  %1 = merged(%0) :" in merged and "\n    %2 = host bump(%1!, 2)\n" in merged
+
+
+def test_dot_draws_values_and_orders_and_quotes_names() -> None:
+    @task(returns=HOST)
+    def seen(x: Any) -> Any: ...
+
+    @task(updates="x", name='a "quoted" \\ name')
+    def bump(x: Any) -> None: ...
+
+    graph = TaskGraph('g"')
+    x = graph.input(HOST, "x")
+    graph.output(seen(x))
+    graph.output(bump(x))
+    dot = graph.to_dot()
+    assert "t0 -> t1 [style=dashed];" in dot and 'label="a \\"quoted\\" \\\\ name"' in dot
+    assert dot.startswith('digraph "g\\"" {') and dot.count("{") == dot.count("}") == 1
+
+
+# -- bad text --------------------------------------------------------------------------------------
+
+
+def test_a_cyclic_graph_is_refused() -> None:
+    graph = small()
+    direction, cycle = problems(graph, changed(graph, "tasks", 0, "inputs", to=[2]))
+    assert direction == "task 0 (a), 'x0': it reads what the later task 1 (bump) makes"
+    assert "tasks wait for each other" in cycle
+
+
+def test_truncated_text_is_refused() -> None:
+    graph = small()
+    text = graph.as_json()
+    for length in range(0, len(text) - 2, 7):
+        with pytest.raises(FormatError, match="not JSON"):
+            back(graph, text[:length])
+
+
+def test_unknown_programs_and_functions_are_all_named() -> None:
+    graph = small()
+    with pytest.raises(FormatError) as caught:
+        TaskGraph.from_json(graph.as_json(), programs={"aa": program()})
+    first, second = (str(problem) for problem in caught.value.problems)
+    assert "program 'a' is not given in programs=; did you mean 'aa'?" in first
+    assert "function 'bump' is not given in functions=" in second
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "message"),
+    [
+        (("tasks", 0, "program"), "ab", "the text has no program 'ab'; did you mean 'a'?"),
+        (("tasks", 0, "inputs"), [0, 0], "it takes 1 inputs, not 2"),
+        (("tasks", 0, "inputs"), [9], "value 9 is no input, and no task makes it"),
+        (("tasks", 0, "outputs"), [7], "values are numbered in order: [1], not [7]"),
+        (("tasks", 0, "outputs"), [], "values are numbered in order: [1], not [2]"),
+        (("tasks", 0, "copy"), {"shape": []}, "a task has one of program or function or copy"),
+        (("tasks", 1, "arguments"), [{"input": 1}, 2], "places of task 'bump' are not one for"),
+        (("tasks", 1, "arguments"), [3, {"input": 0}], "updates x, which needs a place"),
+        (("tasks", 1, "arguments"), [{"put": 1}], "a plain value, or an object with one of"),
+        (("tasks", 1, "arguments"), [{"input": "0"}], "'0' is no input"),
+        (("tasks", 1, "named"), {"z": 1}, "unexpected keyword argument 'z'"),
+        (("tasks", 1, "named"), {"x": 1}, "multiple values for argument 'x'"),
+        (("tasks", 1, "named"), 3, "an object is needed, not 3"),
+        (("functions", 0, "updates"), [], "the function that is given has [\"x\"], not []"),
+        (("functions", 0, "name"), "bmp", "function 'bmp' is not given"),
+        (("programs", 0, "inputs", 0, "donate"), True, "the program that is given has"),
+        (("inputs", 0, "desc", "space"), "l2", "did you mean 'l1'?"),
+        (("inputs", 0, "desc", "shape"), [-1], "none of them negative"),
+        (("inputs", 0, "desc", "tile_shape"), [1], "two whole numbers are needed"),
+        (("inputs", 0, "desc", "shard_spec"), {}, "a list is needed, not nothing"),
+        (("inputs", 0, "desc", "data_type"), "bfp8", "exists only in tiles"),
+        (("inputs", 0, "desc"), None, "an object is needed, not nothing"),
+        (("inputs", 0, "desc", "shape"), [4, 9], "shape [4, 9] is not [4, 8]"),
+        (("inputs", 0, "name"), "", "it has no name"),
+        (("outputs", 0, "value"), 1, "has taken its value over"),
+        (("outputs", 0, "value"), True, "a whole number of 64 bits is needed"),
+        (("other",), 1, "it has no meaning here"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_place(path: tuple[Any, ...], to: Any, message: str) -> None:
+    graph = small()
+    assert any(message in problem for problem in problems(graph, changed(graph, *path, to=to)))
+
+
+@pytest.mark.parametrize(
+    ("path", "to", "message"),
+    [
+        (("tasks", 0, "merged", 0, "inputs"), [3], "and 1 are known before it"),
+        (("tasks", 0, "merged", 1, "outputs"), [7], "values are numbered in order: [2]"),
+        (("tasks", 0, "merged", 1, "outputs"), [], "it makes 1 values, not 0"),
+        (("tasks", 0, "merged", 1), {"merged": [], "kept": [], "inputs": [], "outputs": []},
+         "a task has one of program or function or copy, not"),
+        (("tasks", 0, "kept"), [5], "it keeps values [5] of 3"),
+        (("tasks", 0, "kept"), [], "it makes 0 values, not 1"),
+    ],
+)  # fmt: skip
+def test_merged_tasks_are_looked_into(path: tuple[Any, ...], to: Any, message: str) -> None:
+    graph = aggregate(small())
+    assert any(message in problem for problem in problems(graph, changed(graph, *path, to=to)))
+
+
+def test_another_form_or_version_is_refused() -> None:
+    graph = small()
+    for path, to in (("version", 2), ("format", "stitch.computation_graph")):
+        with pytest.raises(FormatError, match="not a task graph that this version reads"):
+            back(graph, changed(graph, path, to=to))
+    for text in ("[]", "3", '{"format": 1, "format": 2}', "[" * 100_000):
+        with pytest.raises(FormatError):
+            back(graph, text)
+
+
+def test_what_is_no_program_or_function_is_the_callers_mistake() -> None:
+    graph = small()
+    with pytest.raises(UsageError, match="calls a Program"):
+        TaskGraph.from_json(
+            graph.as_json(), programs={"a": 3}, functions=graph.functions  # type: ignore[dict-item]
+        )  # fmt: skip
+    with pytest.raises(UsageError, match="takes a text as text"):
+        TaskGraph.from_json(3)  # type: ignore[arg-type]
+    other = host_function(lambda y: None, name="bump")
+    with pytest.raises(FormatError, match="the function that is given has"):
+        TaskGraph.from_json(graph.as_json(), programs=graph.programs, functions={"bump": other})
+    with pytest.raises(FormatError, match="has no parameter 'by', which reads= names"):
+        TaskGraph.from_json(
+            graph.as_json(), programs=graph.programs, functions={"bump": lambda y: None}
+        )
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+@settings(deadline=None)
+def test_whatever_is_changed_a_graph_or_a_format_error(seed: int, change: int) -> None:
+    graph = aggregate(random_graph(seed % 40))
+    chance = random.Random(change)
+    parts = re.split(r"(\d+|\"[^\"]*\"|[\[\]{},])", json.dumps(json.loads(graph.as_json())))
+    for _ in range(chance.randint(1, 3)):
+        at = chance.randrange(len(parts))
+        parts[at] = chance.choice([parts[chance.randrange(len(parts))], "", "-1", "null", "99"])
+    try:
+        again = TaskGraph.from_json("".join(parts), programs=PROGRAMS, functions=FUNCTIONS)
+    except FormatError:
+        return
+    assert again.validate() == ()
