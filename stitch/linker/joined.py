@@ -15,6 +15,7 @@ from stitch.ops import onnx_code
 from stitch.program import (
     ABSENT,
     Constant,
+    Contents,
     DataType,
     InputSlot,
     Operation,
@@ -57,6 +58,7 @@ class JoinedProgram:
     values: list[Value] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
+    contents: Contents = field(default_factory=Contents)
     inputs: list[InputSlot] = field(default_factory=list)
     outputs: list[OutputSlot] = field(default_factory=list)
     #: The slot index, in the whole, of each input that comes from outside.
@@ -91,8 +93,7 @@ class JoinedProgram:
                 name = self._slot_name("input", program, slot.name)
                 self.inputs.append(replace(slot, name=name, value=where[slot.value]))
         for constant in program.constants:
-            where[constant.value] = self._value(program, program.values[constant.value])
-            self.constants.append(replace(constant, value=where[constant.value]))
+            where[constant.value] = self._constant(program, constant)
         self._add_operations(index, program, where)
 
     def body(self, name: str) -> OperationList:
@@ -180,6 +181,15 @@ class JoinedProgram:
             self.operations.append(Operation("Cast", (value,), (number,), attributes))
             self.casts[value, data_type] = number
         return number
+
+    def _constant(self, program: Program, constant: Constant) -> int:
+        """The value of a constant: that of another with the same bytes and descriptor, if any."""
+        value = program.values[constant.value]
+        number = self.contents.number(constant.data, (value.type, value.layout))
+        if number == len(self.constants):
+            here = self._value(program, value)
+            self.constants.append(replace(constant, value=here))
+        return self.constants[number].value
 
     def _value(self, program: Program, value: Value) -> int:
         self.values.append(replace(value, name=self.names.free(value.name, program.name)))

@@ -4,6 +4,7 @@ Comes in: types, layouts, values, operations, slots. Goes out: frozen, checked `
 their text. Must not know: machines, files, kernels, memory.
 """
 
+from stitch.program.contents import Contents, dense_bytes
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
 from stitch.program.layout import (
     MAX_RANK,
@@ -44,9 +45,9 @@ from stitch.program.program import (
 
 __all__ = [
     "ABSENT", "BLOCK_ELEMENTS", "MAX_RANK", "NO_ATTRIBUTES", "TILE_SHAPE",
-    "Array", "AttributeValue", "Constant", "DataType", "InputKind", "InputSlot", "Layout",
-    "MemoryLayout", "Operation", "OperationList", "Orientation", "OutputSlot", "Ownership",
-    "Program", "Role", "Scratch", "ShardSpec", "Space", "TensorDesc", "Value", "ValueType",
-    "body_lines", "host_layout", "link_problem", "placement_problems", "structure_problems",
-    "summary",
+    "Array", "AttributeValue", "Constant", "Contents", "DataType", "InputKind", "InputSlot",
+    "Layout", "MemoryLayout", "Operation", "OperationList", "Orientation", "OutputSlot",
+    "Ownership", "Program", "Role", "Scratch", "ShardSpec", "Space", "TensorDesc", "Value",
+    "ValueType", "body_lines", "dense_bytes", "host_layout", "link_problem", "placement_problems",
+    "structure_problems", "summary",
 ]  # fmt: skip

@@ -33,7 +33,7 @@ from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
 from stitch.runtime.recording import RecordingMaker, Recordings
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
-from stitch.runtime.values import ConstantRecord, Records, SpaceUse, ValueRecord
+from stitch.runtime.values import ConstantRecord, Records, SpaceUse, ValueRecord, let_go
 from stitch.tasks import HostFunction
 from stitch.ttb import SOURCE, Binary, load
 
@@ -189,8 +189,9 @@ class RuntimeDevice(TensorAccess):
     def load(self, source: Any, program: int | str = 0) -> LoadedProgram:
         """A program of a binary (path, bytes, `Binary` or compiled model), ready to be called.
 
-        Its constants have places of their own, where there is room, until the loaded program is
-        dropped; where others need the room, they come from the file again when it runs. Raises
+        Its constants have places, where there is room, until the loaded program is dropped: one
+        for all programs that read the same bytes of one binary. Where others need the room, they
+        come from the file again when it runs. Raises
         `FormatError`, `IncompatibleError` (it was compiled for another machine, with every
         difference), `OutOfMemoryError` (its constants fit no empty space or, with `spill=False`,
         not beside what lies there).
@@ -215,8 +216,7 @@ class RuntimeDevice(TensorAccess):
 
     def _unload(self, transformation: int, constants: Sequence[ConstantRecord]) -> None:
         self.recordings.forget(transformation)
-        for constant in constants:
-            self.records.release(constant)
+        let_go(self.records, constants, transformation)
 
     # -- queueing ----------------------------------------------------------------------------------
 

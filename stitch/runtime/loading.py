@@ -14,9 +14,9 @@ from stitch.errors import CompileError, FormatError, IncompatibleError, OutOfMem
 from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs
 from stitch.machine import Machine, MachineShape, footprint, machine_names
 from stitch.ops import infer_operation, lookup, program_work
-from stitch.program import ABSENT, Program, TensorDesc, host_layout
+from stitch.program import ABSENT, Program
 from stitch.runtime.loaded import Home, LoadedProgram
-from stitch.runtime.values import ConstantRecord, Records
+from stitch.runtime.values import ConstantRecord, Records, hold_constant, let_go
 from stitch.ttb import Binary
 
 
@@ -40,32 +40,32 @@ def load_program(
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)
     # From now on all that is kept is given back when nobody refers to it, whatever happens.
     device.await_unloading(loaded)
+    holder = loaded.transformation.key
     for constant in program.constants:
         value = program.values[constant.value]
-        desc = value.desc
-        home = TensorDesc(desc.shape, host_layout(value.type.data_type))
-        name = f"constant {value.name!r} of {program.name!r}"
-        file = records.outside(home, constant.data, name)
-        key = records.desc_key(desc.without_address())
-        kept.append(ConstantRecord(loaded.device, desc, key, file))
+        origin = f"constant {value.name!r} of {program.name!r}"
+        hold_constant(
+            records, loaded.device, value.type, value.desc, constant.data, origin, holder, kept
+        )
     try:
-        _place(kept, device, records, program.name)
+        _place(list(dict.fromkeys(kept)), device, records, program.name)
     except Exception:
-        for record in kept:
-            records.release(record)
+        let_go(records, kept, holder)
         raise
     return loaded
 
 
 def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, name: str) -> None:
-    """Constants get places; where others have the room now, the first run of the program takes it,
-    if what lies there may leave."""
+    """Constants that no other program holds get places; where others have the room now, the first
+    run of the program takes it, if what lies there may leave."""
     shape = device.backend.machine.shape
     blocks = [
         (c.desc.layout.space, footprint(c.desc, shape).size_per_bank, c.address) for c in constants
     ]
     try:
         for constant, (_, size, address) in zip(constants, blocks, strict=True):
+            if len(constant.holders) > 1:
+                continue  # What runs knows where it lies.
             buffer = records.reserve(constant.desc, size, address, constant.by)
             assert buffer.address is not None
             memory = device.backend.spaces[buffer.space]

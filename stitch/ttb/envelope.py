@@ -25,10 +25,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from stitch.errors import FormatError
-from stitch.program import Array, Program
+from stitch.program import Array, Contents, Program
 from stitch.ttb.binary import SegmentRow
 from stitch.ttb.generated import FILE_IDENTIFIER
 
@@ -118,30 +116,16 @@ class Segments:
 
 def collect_segments(programs: Iterable[Program]) -> Segments:
     """Lay the constants of all programs out behind each other; equal bytes become one segment."""
-    rows: list[SegmentRow] = []
-    arrays: list[Array] = []
-    known: dict[tuple[int, int], list[int]] = {}
+    contents, rows, end = Contents(), list[SegmentRow](), 0
     of_constant: dict[int, int] = {}
-    end = 0
     for program in programs:
         for constant in program.constants:
-            data = dense_bytes(constant.data)
-            key = (data.nbytes, zlib.crc32(data.data))
-            same = [i for i in known.get(key, ()) if np.array_equal(dense_bytes(arrays[i]), data)]
-            if not same:
+            index = of_constant[id(constant)] = contents.number(constant.data)
+            if index == len(rows):
                 offset = padded(end)
-                end = offset + data.nbytes
-                same = [len(rows)]
-                known.setdefault(key, []).append(len(rows))
-                rows.append(SegmentRow(offset, data.nbytes, key[1]))
-                arrays.append(constant.data)
-            of_constant[id(constant)] = same[0]
-    return Segments(tuple(rows), tuple(arrays), of_constant)
-
-
-def dense_bytes(data: Array) -> Array:
-    """An array's elements, row-major, as a flat array of bytes; a view where it is dense."""
-    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+                end = offset + constant.data.nbytes
+                rows.append(SegmentRow(offset, constant.data.nbytes, contents.crc32(index)))
+    return Segments(tuple(rows), tuple(contents.arrays), of_constant)
 
 
 #: Flatbuffer file identifiers, at byte 4 or, size-prefixed, at byte 8.

@@ -20,6 +20,7 @@ from typing import Literal
 from stitch.argument_kinds import ArgumentKind
 from stitch.errors import IncompatibleError, StitchError
 from stitch.files import Sink, open_file, unreadable, write_file
+from stitch.program import dense_bytes
 from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
 from stitch.ttb.decoding import Decoder
 from stitch.ttb.envelope import (
@@ -27,7 +28,6 @@ from stitch.ttb.envelope import (
     Segments,
     close_metadata,
     collect_segments,
-    dense_bytes,
     open_envelope,
 )
 from stitch.ttb.generated import ROOT, TABLES

@@ -203,10 +203,10 @@ def test_a_second_model_loads_beside_the_first_and_a_third_is_refused_with_the_f
     compiled = model("net", build)
     with stitch.open_device("tiny", spill=False) as device:
         x = np.ones((1, 256), np.float32)
-        first = device.load(compiled)
+        first = device.load(compiled.encode())
         one(first(x)).numpy()
         with pytest.raises(stitch.OutOfMemoryError) as refused:
-            loaded = [device.load(compiled) for _ in range(9)]
+            loaded = [device.load(compiled.encode()) for _ in range(9)]
             del loaded
         assert refused.value.exit_code == 5
         message = str(refused.value)
@@ -214,7 +214,7 @@ def test_a_second_model_loads_beside_the_first_and_a_third_is_refused_with_the_f
         assert "largest hole" in message
         np.testing.assert_array_equal(one(first(x)).numpy(), np.full((1, 1024), 256, np.float32))
     with stitch.open_device("tiny") as device:
-        loaded = [device.load(compiled) for _ in range(9)]
+        loaded = [device.load(compiled.encode()) for _ in range(9)]
         for program in loaded + loaded:
             result = one(program(x)).numpy()
             np.testing.assert_array_equal(result, np.full((1, 1024), 256, np.float32))

@@ -383,3 +383,33 @@ def test_linking_twice_gives_the_same_program() -> None:
     second = link_programs(programs, wires, machine=TINY, name="abc")
     assert first == second
     assert first.text() == second.text()
+
+
+def _table(name: str, data: Array, **layout: Any) -> Program:
+    sketch = Sketch(name)
+    x, table = sketch.input("x"), sketch.constant(f"of_{name}", data)
+    held = sketch.values[table]
+    sketch.values[table] = replace(held, layout=replace(held.desc.layout, **layout))
+    sketch.output("y", sketch.op("Add", x, table))
+    return sketch.program()
+
+
+def test_constants_of_equal_bytes_and_form_become_one() -> None:
+    ones = np.ones((4, 4), np.float32)
+    programs = [
+        _table("a", ones), _table("b", ones.copy()), _table("c", -ones), _table("a", ones),
+        _table("l1", ones, space=Space.L1), _table("tile", ones, tile_shape=TILE_SHAPE),
+    ]  # fmt: skip
+    wires = [Wire(i, 0, i + 1, 0) for i in range(len(programs) - 1)]
+    linked = link_programs(programs, wires, machine=TINY, name="all")
+    names = [linked.values[c.value].name for c in linked.constants]
+    assert names == ["of_a", "of_c", "of_l1", "of_tile"]
+    expected = run_in_turn(programs, wires, {(0, 0): _array(3)})
+    assert same_bits(run(linked, [_array(3)])[0], expected[len(programs) - 1, 0])
+
+
+def test_constants_of_equal_bytes_and_other_types_stay_apart() -> None:
+    zero = np.zeros((), np.float32)
+    programs = [_scale("f", 0.0), _scale("h", 0.0, F16)]
+    linked = link_programs(programs, [Wire(0, 0, 1, 0)], machine=TINY, name="two")
+    assert [c.data.dtype for c in linked.constants] == [zero.dtype, np.dtype(np.float16)]

@@ -266,21 +266,21 @@ def test_without_spilling_what_does_not_fit_is_refused_at_load_and_nothing_stays
         loaded = []
         with pytest.raises(stitch.OutOfMemoryError):
             while True:
-                loaded.append(device.load(compiled))
+                loaded.append(device.load(compiled.encode()))
         before = device.memory_report()
         with pytest.raises(stitch.OutOfMemoryError, match="no room for"):
-            device.load(compiled)
+            device.load(compiled.encode())
         assert device.memory_report() == before
         loaded.pop()
-        loaded.append(device.load(compiled))
+        loaded.append(device.load(compiled.encode()))
 
 
 def test_more_programs_than_fit_with_their_constants_are_loaded_and_run_in_turn() -> None:
     compiled = times_ones(128)
     with stitch.open_device("tiny") as device:
-        loaded = [device.load(compiled) for _ in range(4)]
+        loaded = [device.load(compiled.encode()) for _ in range(4)]
         before = device.memory_report()
-        loaded += [device.load(compiled) for _ in range(2)]
+        loaded += [device.load(compiled.encode()) for _ in range(2)]
         assert device.memory_report() == before, "for these there is no room before they run"
         for program in (*loaded, *loaded):
             y = one(program(np.ones((1, 128), np.float32))).numpy()

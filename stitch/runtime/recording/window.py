@@ -121,7 +121,8 @@ class Window:
     def constants(self) -> list[ConstantRecord]:
         """Those that its programs read, each once."""
         agents = dict.fromkeys([agent for agent in self.agents if agent is not None])
-        return [constant for agent in agents for constant in agent.constants]
+        # Several may read the same one.
+        return list(dict.fromkeys([c for agent in agents for c in agent.constants]))
 
     @property
     def has_constants_placed(self) -> bool:

@@ -12,6 +12,7 @@ from stitch.runtime.values.notes import Notes
 from stitch.runtime.values.picture import Picture
 from stitch.runtime.values.ports import InputPort
 from stitch.runtime.values.records import Ranges, Records
+from stitch.runtime.values.shared_constants import hold_constant, let_go
 from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     ArgumentRecord,
@@ -30,5 +31,5 @@ __all__ = [
     "AnyLease", "ArgumentRecord", "BufferRecord", "ConstantRecord", "Effects", "Forms", "InputPort",
     "InstanceRecord", "InstanceRef", "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places",
     "Ranges", "Records", "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture",
-    "effects_of", "mend", "view_offset",
+    "effects_of", "hold_constant", "let_go", "mend", "view_offset",
 ]  # fmt: skip

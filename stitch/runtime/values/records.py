@@ -16,6 +16,7 @@ from stitch.runtime.values.leases import AnyLease
 from stitch.runtime.values.space_use import SpaceUse
 from stitch.runtime.values.state import (
     BufferRecord,
+    ConstantRecord,
     InstanceRecord,
     PlaceOwner,
     Status,
@@ -42,6 +43,8 @@ class Records:
         self._buffers: dict[Place, BufferRecord] = {}
         self.is_debug = any(memory.debug for memory in spaces.values())
         self._desc_keys: dict[TensorDesc, int] = {}
+        #: Those of loaded programs, by what they are found by: bytes and form.
+        self.constants: dict[object, ConstantRecord] = {}
         #: Those of all recordings, in the order in which they were made.
         self.leases: dict[int, AnyLease] = {}
         #: How many leases had to give their memory to somebody else.

@@ -290,18 +290,23 @@ class ArgumentRecord(ValueRecord):
 
 
 class ConstantRecord(ValueRecord):
-    """A constant of a loaded program, which keeps it: it lies in the program's file, and while
-    there is room in the space that it was compiled for. Programs read the file's."""
+    """A constant of loaded programs, which keep it: it lies in their file, and while there is room
+    in the space that it was compiled for. Programs read the file's."""
 
-    __slots__ = ("address",)
+    __slots__ = ("address", "holders", "key")
 
     is_constant = True
 
-    def __init__(self, device: Store, desc: TensorDesc, desc_key: int, home: BufferRecord) -> None:
-        """`home`: the bytes of the file."""
+    def __init__(
+        self, device: Store, desc: TensorDesc, desc_key: int, home: BufferRecord, key: object
+    ) -> None:
+        """`home`: the bytes of the file; `key`: what it is found by."""
         ValueRecord.__init__(self, device, desc.without_address(), desc_key, home.origin)
         #: Where in its space it must lie, if the program says so.
         self.address = desc.layout.address
+        self.key = key
+        #: The keys of the transformations whose programs read it.
+        self.holders: set[int] = set()
         self.handles, self.status = 1, READY
         home.users.append(self)
         self.instances = (InstanceRecord(home, 0, home.desc, home.desc_key),)

@@ -1,0 +1,89 @@
+"""Contents: arrays told apart by their bytes, which are looked at where they lie.
+
+Comes in: arrays, such as views of a mapped file. Goes out: a number for each, the same for equal
+bytes. No array is copied, and none is read whose size no other has.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Hashable
+from typing import final
+
+import numpy as np
+
+from stitch.program.operation import Array
+
+#: Bytes that are compared at once: what comparing takes of memory.
+PIECE_NBYTES = 1 << 16
+
+
+@final
+class Contents:
+    """The arrays that were numbered; of equal ones only the first.
+
+    >>> seen = Contents()
+    >>> [seen.number(np.array(row, np.int32)) for row in ([1, 2], [3, 4], [1, 2])]
+    [0, 1, 0]
+    """
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self._sums: dict[int, int] = {}
+        self._at: dict[Hashable, int] = {}
+        #: The first of a kind and size; None from the second on, when all are found by their sums.
+        self._first: dict[Hashable, int | None] = {}
+        self._by_sum: dict[Hashable, list[int]] = {}
+
+    def number(self, data: Array, kind: Hashable = None) -> int:
+        """The number of an array's bytes among those of one kind: a new one, the length of `arrays`
+        so far, where no other has the same."""
+        place = (kind, data.nbytes, data.__array_interface__["data"][0])
+        is_dense = data.flags.c_contiguous
+        if is_dense and place in self._at:
+            return self._at[place]
+        found = self._known(data, kind)
+        if found == len(self.arrays):
+            self.arrays.append(data)
+            if is_dense:  # It stays alive, and so nothing else comes to lie there.
+                self._at[place] = found
+        return found
+
+    def crc32(self, number: int) -> int:
+        """The CRC-32 of the bytes of a number, computed once."""
+        known = self._sums.get(number)
+        if known is None:
+            known = self._sums[number] = zlib.crc32(dense_bytes(self.arrays[number]).data)
+        return known
+
+    def _known(self, data: Array, kind: Hashable) -> int:
+        new, size = len(self.arrays), (kind, data.nbytes)
+        if size not in self._first:
+            self._first[size] = new
+            return new
+        first = self._first[size]
+        if first is not None:
+            self._by_sum[size, self.crc32(first)] = [first]
+            self._first[size] = None
+        total = zlib.crc32(dense_bytes(data).data)
+        alike = self._by_sum.setdefault((size, total), [])
+        for number in alike:
+            if same_bytes(self.arrays[number], data):
+                return number
+        alike.append(new)
+        self._sums[new] = total
+        return new
+
+
+def same_bytes(one: Array, other: Array) -> bool:
+    """Whether two arrays hold the same bytes, row-major; compared piece by piece."""
+    left, right = dense_bytes(one), dense_bytes(other)
+    return left.nbytes == right.nbytes and all(
+        np.array_equal(left[at : at + PIECE_NBYTES], right[at : at + PIECE_NBYTES])
+        for at in range(0, left.nbytes, PIECE_NBYTES)
+    )
+
+
+def dense_bytes(data: Array) -> Array:
+    """An array's elements, row-major, as a flat array of bytes; a view where it is dense."""
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
