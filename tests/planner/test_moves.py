@@ -17,6 +17,7 @@ from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.cuts import cheapest_cut
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import Move, order_moves
+from stitch.planner.mover.pieces import Pieces
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.machines import without_path
 from tests.support.planner.byte_machine import ByteMachine
@@ -193,6 +194,46 @@ def test_a_small_tensor_is_set_aside_whole_and_the_large_one_slides_once() -> No
     free = [(501_024, 502_048)]
     done, _ = break_cycles(swap(1024, 500_000), free, 0, prices_of("wormhole_n150"), 16)
     assert [move.size for move in done] == [1024, 500_000, 1024]
+
+
+def test_a_swap_in_a_half_empty_l1_takes_four_transfers_for_each_tensor_and_piece() -> None:
+    # Small holes lead on by 11,952 B each: 51 transfers, of which the first carries 86,016 B.
+    prices = prices_of("wormhole_n150")
+    moves = [Move(246_816, 695_360, 296_128), Move(621_296, 160_800, 385_200)]
+    free = [(103_712, 160_800), (542_944, 621_296), (1_006_496, 1_466_368)]
+    done, _ = break_cycles(moves, free, 1 << 20, prices, 16)
+    pieces = -(-sum(move.size for move in done) // max(move.size for move in done))
+    assert len(done) <= 4 * (len(moves) + pieces) and outside_bytes(done) == 0
+    assert prices.seconds(done) < 1.1 * 29.86e-6
+
+
+def test_one_tensor_leaves_and_the_others_move_inside_where_that_is_cheapest() -> None:
+    prices = prices_of("tiny")
+    moves = [
+        Move(1056, 8336, 7168), Move(8256, 4816, 1344), Move(9808, 1200, 3344),
+        Move(13_392, 6256, 1808),
+    ]  # fmt: skip
+    free = [(1024, 1056), (8224, 8256), (15_504, 15_808), (15_904, 16_064), (16_112, 16_272)]
+    done, _ = break_cycles(moves, free, 1 << 16, prices, 16)
+    assert prices.seconds(done) < 1.67e-6
+    assert outside_bytes(done) in {move.size for move in moves}
+
+
+def test_a_hole_is_widened_by_what_lies_below_it_where_nothing_lies_above() -> None:
+    assert Pieces([Move(0, 100, 80), Move(80, 0, 100)]).run_of_sources(20) == (0, 20)
+    # Above the hole [180, 200) nothing lies that stands in the way.
+    assert Pieces([Move(0, 100, 100), Move(100, 0, 80)]).run_of_sources(30) == (150, 180)
+
+
+def test_of_nine_tensors_of_a_full_space_the_one_that_closes_all_cycles_leaves() -> None:
+    prices = prices_of("tiny")
+    moves = [
+        Move(1024, 5664, 1232), Move(2256, 5104, 464), Move(2720, 11_776, 4608),
+        Move(7328, 1024, 2192), Move(9520, 5568, 96), Move(9616, 3216, 1888),
+        Move(11_504, 7696, 544), Move(12_048, 8240, 3536), Move(15_584, 6896, 800),
+    ]  # fmt: skip
+    done = cheapest_cut(moves, [], [], 1 << 16, prices, away=True)
+    assert done is not None and len(done) == 10 and outside_bytes(done) == 4608
 
 
 def test_the_number_of_tries_does_not_depend_on_how_small_the_pieces_could_be(

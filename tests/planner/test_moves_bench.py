@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHES = ROOT / "tools" / "bench"
 
 
-def test_moves_are_near_the_best_of_the_fixed_ways() -> None:
+def test_no_move_on_tiny_takes_more_than_1_1_of_the_best_of_the_fixed_ways() -> None:
     done = subprocess.run(
-        [sys.executable, BENCHES / "moves.py", "--machines", "tiny", "--cases", "1", "--json"],
+        [sys.executable, BENCHES / "moves.py", "--machines", "tiny", "--cases", "4", "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -23,7 +23,7 @@ def test_moves_are_near_the_best_of_the_fixed_ways() -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert len(rows) == 15 and not any(row["problems"] for row in rows)
+    assert len(rows) == 60 and not any(row["problems"] for row in rows)
     assert all(0.5 < row["time_over_best"] <= 1.1 for row in rows)
     assert all(row["operations_per_tensor_and_piece"] <= 4 for row in rows)
 

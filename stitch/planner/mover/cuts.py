@@ -3,7 +3,8 @@
 A cycle ends where one of its tensors gives way whole, or the part of it that another's target
 covers. Of what gives way, bytes whose targets are free go there at once; the others are set aside,
 in a free region or in the space beside, and come home last. The cheapest such set is searched by
-rising cost, within a budget of sets; from there on the cheapest next part is taken each time.
+rising cost, of whole tensors first and then of parts too, within a budget of sets; from there on
+the cheapest next one is taken each time.
 """
 
 from __future__ import annotations
@@ -93,6 +94,11 @@ class _Cuts:
 
     def cheapest(self, room: int) -> list[Span] | None:
         """The parts to give way, in order and apart."""
+        wholes, least = self._cheapest(room, float("inf"), parts=False)
+        return self._cheapest(room, least, parts=True)[0] or wholes
+
+    def _cheapest(self, room: int, least: float, *, parts: bool) -> tuple[list[Span] | None, float]:
+        """The first set of those that cost less, of whole tensors or of parts too; its price."""
         queue: list[tuple[float, int, int, list[int], tuple[Span, ...]]] = [
             (0.0, 0, 0, self.waits, ())
         ]
@@ -101,13 +107,14 @@ class _Cuts:
             seconds, _, nbytes, waits, spans = heappop(queue)
             ring = _ring(waits)
             if not ring:
-                return union(spans)
+                return union(spans), seconds
             if count > most:
                 queue.clear()
             for i, j in pairwise((*ring, ring[0])):
-                for span in sorted({self.awaited[i, j], self.wholes[j]}):
+                ways = {self.awaited[i, j], self.wholes[j]} if parts else {self.wholes[j]}
+                for span in sorted(ways):
                     more, aside = self._price(j, span)
-                    if nbytes + aside > room:
+                    if nbytes + aside > room or seconds + more >= least:
                         continue
                     if span == self.wholes[j]:
                         fewer = [mask & ~(1 << j) for mask in waits]
@@ -117,7 +124,7 @@ class _Cuts:
                         fewer[i] &= ~(1 << j)
                     count += 1
                     heappush(queue, (seconds + more, count, nbytes + aside, fewer, (*spans, span)))
-        return None
+        return None, least
 
     def _price(self, j: int, span: Span) -> tuple[float, int]:
         """The seconds that it takes more if a part gives way, and the bytes set aside."""
