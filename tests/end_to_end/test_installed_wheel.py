@@ -112,7 +112,9 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
     assert "[SUCCESS]" in printed
 
 
-@pytest.mark.parametrize("name", ["devices.md", "training.md", "training_from_the_shell.md"])
+@pytest.mark.parametrize(
+    "name", ["devices.md", "tasks.md", "training.md", "training_from_the_shell.md"]
+)
 def test_every_block_of_a_page_runs_in_an_empty_folder(
     wheel: Wheel, tmp_path: Path, name: str
 ) -> None:
@@ -133,7 +135,8 @@ def test_an_example_written_by_the_command_runs_as_its_page_says(
 
 
 def test_no_page_has_a_block_that_no_test_runs() -> None:
-    run = {"README.md", "docs/devices.md", "docs/training.md", "docs/training_from_the_shell.md"}
+    run = {"README.md", "docs/devices.md", "docs/tasks.md", "docs/training.md"}
+    run.add("docs/training_from_the_shell.md")
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
     strangers = []
     for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/**/*.md")]):
