@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from stitch import ops
 from stitch.graph import ComputationGraph
@@ -74,6 +74,29 @@ class LayerTasks:
             Role.BACKWARD: self._all_backward(forward),
             Role.UPDATE: () if optimizer is None else (self._update(optimizer),),
         }
+
+    def made(self, role: Role) -> tuple[str, ...]:
+        """The tensors that the tasks of a stage make, each once."""
+        return self._tensors(role, "outputs")
+
+    def kept(self, role: Role) -> frozenset[str]:
+        """The tensors of a stage that are for others: outputs of the graph, what backward tasks
+        read, gradients that are wanted, parameters and states."""
+        if role is Role.FORWARD:
+            layers = self.layers
+            read = self._tensors(Role.BACKWARD, "inputs")
+            return frozenset((*read, *[layers.names[slot.value] for slot in layers.graph.outputs]))
+        if role is Role.BACKWARD:
+            return frozenset(map(gradient_name, self.layers.wanted))
+        return frozenset(self.made(role))
+
+    def _tensors(self, role: Role, side: Literal["inputs", "outputs"]) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for layer in self.stages[role]:
+            task = self.tasks[layer.invocation.task_id]
+            ports = task.inputs if side == "inputs" else task.outputs
+            found |= dict.fromkeys([port.name(layer.invocation.binding) for port in ports])
+        return tuple(found)
 
     # -- forward -----------------------------------------------------------------------------------
 

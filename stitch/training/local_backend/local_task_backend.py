@@ -20,6 +20,7 @@ from stitch.machine import load_machine
 from stitch.program import Array, InputKind, Role, Space
 from stitch.report import Device
 from stitch.runtime import RuntimeDevice, Tensor
+from stitch.tasks import TaskGraph
 from stitch.training.graphs import KEPT_KINDS, MASTER, as_trainable
 from stitch.training.local_backend.layer_graph import layer_graph
 from stitch.training.local_backend.layer_tasks import LayerTasks
@@ -29,6 +30,7 @@ from stitch.training.local_backend.runtime_backing import (
     TaskImplementation,
     execute,
 )
+from stitch.training.local_backend.stage_graphs import stage_graph
 from stitch.training.local_backend.task_arguments import TaskArgumentAccessor
 from stitch.training.local_backend.task_binding import (
     RuntimeArgument,
@@ -219,6 +221,24 @@ class LocalTaskBackend:
         """The tasks of a part of a step, in the order in which they run."""
         return self._compiled.stages[Role(role)]
 
+    def task_graph(self, role: Role | str) -> TaskGraph:
+        """A part of a step as a task graph of programs: `aggregate` makes of it one task, which is
+        the program of the whole. Its inputs and outputs are called after the tensors.
+
+        Raises `TaskError` where a task of it has got another implementation.
+        """
+        role = Role(role)
+        for layer in self.tasks(role):
+            task_id = layer.invocation.task_id
+            if not isinstance(self._implementations[task_id], LoadedTask):
+                raise TaskError(
+                    f"task {task_id!r} of layer {layer.layer!r} is no program any more",
+                    remedy="register what only one run needs under an id of its own",
+                )
+        compiled = self._compiled
+        name = f"{self.graph.name}_{role.value}"
+        return stage_graph(name, self.tasks(role), compiled.tasks, compiled.kept(role))
+
     def _check_known(self, task_id: str) -> None:
         if task_id not in self._implementations:
             raise TaskError(
@@ -254,14 +274,7 @@ class LocalTaskBackend:
             tensor = store.find(after)
             if tensor is not None:
                 store.hold(name, tensor)
-        store.drop(self._made(Role.FORWARD))
-
-    def _made(self, role: Role) -> Iterator[str]:
-        """The tensors that the tasks of a stage make."""
-        for task in self.tasks(role):
-            invocation = task.invocation
-            for port in self._compiled.tasks[invocation.task_id].outputs:
-                yield port.name(invocation.binding)
+        store.drop(self._compiled.made(Role.FORWARD))
 
     def _before_backward(self) -> None:
         if not self.tasks(Role.BACKWARD):
@@ -271,7 +284,8 @@ class LocalTaskBackend:
             )
         self._has_gradients = False
         seeds = {gradient_name(name) for name in self.layers.seeds}
-        self.store.drop(name for name in self._made(Role.BACKWARD) if name not in seeds)
+        made = self._compiled.made(Role.BACKWARD)
+        self.store.drop(name for name in made if name not in seeds)
 
     def _check_update(self) -> None:
         if self.optimizer is None:
