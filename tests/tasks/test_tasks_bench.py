@@ -1,0 +1,70 @@
+"""The benchmark of host tasks: a row for each graph and way, goals that are met or named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / "tools" / "bench" / "tasks.py"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_tasks", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses look their module up.
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_row_for_each_graph_and_way(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = ["stitch", "ThreadPoolExecutor", "dask"]
+    monkeypatch.setitem(sys.modules, "dask.local", None)
+    words = ["--counts", "200", "500", "--ways", *ways, "--rounds", "1", "--json"]
+    assert bench.main(words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["graph"], row["tasks"], row["way"]) for row in rows] == [
+        (graph, count, way) for count in (200, 500) for graph in ("chain", "dag") for way in ways
+    ]
+    for row in rows:
+        is_there = row["way"] != "dask"
+        assert (row["per_second"] is not None) == is_there
+        assert bool(row["missing"]) != is_there
+        assert (row["kept"] is not None) == (row["way"] == "stitch")
+
+
+@pytest.mark.parametrize("way", ["stitch", "ThreadPoolExecutor"])
+@pytest.mark.parametrize("graph", ["chain", "dag"])
+def test_each_way_runs_every_task_after_what_it_reads(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, graph: str, way: str
+) -> None:
+    made: list[int] = []
+
+    def counted(*arguments: int | None) -> int:
+        made.append(len(made))
+        # Futures of the pool give nothing on.
+        assert all(argument is None or argument < made[-1] for argument in arguments)
+        return made[-1]
+
+    monkeypatch.setattr(bench, "nothing", counted)
+    reads = bench.reads_of(graph, 300, 7)
+    bench.WAYS[way](reads)
+    assert len(made) == 300
+    assert all(1 <= at <= min(i, bench.REACH) for i, before in enumerate(reads) for at in before)
+
+
+def test_every_missed_goal_is_named(bench: ModuleType) -> None:
+    row = bench.Row
+    assert bench.missed([row("chain", "stitch", 10, 2e5, 8.0), row("dag", "dask", 10, 1.0)]) == []
+    assert len(bench.missed([row("chain", "stitch", 10, 1e5, 1.0)])) == 1
+    assert len(bench.missed([row("chain", "stitch", 10, 3e5, 9.0)])) == 1
+    with pytest.raises(SystemExit):
+        bench.main(["--counts", "0"])

@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""How many host tasks a second: functions that do nothing, one thread, beside schedulers of others.
+
+Each way queues `--counts` calls and waits for the last. A chain gives each call what the call
+before it gives; a random DAG (by `--seed`) gives it up to two of the last fifty. Ways run in turn,
+the best of `--rounds` counts; peers that take long are given fewer tasks (`tasks` says how many).
+`kept` is what a task leaves behind in the process (resident bytes, ours only).
+Goal: ours at least 200,000 tasks a second, and at most 8 bytes kept a task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import stitch
+from stitch.tasks import task
+
+#: Of a DAG, each task reads some of so many before it.
+REACH = 50
+GOAL_A_SECOND = 200_000
+GOAL_KEPT = 8.0
+#: How many tasks those are given that need long for each.
+MOST = {"dask": 100_000, "ray": 2_000}
+
+Reads = Callable[[int], Sequence[int]]
+
+
+def nothing(*arguments: object) -> None:
+    """What every way calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One graph in one way; `missing`: why it could not be measured."""
+
+    graph: str
+    way: str
+    tasks: int
+    per_second: float | None
+    kept: float | None = None
+    missing: str = ""
+
+
+def reads_of(graph: str, count: int, seed: int) -> list[tuple[int, ...]]:
+    """By task: how many tasks before it those are whose results it reads."""
+    if graph == "chain":
+        return [(), *[(1,)] * (count - 1)]
+    draw = random.Random(seed)
+    return [
+        tuple([draw.randint(1, min(i, REACH)) for _ in range(draw.randrange(3))]) if i else ()
+        for i in range(count)
+    ]
+
+
+def ours(reads: Iterable[Sequence[int]]) -> None:
+    """Calls of a host function, given results that are perhaps pending."""
+    function = task()(nothing)
+    with stitch.open_device("host") as device:
+        call, last = device.call, deque[Any](maxlen=REACH)
+        for before in reads:
+            last.append(call(function, *[last[-at] for at in before]))
+        last[-1].result()
+
+
+def thread_pool(reads: Iterable[Sequence[int]]) -> None:
+    """Futures of a pool of one thread; each waits for what it reads."""
+
+    def run(before: list[Future[None]]) -> None:
+        nothing(*[future.result() for future in before])
+
+    with ThreadPoolExecutor(1) as pool:
+        last = deque[Any](maxlen=REACH)
+        for before in reads:
+            last.append(pool.submit(run, [last[-at] for at in before]))
+        last[-1].result()
+
+
+def dask(reads: Iterable[Sequence[int]]) -> None:
+    """dask's graph on its synchronous scheduler."""
+    from dask.local import get_sync
+
+    graph = {i: (nothing, *[i - at for at in before]) for i, before in enumerate(reads)}
+    get_sync(graph, len(graph) - 1)
+
+
+def ray(reads: Iterable[Sequence[int]]) -> None:
+    """Ray's remote functions on one CPU."""
+    import ray as cluster
+
+    remote = cluster.remote(nothing)
+    last = deque[Any](maxlen=REACH)
+    for before in reads:
+        last.append(remote.remote(*[last[-at] for at in before]))
+    cluster.get(last[-1])
+
+
+WAYS: dict[str, Callable[[Iterable[Sequence[int]]], None]] = {
+    "stitch": ours, "ThreadPoolExecutor": thread_pool, "dask": dask, "ray": ray,
+}  # fmt: skip
+
+
+def resident() -> int:
+    """The resident bytes of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def measured(graph: str, count: int, ways: Sequence[str], rounds: int, seed: int) -> list[Row]:
+    """Every way on one graph, in turn."""
+    for way in ways:
+        # What is imported, opened and planned once.
+        with suppress(ImportError):
+            WAYS[way](reads_of(graph, min(count, 300), seed))
+    best: dict[str, float] = {}
+    kept: dict[str, float] = {}
+    missing: dict[str, str] = {}
+    for _ in range(rounds):
+        for way in ways:
+            if way in missing:
+                continue
+            tasks = min(count, MOST.get(way, count))
+            reads = reads_of(graph, tasks, seed)
+            gc.collect()
+            before, began = resident(), time.perf_counter()
+            try:
+                WAYS[way](reads)
+            except ImportError as error:
+                missing[way] = f"{error.name} is not installed"
+                continue
+            seconds = time.perf_counter() - began
+            gc.collect()
+            kept[way] = max(0.0, (resident() - before) / tasks)
+            best[way] = min(best.get(way, seconds), seconds)
+    rows = []
+    for way in ways:
+        tasks = min(count, MOST.get(way, count))
+        rate = tasks / best[way] if way in best else None
+        left = kept[way] if way == "stitch" else None
+        rows.append(Row(graph, way, tasks, rate, left, missing.get(way, "")))
+    return rows
+
+
+def missed(rows: Iterable[Row]) -> list[str]:
+    """The goals that were not reached."""
+    late = []
+    for row in rows:
+        name = f"{row.graph} of {row.tasks}"
+        if row.way == "stitch" and row.per_second is not None and row.kept is not None:
+            if row.per_second < GOAL_A_SECOND:
+                late.append(f"{name}: {row.per_second:,.0f} tasks a second")
+            if row.kept > GOAL_KEPT:
+                late.append(f"{name}: {row.kept:.1f} bytes kept a task")
+    return late
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print; with `--check` the exit code says whether every goal was reached."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--counts", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--graphs", nargs="+", default=["chain", "dag"], choices=["chain", "dag"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
+    options = parser.parse_args(words)
+    if min(options.counts) < 1 or options.rounds < 1:
+        parser.error("--counts and --rounds take numbers from 1 on")
+    if "ray" in options.ways:
+        _start_ray()
+    rows = [
+        row
+        for count in options.counts
+        for graph in options.graphs
+        for row in measured(graph, count, options.ways, options.rounds, options.seed)
+    ]
+    late = missed(rows)
+    if options.json:
+        print(json.dumps([{**asdict(row)} for row in rows]))
+    else:
+        for row in rows:
+            rate = row.missing or f"{row.per_second:12,.0f} tasks/s"
+            kept = "" if row.kept is None else f"  {row.kept:6.1f} B kept a task"
+            print(f"{row.graph:6} {row.tasks:9,} {row.way:20} {rate}{kept}")
+        for line in late:
+            print(f"MISSED {line}")
+    return 1 if options.check and late else 0
+
+
+def _start_ray() -> None:
+    try:
+        import ray as cluster
+    except ImportError:
+        return
+    cluster.init(num_cpus=1, include_dashboard=False, logging_level="error", log_to_driver=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
