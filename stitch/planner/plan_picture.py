@@ -78,7 +78,6 @@ class Residency:
         self.buffers: dict[int, Buffer] = {buffer.number: buffer for buffer in request.buffers}
         # What can be taken back is never changed in place, so that a copy of it is shallow.
         self.values: dict[int, tuple[Instance, ...]] = {}
-        self.users: dict[int, frozenset[int]] = dict.fromkeys(self.buffers, frozenset())
         self.idle = {resident.value: resident.idle for resident in request.residents}
         self.touched: set[int] = set()
         #: Buffers that the current task reads where they are: they stay in their space.
@@ -89,9 +88,14 @@ class Residency:
         #: The task that made a buffer.
         self.made: dict[int, int] = {}
         self.allocators = taken_in(request)
+        # A block may have thousands of views: its set is built once, not once for each.
+        users: dict[int, set[int]] = {number: set() for number in self.buffers}
         for resident in request.residents:
+            known = self.values.get(resident.value, ())
+            self.values[resident.value] = (*known, *resident.instances)
             for instance in resident.instances:
-                self.attach(resident.value, instance)
+                users[instance.buffer].add(resident.value)
+        self.users = {number: frozenset(values) for number, values in users.items()}
         self._uses = _uses(request)
         end = len(request.tasks)
         self._later = {v: max(end, use) for v, use in request.later if v in request.kept}
