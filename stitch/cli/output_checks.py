@@ -24,6 +24,7 @@ from stitch.files import (
     files_read,
     head_of,
     identity,
+    is_compressed,
     own_descriptor,
     resolved,
     special_kind,
@@ -40,10 +41,11 @@ TRACE = "a Chrome trace"
 RECORD = "a record of a run"
 JSON = "JSON text"
 TEXT = "text (YAML, source code, ...)"
+_PACKED = "gzip-compressed data"
 #: By suffix; what has no form of its own is told from other files only.
 _PICTURES = {
     "png": "a PNG image", "jpg": "a JPEG image", "jpeg": "a JPEG image", "pdf": "a PDF document",
-    "svg": "an SVG image", "svgz": "gzip-compressed data", "gif": "a GIF image",
+    "svg": "an SVG image", "svgz": _PACKED, "gif": "a GIF image",
     "eps": "PostScript", "ps": "PostScript", "tif": "a TIFF image", "tiff": "a TIFF image",
     "webp": "a WebP image", "pgf": "a PGF picture",
 }  # fmt: skip
@@ -79,6 +81,15 @@ def picture_kind(path: str | Path) -> str:
 def array_kind(path: str | Path) -> str:
     """`.npz` or `.npy`."""
     return NPZ if Path(path).suffix.lower() == ".npz" else NPY
+
+
+def trace_kind(path: str | Path | None) -> str:
+    """A Chrome trace, or compressed data.
+
+    >>> trace_kind("run.json.gz")
+    'gzip-compressed data'
+    """
+    return _PACKED if path is not None and is_compressed(path) else TRACE
 
 
 def model_kind(path: str | Path) -> str:

@@ -21,6 +21,7 @@ from stitch.files.reading import (
     special_kind,
     unreadable,
 )
+from stitch.files.spool import Spool, is_compressed
 from stitch.files.sweeping import sweep_folder
 from stitch.files.writing import (
     STANDARD_OUTPUT,
@@ -33,7 +34,8 @@ from stitch.files.writing import (
 
 __all__ = [
     "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock", "Identity", "LineFile", "Sink",
-    "files_read", "head_of", "identity", "make_folder", "naming", "nearest_file",
+    "Spool",
+    "files_read", "head_of", "identity", "is_compressed", "make_folder", "naming", "nearest_file",
     "note_standard_input", "noting_files", "open_file", "own_descriptor", "read_bytes", "read_text",
     "resolved", "special_kind", "sweep_folder", "unreadable", "write_file",
 ]  # fmt: skip

@@ -12,7 +12,6 @@ from stitch.on_demand import names_on_demand
 from stitch.report.reported_device import Device
 
 if TYPE_CHECKING:
-    from stitch.report.chrome_trace import ChromeTrace
     from stitch.report.explanation import (
         CopyLine,
         copy_lines,
@@ -27,16 +26,17 @@ if TYPE_CHECKING:
     from stitch.report.record_replay import RunRecord, read_record, replay
     from stitch.report.run_difference import Difference, difference, read_copies
     from stitch.report.run_record import Recorder
+    from stitch.report.trace import ChromeTrace
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "chrome_trace": "ChromeTrace",
             "explanation": "CopyLine copy_lines counted explain memory_report memory_views "
             "other_lines plan_json totals_json",
             "record_replay": "RunRecord read_record replay",
             "run_difference": "Difference difference read_copies",
             "run_record": "Recorder",
+            "trace": "ChromeTrace",
         },
     )
 

@@ -18,19 +18,17 @@ What a copy and its bytes are: `Footprint.own_nbytes`. Version 1 had neither tot
 writes, nor plans that stopped; older records of version 2 have moves of earlier results
 ({"event": "move", "space", "address", "target", "size_per_bank", "nbytes"}).
 
-What happens outside plans (constants that take their places, handles that are dropped) is found by
-comparing the allocators before and after each plan with what the plan itself does.
+What happens outside plans is found by comparing the allocators: see `allocations`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
-from stitch.memory import LENT_ADDRESSES
 from stitch.planner import Buffer, Plan
-from stitch.program import Space
+from stitch.report.allocations import Place, before_plan, own_at_start, own_places
 from stitch.report.explanation import totals_json
 from stitch.report.frozen_json import to_plain
 from stitch.runtime import (
@@ -45,7 +43,6 @@ from stitch.runtime import (
 )
 
 VERSION = 2
-Place = tuple[Space, int]
 Sizes = dict[Place, int]
 
 
@@ -69,9 +66,10 @@ class Recorder:
         self._total += totals_of(event)
         if isinstance(event, PlanRun):
             self._plans[event.index] = event.plan
-            after = _allocated(self._device)
-            before = self._differences(_before(event.plan, after))
-            self._known = _ended(event.plan, before)
+            after, started = _allocated(self._device), _sizes(own_at_start(event.plan))
+            before = self._differences(before_plan(event.plan, after, started))
+            ended = _sizes(own_places(event.plan, event.plan.final_buffers))
+            self._known = {p: size for p, size in before.items() if p not in started} | ended
             used = {space.value: 0 for space in self._device.machine.shape.spaces}
             for (space, _), size in self._known.items():
                 used[space.value] += size
@@ -113,36 +111,13 @@ class Recorder:
         return json.dumps(body) + "\n"
 
 
+def _sizes(buffers: Mapping[Place, Buffer]) -> Sizes:
+    return {place: buffer.size_per_bank for place, buffer in buffers.items()}
+
+
 def _allocated(device: RuntimeDevice) -> Sizes:
     return {
         (space, address): size
         for space, use in device.memory_use().items()
         for address, size, _ in use.buffers
     }
-
-
-def _before(plan: Plan, after: Sizes) -> Sizes:
-    """What was allocated before a plan ran, from what is allocated afterwards."""
-    started, ended = _own(plan, plan.request.buffers), _own(plan, plan.final_buffers)
-    return {place: size for place, size in after.items() if place not in ended} | started
-
-
-def _ended(plan: Plan, before: Sizes) -> Sizes:
-    """What is allocated when a plan has run, before anything is let go of."""
-    started, ended = _own(plan, plan.request.buffers), _own(plan, plan.final_buffers)
-    return {place: size for place, size in before.items() if place not in started} | ended
-
-
-def _own(plan: Plan, buffers: Iterable[Buffer]) -> Sizes:
-    """Those of the buffers that a plan reads, moves, frees or makes."""
-    others = {b.number for b in plan.request.buffers} - plan.touched
-    return {
-        _place(b): b.size_per_bank
-        for b in buffers
-        if b.address is not None and b.address < LENT_ADDRESSES and b.number not in others
-    }
-
-
-def _place(buffer: Buffer) -> Place:
-    assert buffer.address is not None
-    return buffer.space, buffer.address

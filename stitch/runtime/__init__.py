@@ -31,13 +31,13 @@ from stitch.runtime.loop_stages import Conversion, LoopStage, ProgramCall
 from stitch.runtime.pipeline import RuntimePipeline
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
-from stitch.runtime.values import InputPort, SpaceUse, capture
+from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
 
 __all__ = [
     "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells", "Conversion",
     "Event", "Executor", "HookContext", "HostResult", "InputPort", "LoadedProgram", "PlanMade",
     "PlanRun", "PlanStopped", "PreparedGraph", "ProgramCall", "ReadBack", "RuntimeDevice",
-    "RuntimePipeline", "SpaceUse", "LoopStage", "Tensor", "Totals", "Written", "capture",
+    "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written", "capture",
     "elements", "export", "lend", "make_executor", "program_peak", "reshaped", "take_back",
     "chain_graph", "totals_of",
 ]  # fmt: skip

@@ -33,7 +33,14 @@ from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
 from stitch.runtime.recording import RecordingMaker, Recordings
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
-from stitch.runtime.values import ConstantRecord, Records, SpaceUse, ValueRecord, let_go
+from stitch.runtime.values import (
+    ConstantRecord,
+    Records,
+    SpaceUse,
+    SpaceWatch,
+    ValueRecord,
+    let_go,
+)
 from stitch.tasks import HostFunction
 from stitch.ttb import SOURCE, Binary, load
 
@@ -182,6 +189,10 @@ class RuntimeDevice(TensorAccess):
     def desc_key(self, desc: TensorDesc) -> int:
         """A small number for a descriptor."""
         return self.records.desc_key(desc)
+
+    def watch_memory(self) -> SpaceWatch:
+        """For those who want to know after every run what lies in the spaces."""
+        return SpaceWatch(self.records)
 
     # -- loading -----------------------------------------------------------------------------------
 

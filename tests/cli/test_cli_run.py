@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from stitch.cli.run_inputs import INITS, made_up
 from stitch.program import DataType, InputKind, ValueType
 from stitch.ttb import encode
 from tests.support.stitched_models import one
+from tests.support.trace_format import checked
 
 Cli = Callable[..., Any]
 
@@ -580,16 +582,18 @@ def test_artifacts_hold_inputs_outputs_programs_and_plans(cli: Cli, here: Path) 
     assert "program runs" in (root / "explain.txt").read_text()
 
 
-def test_a_trace_is_chrome_trace_json(cli: Cli) -> None:
-    assert cli("run", *AB_DRAM, "--input=@x.npy", "--loops=2", "--trace=t.json").code == 0
-    trace = json.loads(Path("t.json").read_text())
-    events = trace["traceEvents"]
-    assert {e["ph"] for e in events} == {"M", "X", "i"}
-    copies = [e for e in events if e.get("cat") == "copy" and "input 'x' of 'b'" in str(e)]
-    assert len(copies) == 2 and all(e["dur"] > 0 and e["args"]["nbytes"] == 128 for e in copies)
-    assert sum(e.get("cat") == "run" for e in events) == 2
-    clock = [e["ts"] for e in events if e["pid"] == 1 and e["ph"] != "M"]
-    assert clock == sorted(clock)
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_a_trace_is_chrome_trace_json(cli: Cli, name: str) -> None:
+    words = ("run", *AB_DRAM, "--input=@x.npy", "--loops=2", f"--trace={name}")
+    assert cli(*words).code == 0
+    data = Path(name).read_bytes()
+    found = checked(json.loads(gzip.decompress(data) if name.endswith(".gz") else data))
+    copies = [each for each in found.of("copy") if "input 'x' of 'b'" in each.args["reason"]]
+    assert len(copies) == 2
+    assert all(each.args["nbytes"] == 128 for each in copies)
+    assert len(found.of("run")) == 2
+    assert ("a", "copy", "b") in found.ways()
+    assert cli(*words).code == 0, "it is written over"
 
 
 # -- the process -----------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import stitch
 from stitch.cli.train import loss_picture
 from stitch.training.checkpoints.checkpoint_format import read_tensors, write_tensors
 from tests.support.stitched_models import one
+from tests.support.trace_format import checked
 from tests.support.training.commands import (
     NET,
     RANDOM_NET,
@@ -43,6 +46,25 @@ def test_the_result_file_has_a_line_for_each_step_each_epoch_and_the_end(
     assert rates[-1] < 1e-4
     assert set(found[-2]["validation"]) == {"accuracy", "loss"}
     assert found[-1]["held_out"]["accuracy"] > 0.6
+
+
+def test_a_trace_of_a_training_shows_each_step(cli: Cli, small: Path) -> None:
+    assert cli("run", "train.yaml", "--result_file=bare.jsonl").code == 0
+    done = cli("run", "train.yaml", "--result_file=r.jsonl", "--trace=t.json.gz")
+    assert done.code == 0, done.err
+    assert losses("r.jsonl") == losses("bare.jsonl"), "observing changes no result"
+    totals = lines("r.jsonl")[-1]["totals"]
+    assert totals == lines("bare.jsonl")[-1]["totals"]
+    trace = json.loads(gzip.decompress(Path("t.json.gz").read_bytes()))
+    times = ("seconds", "program_seconds")
+    for name, value in totals.items():
+        assert trace["otherData"][name] == (pytest.approx(value) if name in times else value)
+    found = checked(trace)
+    programs = [each.name for each in found.of("program")]
+    assert totals["programs"] == len(programs)
+    assert programs.count("net_update") == 60
+    assert sum(each.args["copies"] for each in found.of("copy")) == totals["copies"]
+    assert ("net_update", "net") in found.ways()
 
 
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch"])

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 import stitch
 from stitch.program import DataType, Layout, Space
-from stitch.report.chrome_trace import ChromeTrace
+from stitch.report import ChromeTrace
 from stitch.report.record_replay import read_record, replay
 from stitch.report.run_record import Recorder
 from stitch.runtime import RuntimeDevice
 from tests.support.machines import without_path
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
+from tests.support.trace_format import checked
 
 FIRST_LINE = re.compile(
     r"^tiny: (\d+) program runs?, (\d+) cop(?:y|ies), (\d+) B, [\d.]+ us simulated \((.*)\)$"
@@ -95,6 +96,7 @@ def agree(device: RuntimeDevice, trace: ChromeTrace | None, recorder: Recorder |
     if trace is not None:
         body = json.loads(json.dumps(trace.as_json()))
         assert traced(body) == (said.head, said.reads)
+        checked(body)
         assert totals.items() <= body["otherData"].items()
     if recorder is not None:
         text = recorder.text()

@@ -18,7 +18,7 @@ from stitch.cli.chain import Chain, Runnable
 from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
 from stitch.cli.device_costs import check_room, copies_inside, memory_text, planned_copies
 from stitch.cli.module_files import machine_for, read_modules, told_apart, with_program
-from stitch.cli.output_checks import RECORD, RESULT, TRACE, OutputChecks, array_kind
+from stitch.cli.output_checks import RECORD, RESULT, OutputChecks, array_kind, trace_kind
 from stitch.cli.rehearsal import MOST_RUNS, Load, advise
 from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
 from stitch.cli.run.run_outputs import (
@@ -71,7 +71,7 @@ def run_session(words: argparse.Namespace) -> int:
     checks.reads(filter(None, (words.pipeline, words.device, *words.module)))
     checks.add_folder(words.artifact_dir, "--artifact_dir")
     for path, kind, option in ((words.result_file, RESULT, "--result_file"),
-                               (words.trace, TRACE, "--trace"),
+                               (words.trace, trace_kind(words.trace), "--trace"),
                                (words.record, RECORD, "--record")):  # fmt: skip
         if path is not None:
             checks.add(path, kind, option)
@@ -89,7 +89,9 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
         make = _pipeline_file if words.pipeline is not None else _chain
         device, load = make(words)
         stack.enter_context(device)
-        trace = ChromeTrace(device) if words.trace is not None else None
+        trace = None if words.trace is None else ChromeTrace(device, words.trace)
+        if trace is not None:
+            stack.callback(trace.forget)
         recorder = Recorder(device) if words.record is not None else None
         session = _prepared(words, device, load)
         _check_outputs(session, checks)
@@ -103,7 +105,7 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
         if words.check_memory_leak:
             code = max(code, _leak_check(session))
         if trace is not None:
-            session.batch.add(words.trace, json.dumps(trace.as_json()))
+            trace.add_to(session.batch)
         if recorder is not None:
             session.batch.add(words.record, recorder.text())
         if words.result_file is not None:

@@ -117,7 +117,8 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
                               "help": "inputs, outputs, programs, plans and reports as files"}),
         ("--artifact_dir", {"default": "stitch-artifacts", "metavar": "FOLDER",
                             "help": "where to (default: %(default)s)"}),
-        ("--trace", {"metavar": "FILE", "help": "a Chrome trace (opens in Perfetto)"}),
+        ("--trace", {"metavar": "FILE", "help": "a Chrome trace (opens in Perfetto), compressed "
+                     "as FILE.json.gz"}),
         ("--record", {"metavar": "FILE", "help": "machine, plans and allocator events"}),
         ("--replay", {"metavar": "FILE", "help": "re-run recorded allocator events and check "
                       "every address"}),
@@ -131,7 +132,7 @@ if TYPE_CHECKING:
 SHARED = (
     "pipeline", "files", "debug", "max_memory", "device", "list_devices", "executor", "threads",
     "window",
-    "check_memory", "max_copies", "explain", "memory", "result_file", "output",
+    "check_memory", "max_copies", "explain", "memory", "result_file", "output", "trace",
 )  # fmt: skip
 TRAINING = (
     "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "epochs", "plot",

@@ -52,7 +52,7 @@ from stitch.errors import FormatError, StitchError, UsageError
 from stitch.files import FileBatch
 from stitch.machine import load_machine
 from stitch.planner import Plan
-from stitch.report import counted, explain, totals_json
+from stitch.report import ChromeTrace, counted, explain, totals_json
 from stitch.runtime import WHOLE_RUN
 from stitch.training import TrainingInstance, optimizer_from_config
 
@@ -74,6 +74,7 @@ class Run:
     lines: ResultLines
     bar: Bar
     picture: LossPicture | None
+    trace: ChromeTrace | None
     began: float
     #: The first step of this process.
     first: int = 0
@@ -121,6 +122,9 @@ def run_training(words: argparse.Namespace) -> int:
         say_aside(f"stitch-run: warning: {warning}")
     with ExitStack() as stack:
         device = stack.enter_context(_device(words, file, model))
+        trace = None if words.trace is None else ChromeTrace(device, words.trace)
+        if trace is not None:
+            stack.callback(trace.forget)
         instance = stack.enter_context(model.compiled.start(device, seed=file.seed))
         loop = TrainingLoop(instance, data.train, course, count_copies=words.max_copies is not None)
         keeper = Keeper.of(words, file, facts_of(file, model, data, course, instance))
@@ -134,7 +138,8 @@ def run_training(words: argparse.Namespace) -> int:
         bar = stack.enter_context(progress_bar(course.steps, instance.steps))
         run = Run(
             words, file, model, data, course, device, instance, loop,
-            Evaluation(model, instance, file.metrics), keeper, lines, bar, picture, began,
+            Evaluation(model, instance, file.metrics), keeper, lines, bar, picture, trace,
+            began,
             first=instance.steps, loss_sum=float(progress.get("loss_sum", 0.0)),
         )  # fmt: skip
         stopped = stack.enter_context(stopping_between_steps())
@@ -262,6 +267,8 @@ def _finish(run: Run, signalled: int, outputs: tuple[str | Path, ...]) -> int:
         add_outputs(batch, outputs, run.model, run.instance)
     if run.picture is not None:
         run.picture.add(batch, run.file.name)
+    if run.trace is not None:
+        run.trace.add_to(batch)
     batch.commit()
     most = run.words.max_copies
     failure = ""

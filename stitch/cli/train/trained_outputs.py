@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.output_checks import LINES, TTB, OutputChecks, model_kind, picture_kind
+from stitch.cli.output_checks import (
+    LINES,
+    TTB,
+    OutputChecks,
+    model_kind,
+    picture_kind,
+    trace_kind,
+)
 from stitch.cli.train.trained_model import TrainModel
 from stitch.documents import OUTPUTS, TrainFile
 from stitch.errors import StitchError, UsageError
@@ -52,11 +59,13 @@ def check_outputs(
     if words.plot is not None:
         kind = picture_kind("-.png" if words.plot == "-" else words.plot)
         checks.add(words.plot, kind, "--plot", own_folder=folder)
+    if words.trace is not None:
+        checks.add(words.trace, trace_kind(words.trace), "--trace", own_folder=folder)
     for path in outputs:
         checks.add(
             path, model_kind(path), "--output" if words.output else "output", own_folder=folder
         )
-    for path in (words.result_file, words.plot, *outputs):
+    for path in (words.result_file, words.plot, words.trace, *outputs):
         if path is not None and folder is not None and is_checkpoint(resolved(path), Path(folder)):
             raise UsageError(
                 "this is the name of a checkpoint, in their folder", where=str(path),

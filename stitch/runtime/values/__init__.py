@@ -14,6 +14,7 @@ from stitch.runtime.values.ports import InputPort
 from stitch.runtime.values.records import Ranges, Records
 from stitch.runtime.values.shared_constants import hold_constant, let_go
 from stitch.runtime.values.space_use import SpaceUse
+from stitch.runtime.values.space_watch import Lying, SpaceWatch
 from stitch.runtime.values.state import (
     ArgumentRecord,
     BufferRecord,
@@ -30,6 +31,7 @@ from stitch.runtime.values.views import view_offset
 __all__ = [
     "AnyLease", "ArgumentRecord", "BufferRecord", "ConstantRecord", "Effects", "Forms", "InputPort",
     "InstanceRecord", "InstanceRef", "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places",
-    "Ranges", "Records", "SpaceUse", "Status", "Store", "ValueRecord", "as_array", "capture",
+    "Ranges", "Records", "SpaceUse", "SpaceWatch", "Lying", "Status", "Store", "ValueRecord",
+    "as_array", "capture",
     "effects_of", "hold_constant", "let_go", "mend", "view_offset",
 ]  # fmt: skip

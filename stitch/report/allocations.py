@@ -1,0 +1,41 @@
+"""Places before and after a plan: what was allocated, from the plan and what is there afterwards.
+
+What happens outside plans (constants that take their places, handles that are dropped) is found by
+comparing what is there before and after each plan with what the plan itself does. Must not know:
+how that is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from stitch.memory import LENT_ADDRESSES
+from stitch.planner import Buffer, Plan
+from stitch.program import Space
+
+Place = tuple[Space, int]
+Kept = TypeVar("Kept")
+
+
+def before_plan(
+    plan: Plan, after: Mapping[Place, Kept], started: Mapping[Place, Kept]
+) -> dict[Place, Kept]:
+    """What was there before a plan ran; `started`: what it found of its own (`own_at_start`)."""
+    ended = own_places(plan, plan.final_buffers)
+    return {place: kept for place, kept in after.items() if place not in ended} | {**started}
+
+
+def own_at_start(plan: Plan) -> dict[Place, Buffer]:
+    """The buffers that a plan found and reads, moves or frees."""
+    return own_places(plan, plan.request.buffers)
+
+
+def own_places(plan: Plan, buffers: Iterable[Buffer]) -> dict[Place, Buffer]:
+    """Those of the buffers that a plan reads, moves, frees or makes."""
+    others = {b.number for b in plan.request.buffers} - plan.touched
+    return {
+        (b.space, b.address): b
+        for b in buffers
+        if b.address is not None and b.address < LENT_ADDRESSES and b.number not in others
+    }

@@ -1,0 +1,163 @@
+"""`ChromeTrace`: what a device does, as a Chrome trace (Perfetto and chrome://tracing open it).
+
+Comes in: a device's events. Goes out: the trace, as plain data or in a file. It changes nothing.
+While the device works events are only kept, and made into lines when they are asked for, or in
+batches that go to the file; so memory holds one batch, or the last events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Lock, get_ident
+from time import perf_counter
+from typing import Any, Self
+
+from stitch.errors import UsageError
+from stitch.files import FileBatch, Sink, Spool
+from stitch.report.explanation import totals_json
+from stitch.report.trace.lines import Heard, TraceLines
+from stitch.report.trace.tracks import Line
+from stitch.runtime import Event, PlanRun, PlanStopped, RuntimeDevice
+
+#: Steps of plans and other events that are kept where there is no file; beyond this the oldest go.
+MAX_STEPS = 200_000
+#: Events of a device after which old ones go, or are written.
+BATCH = 1024
+
+
+class ChromeTrace:
+    """Subscribes to a device until `close`.
+
+    With a `path` the trace is written there when it is closed, compressed where the name ends with
+    `.gz`, whole; use it as a context manager. Without one `as_json` gives what was seen so far.
+    Subscribe before programs are loaded, so that their constants are seen.
+    """
+
+    def __init__(self, device: RuntimeDevice, path: str | Path | None = None) -> None:
+        """Raises `StitchError` where the file cannot be begun."""
+        self._device = device
+        self._period = device.history.period_from_now()
+        self._seen: deque[Heard] = deque()
+        #: How many steps are kept, how many events these are, how many steps came before them.
+        self._steps = self._counted = self._left_out = 0
+        self._lines = TraceLines(device.machine, perf_counter())
+        self._memory = device.watch_memory()
+        self._is_busy = Lock()
+        self._path = path
+        self._spool = None if path is None else Spool(path)
+        self._is_open = True
+        if self._spool is not None:
+            self._spool.write(b'{"traceEvents": [\n' + _text(self._lines.names())[2:])
+        self._unsubscribe = device.events.subscribe(self._on_event)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Listen no more; what has a path is written. Twice does no harm. Raises `StitchError`."""
+        if self._spool is None or not self._is_open:
+            self._unsubscribe()
+            return
+        batch = FileBatch()
+        try:
+            self.add_to(batch)
+            batch.commit()
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Listen no more, and write nothing; twice does no harm."""
+        self._unsubscribe()
+        self._is_open = False
+        if self._spool is not None:
+            self._spool.close()
+
+    def add_to(self, batch: FileBatch) -> None:
+        """Listen no more, and add the file to those that a batch is going to write; `forget` it
+        when that has happened."""
+        assert self._spool is not None
+        assert self._path is not None
+        self._unsubscribe()
+        self._is_open = False
+        self._write()
+        if not self._device.is_closed:
+            self._spool.write(_text(self._lines.rest(self._memory.now())))
+        body = json.dumps({"displayTimeUnit": "ns", "otherData": self._other(self._lines, 0)})
+        self._spool.write(b"\n], " + body[1:].encode() + b"\n")
+        batch.add(self._path, self._poured)
+
+    def _poured(self, sink: Sink) -> None:
+        assert self._spool is not None
+        self._spool.pour(sink)
+
+    def as_json(self) -> dict[str, Any]:
+        """The trace in the JSON object form; times in microseconds.
+
+        `otherData` adds up all copies since it began, those of events that are gone as well. Raises
+        `UsageError` for a trace that goes to a file.
+        """
+        if self._spool is not None:
+            raise UsageError("this trace goes to its file", where=str(self._path),
+                             remedy="close it and read the file, or give no path")  # fmt: skip
+        seen, lines = tuple(self._seen), self._lines.twin()
+        told = lines.names()
+        for heard in seen:
+            told += lines.add(heard)
+        other = self._other(lines, self._left_out)
+        return {"traceEvents": told, "displayTimeUnit": "ns", "otherData": other}
+
+    def _other(self, lines: TraceLines, left_out: int) -> dict[str, Any]:
+        return totals_json(self._period, lines.total) | {"older_steps_left_out": left_out}
+
+    # -- listening ---------------------------------------------------------------------------------
+
+    def _on_event(self, event: Event) -> None:
+        lying = self._memory.now() if isinstance(event, PlanRun) else None
+        self._seen.append(Heard(event, lying, get_ident(), perf_counter()))
+        if len(self._seen) - self._counted < BATCH:
+            return
+        if self._spool is None:
+            self._let_go()
+        else:
+            self._write()
+
+    def _let_go(self) -> None:
+        """Drop the oldest of too many."""
+        seen = self._seen
+        self._steps += sum(_count(seen[-i]) for i in range(1, len(seen) - self._counted + 1))
+        while seen and self._steps - _count(seen[0]) >= MAX_STEPS:
+            count = _count(seen[0])
+            self._steps -= count
+            self._left_out += count
+            self._lines.skip(seen.popleft())
+        self._counted = len(seen)
+
+    def _write(self) -> None:
+        """Write the lines of what was kept."""
+        # Whoever comes in between, a signal handler of this thread perhaps, leaves it to this call.
+        if self._spool is None or not self._is_busy.acquire(blocking=False):
+            return
+        try:
+            while self._seen:
+                self._spool.write(_text(self._lines.add(self._seen.popleft())))
+        finally:
+            self._is_busy.release()
+
+
+def _count(heard: Heard) -> int:
+    """How many steps an event is."""
+    event = heard.event
+    if isinstance(event, PlanRun):
+        return 1 + len(event.plan.steps)
+    return 1 + event.steps_done if isinstance(event, PlanStopped) else 1
+
+
+def _text(lines: Iterable[Line]) -> bytes:
+    """Lines behind others."""
+    return "".join([f",\n{json.dumps(line)}" for line in lines]).encode()

@@ -1,0 +1,308 @@
+"""The lines that a device's events make in a trace, in their order.
+
+Comes in: events, each with what lay in the spaces, who told it and when. Goes out: lines. Times on
+the simulated clock are added up here: steps of plans come one after the other. Must not know: where
+lines go, how many are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from stitch.machine import Machine, footprint
+from stitch.planner import Allocate, Copy, Execute, Free, Plan, Relocate, Step
+from stitch.program import Space, TensorDesc
+from stitch.report.allocations import Place, before_plan, own_at_start, own_places
+from stitch.report.explanation import WRITTEN
+from stitch.report.trace.flows import FlowLines, Slice
+from stitch.report.trace.memory import MemoryLines
+from stitch.report.trace.tracks import (
+    SIMULATED,
+    TICK,
+    WALL,
+    Line,
+    device_names,
+    instant_line,
+    lane_track,
+    slice_line,
+    thread_names,
+    thread_track,
+)
+from stitch.runtime import (
+    Event,
+    Lying,
+    PlanMade,
+    PlanRun,
+    PlanStopped,
+    ReadBack,
+    Totals,
+    Written,
+    totals_of,
+)
+
+#: Plans whose totals are remembered.
+_MAX_PLANS = 512
+#: Where programs run, until there are several.
+LANE = 0
+
+
+class Heard(NamedTuple):
+    """An event, what lay in the spaces afterwards (None where nobody can tell), the thread that
+    told it, and when, in seconds of `perf_counter`."""
+
+    event: Event
+    lying: tuple[Lying, ...] | None
+    thread: int
+    at: float
+
+
+class TraceLines:
+    """What is known of a device after so many events; `add` gives the lines of one more."""
+
+    def __init__(self, machine: Machine, began: float) -> None:
+        """`began`: when the trace did, in seconds of `perf_counter`."""
+        self._machine, self._began = machine, began
+        self.total = Totals()
+        #: The simulated clock: what all steps took, and where the last slice ended.
+        self._seconds, self._clock = 0.0, 0
+        self._memory, self._flows = MemoryLines(machine.shape), FlowLines()
+        self._threads: dict[int, int] = {}
+        #: What a run of a plan adds up to, by its index: that takes longer to find than all else.
+        self._totals: dict[int, Totals] = {}
+        self._out: list[Line] = []
+        self._tell = self._out.append
+
+    def twin(self) -> TraceLines:
+        """Another one that knows the same; this one stays as it is."""
+        twin = TraceLines(self._machine, self._began)
+        twin.total, twin._seconds, twin._clock = self.total, self._seconds, self._clock
+        twin._memory, twin._flows = deepcopy(self._memory), deepcopy(self._flows)
+        twin._threads = dict(self._threads)
+        return twin
+
+    def names(self) -> list[Line]:
+        """The names of the tracks, but for those of threads, which come with their first lines."""
+        shape = self._machine.shape
+        return list(device_names(self._machine.name, (LANE,), shape.spaces))
+
+    def skip(self, heard: Heard) -> None:
+        """One more event, whose lines nobody wants."""
+        event = heard.event
+        self._add_up(event)
+        if isinstance(event, Written):
+            self._pass(event.seconds)
+        elif isinstance(event, PlanRun | PlanStopped):
+            for step in _steps(event):
+                if isinstance(step, Copy | Relocate):
+                    self._pass(step.seconds)
+                elif isinstance(step, Execute):
+                    self._pass(event.plan.request.tasks[step.task].transformation.seconds)
+
+    def add(self, heard: Heard) -> list[Line]:
+        """The lines of one more event."""
+        event = heard.event
+        self._out.clear()
+        self._add_up(event)
+        if isinstance(event, PlanRun | PlanStopped):
+            self._plan(event, heard.lying)
+        elif isinstance(event, Written):
+            self._written(event)
+        if isinstance(event, PlanRun):
+            self._run(event, heard.thread)
+        elif isinstance(event, ReadBack):
+            self._read(event, heard.thread)
+        elif isinstance(event, PlanMade):
+            track = thread_track(self._thread(heard.thread))
+            name = f"plan {event.index} made"
+            self._tell(instant_line(name, "plan", WALL, track, self._wall(heard.at)))
+        return self._out
+
+    def rest(self, lying: tuple[Lying, ...]) -> list[Line]:
+        """What has been let go of since the last event."""
+        self._out.clear()
+        self._become({each.place: each for each in lying})
+        self._memory.counters(self._clock, self._tell)
+        return self._out
+
+    # -- clocks ------------------------------------------------------------------------------------
+
+    def _add_up(self, event: Event) -> None:
+        if not isinstance(event, PlanRun):
+            self.total += totals_of(event)
+            return
+        totals = self._totals.get(event.index)
+        if totals is None:
+            if len(self._totals) >= _MAX_PLANS:
+                self._totals.clear()
+            totals = self._totals[event.index] = totals_of(event)
+        self.total += totals
+
+    def _pass(self, seconds: float) -> tuple[int, int]:
+        """The simulated clock goes on; from when to when, in nanoseconds."""
+        start = self._clock
+        self._seconds += seconds
+        self._clock = max(start + TICK, round(self._seconds * 1e9))
+        return start, self._clock
+
+    def _wall(self, seconds: float) -> int:
+        return max(0, round((seconds - self._began) * 1e9))
+
+    def _thread(self, ident: int) -> int:
+        """A small number for a thread; its tracks get their names."""
+        number = self._threads.get(ident)
+        if number is None:
+            number = self._threads[ident] = len(self._threads) + 1
+            self._out.extend(thread_names(number))
+        return number
+
+    # -- the simulated clock -----------------------------------------------------------------------
+
+    def _plan(self, event: PlanRun | PlanStopped, lying: tuple[Lying, ...] | None) -> None:
+        plan = event.plan
+        started = {p: Lying(*p, b.size_per_bank, b.origin) for p, b in own_at_start(plan).items()}
+        after = None if lying is None else {each.place: each for each in lying}
+        if after is not None:
+            self._become(before_plan(plan, after, started))
+        self._flows.begin({b.number: place for place, b in own_at_start(plan).items()})
+        told = _Steps(self, plan, event)
+        for index, step in enumerate(_steps(event)):
+            told.step(index, step)
+        self._flows.end([b.number for b in own_places(plan, plan.final_buffers).values()])
+        if isinstance(event, PlanStopped):
+            name = f"plan {event.index} stopped"
+            self._tell(instant_line(name, "plan", SIMULATED, lane_track(LANE), self._clock))
+        if after is not None:
+            self._become(after)
+        self._memory.counters(self._clock, self._tell)
+
+    def _become(self, now: dict[Place, Lying]) -> None:
+        self._memory.become(now, self._clock, self._tell, self._flows.forget)
+
+    def _written(self, event: Written) -> None:
+        self._slice("write", "copy", event.desc.layout.space, event.seconds,
+                    {"copies": 1, "nbytes": event.nbytes, "source": "host",
+                     "target": event.desc.text(), "reason": WRITTEN})  # fmt: skip
+
+    def _slice(
+        self, name: str, kind: str, space: Space | None, seconds: float, arguments: dict[str, Any]
+    ) -> Slice:
+        """Something that takes its time; `space`: where to, if it is a copy."""
+        self._memory.counters(self._clock, self._tell)
+        start, end = self._pass(seconds)
+        track = lane_track(LANE, space)
+        self._tell(slice_line(name, kind, SIMULATED, track, start, end, arguments))
+        return Slice(track, start, end, space is None)
+
+    # -- the wall clock ----------------------------------------------------------------------------
+
+    def _run(self, event: PlanRun, thread: int) -> None:
+        track, tasks = thread_track(self._thread(thread)), event.plan.request.tasks
+        names = [task.transformation.name for task in tasks]
+        moments = [self._wall(moment) for moment in event.moments]
+        self._tell(slice_line(f"plan {event.index}", "run", WALL, track, moments[0], moments[-1],
+                              {"tasks": names}))  # fmt: skip
+        for index, step in enumerate(event.plan.steps):
+            start, end = moments[index], moments[index + 1]
+            if end > start and isinstance(step, Execute | Copy | Relocate):
+                name = names[step.task] if isinstance(step, Execute) else _kind(step)
+                self._tell(slice_line(name, "task", WALL, track, start, end, {"step": index}))
+
+    def _read(self, event: ReadBack, thread: int) -> None:
+        track = thread_track(self._thread(thread), reads=True)
+        asked, ready, got = (self._wall(moment) for moment in event.moments)
+        arguments = {"nbytes": event.nbytes, "tensor": event.desc.text()}
+        self._tell(slice_line("read", "read", WALL, track, asked, got, arguments))
+        if ready > asked:
+            self._tell(slice_line("wait", "wait", WALL, track, asked, ready, {}))
+
+
+class _Steps:
+    """The steps of one run of a plan, as they are told."""
+
+    def __init__(self, lines: TraceLines, plan: Plan, event: PlanRun | PlanStopped) -> None:
+        self._lines, self._plan, self._event = lines, plan, event
+        self._places = {b.number: place for place, b in own_at_start(plan).items()}
+        self._began = lines._clock
+
+    def step(self, index: int, step: Step) -> None:
+        """One more step."""
+        lines, flows = self._lines, self._lines._flows
+        if isinstance(step, Allocate):
+            buffer = step.buffer
+            if buffer.address is not None:
+                place = self._places[buffer.number] = (buffer.space, buffer.address)
+                lines._memory.begin(
+                    Lying(*place, buffer.size_per_bank, buffer.origin), lines._clock, lines._tell
+                )
+                flows.allocate(buffer.number, place)
+        elif isinstance(step, Free):
+            freed = self._places.pop(step.buffer, None)
+            if freed is not None:
+                lines._memory.end(freed, lines._clock, lines._tell)
+        elif isinstance(step, Copy):
+            self._copy(step)
+        elif isinstance(step, Relocate):
+            self._relocate(step)
+        else:
+            self._execute(index, step)
+
+    def _copy(self, step: Copy) -> None:
+        source, target = step.source.desc, step.target.desc
+        by = self._lines._slice(
+            step.kind, "copy", target.layout.space, step.seconds,
+            {"copies": 1, "nbytes": step.nbytes, "plan": self._event.index,
+             "source": source.text(), "target": target.text(), "reason": step.reason},
+        )  # fmt: skip
+        self._lines._flows.copy(step.source, step.target, by, whole=step.kind != "copy")
+
+    def _relocate(self, step: Relocate) -> None:
+        lines, places = self._lines, self._places
+        by = lines._slice(
+            _kind(step), "copy", step.space, step.seconds,
+            {"copies": step.count, "nbytes": step.nbytes, "plan": self._event.index,
+             "space": step.space.value, "reason": step.reason},
+        )  # fmt: skip
+        targets = [(number, (step.space, address)) for number, address in step.targets]
+        ways = [(places[number], target) for number, target in targets if number in places]
+        lines._memory.move(ways, lines._clock, lines._tell)
+        places.update(targets)
+        lines._flows.move(targets, by)
+
+    def _execute(self, index: int, step: Execute) -> None:
+        lines, what = self._lines, self._plan.request.tasks[step.task].transformation
+        arguments: dict[str, Any] = {
+            "plan": self._event.index, "task": step.task,
+            "read_nbytes": self._nbytes([i.desc for i in step.inputs]),
+            "written_nbytes": self._nbytes([i.desc for i in step.outputs]),
+        }  # fmt: skip
+        if step.scratch is not None:
+            space, _, size = step.scratch
+            arguments["scratch_nbytes"] = size * lines._machine.shape.space(space).banks
+        if isinstance(self._event, PlanRun):
+            moments = self._event.moments
+            arguments["wall_us"] = round((moments[index + 1] - moments[index]) * 1e6, 3)
+        by = lines._slice(what.name, what.kind.value, None, what.seconds, arguments)
+        ready = lines._flows.read(step.inputs, by, lines._tell)
+        # From when the last program that it waits for had ended.
+        since = self._began if ready is None else max(ready, self._began)
+        arguments["waited_us"] = (by.start - since) / 1e3
+        lines._flows.make(step.outputs, by)
+
+    def _nbytes(self, descs: Sequence[TensorDesc]) -> int:
+        shape = self._lines._machine.shape
+        return sum(footprint(desc, shape).own_nbytes for desc in descs)
+
+
+def _steps(event: PlanRun | PlanStopped) -> Sequence[Step]:
+    """The steps that were done."""
+    done = event.steps_done if isinstance(event, PlanStopped) else None
+    return event.plan.steps[:done]
+
+
+def _kind(step: Copy | Relocate) -> str:
+    """What a copy is called."""
+    if isinstance(step, Copy):
+        return step.kind
+    return "move" if step.stage is None else "bounce"
