@@ -72,6 +72,8 @@ class HostCall(NamedTuple):
 
     def outputs(self, inputs: Sequence[TensorDesc]) -> tuple[TensorDesc, ...]:
         """What it gives for these inputs: written, returned, updated."""
+        if not self.updated:
+            return self.function.returns
         return (*self.function.returns, *[inputs[which] for which in self.updated])
 
     def input_name(self, index: int) -> str:

@@ -131,16 +131,16 @@ class TaskGraph(TextForms):
         `UsageError` for arguments that the function does not take.
         """
         if type(function) is HostFunction:
-            if any(words is not None for words in (returns, reads, writes, updates)):
+            if not (returns is None and reads is None and writes is None and updates is None):
                 raise UsageError(
                     f"task {function.name!r} has said already what it returns, reads and writes"
                 )
         else:
             function = self._function(function, returns, reads, writes, updates)
-        if not named and not function.writes and not function.updates:
-            known = self._calls.get((function, len(arguments)))
-            if known is not None and all(map(_is_future, arguments)):
-                return self._add(known, self._numbers(arguments, known))
+        # Calls by position with futures only have one agent, whatever the futures are.
+        known = None if named else self._calls.get((function, len(arguments)))
+        if known is not None and all(map(_is_future, arguments)):
+            return self._add(known, self._numbers(arguments, known))
         call, values = host_call(function, arguments, named, _is_future)
         numbers = self._numbers(values, call)
         if len(values) == len(arguments) and not (named or function.writes or function.updates):
