@@ -32,14 +32,17 @@ from stitch.linker.wiring import (
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
+    from stitch.linker.linked_tasks import link_tasks
     from stitch.linker.static import link_programs
 else:
-    __getattr__, __dir__ = names_on_demand(__name__, {"static": "link_programs"})
+    __getattr__, __dir__ = names_on_demand(
+        __name__, {"linked_tasks": "link_tasks", "static": "link_programs"}
+    )
 
 __all__ = [
     "SCRATCH_ALIGNMENT", "WIRE_FORM", "AliasProofs", "Demand", "LinkReport", "Port", "ProgramNames",
     "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems", "chain_in_words",
     "chain_wires", "check_capacity", "check_link", "check_wire", "choose_scratch", "demands",
-    "drop_unused_values", "likely_words", "link_programs", "pack_scratch", "place_intermediates",
-    "remove_dead_code", "slot_index", "wire", "wires_in_words",
+    "drop_unused_values", "likely_words", "link_programs", "link_tasks", "pack_scratch",
+    "place_intermediates", "remove_dead_code", "slot_index", "wire", "wires_in_words",
 ]  # fmt: skip

@@ -13,7 +13,14 @@ from stitch.tasks.stretch import NumberedTask, Stretch
 from stitch.tasks.transformation import Transformation, TransformationKind, transformation_of
 
 if TYPE_CHECKING:
-    from stitch.tasks.agents import Agent, CopyAgent, MergedAgent, ProgramAgent, TaskRow
+    from stitch.tasks.agents import (
+        Agent,
+        CopyAgent,
+        MergedAgent,
+        ProgramAgent,
+        TaskRow,
+        program_agent,
+    )
     from stitch.tasks.composition import aggregate, compose
     from stitch.tasks.future import OUTSIDE, Future, Task
     from stitch.tasks.host_calls import HostCall, InputPlace, OutputPlace, host_call
@@ -28,7 +35,7 @@ else:
         __name__,
         {
             "composition": "aggregate compose",
-            "agents": "Agent CopyAgent MergedAgent ProgramAgent TaskRow",
+            "agents": "Agent CopyAgent MergedAgent ProgramAgent TaskRow program_agent",
             "host_calls": "HostCall InputPlace OutputPlace host_call",
             "host_functions": "Handle HostFunction host_function task",
             "permissions": "Permission",
@@ -44,6 +51,6 @@ __all__ = [
     "OUTSIDE", "Agent", "CopyAgent", "Future", "Handle", "HostCall", "HostFunction", "InputPlace",
     "MergedAgent", "NamedValue", "NumberedTask", "OutputPlace", "Permission", "ProgramAgent",
     "Stretch", "Task", "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind",
-    "aggregate", "compose", "host_call", "host_function", "predecessors_of", "problems_of", "task",
-    "transformation_of",
+    "aggregate", "compose", "host_call", "host_function", "predecessors_of", "problems_of",
+    "program_agent", "task", "transformation_of",
 ]  # fmt: skip
