@@ -86,6 +86,18 @@ def test_a_pipeline_file_carries_its_state_in_l1() -> None:
     assert "input 'state' of 'readout' wants" not in printed
 
 
+def test_a_model_as_tasks_gives_times_of_every_operator_and_learns() -> None:
+    tasks, forward, backward, update = re.split(
+        r"^== ", output_of("local_backend.py"), flags=re.MULTILINE
+    )
+    assert tasks.splitlines()[0].startswith("Gemm.forward     input0=x, input1=fc1.weight")
+    timed = re.compile(r"^(\w+) +(\w+) +[0-9.]+ us$", re.MULTILINE)
+    assert timed.findall(forward) == [("gemm", "Gemm"), ("relu", "Relu"), ("y", "Gemm")]
+    assert [op for _, op in timed.findall(backward)] == ["mse", "Gemm", "Relu", "Gemm"]
+    assert timed.findall(update) == [("update", "adam")]
+    assert re.search(r"^largest of relu.grad: [0-9.]+$", update, re.MULTILINE)
+
+
 def test_every_example_is_run_here() -> None:
     scripts = {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*.py")}
     tested = set(re.findall(r'output_of\("([^"]+)"\)', Path(__file__).read_text(encoding="utf-8")))

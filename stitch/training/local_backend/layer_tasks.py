@@ -98,6 +98,13 @@ class LayerTasks:
             found |= dict.fromkeys([port.name(layer.invocation.binding) for port in ports])
         return tuple(found)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All tensors that tasks read or make."""
+        sides: tuple[Literal["inputs", "outputs"], ...] = ("inputs", "outputs")
+        return frozenset(n for role in self.stages for side in sides
+                         for n in self._tensors(role, side))  # fmt: skip
+
     # -- forward -----------------------------------------------------------------------------------
 
     def _forward(self, index: int) -> LayerTask:

@@ -7,13 +7,13 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 
+from stitch.argument_kinds import MAPPING, WORDS, instance_of, optional, takes
 from stitch.errors import CompileError, TaskError, UsageError, closest
 from stitch.graph import ComputationGraph
 from stitch.machine import load_machine
@@ -43,8 +43,6 @@ from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
 from stitch.training.programs import LABEL, LOSS, prediction_of
 
-_NO_SPACES: Mapping[str, Space] = MappingProxyType({})
-
 
 class LocalTaskBackend:
     """A `RuntimeBacking` of one device: a forward task for every operator of a graph, in
@@ -56,6 +54,11 @@ class LocalTaskBackend:
     device it opens one, which it closes. Raises `CompileError` naming operators without a gradient.
     """
 
+    @takes(
+        graph=instance_of("a ComputationGraph", ComputationGraph),
+        device=optional(instance_of("a device", RuntimeDevice)), wanted=optional(WORDS),
+        weights=optional(MAPPING), spaces=optional(MAPPING),
+    )  # fmt: skip
     def __init__(
         self,
         graph: ComputationGraph,
@@ -65,7 +68,7 @@ class LocalTaskBackend:
         *,
         wanted: Iterable[str] | None = None,
         weights: Mapping[str, Any] | None = None,
-        spaces: Mapping[str, Space] = _NO_SPACES,
+        spaces: Mapping[str, Space | str] | None = None,
     ) -> None:
         self.graph = graph
         self.loss = None if loss is None else loss_from_config(loss)
@@ -89,7 +92,9 @@ class LocalTaskBackend:
             raise CompileError(f"graph {graph.name!r} has nothing to train")
         _check_wishes(graph)
         machine = load_machine(_TARGET) if device is None else device.machine
-        compiled = LayerTasks(layers, machine, spaces, self.loss, self.optimizer)
+        places = {name: Space(space) for name, space in (spaces or {}).items()}
+        compiled = LayerTasks(layers, machine, places, self.loss, self.optimizer)
+        _check_names("spaces", places, compiled.names)
         self.layers = layers
         self._compiled = compiled
         self._owns_device = device is None
@@ -103,8 +108,13 @@ class LocalTaskBackend:
         self._implementations: dict[str, TaskImplementation] = {}
         #: Whether all gradients are those of one pass.
         self._has_gradients = False
-        self._register()
-        self._start(values)
+        self._closed = False
+        try:
+            self._register()
+            self._start(values)
+        except BaseException:
+            self.close()
+            raise
 
     def _register(self) -> None:
         for task_id, compiled in self._compiled.tasks.items():
@@ -239,7 +249,12 @@ class LocalTaskBackend:
         name = f"{self.graph.name}_{role.value}"
         return stage_graph(name, self.tasks(role), compiled.tasks, compiled.kept(role))
 
+    def _check_open(self) -> None:
+        if self._closed or self.device.is_closed:
+            raise UsageError("this backend is closed", remedy="make another one")
+
     def _check_known(self, task_id: str) -> None:
+        self._check_open()
         if task_id not in self._implementations:
             raise TaskError(
                 f"no task {task_id!r} is registered",
@@ -253,6 +268,7 @@ class LocalTaskBackend:
     def stage(self, role: Role) -> Iterator[Sequence[LayerTask]]:
         """The tasks of a part of a step, to be run inside: what they make anew is dropped before,
         and what they have done counts once all of them have run."""
+        self._check_open()
         if role is Role.FORWARD:
             self._before_forward()
         elif role is Role.LOSS and self.loss is not None:
@@ -302,8 +318,9 @@ class LocalTaskBackend:
 
     def close(self) -> None:
         """Give all tensors back; the device too, if it opened it itself. Twice is allowed."""
-        if self.device.is_closed:
+        if self._closed:
             return
+        self._closed = True
         self.store.close()
         self._implementations.clear()
         if self._owns_device:
@@ -335,13 +352,25 @@ def _with_parameters(
     graph: ComputationGraph, weights: Mapping[str, Any]
 ) -> tuple[ComputationGraph, Mapping[str, Any]]:
     """The graph with its parameters as inputs, and the values that they start with, if any."""
-    if any(slot.kind in KEPT_KINDS for slot in graph.inputs) or not graph.constants:
+    kept = [slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS]
+    if kept or not graph.constants:
+        _check_names("weights", weights, kept)
         return graph, weights
     try:
         model = as_trainable(graph, weights)
     except CompileError:
         return graph, weights
     return model.graph, model.values
+
+
+def _check_names(parameter: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise `UsageError` for names that are no tensors."""
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"LocalTaskBackend has no tensor {name!r} for {parameter}=",
+                expected=", ".join(sorted(known)) or "none", remedy=closest(name, known) or None,
+            )  # fmt: skip
 
 
 def _check_wishes(graph: ComputationGraph) -> None:
