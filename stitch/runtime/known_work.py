@@ -43,7 +43,8 @@ class KnownRun(Generic[D]):
     """
 
     __slots__ = (
-        "details", "exports", "exposed", "generation", "numbers", "places", "recording",
+        "details", "exports", "exposed", "generation", "is_in_order", "numbers", "places",
+        "recording",
     )  # fmt: skip
 
     def __init__(self, recorded: _Recorded[D], generation: int, entries: Entries) -> None:
@@ -54,6 +55,10 @@ class KnownRun(Generic[D]):
             for number, value in zip(recorded.numbers, entries, strict=True)
             if value is not None
         ])  # fmt: skip
+        read = self.recording.arrays
+        #: Whether the arrays of a call, as they are given, are what a run copies in.
+        self.is_in_order = tuple(n for n, v in zip(self.numbers, entries, strict=True)
+                                 if v is None) == tuple(read)  # fmt: skip
         buffers = [v.instances[0].buffer for v in entries if v is not None and v.is_exposed]
         self.exposed = len(buffers)
         #: Bytes outside the spaces, and those of torch that are lent, are pinned for good or never.
@@ -78,13 +83,14 @@ class KnownRun(Generic[D]):
         return device.maker.again((self.recording,), self.places)
 
     def arrays(self, entries: Entries, arguments: Sequence[Any]) -> list[Array]:
-        """The arrays that a run copies in: those of the call, and those of values outside the
-        spaces where no room was left to keep a copy of them."""
-        return [
-            argument if value is None else value.host_array()
+        """The arrays that a run copies in, in its order: those of the call, and those of values
+        outside the spaces where no room was left to keep a copy of them."""
+        arrays = {
+            number: argument if value is None else value.host_array()
             for number, value, argument in zip(self.numbers, entries, arguments, strict=True)
             if number in self.recording.arrays
-        ]
+        }
+        return [arrays[number] for number in self.recording.arrays]
 
 
 class KnownWork(Generic[D]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,11 @@ def open_tiny(window: int = 64) -> Device:
 @task(returns=DESC)
 def double(x: Array) -> Array:
     return x * 2
+
+
+@task(returns=DESC)
+def difference(x: Array, y: Array) -> Array:
+    return x - y
 
 
 @task(updates="x")
@@ -66,6 +73,25 @@ def test_a_graph_gives_what_its_tasks_give(window: int, wishes: tuple[str, ...])
             for got, wanted in zip((last, middle), mixed_reference(x, w), strict=True):
                 np.testing.assert_array_equal(got.numpy(), wanted)
         # A second set of places, as results of the first are still held.
+        assert device.statistics().plans_made <= 2
+
+
+@pytest.mark.parametrize("given", ["arrays", "a tensor", "another tensor"])
+def test_inputs_may_be_read_in_another_order_than_they_are_given(given: str) -> None:
+    graph = TaskGraph("order")
+    first, second, third = (graph.input(DESC, name) for name in ("first", "second", "third"))
+    hidden = double(third)
+    graph.output(difference(difference(hidden, first), second), "y")
+    with open_tiny() as device:
+        run = device.prepare(graph)
+        for start in range(5):
+            arrays = [X * np.float32(at + 1) + np.float32(start) for at in range(3)]
+            arguments: list[Any] = list(arrays)
+            if given != "arrays":
+                at = 0 if given == "a tensor" else 2
+                arguments[at] = device.tensor(arrays[at])
+            expected = arrays[2] * 2 - arrays[0] - arrays[1]
+            np.testing.assert_array_equal(one(run(*arguments)).numpy(), expected)
         assert device.statistics().plans_made <= 2
 
 

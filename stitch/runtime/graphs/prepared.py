@@ -270,7 +270,8 @@ class PreparedGraph:
         binding = None if known is None else known.binding(device)
         if known is None or binding is None:
             return None
-        all_given = len(binding.recording.arrays) == len(arrays)
+        # In the order in which the graph's tasks read them, which may be another.
+        all_given = known.is_in_order
         if not all_given:
             arrays = known.arrays(entries, arguments)
         lease = binding.lease
