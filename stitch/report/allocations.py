@@ -1,29 +1,20 @@
 """Places before and after a plan: what was allocated, from the plan and what is there afterwards.
 
 What happens outside plans (constants that take their places, handles that are dropped) is found by
-comparing what is there before and after each plan with what the plan itself does. Must not know:
-how that is told.
+comparing what is there before and after each plan with what the plan itself does: before it there
+was what it found of its own, and of what is there afterwards all but what it left of its own. Must
+not know: how that is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable
 
 from stitch.memory import LENT_ADDRESSES
 from stitch.planner import Buffer, Plan
 from stitch.program import Space
 
 Place = tuple[Space, int]
-Kept = TypeVar("Kept")
-
-
-def before_plan(
-    plan: Plan, after: Mapping[Place, Kept], started: Mapping[Place, Kept]
-) -> dict[Place, Kept]:
-    """What was there before a plan ran; `started`: what it found of its own (`own_at_start`)."""
-    ended = own_places(plan, plan.final_buffers)
-    return {place: kept for place, kept in after.items() if place not in ended} | {**started}
 
 
 def own_at_start(plan: Plan) -> dict[Place, Buffer]:

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stitch.planner import Buffer, Plan
-from stitch.report.allocations import Place, before_plan, own_at_start, own_places
+from stitch.report.allocations import Place, own_at_start, own_places
 from stitch.report.explanation import totals_json
 from stitch.report.frozen_json import to_plain
 from stitch.runtime import (
@@ -66,9 +66,13 @@ class Recorder:
         self._total += totals_of(event)
         if isinstance(event, PlanRun):
             self._plans[event.index] = event.plan
-            after, started = _allocated(self._device), _sizes(own_at_start(event.plan))
-            before = self._differences(before_plan(event.plan, after, started))
-            ended = _sizes(own_places(event.plan, event.plan.final_buffers))
+            plan, after = event.plan, _allocated(self._device)
+            started, ended = (
+                _sizes(own_at_start(plan)),
+                _sizes(own_places(plan, plan.final_buffers)),
+            )
+            before = {p: size for p, size in after.items() if p not in ended} | started
+            self._differences(before)
             self._known = {p: size for p, size in before.items() if p not in started} | ended
             used = {space.value: 0 for space in self._device.machine.shape.spaces}
             for (space, _), size in self._known.items():

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from stitch.machine import Machine, footprint
-from stitch.planner import Allocate, Copy, Execute, Free, Plan, Relocate, Step
-from stitch.program import Space, TensorDesc
-from stitch.report.allocations import Place, before_plan, own_at_start, own_places
+from stitch.machine import Machine
+from stitch.planner import Allocate, Copy, Execute, Free, Relocate, Step
+from stitch.program import Space
+from stitch.report.allocations import Place
 from stitch.report.explanation import WRITTEN
 from stitch.report.trace.flows import FlowLines, Slice
 from stitch.report.trace.memory import MemoryLines
+from stitch.report.trace.plan_facts import PlanFacts, facts_of
 from stitch.report.trace.tracks import (
     SIMULATED,
     TICK,
@@ -42,7 +43,7 @@ from stitch.runtime import (
     totals_of,
 )
 
-#: Plans whose totals are remembered.
+#: Plans of which is remembered what all of their runs have in common.
 _MAX_PLANS = 512
 #: Where programs run, until there are several.
 LANE = 0
@@ -71,6 +72,7 @@ class TraceLines:
         self._threads: dict[int, int] = {}
         #: What a run of a plan adds up to, by its index: that takes longer to find than all else.
         self._totals: dict[int, Totals] = {}
+        self._facts: dict[int, PlanFacts] = {}
         self._out: list[Line] = []
         self._tell = self._out.append
 
@@ -160,16 +162,21 @@ class TraceLines:
     # -- the simulated clock -----------------------------------------------------------------------
 
     def _plan(self, event: PlanRun | PlanStopped, lying: tuple[Lying, ...] | None) -> None:
-        plan = event.plan
-        started = {p: Lying(*p, b.size_per_bank, b.origin) for p, b in own_at_start(plan).items()}
+        facts = self._facts.get(event.index)
+        if facts is None or facts.plan is not event.plan:
+            if len(self._facts) >= _MAX_PLANS:
+                self._facts.clear()
+            facts = self._facts[event.index] = facts_of(event.plan, self._machine)
         after = None if lying is None else {each.place: each for each in lying}
         if after is not None:
-            self._become(before_plan(plan, after, started))
-        self._flows.begin({b.number: place for place, b in own_at_start(plan).items()})
-        told = _Steps(self, plan, event)
+            self._become(
+                {p: each for p, each in after.items() if p not in facts.ended} | facts.started
+            )
+        self._flows.begin(facts.places)
+        told = _Steps(self, facts, event)
         for index, step in enumerate(_steps(event)):
             told.step(index, step)
-        self._flows.end([b.number for b in own_places(plan, plan.final_buffers).values()])
+        self._flows.end(facts.final)
         if isinstance(event, PlanStopped):
             name = f"plan {event.index} stopped"
             self._tell(instant_line(name, "plan", SIMULATED, lane_track(LANE), self._clock))
@@ -221,9 +228,9 @@ class TraceLines:
 class _Steps:
     """The steps of one run of a plan, as they are told."""
 
-    def __init__(self, lines: TraceLines, plan: Plan, event: PlanRun | PlanStopped) -> None:
-        self._lines, self._plan, self._event = lines, plan, event
-        self._places = {b.number: place for place, b in own_at_start(plan).items()}
+    def __init__(self, lines: TraceLines, facts: PlanFacts, event: PlanRun | PlanStopped) -> None:
+        self._lines, self._facts, self._event = lines, facts, event
+        self._places = dict(facts.places)
         self._began = lines._clock
 
     def step(self, index: int, step: Step) -> None:
@@ -271,15 +278,9 @@ class _Steps:
         lines._flows.move(targets, by)
 
     def _execute(self, index: int, step: Execute) -> None:
-        lines, what = self._lines, self._plan.request.tasks[step.task].transformation
-        arguments: dict[str, Any] = {
-            "plan": self._event.index, "task": step.task,
-            "read_nbytes": self._nbytes([i.desc for i in step.inputs]),
-            "written_nbytes": self._nbytes([i.desc for i in step.outputs]),
-        }  # fmt: skip
-        if step.scratch is not None:
-            space, _, size = step.scratch
-            arguments["scratch_nbytes"] = size * lines._machine.shape.space(space).banks
+        lines, what = self._lines, self._event.plan.request.tasks[step.task].transformation
+        arguments: dict[str, Any] = {"plan": self._event.index, "task": step.task}
+        arguments |= self._facts.nbytes[index]
         if isinstance(self._event, PlanRun):
             moments = self._event.moments
             arguments["wall_us"] = round((moments[index + 1] - moments[index]) * 1e6, 3)
@@ -289,10 +290,6 @@ class _Steps:
         since = self._began if ready is None else max(ready, self._began)
         arguments["waited_us"] = (by.start - since) / 1e3
         lines._flows.make(step.outputs, by)
-
-    def _nbytes(self, descs: Sequence[TensorDesc]) -> int:
-        shape = self._lines._machine.shape
-        return sum(footprint(desc, shape).own_nbytes for desc in descs)
 
 
 def _steps(event: PlanRun | PlanStopped) -> Sequence[Step]:
