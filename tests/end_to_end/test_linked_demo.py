@@ -3,6 +3,7 @@ and `stitch-inspect` shows no boundary. All commands run as users run them."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.support.trace_format import checked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
@@ -50,6 +53,18 @@ def test_one_file_runs_with_the_same_output_bit_for_bit(folder: Path) -> None:
     assert (folder / "apart.npy").read_bytes() == (folder / "joined.npy").read_bytes()
     assert np.load(folder / "joined.npy").shape == (360, 10)
     assert "1 program run, 1 copy, 92160 B" in explained  # The images, on their way in.
+
+
+def test_the_trace_of_the_two_files_shows_what_passes_between_them(folder: Path) -> None:
+    run(folder, "run", "--module=features.ttb", "--module=classifier.ttb",
+        "--input=image=@x.npy", "--output=@traced.npy", "--trace=t.json.gz")  # fmt: skip
+    assert (folder / "apart.npy").read_bytes() == (folder / "traced.npy").read_bytes()
+    found = checked(json.loads(gzip.decompress((folder / "t.json.gz").read_bytes())))
+    assert [each.name for each in found.of("program")] == ["features", "classifier"]
+    (copy,) = found.of("copy")
+    assert copy.args["nbytes"] == 92160
+    assert found.ways() == {("copy", "features"), ("features", "classifier")}
+    assert found.begun > found.ended > 0, "constants stay"
 
 
 def test_inspect_shows_no_boundary_and_each_constant_once(folder: Path) -> None:
