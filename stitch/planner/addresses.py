@@ -3,7 +3,8 @@
 Comes in: the picture, and the buffers that a task wants. Goes out: these buffers, allocated. Three
 choices, in this order: where a program names the address, there; where a later task names one,
 there at once, if that costs no more than to move it then (it is *born* there); else the best fit
-among what lies there, beside what later tasks name. Must not know: inputs, values' instances.
+among what lies there, beside what later tasks name. A plan that is made again says where instead,
+and what moves for that (`Standing`). Must not know: inputs, values' instances.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stitch.errors import OutOfMemoryError
+from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.packing import Span
+from stitch.planner.lifetimes import Standing
 from stitch.planner.making_room import RoomDemand, make_room
 from stitch.planner.named_places import NamedPlaces
 from stitch.planner.plan_picture import Residency
@@ -60,6 +62,7 @@ def allocate(
     demands: Mapping[Space, RoomDemand],
     wants: Sequence[Want],
     ahead: NamedPlaces | None,
+    standing: Standing | None = None,
 ) -> None:
     """Buffers for all that a task wants, in room that each space's demand makes. Raises what
     `make_room` raises."""
@@ -70,7 +73,9 @@ def allocate(
             if mine:
                 state.shape(space)  # raises: the machine has no such space
             continue
-        _place(state, demand, mine, ahead)
+        chosen = standing if standing is not None and standing.space is space else None
+        if chosen is None or not _stood(state, demand, mine, chosen):
+            _place(state, demand, mine, ahead)
         for w in mine:
             w.buffer = state.allocate(space, w.span[0], w.size, w.desc, w.origin)
 
@@ -93,6 +98,34 @@ def _place(
         for w in loose:
             taken = [*scratch, *(other.span for other in wants if other is not w)]
             w.address = ahead.beside(state, w.becomes, w.desc, w.span, taken)
+
+
+def _stood(state: Residency, demand: RoomDemand, wants: Sequence[Want], standing: Standing) -> bool:
+    """Gives the wants of a space the addresses that were chosen for them, and moves what was to
+    move; False, and nothing is done, where something would have to leave the space for that."""
+    relocate = dict(demand.relocate)
+    for number, was, now in standing.moves.get(state.task, ()):
+        buffer = state.buffers.get(number)
+        if buffer is not None and buffer.space is demand.space and buffer.address == was:
+            relocate.setdefault(number, now)
+    chosen = [
+        standing.births.get((state.task, k)) if w.address is None else w.address
+        for k, w in enumerate(wants)
+    ]
+    places = list(zip(wants, chosen, strict=True))
+    fixed = [(address, w.size, w.origin) for w, address in places if address is not None]
+    loose = [(w.size, w.what) for w, address in places if address is None]
+    take_back = state.attempt()
+    try:
+        found = iter(make_room(state, replace(
+            demand, fixed=demand.fixed + fixed, floating=loose, relocate=relocate, evicts=False
+        )))  # fmt: skip
+    except (LayoutError, OutOfMemoryError):
+        take_back()
+        return False
+    for w, address in places:
+        w.address = next(found) if address is None else address
+    return True
 
 
 def _born(

@@ -19,9 +19,10 @@ from math import inf
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.addresses import Want, allocate
 from stitch.planner.copy_cost import copy_cost, foreseen_cost
+from stitch.planner.lifetimes import Standing, standing_for
 from stitch.planner.making_room import RoomDemand
 from stitch.planner.named_places import NamedPlaces
-from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest
+from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest, Relocate
 from stitch.planner.plan_picture import RULES, Residency, scratch_in_l1
 from stitch.planner.residency import chain_of, choose
 from stitch.planner.shared_blocks import (
@@ -55,6 +56,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     refused: StitchError | None = None
     away, least = frozenset[tuple[int, int]](), 0.0
     named = NamedPlaces(request)
+    looked: NamedPlaces | None = None
     for rule in RULES:
         if rule == "chosen":
             away, least = _chosen(request)
@@ -71,7 +73,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             else:
                 candidate_cost = foreseen_cost(candidate)
                 if candidate_cost < cost:
-                    best, cost = candidate, candidate_cost
+                    best, cost, looked = candidate, candidate_cost, ahead
             pressed |= state.pressed
             # What gives way though later tasks were looked at may do better without.
             gives_way = candidate is None or candidate.is_pressed
@@ -85,6 +87,8 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
             raise refused
         finally:
             del refused  # Else it would keep itself alive, and all that its callers hold.
+    if not pressed:
+        best = _standing(best, looked, spills=spills)
     # What comes later is not the plan's to pay, so then its own bound is not known.
     return replace(best, least_seconds=0.0 if request.later else min(least, best.seconds))
 
@@ -106,12 +110,29 @@ def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float]:
     return frozenset(away), least
 
 
-def _plan_by(state: Residency, ahead: NamedPlaces | None) -> Plan:
+def _standing(made: Plan, ahead: NamedPlaces | None, *, spills: bool) -> Plan:
+    """A plan from which nothing had to leave, made again with its tensors where fewer of them move,
+    if that takes less and still nothing leaves a space; else the plan."""
+    standing = standing_for(made)
+    if standing is None:
+        return made
+    state = Residency(made.request, spills=spills)
+    try:
+        candidate = _plan_by(state, ahead, standing)
+    except (OutOfMemoryError, LayoutError):
+        return made
+    bounces = any(isinstance(s, Relocate) and s.stage is not None for s in candidate.steps)
+    if bounces or state.pressed:
+        return made
+    return candidate if foreseen_cost(candidate) < foreseen_cost(made) else made
+
+
+def _plan_by(state: Residency, ahead: NamedPlaces | None, standing: Standing | None = None) -> Plan:
     request = state.request
     for index, task in enumerate(request.tasks):
         state.begin(index)
         try:
-            run_with_views(state, task, partial(_run, ahead=ahead))
+            run_with_views(state, task, partial(_run, ahead=ahead, standing=standing))
         except StitchError as error:
             if error.where is None:
                 error.where = f"task {index} ({task.transformation.name})"
@@ -126,7 +147,9 @@ def _plan_by(state: Residency, ahead: NamedPlaces | None) -> Plan:
     )
 
 
-def _run(state: Residency, task: NumberedTask, ahead: NamedPlaces | None) -> None:
+def _run(
+    state: Residency, task: NumberedTask, ahead: NamedPlaces | None, standing: Standing | None
+) -> None:
     transformation = task.transformation
     demands = {
         space: RoomDemand(space, repr(transformation.name), set())
@@ -142,7 +165,7 @@ def _run(state: Residency, task: NumberedTask, ahead: NamedPlaces | None) -> Non
     ]
     scratch = _scratch_wants(state, task, demands)
     wants = [*(back.want for back in returns), *copies, *outputs, *scratch]
-    allocate(state, demands, wants, ahead)
+    allocate(state, demands, wants, ahead, standing)
     for back in returns:
         bring_back(state, back)
     for want in copies:

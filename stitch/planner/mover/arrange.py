@@ -39,14 +39,15 @@ class Repacking:
     moved_nbytes: int
 
 
-def arrange(problem: SpaceProblem) -> Repacking | None:
+def arrange(problem: SpaceProblem, share: float = 1.0) -> Repacking | None:
     """The cheapest arrangement found, None where there is provably none.
 
-    Raises `TimeoutError` where the exact search gave up.
+    `share`: of the work that looking for a cheaper one may take. Raises `TimeoutError` where the
+    exact search gave up.
     """
     if sum(problem.all_pieces) > sum(size for _, size in problem.gaps):
         return None
-    return _Search(problem).best()
+    return _Search(problem, share).best()
 
 
 #: Room start by position of an item.
@@ -56,8 +57,8 @@ _Fit = tuple[int, ...]
 class _Search:
     """One problem, its index, and the cheapest set of buffers so far."""
 
-    def __init__(self, problem: SpaceProblem) -> None:
-        self.problem = problem
+    def __init__(self, problem: SpaceProblem, share: float) -> None:
+        self.problem, self.share = problem, share
         self.holes = Holes(problem)
         #: What has to be placed in any case: (size, position among displaced and pieces).
         wanted = [*(size for _, _, size in problem.displaced), *problem.pieces]
@@ -107,12 +108,12 @@ class _Search:
         """The cheapest good set first; where that takes too long, any: by adding run to run."""
         queue: list[tuple[float, int]] = [(0, 0)]
         seen = {0}
-        limit = self.work + SEARCH_WORK
+        limit = self.work + SEARCH_WORK * self.share
         while queue and self.work < limit:
             cost, mask = heappop(queue)
             if cost >= self.least or not self._try(cost, mask, seen, queue):
                 return
-        limit = self.work + DIVING_WORK
+        limit = self.work + DIVING_WORK * self.share
         for cost, mask in sorted(queue)[:DIVES]:
             dive = [(cost, mask)]
             while dive and self.work < limit:
@@ -170,7 +171,7 @@ class _Search:
 
     def _thin_out(self) -> None:
         """Without buffers that need not move after all, or with smaller ones in their place."""
-        costs, limit = self.holes.costs, self.work + THINNING_WORK
+        costs, limit = self.holes.costs, self.work + THINNING_WORK * self.share
         improved = True
         while improved:
             improved = False

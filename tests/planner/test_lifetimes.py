@@ -1,0 +1,145 @@
+"""A whole plan's lifetimes say where its tensors lie: known work moves less than work unknown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from stitch.machine import footprint
+from stitch.planner import Buffer, Instance, Plan, PlanRequest, Relocate, Resident, check_plan, plan
+from stitch.planner import planner as planning
+from stitch.planner.lifetimes import standing, standing_for
+from stitch.planner.lifetimes.lives import lives_in
+from stitch.planner.lifetimes.search import search
+from stitch.program import Space
+from stitch.tasks import NumberedTask
+from tests.support.planner.byte_machine import ByteMachine
+from tests.support.planner.small_requests import desc_of, machine_with, program
+
+#: Value, bytes per bank, the task that makes it (-1: there before), the last that reads it.
+Tensor = tuple[int, int, int, int]
+
+
+def request_of(tensors: list[Tensor], tasks: int, scratch: dict[int, int] | None = None,
+               kept: frozenset[int] = frozenset()) -> PlanRequest:  # fmt: skip
+    """Tasks that make and read tensors at their times, in an L1 that holds what lives at once."""
+    scratch = scratch or {}
+    load = max(
+        scratch.get(t, 0) + sum(n for _, n, first, last in tensors if first <= t <= last)
+        for t in range(tasks)
+    )
+    machine = machine_with(l1_nbytes=load)
+    made = []
+    for t in range(tasks):
+        reads = [(v, n) for v, n, _, last in tensors if last == t]
+        makes = [(v, n) for v, n, first, _ in tensors if first == t]
+        what = program(
+            f"task {t}", [desc_of(n) for _, n in reads], [desc_of(n) for _, n in makes],
+            scratch=scratch.get(t, 0),
+        )  # fmt: skip
+        made.append(NumberedTask(what, tuple(v for v, _ in reads), tuple(v for v, _ in makes)))
+    assert machine.shape.l1 is not None
+    at, buffers, residents = machine.shape.l1.limit, [], []
+    for v, n, first, _ in tensors:
+        if first < 0:
+            at -= n
+            buffers.append(Buffer(v, Space.L1, at, n, desc_of(n), f"tensor {v}"))
+            residents.append(Resident(v, (Instance(v, 0, desc_of(n)),)))
+    return PlanRequest(machine, tuple(made), tuple(buffers), tuple(residents), kept)
+
+
+def drawn(seed: int, *, scratch: bool = False, before: int = 0) -> PlanRequest:
+    """A chain of 24 tasks with tensors of all sizes and lifetimes."""
+    dice, tasks = Random(seed), 24
+    tensors: list[Tensor] = []
+    for value in range(48):
+        first = -1 if value < before else dice.randrange(tasks)
+        last = min(tasks - 1, max(first, 0) + dice.choice((1, 2, 3, 5, 8, 13)))
+        tensors.append((value, 16 * dice.choice((1, 2, 3, 5, 8, 12)), first, last))
+    regions = {t: 32 * dice.randrange(1, 6) for t in range(0, tasks, 5)} if scratch else {}
+    return request_of(tensors, tasks, regions, frozenset(v for v, *_ in tensors if v % 16 == 5))
+
+
+def moved(made: Plan) -> int:
+    return sum(step.nbytes for step in made.steps if isinstance(step, Relocate))
+
+
+def without_a_look(request: PlanRequest, patch: pytest.MonkeyPatch) -> Plan:
+    with patch.context() as context:
+        context.setattr(planning, "standing_for", lambda made: None)
+        return plan(request)
+
+
+def test_a_tensor_that_lives_on_is_made_where_nothing_wants_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Best fit puts the small one that stays between two that go: a large one finds no hole."""
+    tensors = [(0, 256, 0, 1), (1, 64, 0, 3), (2, 256, 0, 1), (3, 512, 2, 3)]
+    chain = [(v, n, f, last) for v, n, f, last in tensors]
+    request = request_of([*chain, (4, 64, 0, 3)], 4)
+    made, blind = plan(request), without_a_look(request, monkeypatch)
+    assert moved(blind) > 0 and moved(made) == 0
+    assert check_plan(made) == () and ByteMachine(made, 1).run() == []
+
+
+@pytest.mark.parametrize(
+    ("scratch", "before", "share"), [(False, 0, 0.45), (True, 0, 0.8), (False, 8, 0.8)]
+)
+def test_bytes_moved_of_drawn_chains(
+    scratch: bool, before: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = blindly = 0
+    for seed in range(12):
+        request = drawn(seed, scratch=scratch, before=before)
+        made, blind = plan(request), without_a_look(request, monkeypatch)
+        assert check_plan(made) == () and ByteMachine(made, seed).run() == []
+        assert made.seconds <= blind.seconds and made.least_seconds <= made.seconds
+        ours, blindly = ours + moved(made), blindly + moved(blind)
+    print(f"{ours} of {blindly} B, {ours / blindly:.3f}")
+    assert ours <= share * blindly
+
+
+def test_the_same_request_has_the_same_plan() -> None:
+    assert plan(drawn(3)) == plan(drawn(3))
+
+
+def test_moments_end_where_something_goes() -> None:
+    tensors = [(0, 64, -1, 2), (1, 64, 0, 1), (2, 64, 1, 3), (3, 64, 3, 4)]
+    made = plan(request_of(tensors, 5))
+    lives = lives_in(made, Space.L1)
+    assert lives.begins == (0, 2, 3, 4)
+    there = {life.number: (life.first, life.last, life.made) for life in lives.lives}
+    assert there == {0: (0, 1, None), 1: (0, 0, (0, 0)), 2: (0, 2, (1, 0)), 3: (2, 3, (3, 0))}
+    assert all(len(those) == 0 for those in lives.obstacles)
+
+
+def test_what_must_lie_somewhere_is_in_the_way_of_the_others() -> None:
+    made = plan(drawn(1, scratch=True))
+    lives = lives_in(made, Space.L1)
+    layouts = search(lives)
+    assert layouts is not None
+    for obstacles, layout in zip(lives.obstacles, layouts, strict=True):
+        spans = [*obstacles, *((at, lives.lives[i].size) for i, at in layout.items())]
+        ends = 0
+        for at, size in sorted(spans):
+            assert at >= max(ends, lives.base)
+            ends = at + size
+        assert ends <= lives.limit
+    regions = [region for those in lives.obstacles for region in those]
+    assert len(regions) == 5 and {at for at, _ in regions} == {lives.base}
+
+
+def test_where_nothing_goes_before_a_move_lifetimes_are_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(standing, "search", lambda lives: pytest.fail("looked at"))
+    tensors = [(0, 128, -1, 0), (1, 64, -1, 3), (2, 128, -1, 0), (3, 256, 1, 3)]
+    made = plan(request_of(tensors, 4))
+    assert moved(made) > 0 and standing_for(made) is None
+
+
+def test_a_search_without_work_finds_nothing() -> None:
+    lives = lives_in(plan(drawn(2)), Space.L1)
+    assert search(lives, effort=0) is None
