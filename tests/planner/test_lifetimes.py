@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 
-from stitch.machine import footprint
 from stitch.planner import Buffer, Instance, Plan, PlanRequest, Relocate, Resident, check_plan, plan
 from stitch.planner import planner as planning
 from stitch.planner.lifetimes import standing, standing_for
@@ -55,8 +53,9 @@ def drawn(seed: int, *, scratch: bool = False, before: int = 0) -> PlanRequest:
     dice, tasks = Random(seed), 24
     tensors: list[Tensor] = []
     for value in range(48):
-        first = -1 if value < before else dice.randrange(tasks)
+        first = -1 if value < before else dice.randrange(tasks - 1)
         last = min(tasks - 1, max(first, 0) + dice.choice((1, 2, 3, 5, 8, 13)))
+        last = tasks - 1 if value % 16 == 5 else last
         tensors.append((value, 16 * dice.choice((1, 2, 3, 5, 8, 12)), first, last))
     regions = {t: 32 * dice.randrange(1, 6) for t in range(0, tasks, 5)} if scratch else {}
     return request_of(tensors, tasks, regions, frozenset(v for v, *_ in tensors if v % 16 == 5))
@@ -76,16 +75,15 @@ def test_a_tensor_that_lives_on_is_made_where_nothing_wants_its_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Best fit puts the small one that stays between two that go: a large one finds no hole."""
-    tensors = [(0, 256, 0, 1), (1, 64, 0, 3), (2, 256, 0, 1), (3, 512, 2, 3)]
-    chain = [(v, n, f, last) for v, n, f, last in tensors]
-    request = request_of([*chain, (4, 64, 0, 3)], 4)
+    tensors = [(0, 256, 0, 3), (1, 64, 1, 6), (2, 256, 2, 3), (3, 512, 4, 6)]
+    request = request_of(tensors, 7)
     made, blind = plan(request), without_a_look(request, monkeypatch)
     assert moved(blind) > 0 and moved(made) == 0
     assert check_plan(made) == () and ByteMachine(made, 1).run() == []
 
 
 @pytest.mark.parametrize(
-    ("scratch", "before", "share"), [(False, 0, 0.45), (True, 0, 0.8), (False, 8, 0.8)]
+    ("scratch", "before", "share"), [(False, 0, 0.02), (True, 0, 0.22), (False, 8, 0.14)]
 )
 def test_bytes_moved_of_drawn_chains(
     scratch: bool, before: int, share: float, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +100,8 @@ def test_bytes_moved_of_drawn_chains(
 
 
 def test_the_same_request_has_the_same_plan() -> None:
-    assert plan(drawn(3)) == plan(drawn(3))
+    request = drawn(3, scratch=True)
+    assert plan(request) == plan(request)
 
 
 def test_moments_end_where_something_goes() -> None:
@@ -115,9 +114,10 @@ def test_moments_end_where_something_goes() -> None:
     assert all(len(those) == 0 for those in lives.obstacles)
 
 
-def test_what_must_lie_somewhere_is_in_the_way_of_the_others() -> None:
-    made = plan(drawn(1, scratch=True))
-    lives = lives_in(made, Space.L1)
+def test_what_must_lie_somewhere_is_in_the_way_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lives = lives_in(without_a_look(drawn(1, scratch=True), monkeypatch), Space.L1)
     layouts = search(lives)
     assert layouts is not None
     for obstacles, layout in zip(lives.obstacles, layouts, strict=True):
@@ -140,6 +140,6 @@ def test_where_nothing_goes_before_a_move_lifetimes_are_not_looked_at(
     assert moved(made) > 0 and standing_for(made) is None
 
 
-def test_a_search_without_work_finds_nothing() -> None:
-    lives = lives_in(plan(drawn(2)), Space.L1)
-    assert search(lives, effort=0) is None
+def test_a_search_without_work_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives = lives_in(without_a_look(drawn(2), monkeypatch), Space.L1)
+    assert search(lives, effort=0) is None and search(lives) is not None
