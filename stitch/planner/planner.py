@@ -6,7 +6,8 @@ L1 when a program wants them there and stay until room is needed. So each task g
 (what of it lies there already, and who leaves: chosen with the whole chain in view, where it
 matters) to addresses (the best fit among what lies there at that task, where no later program names
 these bytes; what one wants at an address is born there), to moves (where no hole is free), to
-steps. A plan that moves some is made again where their lifetimes leave most standing. The same work at other places takes the steps of a plan that is known (`placed`).
+steps. A plan that moves some is made again where their lifetimes leave most standing. The same work
+at other places takes the steps of a plan that is known (`placed`).
 """
 
 from __future__ import annotations
