@@ -9,8 +9,8 @@ import pytest
 from stitch.planner import Buffer, Instance, Plan, PlanRequest, Relocate, Resident, check_plan, plan
 from stitch.planner import planner as planning
 from stitch.planner.lifetimes import standing, standing_for
+from stitch.planner.lifetimes.layouts import search
 from stitch.planner.lifetimes.lives import lives_in
-from stitch.planner.lifetimes.search import search
 from stitch.program import Space
 from stitch.tasks import NumberedTask
 from tests.support.planner.byte_machine import ByteMachine

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stitch.planner.lifetimes.layouts import search
 from stitch.planner.lifetimes.lives import lives_in
-from stitch.planner.lifetimes.search import search
 from stitch.planner.plan import Allocate, Free, Plan, Relocate
 from stitch.program import Space
 

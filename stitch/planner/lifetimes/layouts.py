@@ -1,4 +1,4 @@
-"""The search: layouts of a space from moment to moment in which fewer bytes move.
+"""Layouts of a space from moment to moment in which fewer bytes move.
 
 Comes in: lives, with the layouts of a plan. Goes out: layouts that cost less, if any are found.
 
