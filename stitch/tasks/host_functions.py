@@ -86,7 +86,10 @@ class HostFunction:
     most: float = field(default=math.inf, compare=False, repr=False)
 
     def __hash__(self) -> int:
-        return hash(self.function)
+        try:
+            return hash(self.function)
+        except TypeError:  # An object that is called, and may change.
+            return hash(self.name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Queue one call where the first tensor or future among the arguments is at home.

@@ -157,6 +157,21 @@ def test_functions_without_a_signature_take_anything_by_position() -> None:
     assert made.run([np.ones(2), np.ones(2)]).tolist() == [2.0, 2.0]
 
 
+def test_objects_that_are_called_need_no_hash() -> None:
+    class Scale:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self, x: Any) -> Any:
+            return x * 2
+
+    graph, scale = TaskGraph(), Scale()
+    x = graph.input(HOST)
+    for _ in range(2):
+        x = graph.host(scale, x, returns=HOST)
+        x = graph.host(host_function(scale, returns=HOST), x)
+    assert [made.name for made in graph.tasks] == ["Scale"] * 4 and graph.validate() == ()
+
+
 def test_the_decorator_makes_a_task_that_queues_where_its_futures_are() -> None:
     @task(returns=HOST, name="double")
     def twice(x: Any) -> Any:
