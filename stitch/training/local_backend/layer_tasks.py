@@ -15,9 +15,9 @@ from typing import Any, Literal
 from stitch import ops
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
-from stitch.program import ABSENT, InputKind, Ownership, Role, Space
+from stitch.program import ABSENT, InputKind, Role, Space
 from stitch.tasks import Permission
-from stitch.training.graphs import LEARNING_RATE, Parameter, update_graph
+from stitch.training.graphs import Parameter, update_graph
 from stitch.training.local_backend.layer_graph import LayerGraph
 from stitch.training.local_backend.operator_graphs import (
     GradientSum,
@@ -45,6 +45,7 @@ from stitch.training.local_backend.task_slots import (
     backward_signature,
     task_signature,
 )
+from stitch.training.local_backend.update_slots import update_slots
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
 from stitch.training.programs import LABEL, LOSS, TrainingOptions, loss_graph
@@ -245,33 +246,7 @@ class LayerTasks:
         """The task that steps with all gradients."""
         parameters = self.parameters()
         graph = update_graph(f"{self.layers.graph.name}_update", parameters, optimizer)
-        gradients = {parameter.gradient: parameter.name for parameter in parameters}
-        taken = {slot.name: slot for slot in graph.inputs if slot.name != LEARNING_RATE}
-        names = [name for name in taken if name not in gradients]
-        names += [slot.name for slot in graph.outputs if slot.name not in taken]
-        slots = []
-        for name in names:
-            given = name in taken
-            replaced = not given or taken[name].ownership is Ownership.DONATE
-            kind = SlotKind.WEIGHT if name in gradients.values() else SlotKind.UNTRAINABLE
-            slots.append(
-                TensorSlot(
-                    name,
-                    kind if given else SlotKind.OUTPUT,
-                    _permission(reads=given, writes=replaced),
-                    Permission.READ_ONLY if kind is SlotKind.WEIGHT else Permission.NONE,
-                )
-            )
-        arguments = {LEARNING_RATE: float, "profiling": bool}
-        binding = TaskBinding(
-            {name: name for name in names},
-            {name: gradient for gradient, name in gradients.items()},
-            {LEARNING_RATE: RuntimeArgument.LEARNING_RATE, **_PROFILING},
-        )
-        ports = {name: TaskPort("tensor", name) for name in names}
-        ports |= {gradient: TaskPort("gradient", name) for gradient, name in gradients.items()}
-        ports[LEARNING_RATE] = TaskPort("argument", LEARNING_RATE)
-        signature = TaskSignature(tuple(slots), arguments, _SECONDS)
+        signature, binding, ports = update_slots(graph, parameters)
         made = self._compiled(graph, "update", Role.UPDATE, signature, binding, ports)
         return LayerTask("update", optimizer.name, "", TaskInvocation(made, binding))
 
@@ -312,11 +287,6 @@ class LayerTasks:
         )
         self._ids[key] = task_id
         return task_id
-
-
-def _permission(*, reads: bool, writes: bool) -> Permission:
-    one = Permission.READ_ONLY if reads else Permission.NONE
-    return one.join(Permission.WRITE_ONLY if writes else Permission.NONE)
 
 
 _first: Callable[[tuple[str, Any]], str] = lambda item: item[0]  # noqa: E731

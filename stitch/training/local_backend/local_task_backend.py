@@ -7,44 +7,42 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 
 from stitch.argument_kinds import MAPPING, WORDS, instance_of, optional, takes
-from stitch.errors import CompileError, TaskError, UsageError, closest
+from stitch.errors import CompileError, TaskError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.machine import load_machine
 from stitch.program import Array, InputKind, Role, Space
 from stitch.report import Device
 from stitch.runtime import RuntimeDevice, Tensor
 from stitch.tasks import TaskGraph
-from stitch.training.graphs import KEPT_KINDS, MASTER, as_trainable
-from stitch.training.local_backend.layer_graph import layer_graph
+from stitch.training.graphs import MASTER
 from stitch.training.local_backend.layer_tasks import LayerTasks
 from stitch.training.local_backend.program_task import LoadedTask
 from stitch.training.local_backend.runtime_backing import (
     LayerTask,
-    TaskImplementation,
     execute,
 )
 from stitch.training.local_backend.stage_graphs import stage_graph
-from stitch.training.local_backend.task_arguments import TaskArgumentAccessor
 from stitch.training.local_backend.task_binding import (
     RuntimeArgument,
     TaskInvocation,
     gradient_name,
 )
-from stitch.training.local_backend.task_slots import TaskSignature
+from stitch.training.local_backend.task_registry import TaskRegistry
 from stitch.training.local_backend.task_store import TaskStore
+from stitch.training.local_backend.trained_layers import check_names, trained_layers
 from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
-from stitch.training.programs import LABEL, LOSS, prediction_of
+from stitch.training.programs import LABEL, LOSS
 
 
-class LocalTaskBackend:
+class LocalTaskBackend(TaskRegistry):
     """A `RuntimeBacking` of one device: a forward task for every operator of a graph, in
     topological order, backward tasks in reverse, a loss and an update.
 
@@ -76,39 +74,25 @@ class LocalTaskBackend:
         self.profiling = False
         #: How many updates there have been.
         self.iteration = 0
-        trained, values = _with_parameters(graph, weights or {})
-        if wanted is None:
-            wanted = _floating(trained, {InputKind.PARAMETER})
-        states = {slot.name for slot in trained.inputs if slot.kind is InputKind.STATE}
-        if self.loss is None:
-            outputs = [
-                slot.name for i, slot in enumerate(trained.outputs)
-                if slot.name not in states and trained.output_type(i).data_type.is_floating
-            ]  # fmt: skip
-        else:
-            outputs = [prediction_of(trained)]
-        layers = layer_graph(trained, tuple(wanted), outputs)
+        layers, values = trained_layers(graph, self.loss, wanted, weights or {})
         if not layers.wanted and (self.loss or self.optimizer):
             raise CompileError(f"graph {graph.name!r} has nothing to train")
-        _check_wishes(graph)
         machine = load_machine(_TARGET) if device is None else device.machine
         places = {name: Space(space) for name, space in (spaces or {}).items()}
         compiled = LayerTasks(layers, machine, places, self.loss, self.optimizer)
-        _check_names("spaces", places, compiled.names)
+        check_names("spaces", places, compiled.names)
         self.layers = layers
         self._compiled = compiled
         self._owns_device = device is None
-        self.device: RuntimeDevice = Device(machine) if device is None else device
-        self.store = TaskStore(self.device, {
+        device = Device(machine) if device is None else device
+        super().__init__(device, TaskStore(device, {
             RuntimeArgument.DEVICE_STATE: lambda: self.device,
             RuntimeArgument.ITERATION: lambda: self.iteration,
             RuntimeArgument.PROFILING: lambda: self.profiling,
             RuntimeArgument.LEARNING_RATE: self._rate,
-        })  # fmt: skip
-        self._implementations: dict[str, TaskImplementation] = {}
+        }))  # fmt: skip
         #: Whether all gradients are those of one pass.
         self._has_gradients = False
-        self._closed = False
         try:
             self._register()
             self._start(values)
@@ -188,41 +172,6 @@ class LocalTaskBackend:
 
     # -- tasks -------------------------------------------------------------------------------------
 
-    def register_task(
-        self, task_id: str, signature: TaskSignature, implementation: TaskImplementation
-    ) -> None:
-        """Make a task known by its id; one that is known may get another implementation.
-
-        Raises `UsageError` where its signature is another then.
-        """
-        known = self.store.signatures.get(task_id)
-        if known is not None and known != signature:
-            raise UsageError(
-                f"there is a task {task_id!r} with another signature",
-                remedy="register it under another id, or with the signature that it has: "
-                "backend.signature(task_id)",
-            )
-        if not callable(implementation):
-            raise UsageError(f"task {task_id!r} needs a function", got=repr(implementation))
-        self.store.signatures[task_id] = signature
-        self._implementations[task_id] = implementation
-
-    def signature(self, task_id: str) -> TaskSignature:
-        """The signature of a task; raises `TaskError` for one that is not registered."""
-        self._check_known(task_id)
-        return self.store.signatures[task_id]
-
-    def get_args(self, invocation: TaskInvocation) -> TaskArgumentAccessor:
-        """What an invocation may see and change; raises `TaskError` for an unknown task,
-        `UsageError` for a binding that does not fit."""
-        self._check_known(invocation.task_id)
-        return TaskArgumentAccessor(self.store, invocation)
-
-    def get_task_impl(self, invocation: TaskInvocation) -> TaskImplementation:
-        """What an invocation does; raises `TaskError` for an unknown task."""
-        self._check_known(invocation.task_id)
-        return self._implementations[invocation.task_id]
-
     def execute(self, invocation: TaskInvocation) -> Any:
         """Run one task; see `stitch.training.execute`."""
         return execute(self, invocation)
@@ -249,26 +198,13 @@ class LocalTaskBackend:
         name = f"{self.graph.name}_{role.value}"
         return stage_graph(name, self.tasks(role), compiled.tasks, compiled.kept(role))
 
-    def _check_open(self) -> None:
-        if self._closed or self.device.is_closed:
-            raise UsageError("this backend is closed", remedy="make another one")
-
-    def _check_known(self, task_id: str) -> None:
-        self._check_open()
-        if task_id not in self._implementations:
-            raise TaskError(
-                f"no task {task_id!r} is registered",
-                expected=", ".join(self._implementations) or "none",
-                remedy=closest(task_id, self._implementations) or None,
-            )
-
     # -- in the loop -------------------------------------------------------------------------------
 
     @contextmanager
     def stage(self, role: Role) -> Iterator[Sequence[LayerTask]]:
         """The tasks of a part of a step, to be run inside: what they make anew is dropped before,
         and what they have done counts once all of them have run."""
-        self._check_open()
+        self.check_open()
         if role is Role.FORWARD:
             self._before_forward()
         elif role is Role.LOSS and self.loss is not None:
@@ -339,45 +275,3 @@ class LocalTaskBackend:
 
 #: As for `open_device`.
 _TARGET = "wormhole_n150"
-
-
-def _floating(graph: ComputationGraph, kinds: set[InputKind]) -> tuple[str, ...]:
-    return tuple([
-        slot.name for i, slot in enumerate(graph.inputs)
-        if slot.kind in kinds and graph.input_type(i).data_type.is_floating
-    ])  # fmt: skip
-
-
-def _with_parameters(
-    graph: ComputationGraph, weights: Mapping[str, Any]
-) -> tuple[ComputationGraph, Mapping[str, Any]]:
-    """The graph with its parameters as inputs, and the values that they start with, if any."""
-    kept = [slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS]
-    if kept or not graph.constants:
-        _check_names("weights", weights, kept)
-        return graph, weights
-    try:
-        model = as_trainable(graph, weights)
-    except CompileError:
-        return graph, weights
-    return model.graph, model.values
-
-
-def _check_names(parameter: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise `UsageError` for names that are no tensors."""
-    for name in given:
-        if name not in known:
-            raise UsageError(
-                f"LocalTaskBackend has no tensor {name!r} for {parameter}=",
-                expected=", ".join(sorted(known)) or "none", remedy=closest(name, known) or None,
-            )  # fmt: skip
-
-
-def _check_wishes(graph: ComputationGraph) -> None:
-    """Raise `CompileError` for wishes that tasks of single operators cannot keep."""
-    if graph.wishes:
-        raise CompileError(
-            f"tasks of graph {graph.name!r} cannot keep its wishes",
-            got=", ".join(wish.text() for wish in graph.wishes[:8]),
-            remedy="drop them, and give LocalTaskBackend spaces={name: space}",
-        )
