@@ -154,7 +154,7 @@ class LocalTaskBackend(TaskRegistry):
             self.store.write(name, array)
         master = f"{name}.{MASTER}"
         if master in self.store.names:
-            self.store.write(master, self.store.tensor(name).numpy().astype(np.float32))
+            self.store.write(master, np.asarray(value).astype(np.float32))
         after = self.layers.next_states.get(name)
         if after is not None:
             self.store.drop([after])

@@ -166,3 +166,57 @@ def test_a_graph_without_parameters_has_forward_tasks_only() -> None:
             instance.backward()
     with pytest.raises(CompileError, match="nothing to train"):
         LocalTaskBackend(graph, loss="mse")
+
+
+def recurrent() -> ComputationGraph:
+    """A state that forward replaces, and whose value before that backward reads."""
+    b = ComputationGraphBuilder("recurrent")
+    x = b.input("x", (4, 6), "float32")
+    h = b.input("h", (4, 6), "float32", InputKind.STATE)
+    w, u = (b.input(name, (6, 6), "float32", InputKind.PARAMETER) for name in ("w", "u"))
+    after = b.tanh(b.matmul(x, w) + b.matmul(h, u))
+    b.output("y", b.relu(after))
+    b.output("h", after)
+    return b.build()
+
+
+def narrow() -> ComputationGraph:
+    """A layer in bfloat16, whose weight has a float32 master."""
+    b = ComputationGraphBuilder("narrow")
+    w = b.input("w", (6, 6), "bfloat16", InputKind.PARAMETER)
+    b.output("y", b.tanh(b.matmul(b.input("x", (4, 6), "bfloat16"), w)))
+    return b.build()
+
+
+@pytest.mark.parametrize(
+    ("graph", "names"),
+    [(recurrent(), ("w", "u", "h", "w.exp_avg")), (narrow(), ("w", "w.master", "w.exp_avg_sq"))],
+    ids=["state", "master"],
+)
+def test_states_and_masters_have_the_bits_of_the_four_programs(
+    graph: ComputationGraph, names: tuple[str, ...]
+) -> None:
+    rng = np.random.default_rng(1)
+    weights = {
+        slot.name: rng.standard_normal(graph.input_type(i).shape).astype(np.float32)
+        for i, slot in enumerate(graph.inputs) if slot.name != "x"
+    }  # fmt: skip
+    optimizer = stitch.Adam(lr=0.05)
+    model = stitch.compile(graph, optimizer=optimizer, loss="mse", weights=weights)
+    assert model.training is not None
+    given: dict[str, Any] = {"optimizer": optimizer.config(), "loss": "mse", "weights": weights}
+    with LocalTaskBackend(graph, **given) as backend:
+        instance = ModelTrainingInstance(graph, backend)
+        for _ in range(4):
+            x, label = rng.standard_normal((2, 4, 6)).astype(np.float32)
+            backend.set_tensor("x", x)
+            backend.set_tensor("label", label)
+            instance.forward()
+            instance.backward()
+            instance.update()
+            model.training.loss(model(x), label).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for name in names:
+                theirs = model.instance.get_tensor(name)
+                assert backend.get_tensor(name).tobytes() == theirs.tobytes(), name
