@@ -7,15 +7,13 @@ Must not know: where programs come from.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stitch.argument_kinds import instance_of
 from stitch.machine import Machine
 from stitch.runtime import LoadedProgram, PreparedGraph, RuntimeDevice
+from stitch.tasks import TaskGraph
 from stitch.ttb import Binary
-
-if TYPE_CHECKING:
-    from stitch.tasks import TaskGraph
 
 #: Programs that `submit` keeps loaded on a device.
 MAX_SUBMITTED = 64
@@ -63,8 +61,6 @@ class Device(RuntimeDevice):
         Programs that are not loaded here yet are. Raises `TaskError` with all that is wrong with
         the graph, `UsageError` for programs of another device, and what loading raises.
         """
-        from stitch.tasks import TaskGraph
-
         instance_of("a task graph", TaskGraph).check("device.prepare", "graph", graph)
         self.check_open()
         return PreparedGraph(self, graph.table())

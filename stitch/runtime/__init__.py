@@ -6,8 +6,8 @@ what it runs was compiled elsewhere, by anyone.
 It is built in floors, each of which knows only those below it: executors/ compute; values/ are the
 records of what lies where; backends/ allocate, copy and run on behalf of plans; recording/ makes
 work that runs again; queue/ gathers the tasks that wait. On these stand tensors, loaded programs,
-the device, and what calls many programs in one go. Where a floor needs something of the device, it
-says by a Protocol what that is. Events, hooks and history are known from recording/ on.
+functions/ of the host, the device, and graphs/, which call many tasks in one go. Where a floor
+needs something of the device, it says by a Protocol what that is. Events, hooks and history are known from recording/ on.
 """
 
 from stitch.runtime.device import DEFAULT_WINDOW, RuntimeDevice

@@ -127,7 +127,7 @@ def test_blocks_are_read_as_float32() -> None:
         np.testing.assert_array_equal(one(device.call(kind, blocks)).numpy(), 3)
 
 
-def test_errors_of_numpy_are_reported_as_outside() -> None:
+def test_errors_of_numpy_are_reported_as_by_default() -> None:
     @task(returns=DESC)
     def divide(x: Array) -> Array:
         with warnings.catch_warnings(record=True) as seen:

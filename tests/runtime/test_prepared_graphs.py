@@ -11,7 +11,7 @@ import stitch
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.report import Device
-from stitch.tasks import Future, TaskGraph, task
+from stitch.tasks import TaskGraph, task
 from tests.support.stitched_models import consuming, one, scaled, several, used
 
 SHAPE = (4, 64)
@@ -219,8 +219,7 @@ def test_what_cannot_be_prepared_says_why() -> None:
             prepared(other.tensor(X), X)
         with pytest.raises(StitchError, match="shape"):
             prepared(X[:2], X)
-        futures: list[Future] = []
-        with pytest.raises(UsageError):
-            prepared(*futures)
+        with pytest.raises(UsageError, match="missing: w"):
+            prepared(X)
     with pytest.raises(TaskError, match="closed"):
         prepared(X, X)

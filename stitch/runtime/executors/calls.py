@@ -63,10 +63,10 @@ class CallKernel(PreparedProgram):
 
 
 def call_in_turn(box: CallBox, *arrays: Array) -> None:
-    """Make the call whose turn it is, with NumPy's errors reported as where the caller began."""
+    """Make the call whose turn it is, with NumPy's errors reported as it does by default."""
     call, box.call = box.call, None
     assert call is not None, "each run is given its calls"
-    # Kernels ignore them; a function of the caller's is told, as outside.
+    # Kernels ignore them; to a function they are reported as NumPy does unless told otherwise.
     report_errors()
     try:
         call.run(arrays)

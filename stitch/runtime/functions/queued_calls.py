@@ -25,7 +25,10 @@ _NOTHING = ProgramBytes(0, 0, 0, 0, "")
 
 
 class Settling(Protocol):
-    """A device, as those know it who wait for what host functions give."""
+    """A device, as those know it who call functions on it and wait for what they give."""
+
+    #: How many host functions it is running.
+    calls_host: int
 
     @property
     def computes(self) -> bool:
@@ -96,13 +99,10 @@ class HostResult:
 class HostAgent:
     """A host function on tensors of some shapes and types: what such calls have in common."""
 
-    is_constant_evaluable = False
-    constants: Sequence[ConstantRecord] = ()
-
     def __init__(self, device: Settling, call: HostCall, types: Sequence[ValueType]) -> None:
         """`types`: of the values that it is called with."""
         function = call.function
-        self.device: Any = device
+        self.device = device
         #: It does not keep its function, or neither would ever go.
         self.function = ref(function)
         self.name = function.name

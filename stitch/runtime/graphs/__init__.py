@@ -1,6 +1,7 @@
 """Task graphs on a device: prepared once, called in one go.
 
-Comes in: tables of task graphs. Goes out: callables. Must not know who made the graph.
+Comes in: tables of task graphs, or programs and what feeds them. Goes out: callables. Must not know
+what calls them.
 """
 
 from stitch.runtime.graphs.chain_graph import chain_graph
