@@ -7,7 +7,8 @@ It is built in floors, each of which knows only those below it: executors/ compu
 records of what lies where; backends/ allocate, copy and run on behalf of plans; recording/ makes
 work that runs again; queue/ gathers the tasks that wait. On these stand tensors, loaded programs,
 functions/ of the host, the device, and graphs/, which call many tasks in one go. Where a floor
-needs something of the device, it says by a Protocol what that is. Events, hooks and history are known from recording/ on.
+needs something of the device, it says by a Protocol what that is. Events, hooks and history are
+known from recording/ on.
 """
 
 from stitch.runtime.device import DEFAULT_WINDOW, RuntimeDevice

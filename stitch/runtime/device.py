@@ -259,8 +259,10 @@ class RuntimeDevice(TensorAccess):
                 else:
                     values = tasks.append(agent.transformation, agent, inputs, agent.outputs)
                     results = handle_on(values[0]) if len(values) == 1 else handles_on(values)
-                is_full = tasks.queued.graph.length >= tasks.limit and tasks.is_full()
-            if is_full and not runs_here():
+                is_full = (
+                    tasks.queued.graph.length >= tasks.limit and not runs_here() and tasks.is_full()
+                )
+            if is_full:
                 self.flush()
             return results
         except (AttributeError, TypeError, ValueError, StitchError):
@@ -310,8 +312,10 @@ class RuntimeDevice(TensorAccess):
                     tasks.mend()
                 check_inputs(agent, inputs)
                 handles = handles_on(queue_call(tasks, agent, queued, inputs))
-            is_full = tasks.queued.graph.length >= tasks.limit and tasks.is_full()
-        if is_full and not runs_here():
+            is_full = (
+                tasks.queued.graph.length >= tasks.limit and not runs_here() and tasks.is_full()
+            )
+        if is_full:
             self.flush()
         return handles if result is None else result
 

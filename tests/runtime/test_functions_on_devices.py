@@ -18,6 +18,7 @@ from stitch.errors import StitchError, TaskError, UsageError
 from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.runtime.functions import HostResult
 from stitch.tasks import task
+from tests.support.lines_run import lines_run
 from tests.support.stitched_models import one, scaled, several, tiny, used
 
 SHAPE = (4, 64)
@@ -290,6 +291,61 @@ def test_several_results_fit_all_or_none() -> None:
         first, second = several(device.call(both_returned(lambda x: (x,)), X))
         with pytest.raises(TaskError, match=r"another number of results\n.*2 arrays\n.*1 of them"):
             device.wait()
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("says nothing")
+
+
+def test_an_exception_that_says_nothing_stops_only_what_depends_on_it() -> None:
+    @task(returns=DESC)
+    def fails(x: Array) -> Array:
+        raise Unsayable
+
+    with stitch.open_device("host") as device:
+        failed, other = one(device.call(fails, X)), one(device.call(double, X))
+        with pytest.raises(Unsayable):
+            device.wait()
+        np.testing.assert_array_equal(other.numpy(), X * 2)
+        with pytest.raises(TaskError, match="task 'fails' failed: Unsayable"):
+            failed.numpy()
+
+
+def test_what_follows_a_failure_takes_as_long_each_however_much_it_is() -> None:
+    fails = task(name="fails")(lambda: 1 / 0)
+
+    def lines(count: int) -> int:
+        with stitch.open_device("host", window=10_000) as device:
+            device.call(fails)
+            results = [device.call(named, i) for i in range(count)]
+
+            def run() -> None:
+                with pytest.raises(ZeroDivisionError):
+                    device.wait()
+
+            ran = lines_run(run)
+            assert [result.result() for result in results] == [(i,) for i in range(count)]
+            return ran
+
+    assert lines(200) < 2.5 * lines(100)
+
+
+def test_queueing_inside_takes_as_long_each_however_much_it_is() -> None:
+    def lines(count: int) -> int:
+        with stitch.open_device("host") as device:
+            spread = task()(lambda: [device.call(named, i) for i in range(count)] and None)
+            device.call(spread)
+            return lines_run(device.wait)
+
+    assert lines(800) < 2.5 * lines(400)
+
+
+def test_results_in_a_list_are_refused() -> None:
+    with stitch.open_device("host") as device:
+        first = device.call(named, "first")
+        with pytest.raises(UsageError, match="a list with results in it"):
+            device.call(named, "second", [first])
 
 
 def test_a_device_that_closes_after_an_error_says_why_nothing_ran() -> None:

@@ -158,6 +158,29 @@ def test_a_failure_leaves_the_graph_as_it_was(rounds_before: int) -> None:
         assert used(device) == before
 
 
+@pytest.mark.parametrize("machine", ["host", "tiny"])
+@pytest.mark.parametrize("kind", ["arrays", "tensors", "mixed", "turned"])
+def test_inputs_may_be_read_in_any_order(machine: str, kind: str) -> None:
+    subtract = task(returns=DESC)(lambda x, y: x - y)
+    graph = TaskGraph()
+    x, w, v = (graph.input(DESC, name) for name in "xwv")
+    graph.call(double, v)
+    graph.output(graph.call(subtract, w, x), "less")
+    graph.output(graph.call(double, v), "more")
+    with stitch.open_device(machine) as device:
+        prepared = device.prepare(graph)
+        for i in range(5):
+            given = [X * i, X + i, X - i]
+            tensors = [device.tensor(array) for array in given]
+            if kind == "mixed" or (kind == "turned" and i % 2):
+                entered = [given[0], tensors[1], given[2]]
+            else:
+                entered = tensors if kind == "tensors" else given
+            less, more = several(prepared(*entered))
+            np.testing.assert_array_equal(less.numpy(), given[1] - given[0])
+            np.testing.assert_array_equal(more.numpy(), given[2] * 2)
+
+
 def test_programs_are_loaded_once() -> None:
     model = scaled("a", 3.0)
     graph = TaskGraph()

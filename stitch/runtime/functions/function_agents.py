@@ -79,6 +79,14 @@ class HostAgents:
         for argument in (*call.arguments, *[value for _, value in call.named]):
             if type(argument) is HostResult:
                 self._check(function, argument)
+            elif isinstance(argument, list | tuple | set | dict):
+                inside = argument.values() if isinstance(argument, dict) else argument
+                if any(type(value) is HostResult for value in inside):
+                    raise UsageError(
+                        f"host function {function.name!r} is given a {type(argument).__name__} "
+                        "with results in it, which are perhaps pending",
+                        remedy="let the function take them one by one, as in *results",
+                    )
         types = tuple([_type_of(function, argument) for argument in given])
         agent = self.agent(call, types)
         values = [self._value(agent, at, argument) for at, argument in enumerate(given)]

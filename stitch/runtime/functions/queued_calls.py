@@ -9,6 +9,7 @@ queue, nor when it runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 from weakref import ref
 
@@ -200,7 +201,9 @@ class QueuedCall(FunctionCall):
             else:
                 _leave(agent.name, given, outputs[len(call.function.writes) :] if arrays else ())
         except Exception as error:
-            error.add_note(f"in host function {self.name!r}, a task of {device!r}")
+            # One that takes no note is raised as it is.
+            with suppress(Exception):
+                error.add_note(f"in host function {self.name!r}, a task of {device!r}")
             raise
         finally:
             device.calls_host -= 1

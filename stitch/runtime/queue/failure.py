@@ -5,12 +5,12 @@ So a task that does not fit fails the same whatever the window, and nothing else
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol
 
 from stitch.errors import StitchError, TaskError
 from stitch.runtime.locks import Lock
-from stitch.runtime.recording import Window
+from stitch.runtime.recording import Window, said_of
 from stitch.runtime.values import Records, Status, ValueRecord
 from stitch.tasks import NumberedTask
 
@@ -46,10 +46,11 @@ def run_one_by_one(
             del error
     first: StitchError | None = None
     last_use = {v: i for i, task in enumerate(tasks) for v in task.inputs}
-    for index in range(len(tasks)):
-        later = {v for v, i in last_use.items() if i > index}
+    later = set(last_use)
+    for index, task in enumerate(tasks):
+        later.difference_update([v for v in task.inputs if last_use[v] == index])
         try:
-            _run_alone(queue, window, kept, index, later)
+            _run_alone(queue, window, kept, index, task, later)
         except StitchError as problem:
             first = first or problem
         except BaseException as problem:
@@ -82,10 +83,12 @@ def run_the_rest(queue: Queue, window: Window, kept: Sequence[bool], left: Seque
         return
     tasks = window.graph.tasks
     last_use = {number: index for index in left for number in tasks[index].inputs}
+    later = set(last_use)
     for index in left:
-        later = {number for number, last in last_use.items() if last > index}
+        task = tasks[index]
+        later.difference_update([v for v in task.inputs if last_use[v] == index])
         try:
-            _run_alone(queue, window, kept, index, later)
+            _run_alone(queue, window, kept, index, task, later)
         except Exception:
             # Its outputs say what happened.
             continue
@@ -93,9 +96,10 @@ def run_the_rest(queue: Queue, window: Window, kept: Sequence[bool], left: Seque
 
 
 def _run_alone(
-    queue: Queue, window: Window, kept: Sequence[bool], index: int, later: set[int]
-) -> None:
-    task, values = window.graph.tasks[index], window.values
+    queue: Queue, window: Window, kept: Sequence[bool], index: int, task: NumberedTask,
+    later: Set[int],
+) -> None:  # fmt: skip
+    values = window.values
     inputs = [values[number] for number in task.inputs]
     broken = next((v.by for v in inputs if v.status > Status.FREED), None)
     call = window.call(index)
@@ -106,9 +110,8 @@ def _run_alone(
         _fail_task(window, index, task, cause)
         return
     # What later tasks read is held for them, also where its handle is gone.
-    held = {*later, *task.outputs}
-    alone, numbers = window.alone(index)
-    queue.run_window(alone, tuple([kept[n] or n in held for n in numbers]))
+    alone, numbers = window.alone(index, task)
+    queue.run_window(alone, tuple([kept[n] or n in later or n in task.outputs for n in numbers]))
 
 
 def _undo_donation(value: ValueRecord, name: str) -> None:
@@ -145,7 +148,7 @@ def cancel(window: Window, error: BaseException) -> None:
 def _fail_task(window: Window, index: int, task: NumberedTask, error: BaseException) -> None:
     """Mark what a task could not make."""
     call = window.call(index)
-    said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+    said = f"{type(error).__name__}: {(said_of(error) or 'no message').splitlines()[0]}"
     if call is not None:
         call.stop(f"task {task.transformation.name!r}: {said}")
     for number in task.outputs:

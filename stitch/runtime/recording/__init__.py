@@ -13,6 +13,7 @@ from stitch.runtime.recording.running import (
     leave_results,
     perform,
     run_binding,
+    said_of,
     steps_done,
     tell_run,
     tell_stopped,
@@ -21,6 +22,6 @@ from stitch.runtime.recording.window import Window
 
 __all__ = [
     "Agent", "Binding", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
-    "Straight", "Window", "leave_results", "perform", "run_binding", "steps_done",
+    "Straight", "Window", "leave_results", "perform", "run_binding", "said_of", "steps_done",
     "tell_run", "tell_stopped",
 ]  # fmt: skip

@@ -317,11 +317,19 @@ def _fail(plan: Plan, window: Window, why: Mapping[int, str]) -> None:
 def _why(error: BaseException, is_first: bool) -> str:
     """What befell a task that was stopped, or one that came after it."""
     if isinstance(error, Exception):
-        said = str(error) or type(error).__name__
+        said = said_of(error) or type(error).__name__
         return f"failed: {said}" if is_first else "was cancelled after a failure"
     if is_first:
         return f"was interrupted by {type(error).__name__} in the thread that ran it"
     return "was cancelled after an interrupt of the thread that ran it"
+
+
+def said_of(error: BaseException) -> str:
+    """What an exception says; nothing where that raises one itself."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def _what_is_left(plan: Plan, steps_done: int, *, is_over: bool) -> tuple[int, tuple[int, ...]]:

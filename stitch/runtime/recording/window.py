@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from stitch.runtime.executors import FunctionCall
 from stitch.runtime.recording.recorded_work import Agent
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, Forms, Places, ValueRecord
-from stitch.tasks import Stretch, Transformation
+from stitch.tasks import NumberedTask, Stretch, Transformation
 
 
 class Window:
@@ -138,10 +138,10 @@ class Window:
         """An empty one, for what comes after it."""
         return Window(self.end, self.nothing)
 
-    def alone(self, index: int) -> tuple[Window, list[int]]:
-        """One of its tasks as a window that was never queued; and the numbers that the values of
-        that one have in this."""
-        task, single = self.graph.tasks[index], Window(self.number, self.nothing)
+    def alone(self, index: int, task: NumberedTask) -> tuple[Window, list[int]]:
+        """One of its tasks, the one with this index, as a window that was never queued; and the
+        numbers that the values of that one have in this."""
+        single = Window(self.number, self.nothing)
         single.reads_exposed = self.reads_exposed
         numbers = list(dict.fromkeys(task.inputs))
         inputs = tuple([numbers.index(number) for number in task.inputs])
