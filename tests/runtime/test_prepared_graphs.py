@@ -173,9 +173,9 @@ def test_inputs_may_be_read_in_any_order(machine: str, kind: str) -> None:
             given = [X * i, X + i, X - i]
             tensors = [device.tensor(array) for array in given]
             if kind == "mixed" or (kind == "turned" and i % 2):
-                entered = [given[0], tensors[1], given[2]]
+                entered: list[object] = [given[0], tensors[1], given[2]]
             else:
-                entered = tensors if kind == "tensors" else given
+                entered = list(tensors if kind == "tensors" else given)
             less, more = several(prepared(*entered))
             np.testing.assert_array_equal(less.numpy(), given[1] - given[0])
             np.testing.assert_array_equal(more.numpy(), given[2] * 2)
@@ -246,3 +246,41 @@ def test_what_cannot_be_prepared_says_why() -> None:
             prepared(X)
     with pytest.raises(TaskError, match="closed"):
         prepared(X, X)
+
+
+@pytest.mark.parametrize("window", (1, 64))
+def test_what_a_failure_leaves_half_way_is_given_back(window: int) -> None:
+    turns = iter(range(1000))
+
+    @task(returns=DESC)
+    def perhaps(x: Array) -> Array:
+        if next(turns) % 3:
+            raise OverflowError("on purpose")
+        return x
+
+    graph = TaskGraph()
+    x, w = graph.input(DESC, "x"), graph.input(DESC, "w")
+    middle = graph.call(scaled("a", 2.0), x)
+    copied = graph.call(double, middle)
+    graph.output(graph.call(increment, w))
+    graph.output(graph.call(consuming("c", 2.0), graph.call(perhaps, copied)))
+    graph.output(graph.call(double, middle))
+    with open_tiny(window) as device:
+        prepared = device.prepare(graph)
+        failed = 0
+        for i in range(12):
+            try:
+                updated, scaled_twice, twice = several(
+                    prepared(device.tensor(X), device.tensor(X + i))
+                )
+            except OverflowError:
+                failed += 1
+                continue
+            np.testing.assert_array_equal(updated.numpy(), X + i + 1)
+            np.testing.assert_array_equal(scaled_twice.numpy(), (2 * X + 1) * 4)
+            np.testing.assert_array_equal(twice.numpy(), (2 * X + 1) * 2)
+            del updated, scaled_twice, twice
+        assert failed == 8
+        del prepared
+        device.wait()
+        assert used(device)["host"] == 0

@@ -92,6 +92,12 @@ def run_the_rest(queue: Queue, window: Window, kept: Sequence[bool], left: Seque
         except Exception:
             # Its outputs say what happened.
             continue
+        except BaseException as problem:
+            # An interrupt: nobody will run the rest.
+            for late in left:
+                _fail_task(window, late, tasks[late], problem)
+            _drop_dead(queue, window, kept)
+            raise
     _drop_dead(queue, window, kept)
 
 
@@ -129,6 +135,9 @@ def _drop_dead(queue: Queue, window: Window, kept: Sequence[bool]) -> None:
             if value.status is Status.READY and not wanted:
                 queue.records.release(value)
                 value.status = Status.FREED
+            elif value.status is Status.LOST and value.instances:
+                # Nobody can read it, and no task that did not run has taken its bytes.
+                queue.records.release(value)
 
 
 def reads_what_failed(window: Window) -> bool:

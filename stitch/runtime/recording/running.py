@@ -7,7 +7,7 @@ records that say so. Must not know how the binding was found.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -288,7 +288,7 @@ def _after_failure(
         for index, task in enumerate(plan.request.tasks)
         if index not in left
     }
-    records.apply(effects, value_of, device.lost_all, partial(_fail, plan, window, why))
+    records.apply(effects, value_of, device.lost_all, partial(_fail, plan, window, why, wanted))
     for number in binding.recording.passing:
         if values[number].instances and number not in wanted:
             records.release(values[number])
@@ -298,9 +298,9 @@ def _after_failure(
     records.is_whole = True
 
 
-def _fail(plan: Plan, window: Window, why: Mapping[int, str]) -> None:
+def _fail(plan: Plan, window: Window, why: Mapping[int, str], wanted: Set[int]) -> None:
     """Outputs of tasks that were not made never will be, and what these would have overwritten is
-    lost; `why`: by task."""
+    lost, but for what others read that run yet (`wanted`); `why`: by task."""
     values = window.values
     for index, said in why.items():
         task, call = plan.request.tasks[index], window.call(index)
@@ -311,7 +311,8 @@ def _fail(plan: Plan, window: Window, why: Mapping[int, str]) -> None:
             value.status, value.by = FAILED, said
         if missing:
             for position in task.transformation.donated:
-                values[task.inputs[position]].status = Status.LOST
+                if task.inputs[position] not in wanted:
+                    values[task.inputs[position]].status = Status.LOST
 
 
 def _why(error: BaseException, is_first: bool) -> str:
