@@ -110,7 +110,7 @@ def test_what_fails_anywhere_leaves_what_the_records_say(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", range(0, 192, 24))
+@pytest.mark.parametrize("start", range(0, 240, 24))
 def test_two_hundred_plans_that_fail_everywhere(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
