@@ -113,7 +113,8 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "name", ["devices.md", "tasks.md", "training.md", "training_from_the_shell.md"]
+    "name",
+    ["devices.md", "local_backend.md", "tasks.md", "training.md", "training_from_the_shell.md"],
 )
 def test_every_block_of_a_page_runs_in_an_empty_folder(
     wheel: Wheel, tmp_path: Path, name: str
@@ -136,6 +137,7 @@ def test_an_example_written_by_the_command_runs_as_its_page_says(
 
 def test_no_page_has_a_block_that_no_test_runs() -> None:
     run = {"README.md", "docs/devices.md", "docs/tasks.md", "docs/training.md"}
+    run |= {"docs/local_backend.md"}
     run.add("docs/training_from_the_shell.md")
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
     strangers = []

@@ -5,6 +5,7 @@ Each test is a program of its own: children leave by the way that a program usua
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -50,8 +51,9 @@ def run(body: str, *arguments: str) -> str:
     """Run a program after the common part; gives what it prints."""
     text = textwrap.dedent(COMMON) + textwrap.dedent(body)
     done = subprocess.run(
+        # A thread of BLAS may hold its own lock at the fork: the child would wait for it for ever.
         [sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=120,
-        check=False,
+        check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -165,7 +165,7 @@ def test_devices_and_pipelines_show_what_they_are_and_that_they_stay_where_they_
         assert repr(device) == f"<Device {device.number} tiny executor=numpy>"
         shown = repr(pipeline)
         assert shown.startswith("<Pipeline(x: 4x64xf32) -> 4x64xf32:")
-        assert shown.endswith(f"; 2 programs on {device!r}>")
+        assert shown.endswith(f"; 2 tasks on {device!r}>")
         for what in (device, a, pipeline):
             for copied in (pickle.dumps, copy.copy, copy.deepcopy):
                 with pytest.raises(TypeError, match="belongs to its"):

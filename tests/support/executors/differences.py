@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -43,10 +44,23 @@ def lines(text: str | None = None) -> tuple[Line, ...]:
 
 
 def _installed(word: str) -> Iterator[str]:
-    """The kernels of a word, `name` or `name < version`; none where another version is there."""
+    """The kernels of a word: `name`, `name < version`, `name with flag`, `name without flag`; none
+    where another version is there, or a processor that is not so (flags as in `/proc/cpuinfo`)."""
+    word, _, missing = word.partition(" without ")
+    word, _, flag = word.partition(" with ")
+    if missing in _processor() or (flag and flag not in _processor()):
+        return
     name, _, below = word.partition(" < ")
     if not below or _numbers(version(name)) < _numbers(below):
         yield name
+
+
+@cache
+def _processor() -> frozenset[str]:
+    """What the processor can do, in Linux' words."""
+    told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return frozenset(word for line in told.splitlines() if line.startswith("flags")
+                     for word in line.split())  # fmt: skip
 
 
 def _numbers(text: str) -> tuple[int, ...]:
