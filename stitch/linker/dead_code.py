@@ -5,38 +5,61 @@ Comes in: a graph, or programs that were joined. Goes out: the same, smaller.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from stitch.program import ABSENT, Operation, OperationList
+from stitch.program import ABSENT, OperationList
 
 _Body = TypeVar("_Body", bound=OperationList)
 
 
 def remove_dead_code(body: _Body) -> _Body:
     """The list without what its outputs do not depend on; input slots stay, also unused ones."""
-    needed = {slot.value for slot in body.outputs}
-    live: list[Operation] = []
-    for operation in reversed(body.operations):
-        if not needed.isdisjoint(operation.outputs):
-            live.append(operation)
-            needed.update(v for v in operation.inputs if v != ABSENT)
-    constants = tuple(c for c in body.constants if c.value in needed)
-    kept = replace(body, operations=tuple(reversed(live)), constants=constants)
-    return drop_unused_values(kept)
+    return drop_unused_values(only_operations(body, live_operations(body)))
 
 
 def drop_unused_values(body: _Body) -> _Body:
     """The list without values that no slot, constant or operation mentions."""
+    return renumbered(body, used_values(body))
+
+
+def live_operations(body: OperationList) -> list[int]:
+    """The indices of the operations that outputs depend on, rising."""
+    needed = {slot.value for slot in body.outputs}
+    live: list[int] = []
+    for index in range(len(body.operations) - 1, -1, -1):
+        operation = body.operations[index]
+        if not needed.isdisjoint(operation.outputs):
+            live.append(index)
+            needed.update(v for v in operation.inputs if v != ABSENT)
+    return live[::-1]
+
+
+def only_operations(body: _Body, indices: Sequence[int]) -> _Body:
+    """The list with these operations, and the constants that they or outputs mention."""
+    operations = tuple([body.operations[i] for i in indices])
+    needed = {slot.value for slot in body.outputs}
+    needed.update(v for operation in operations for v in operation.inputs)
+    constants = tuple(c for c in body.constants if c.value in needed)
+    return replace(body, operations=operations, constants=constants)
+
+
+def used_values(body: OperationList) -> dict[int, int]:
+    """The new number of each value that a slot, constant or operation mentions, by its old one."""
     used = body.placed_values()
     for operation in body.operations:
         used.update(operation.inputs, operation.outputs)
     used.discard(ABSENT)
-    order = sorted(used)
-    at = {old: new for new, old in enumerate(order)} | {ABSENT: ABSENT}
+    return {old: new for new, old in enumerate(sorted(used))}
+
+
+def renumbered(body: _Body, numbers: Mapping[int, int]) -> _Body:
+    """The list with only these values, under their new numbers, which rise as the old ones do."""
+    at = {**numbers, ABSENT: ABSENT}
     return replace(
         body,
-        values=tuple(body.values[v] for v in order),
+        values=tuple(body.values[v] for v in numbers),
         inputs=tuple(replace(s, value=at[s.value]) for s in body.inputs),
         outputs=tuple(replace(s, value=at[s.value]) for s in body.outputs),
         constants=tuple(replace(c, value=at[c.value]) for c in body.constants),

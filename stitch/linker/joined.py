@@ -67,6 +67,10 @@ class JoinedProgram:
     made: dict[Port, int] = field(default_factory=dict)
     aliases: dict[int, Port] = field(default_factory=dict)
     casts: dict[tuple[int, DataType], int] = field(default_factory=dict)
+    #: Where parts begin: programs, or theirs if they were linked, and each operation of a wire.
+    firsts: list[int] = field(default_factory=list)
+    #: The values that programs gave, whoever reads them.
+    given: set[int] = field(default_factory=set)
     names: FreeNames = field(default_factory=FreeNames)
     slot_names: dict[str, FreeNames] = field(
         default_factory=lambda: {"input": FreeNames(), "output": FreeNames()}
@@ -106,7 +110,10 @@ class JoinedProgram:
     def _add_operations(self, index: int, program: Program, where: dict[int, int]) -> None:
         ports = {slot.value: (index, o) for o, slot in enumerate(program.outputs)}
         read = {v for operation in program.operations for v in operation.inputs}
-        for operation in program.operations:
+        firsts = {0, *(seam.first for seam in program.seams)}
+        for number, operation in enumerate(program.operations):
+            if number in firsts:
+                self._begin_part()
             numbers: dict[int, int] = {ABSENT: ABSENT}
             for v in operation.outputs:
                 if v != ABSENT:
@@ -121,6 +128,8 @@ class JoinedProgram:
                     where[v] = self._as_stored(program, program.values[v], here)
                 if v in ports:
                     self.made[ports[v]] = here
+        self.given.update(self.made[port] for port in ports.values())
+        self.given.update(where[v] for seam in program.seams for v in seam.held)
         for o, slot in enumerate(program.outputs):
             if (index, o) in self.kept:
                 self._add_output((index, o), program, slot, self.made[index, o])
@@ -148,6 +157,7 @@ class JoinedProgram:
         # It is rounded by its storage, and a consumer needs it unrounded.
         if port in self.fed and _rounds(original):
             stored = self._value(program, original)
+            self._begin_part()
             self.operations.append(Operation("Identity", (value,), (stored,)))
             value = stored
         if slot.aliases_input is not None:
@@ -165,8 +175,14 @@ class JoinedProgram:
             target.desc.layout.data_type,
             target.type.data_type,
         ):
+            self._begin_part()
             value = self._cast(producer, value, data_type)
         return value
+
+    def _begin_part(self) -> None:
+        """The next operation begins another part."""
+        if not self.firsts or self.firsts[-1] < len(self.operations):
+            self.firsts.append(len(self.operations))
 
     def _cast(self, program: Program, value: int, data_type: DataType) -> int:
         before = self.values[value]

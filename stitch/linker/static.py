@@ -9,6 +9,9 @@ stored for the consumer → logical type); each such step that changes the type 
 nothing is rounded more or less often than before. A wire that stores a block format (bfp8, bfp4) is
 refused with a `LinkError`: elements round together with their neighbours there, which no `Cast`
 says; such programs stay apart and are stitched at run time.
+
+What was whose is kept as seams: an executor that fuses operations can then compute each program as
+it was apart, and give the same bits.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from dataclasses import replace
 from stitch.errors import LinkError
 from stitch.linker.alias_proofs import AliasProofs
 from stitch.linker.capacity import address_problems, check_capacity, demands
-from stitch.linker.dead_code import remove_dead_code
+from stitch.linker.dead_code import live_operations, only_operations, renumbered, used_values
 from stitch.linker.joined import JoinedProgram
+from stitch.linker.part_seams import seams_of
 from stitch.linker.scratch import choose_scratch, pack_scratch, place_intermediates
 from stitch.linker.wires import Port, Wire, check_ports, check_wires
 from stitch.machine import MachineShape
@@ -66,7 +70,11 @@ def link_programs(
 def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role) -> Program:
     """Drops what no output needs, packs the scratch, proves aliases, checks that all of it fits."""
     where = f"program {name!r}"
-    body = remove_dead_code(joined.body(name))
+    whole = joined.body(name)
+    live = live_operations(whole)
+    body = only_operations(whole, live)
+    numbers = used_values(body)
+    body = renumbered(body, numbers)
     plan = pack_scratch(body.values, body.operations, body.placed_values())
     everything = demands(body, Scratch(Space.HOST, 0), machine)
     slots = [d for d in everything if d.space is Space.L1]
@@ -78,8 +86,9 @@ def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role)
     )
     values = place_intermediates(body.values, plan, scratch)
     program = Program(
-        name, body.inputs, body.outputs, values, body.operations, body.constants, scratch, role
-    )
+        name, body.inputs, body.outputs, values, body.operations, body.constants, scratch, role,
+        seams_of(whole, joined.firsts, joined.given, live, numbers),
+    )  # fmt: skip
     program = _with_aliases(program, joined)
     wanted = demands(program, scratch, machine)
     problems = list(address_problems(wanted, machine))

@@ -42,12 +42,13 @@ from stitch.program.program import (
     structure_problems,
     summary,
 )
+from stitch.program.seams import Seam, part_ranges, seam_problems
 
 __all__ = [
     "ABSENT", "BLOCK_ELEMENTS", "MAX_RANK", "NO_ATTRIBUTES", "TILE_SHAPE",
     "Array", "AttributeValue", "Constant", "Contents", "DataType", "InputKind", "InputSlot",
     "Layout", "MemoryLayout", "Operation", "OperationList", "Orientation", "OutputSlot",
-    "Ownership", "Program", "Role", "Scratch", "ShardSpec", "Space", "TensorDesc", "Value",
-    "ValueType", "body_lines", "dense_bytes", "host_layout", "link_problem", "placement_problems",
-    "structure_problems", "summary",
+    "Ownership", "Program", "Role", "Scratch", "Seam", "ShardSpec", "Space", "TensorDesc", "Value",
+    "ValueType", "body_lines", "dense_bytes", "host_layout", "link_problem", "part_ranges",
+    "placement_problems", "seam_problems", "structure_problems", "summary",
 ]  # fmt: skip

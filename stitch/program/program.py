@@ -20,6 +20,7 @@ from stitch.program.operation import (
     Ownership,
     Value,
 )
+from stitch.program.seams import Seam, part_ranges, seam_problems
 
 #: Slots on each side that a program's one-line form names.
 SLOTS_IN_SUMMARY = 4
@@ -73,14 +74,17 @@ class OperationList:
 class Program(OperationList):
     """A placed entry point: slots, values with layouts, operations in run order, constants.
 
-    Raises `CompileError` listing every way in which the parts do not fit together.
+    `seams`: where the parts of a linked program begin; a program of one part has none. Raises
+    `CompileError` listing every way in which all of this does not fit together.
     """
 
     scratch: Scratch
     role: Role = Role.FORWARD
+    seams: tuple[Seam, ...] = ()
 
     def __post_init__(self) -> None:
         problems = [*structure_problems(self), *placement_problems(self)]
+        problems += seam_problems(self.seams, self.operations, len(self.values))
         if problems:
             listed = "; ".join(map(str, problems[:8]))
             raise CompileError(f"program {self.name!r} is not well formed: {listed}")
@@ -96,6 +100,10 @@ class Program(OperationList):
         """Where output `index` will lie, and in which form."""
         return self.values[self.outputs[index].value].desc
 
+    def parts(self) -> tuple[range, ...]:
+        """The operations of each part; one part, unless the program was linked."""
+        return part_ranges(self.seams, len(self.operations))
+
     def readers(self) -> dict[int, set[int]]:
         """The indices of the operations that read each value."""
         readers: dict[int, set[int]] = {}
@@ -106,10 +114,16 @@ class Program(OperationList):
 
     def text(self) -> str:
         """The program as stable, readable text (the form that golden files hold)."""
-        lines = body_lines(self, lambda i: self.values[i].desc.text())
+        lines = [*body_lines(self, lambda i: self.values[i].desc.text())]
+        if self.seams:
+            lines.append("  seams before operations " + ", ".join(map(self._seam, self.seams)))
         scratch = f"  scratch {self.scratch.space.value} {self.scratch.size_per_bank} B/bank"
         first = f"program @{self.name} role={self.role.value} {{"
         return "\n".join([first, *lines, scratch, "}\n"])
+
+    def _seam(self, seam: Seam) -> str:
+        held = " ".join(f"%{self.values[v].name}" for v in seam.held)
+        return f"{seam.first} (gives {held})" if held else str(seam.first)
 
 
 def structure_problems(body: OperationList) -> Iterator[Problem]:

@@ -32,7 +32,7 @@ CURRENT = Version(1, 0)
 #: The ONNX operator set whose semantics programs follow.
 OPSET = 26
 #: The features that a file may require of this reader.
-FEATURES: frozenset[str] = frozenset({"narrow_types"})
+FEATURES: frozenset[str] = frozenset({"narrow_types", "seams"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,9 @@ def _features(programs: tuple[Program, ...]) -> frozenset[str]:
         v.type.data_type.is_narrow or (v.layout is not None and v.layout.data_type.is_narrow)
         for v in values
     )
-    return frozenset({"narrow_types"}) if narrow else frozenset()
+    seams = any(program.seams for program in programs)
+    wanted = {"narrow_types": narrow, "seams": seams}
+    return frozenset(name for name, is_used in wanted.items() if is_used)
 
 
 @dataclass(frozen=True, slots=True)

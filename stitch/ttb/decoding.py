@@ -34,11 +34,13 @@ from stitch.program import (
     Program,
     Role,
     Scratch,
+    Seam,
     ShardSpec,
     Space,
     Value,
     ValueType,
     placement_problems,
+    seam_problems,
     structure_problems,
 )
 from stitch.ttb.binary import Binary, SegmentChecks, SegmentRow, Version
@@ -135,7 +137,7 @@ class Decoder:
     # Programs ------------------------------------------------------------------------------
 
     def _program(self, record: Record, index: int) -> Program | None:
-        name, role, inputs, outputs, values, operations, constants, scratch = record
+        name, role, inputs, outputs, values, operations, constants, scratch, seams = record
         where = f"programs[{index}]"
         before = self._problems.count
         decoded_values = self._values(values, where)
@@ -144,6 +146,7 @@ class Decoder:
         if self._problems.count > before:
             return None
         space, size_per_bank = scratch
+        parted = tuple([Seam(first, held) for first, held in seams])
         parts = (
             name,
             tuple([_input(slot) for slot in inputs]),
@@ -153,17 +156,20 @@ class Decoder:
             decoded_constants,
         )
         try:
-            program = Program(*parts, Scratch(_SPACES[space], size_per_bank), _ROLES[role])
+            program = Program(*parts, Scratch(_SPACES[space], size_per_bank), _ROLES[role], parted)
         except StitchError as error:
-            self._explain(OperationList(*parts), error, where)
+            self._explain(OperationList(*parts), parted, error, where)
             return None
         self._used_by[name] = tuple([segment for _, segment in constants])
         return program
 
-    def _explain(self, body: OperationList, error: StitchError, where: str) -> None:
+    def _explain(
+        self, body: OperationList, seams: tuple[Seam, ...], error: StitchError, where: str
+    ) -> None:
         """Each reason why these are no program, as a defect of its own."""
         before = self._problems.count
-        for problem in itertools.chain(structure_problems(body), placement_problems(body)):
+        parted = seam_problems(seams, body.operations, len(body.values))
+        for problem in itertools.chain(structure_problems(body), placement_problems(body), parted):
             self._problems.add(problem.kind, f"{where}: {problem.where}", problem.detail)
         if self._problems.count == before:
             self._problems.add("program", where, _one_line(error))

@@ -22,6 +22,7 @@ from stitch.program import (
     Operation,
     OutputSlot,
     Program,
+    Seam,
     ShardSpec,
     Value,
     ValueType,
@@ -113,10 +114,16 @@ class _Encoder:
         scratch = write.table(
             "Scratch", CODES[program.scratch.space], program.scratch.size_per_bank
         )
+        seams = write.vector([self._seam(seam) for seam in program.seams])
         return write.table(
             "Program",
             name, CODES[program.role], inputs, outputs, values, operations, constants, scratch,
+            seams,
         )  # fmt: skip
+
+    def _seam(self, seam: Seam) -> int:
+        held = self._writer.scalars("Seam", "held", seam.held)
+        return self._writer.table("Seam", seam.first, held)
 
     def _input(self, slot: InputSlot) -> int:
         name = self._writer.string("InputSlot", "name", slot.name)

@@ -5,7 +5,7 @@ The one table that drives encoding, verifying, decoding and docs/format.md.
 
 from stitch.ttb.table_spec import FieldSpec, TableSpec
 
-SCHEMA_SHA256 = "e9034c13dbe097460cc4bce2c8119e4c75b058d6d7afd2b04b8317707059fe7e"
+SCHEMA_SHA256 = "0f0266e29f72550eb163d143f718ebcf6b996638a2c238d722fdacbd8c46534d"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
@@ -103,6 +103,10 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=0, name='space', kind='scalar', code='B', of='Space', default=0, maximum=2),
         FieldSpec(slot=1, name='size_per_bank', kind='scalar', code='Q', default=0),
     )),
+    'Seam': TableSpec('Seam', (
+        FieldSpec(slot=0, name='first', kind='scalar', code='I', default=0),
+        FieldSpec(slot=1, name='held', kind='scalars', code='I'),
+    )),
     'Program': TableSpec('Program', (
         FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
         FieldSpec(slot=1, name='role', kind='scalar', code='B', of='Role', default=0, maximum=3),
@@ -112,6 +116,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=5, name='operations', kind='tables', of='Operation'),
         FieldSpec(slot=6, name='constants', kind='tables', of='Constant'),
         FieldSpec(slot=7, name='scratch', kind='table', of='Scratch', required=True),
+        FieldSpec(slot=8, name='seams', kind='tables', of='Seam'),
     )),
     'SpaceShape': TableSpec('SpaceShape', (
         FieldSpec(slot=0, name='banks', kind='scalar', code='I', default=1, minimum=1),

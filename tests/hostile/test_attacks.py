@@ -24,6 +24,7 @@ FILE = encode(rich_binary())
 PROGRAM = ("programs", 0)
 OPERATION = ("programs", 0, "operations", 0)
 VALUE = ("programs", 0, "values", 0)
+SEAM = ("programs", 1, "seams", 1)
 
 
 def put(path: tuple[str | int, ...], code: str, value: float) -> Callable[[Surgery], None]:
@@ -116,6 +117,12 @@ ATTACKS: dict[str, tuple[Callable[[Surgery], None], str]] = {
         put((*PROGRAM, "outputs", 0, "value"), "I", 2**32 - 1), "undefined"),
     "alias of an input that does not exist": (
         put((*PROGRAM, "outputs", 0, "aliases_input"), "i", 2**31 - 1), "bad_alias"),
+    "seam behind the operations": (put((*SEAM, "first"), "I", 3), "bad_seam"),
+    "seam where another begins": (put((*SEAM, "first"), "I", 0), "bad_seam"),
+    "seam that holds what another part makes": (
+        put_behind(("programs", 1, "seams", 0, "held"), 4, "I", 8), "bad_seam"),
+    "seam that holds no value": (
+        put_behind(("programs", 1, "seams", 0, "held"), 4, "I", 2**32 - 1), "bad_seam"),
     "equal program names": (duplicate_program, "binary"),
     "shared operations": (share_operations, "defined_twice"),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from stitch.program import (
     Ownership,
     Program,
     Scratch,
+    Seam,
     Space,
     Value,
     ValueType,
@@ -115,3 +116,29 @@ def test_attributes_of_an_operation_cannot_be_changed() -> None:
     operation = Operation("Gemm", (0,), (1,), {"alpha": 1.0})
     with pytest.raises(TypeError):
         operation.attributes["alpha"] = 2.0  # type: ignore[index]
+
+
+def test_seams_divide_the_operations_into_parts_and_stand_in_the_text() -> None:
+    linked = chain(seams=(Seam(0, (2,)), Seam(1)))
+    assert linked.parts() == (range(1), range(1, 2))
+    assert "  seams before operations 0 (gives %h), 1\n" in linked.text()
+    assert chain().parts() == (range(2),)
+    assert "seams" not in chain().text()
+
+
+@pytest.mark.parametrize(
+    ("seams", "what"),
+    [
+        ((Seam(1),), "begins at operation 1 of 2, expected 0"),
+        ((Seam(0), Seam(2)), "begins at operation 2 of 2, expected behind 0"),
+        ((Seam(0), Seam(1), Seam(1)), "begins at operation 1 of 2, expected behind 1"),
+        ((Seam(0, (3,)), Seam(1)), "value 3 of 4 is not made in its operations 0 to 0"),
+        ((Seam(0), Seam(1, (7,))), "value 7 of 4 is not made in its operations 1 to 1"),
+        ((Seam(0, (3, 2)),), "the values that it holds do not rise"),
+        ((Seam(0, (2, 2)),), "the values that it holds do not rise"),
+    ],
+)
+def test_seams_that_do_not_fit_are_refused(seams: tuple[Seam, ...], what: str) -> None:
+    with pytest.raises(CompileError, match="bad_seam") as caught:
+        chain(seams=seams)
+    assert what in str(caught.value)

@@ -48,7 +48,7 @@ All numbers are little-endian; positions are counted from the start of the file.
    takes time and memory in proportion to the file. No table can contain itself, so depth is
    bounded by the schema.
 5. Segments: alignment, bounds, overlap, the end of the file.
-6. The program: indices, names, layouts, constants' types and lengths.
+6. The program: indices, names, layouts, constants' types and lengths, seams.
 7. A segment's CRC-32: on first use, or at once with full verification.
 8. Where a device loads a program: every operation's types, inferred anew; intermediate values in
    the scratch, apart while they are read; an output lies on a donated input only where an

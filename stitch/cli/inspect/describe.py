@@ -62,6 +62,11 @@ def _program(program: Program, shape: MachineShape, sections: Sequence[str]) -> 
         ]
     if "operations" in sections:
         described["operations"] = _operations(program)
+        if program.seams:
+            described["seams"] = [
+                {"first": seam.first, "held": [program.values[v].name for v in seam.held]}
+                for seam in program.seams
+            ]
     if "memory" in sections:
         described["memory"] = _memory(program, shape)
     return described
@@ -175,6 +180,10 @@ def program_lines(described: Mapping[str, Any]) -> list[str]:
         out.append(f"  output {slot['name']}: {slot['type']} in {slot['layout']}{extra}")
     if "operations" in described:
         out += _operation_lines(described["operations"])
+    if "seams" in described:
+        firsts = ", ".join(str(seam["first"]) for seam in described["seams"])
+        parts = counted(len(described["seams"]), "part")
+        out.append(f"  linked from {parts}, which begin at operations {firsts}")
     if "memory" in described:
         out += _memory_lines(described["memory"])
     return out

@@ -23,6 +23,7 @@ from stitch.program import (
     Program,
     Role,
     Scratch,
+    Seam,
     ShardSpec,
     Space,
     Value,
@@ -119,8 +120,22 @@ def programs(draw: st.DrawFn, name: str = "main") -> Program:
     scratch = Scratch(draw(st.sampled_from(Space)), draw(st.integers(0, 2**40)))
     return Program(
         name, tuple(slots), outputs, tuple(every), tuple(operations), tuple(data), scratch,
-        draw(st.sampled_from(Role)),
+        draw(st.sampled_from(Role)), draw(seams(tuple(operations))),
     )  # fmt: skip
+
+
+@st.composite
+def seams(draw: st.DrawFn, operations: tuple[Operation, ...]) -> tuple[Seam, ...]:
+    """None, or parts of some of the operations each, and any of the values that they make."""
+    firsts = sorted(draw(st.sets(st.integers(1, len(operations) - 1)))) if operations[1:] else []
+    if not firsts:
+        return ()
+    ends = [*firsts, len(operations)]
+    return tuple([
+        Seam(first, tuple(sorted(draw(st.sets(st.sampled_from(
+            [operation.outputs[0] for operation in operations[first:end]]))))))
+        for first, end in zip([0, *firsts], ends, strict=True)
+    ])  # fmt: skip
 
 
 @st.composite

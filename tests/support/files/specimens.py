@@ -19,6 +19,7 @@ from stitch.program import (
     Program,
     Role,
     Scratch,
+    Seam,
     ShardSpec,
     Space,
     Value,
@@ -38,7 +39,7 @@ MACHINE = MachineShape(
 )  # fmt: skip
 
 
-def rich_program(name: str = "main") -> Program:
+def rich_program(name: str = "main", seams: tuple[Seam, ...] = ()) -> Program:
     """Every kind of slot, layout, attribute and constant in a few lines."""
     kind = ValueType((4, 8), F32)
     values = (
@@ -74,9 +75,11 @@ def rich_program(name: str = "main") -> Program:
         ),
         Scratch(Space.L1, 4096),
         Role.UPDATE,
+        seams,
     )
 
 
 def rich_binary() -> Binary:
     """Two programs of every kind of part."""
-    return Binary((rich_program(), rich_program("second")), MACHINE, "specimens 1")
+    linked = rich_program("second", (Seam(0, (6,)), Seam(2)))
+    return Binary((rich_program(), linked), MACHINE, "specimens 1")

@@ -21,6 +21,7 @@ from stitch.program import (
     Operation,
     OutputSlot,
     Program,
+    Seam,
     ShardSpec,
     Value,
     ValueType,
@@ -150,13 +151,21 @@ class _Encoder:
             fb.ScratchStart, fb.ScratchEnd, (fb.ScratchAddSpace, CODES[program.scratch.space]),
             (fb.ScratchAddSizePerBank, program.scratch.size_per_bank),
         )  # fmt: skip
+        seams = self._vector([self._seam(seam) for seam in program.seams])
         return self._table(
             fb.ProgramStart, fb.ProgramEnd,
             (fb.ProgramAddName, name), (fb.ProgramAddRole, CODES[program.role]),
             (fb.ProgramAddInputs, inputs), (fb.ProgramAddOutputs, outputs),
             (fb.ProgramAddValues, values), (fb.ProgramAddOperations, operations),
             (fb.ProgramAddConstants, constants), (fb.ProgramAddScratch, scratch),
+            (fb.ProgramAddSeams, seams),
         )  # fmt: skip
+
+    def _seam(self, seam: Seam) -> int:
+        held = self._scalars(seam.held, "<u4")
+        return self._table(
+            fb.SeamStart, fb.SeamEnd, (fb.SeamAddFirst, seam.first), (fb.SeamAddHeld, held)
+        )
 
     def _input(self, slot: InputSlot) -> int:
         name = self._string(slot.name)
