@@ -14,7 +14,7 @@ DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
 
 def training() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("digits_train", DIGITS / "train.py")
+    spec = importlib.util.spec_from_file_location("digits_train", DIGITS / "train_weights.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
