@@ -18,6 +18,7 @@ from stitch.runtime.executors.executor import (
     quietly,
 )
 from stitch.runtime.executors.host import as_bytes, committed_nbytes, dense_view, program_peak
+from stitch.runtime.executors.linking_terms import LinkTerms
 
 #: Executors by name: the module and the class in it; a module is imported when it is asked for.
 EXECUTORS: dict[str, tuple[str, str]] = {
@@ -80,6 +81,7 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
 
 __all__ = [
     "EXECUTORS", "BoundProgram", "CallBox", "CallKernel", "Executor", "FunctionCall",
-    "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes", "dense_view",
-    "found_once", "ignore_errors", "is_own", "make_executor", "program_peak", "quietly",
+    "LinkTerms", "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes",
+    "dense_view", "found_once", "ignore_errors", "is_own", "make_executor", "program_peak",
+    "quietly",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ arithmetic.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ from stitch.runtime.executors.host import (
     either_bytes,
     program_bytes,
 )
+from stitch.runtime.executors.linking_terms import LinkTerms
 
 #: Products worth one point.
 MULTIPLY_ADDS = 131_072
@@ -73,13 +75,23 @@ class AutomaticExecutor(Executor):
         """What whichever kernel takes most takes."""
         return program_bytes(program, either_bytes, in_sessions=True)
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there is nothing but NumPy's kernels to choose."""
+        return self.onnxruntime is None and self.library is None
+
+    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
+        """The same bits where NumPy's kernels compute the whole as well as each program."""
+        if self._is_alone or sum(map(points, programs)) < 1:
+            return self.numpy.link_terms(programs)
+        return LinkTerms(f"the executor {self.name!r} chooses anew who computes what of the whole")
+
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         """Make a program ready by the executors chosen; raises `CompileError`."""
         workspace = workspace or Workspace()
-        alone = self.onnxruntime is None and self.library is None
-        if alone or points(program) < 1:
+        if self._is_alone or points(program) < 1:
             return self.numpy.prepare(program, machine, workspace)
         if self.onnxruntime is None:
             division = divide(program, [False] * len(program.operations), 1, self.library)

@@ -8,7 +8,7 @@ to a plan and dies with it. Calling the bound steps allocates and decides nothin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ import numpy as np
 from stitch.machine import MachineShape
 from stitch.ops import KernelMemory, bytes_from_a_line
 from stitch.program import Array, Program
+from stitch.runtime.executors.linking_terms import LinkTerms
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -200,3 +201,10 @@ class Executor(ABC):
     @abstractmethod
     def host_bytes(self, program: Program) -> ProgramBytes:
         """What running a program takes of the host's memory, at most; see `host_bytes`."""
+
+    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
+        """Whether these programs, linked into one, give the same bits, and when that pays.
+
+        An executor that says nothing promises nothing.
+        """
+        return LinkTerms(f"the executor {self.name!r} does not promise equal bits")

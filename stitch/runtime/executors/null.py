@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.runtime.executors.executor import (
@@ -11,6 +13,7 @@ from stitch.runtime.executors.executor import (
     ProgramBytes,
     Workspace,
 )
+from stitch.runtime.executors.linking_terms import LinkTerms
 
 
 class NullExecutor(Executor, PreparedProgram):
@@ -28,6 +31,10 @@ class NullExecutor(Executor, PreparedProgram):
     def host_bytes(self, program: Program) -> ProgramBytes:
         """Nothing: nothing is computed."""
         return ProgramBytes(0, 0, 0, 0, "")
+
+    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
+        """Nothing is computed: nothing differs, and nothing is gained."""
+        return LinkTerms()
 
     def bind(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None

@@ -11,6 +11,7 @@ bits, but where foreign calls compute some of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -28,6 +29,7 @@ from stitch.runtime.executors.host.bindings import OperationBinding, UnitBinding
 from stitch.runtime.executors.host.host_bytes import program_bytes
 from stitch.runtime.executors.host.kernels import Kernels
 from stitch.runtime.executors.host.staging import StagedRegions
+from stitch.runtime.executors.linking_terms import LinkTerms
 
 
 class NumpyExecutor(Executor):
@@ -44,6 +46,11 @@ class NumpyExecutor(Executor):
     def host_bytes(self, program: Program) -> ProgramBytes:
         """What our own kernels take, as their definitions say."""
         return program_bytes(program)
+
+    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
+        """The same bits: each operation has a kernel of its own. Nothing is gained: as many calls
+        are made."""
+        return LinkTerms()
 
 
 class PreparedKernels(Kernels, PreparedProgram):

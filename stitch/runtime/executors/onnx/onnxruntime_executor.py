@@ -44,6 +44,8 @@ from stitch.runtime.executors.host import (
     repacked_nbytes,
     session_bytes,
 )
+from stitch.runtime.executors.linking_terms import LinkTerms
+from stitch.runtime.executors.onnx.joining_terms import joining_terms
 from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
 from stitch.runtime.executors.onnx.session import (
     EXPECT,
@@ -83,6 +85,10 @@ class OnnxRuntimeExecutor(Executor):
     def host_bytes(self, program: Program) -> ProgramBytes:
         """A bound for each operator of ONNX Runtime, and for its arena."""
         return program_bytes(program, session_bytes, in_sessions=True)
+
+    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
+        """The same bits: a linked program is computed by the forms of its parts."""
+        return joining_terms(programs)
 
     def _refusal(self, program: Program, error: Exception) -> CompileError:
         """Which operations are to blame: each is tried by itself."""

@@ -122,7 +122,7 @@ def bound_call(session: Any, binding: Any) -> Callable[[], object]:
 def session_call(session: Session, arrays: dict[int, Array], program: Program) -> Thunk:
     """A step that runs a program's session on arrays; raises `TaskError` naming the program."""
     call = session.bind(arrays)
-    if any(not o.domain and o.op in MASKED for o in program.operations):
+    if is_masked(program):
         call = flushing(call)
 
     def run() -> None:
@@ -134,6 +134,11 @@ def session_call(session: Session, arrays: dict[int, Array], program: Program) -
             ) from error
 
     return run
+
+
+def is_masked(program: Program) -> bool:
+    """Whether a program is computed with denormal numbers as zero, where that can be had."""
+    return any(not o.domain and o.op in MASKED for o in program.operations)
 
 
 def first_line(error: Exception) -> str:
