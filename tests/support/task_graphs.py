@@ -1,17 +1,18 @@
 """Random task graphs, and what they compute, by plain Python: one task after the other.
 
-Values that a task takes over are really overwritten, so a wrong order shows in the results.
+Values that a task takes over are really overwritten, so a wrong order shows in the results. A host
+function that raises `Told` makes nothing, and neither does any task that reads what is missing.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from stitch.program import DataType, Layout, Space
+from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.tasks import (
     OUTSIDE,
     CopyAgent,
@@ -25,6 +26,8 @@ from stitch.tasks import (
     task,
 )
 from tests.support.small_programs import DRAM, HOST, SHAPE, program
+
+L1 = TensorDesc(SHAPE, Layout(DataType.FLOAT32, Space.L1))
 
 KERNELS: Mapping[str, Any] = {"Add": np.add, "Sub": np.subtract, "Abs": np.abs}
 
@@ -57,15 +60,27 @@ PROGRAMS = {
     for p in (
         program("add"), program("sub", "Sub"), program("abs", "Abs", 1),
         program("pair", "Add", outputs=2), program("given", "Sub", donated=(0,)),
+        program("near", "Sub", desc=L1),
     )
 }  # fmt: skip
-LAYOUTS = (HOST.layout, DRAM.layout, Layout(DataType.FLOAT32, Space.L1))
+LAYOUTS = (HOST.layout, DRAM.layout, L1.layout)
 
 
-def random_graph(seed: int, tasks: int = 12) -> TaskGraph:
+class Told(Exception):
+    """What a host function raises that was told to fail."""
+
+
+def random_graph(
+    seed: int,
+    tasks: int = 12,
+    *,
+    of: Callable[[str], HostFunction] = FUNCTIONS.__getitem__,
+    more: Sequence[str] = (),
+) -> TaskGraph:
     """A sound graph: branches, joins, several outputs, updates in place, host reads.
 
-    Every input is read, and every output is what a task makes, so that devices can run it.
+    Every input is read, and every output is what a task makes, so that devices can run it. `of`
+    gives the host function of a task; `more`: names of further ones, of one value that give one.
     """
     chance = random.Random(seed)
     graph = TaskGraph(f"random{seed}")
@@ -85,23 +100,23 @@ def random_graph(seed: int, tasks: int = 12) -> TaskGraph:
         return future
 
     for _ in range(chance.randint(1, tasks)):
-        what = chance.choice([*FUNCTIONS, *PROGRAMS, "copy", "input"])
+        what = chance.choice([*FUNCTIONS, *more, *PROGRAMS, "copy", "input"])
         gone = taken() if what in ("bump", "given") else None
         if what == "copy":
             made: Any = graph.copy(some(), chance.choice(LAYOUTS))
         elif what == "input":
             made = graph.input(HOST)
         elif what == "bump" and gone is not None:
-            made = graph.host(bump, gone, some())
+            made = graph.host(of(what), gone, some())
         elif what == "given" and gone is not None:
             made = graph.call(PROGRAMS["given"], gone, some())
         elif what == "weighted":
-            made = graph.host(weighted, some(), some(), weight=chance.randint(1, 4))
+            made = graph.host(of(what), some(), some(), weight=chance.randint(1, 4))
         elif what == "filled":
-            made = graph.host(filled, *[some() for _ in range(chance.randint(1, 3))])
-        elif what == "two":
-            made = graph.host(two, some())
-        elif what in ("add", "sub", "pair"):
+            made = graph.host(of(what), *[some() for _ in range(chance.randint(1, 3))])
+        elif what == "two" or what in more:
+            made = graph.host(of(what), some())
+        elif what in ("add", "sub", "pair", "near"):
             made = graph.call(PROGRAMS[what], some(), some())
         else:
             made = graph.call(PROGRAMS["abs"], some())
@@ -125,14 +140,26 @@ def inputs_of(table: TaskTable, seed: int = 0) -> dict[str, Any]:
     return {v.name: draw.standard_normal(SHAPE).astype(np.float32) for v in table.inputs}
 
 
-def interpreted(table: TaskTable, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table computes, by name."""
-    values: dict[int, Any] = {number: inputs[name].copy() for name, number in table.inputs}
+def interpreted(
+    table: TaskTable, inputs: Mapping[str, Any], history: dict[int, Array] | None = None
+) -> dict[str, Any]:
+    """What a table computes, by name; what it does not, as a task was told to fail, is left out.
+
+    `history` is given every value as it was when it was made, by number.
+    """
+    values: dict[int, Array] = {number: inputs[name].copy() for name, number in table.inputs}
     for agent, read, made in table.tasks:
-        results = _run(agent, [values[number] for number in read])
+        if not all(number in values for number in read):
+            continue
+        try:
+            results = _run(agent, [values[number] for number in read])
+        except Told:
+            continue
         assert len(results) == len(made)
         values.update(zip(made, results, strict=True))
-    return {name: values[number] for name, number in table.outputs}
+        if history is not None:
+            history.update({number: values[number].copy() for number in made})
+    return {name: values[number] for name, number in table.outputs if number in values}
 
 
 def _run(agent: Any, arrays: list[Any]) -> list[Any]:
