@@ -97,8 +97,7 @@ class ForwardValues:
             return False
         if self.recompute == "all":
             return True
-        elementwise = ops.lookup(operation.op, operation.domain).elementwise
-        return elementwise or (not operation.domain and operation.op in _CHEAP)
+        return ops.is_elementwise(operation) or (not operation.domain and operation.op in _CHEAP)
 
     def _emit_again(self, operation: Operation) -> None:
         operands = [None if v == ABSENT else self.values[v] for v in operation.inputs]
@@ -134,7 +133,9 @@ class ForwardValues:
         outputs = [*grown.outputs, *(ABSENT,) * (index + 1 - len(grown.outputs))]
         operands = [None if v == ABSENT else self.forward[v].type for v in operation.inputs]
         wider = replace(operation, outputs=tuple(outputs))
-        types = ops.infer_operation(wider, operands, self.known.operands(operation))
+        types = ops.infer_operation(
+            wider, operands, self.known.operands(operation), bodies=self.graph.bodies
+        )
         for place, kind in enumerate(types):
             if outputs[place] == ABSENT:
                 outputs[place] = len(self.forward)

@@ -40,6 +40,7 @@ from stitch.linker import (
     check_capacity,
     choose_scratch,
     demands,
+    expansion_nbytes,
     pack_scratch,
     place_intermediates,
 )
@@ -83,7 +84,7 @@ def place(
     slots = _slots(graph, wishes, aliases, machine)
     plan = pack_scratch(graph.values, graph.operations, graph.placed_values())
     pinned = sum(s.size_per_bank for s in slots if _in_l1(s) and is_pinned(s.request))
-    scratch = choose_scratch(plan.nbytes, machine, l1_slots_per_bank=pinned)
+    scratch = choose_scratch(expansion_nbytes(graph, plan), machine, l1_slots_per_bank=pinned)
     _relieve_l1(slots, scratch, machine, where)
     program = _assemble(graph, slots, aliases, machine, plan, scratch, options, name)
     wanted = demands(program, scratch, machine)
@@ -209,6 +210,7 @@ def _assemble(
         graph.constants,
         scratch,
         options.role,
+        bodies=graph.bodies,
     )
 
 

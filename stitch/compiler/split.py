@@ -181,6 +181,7 @@ def _part(
         tuple(values),
         tuple(operations),
         tuple(constant for constant in graph.constants if constant.value in read),
+        bodies=graph.bodies,
     )
     return drop_unused_values(part)
 

@@ -15,6 +15,7 @@ from stitch.graph.known_values import KnownValues
 from stitch.graph.wish import Side, Wish, WishError
 from stitch.program import (
     ABSENT,
+    Body,
     Constant,
     InputSlot,
     MemoryLayout,
@@ -136,22 +137,26 @@ def check_types(graph: ComputationGraph) -> tuple[Problem, ...]:
 
 
 def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
-    known = KnownValues(graph.constant_data())
-    for i, operation in enumerate(graph.operations):
-        where = f"operation {i} ({operation.op})"
-        where += f" at {operation.location}" if operation.location else ""
-        operands = [None if j == ABSENT else graph.values[j].type for j in operation.inputs]
-        try:
-            inferred = ops.infer_operation(operation, operands, known.operands(operation))
-        except CompileError as error:
-            yield Problem("no_type", where, str(error).replace("\n", ";"))
-            continue
-        for index, kind in zip(operation.outputs, inferred, strict=True):
-            if index != ABSENT and graph.values[index].type != kind:
-                value = graph.values[index]
-                detail = f"{value.name} is {value.type.text()}, the operator gives {kind.text()}"
-                yield Problem("type_mismatch", where, detail)
-        known.add_operation(operation, operands)
+    listed: list[tuple[str, ComputationGraph | Body]] = [("", graph)]
+    listed += [(f"body {i}, ", body) for i, body in enumerate(graph.bodies)]
+    for prefix, part in listed:
+        known = KnownValues({constant.value: constant.data for constant in part.constants})
+        for i, operation in enumerate(part.operations):
+            where = f"{prefix}operation {i} ({operation.op})"
+            where += f" at {operation.location}" if operation.location else ""
+            operands = [None if j == ABSENT else part.values[j].type for j in operation.inputs]
+            data = known.operands(operation)
+            try:
+                inferred = ops.infer_operation(operation, operands, data, bodies=graph.bodies)
+            except CompileError as error:
+                yield Problem("no_type", where, str(error).replace("\n", ";"))
+                continue
+            for index, kind in zip(operation.outputs, inferred, strict=True):
+                if index != ABSENT and part.values[index].type != kind:
+                    named = f"{part.values[index].name} is {part.values[index].type.text()}"
+                    detail = f"{named}, the operator gives {kind.text()}"
+                    yield Problem("type_mismatch", where, detail)
+            known.add_operation(operation, operands)
 
 
 def _places(slots: Iterable[InputSlot | OutputSlot]) -> dict[str, int]:

@@ -6,7 +6,9 @@ same graph. Whatever text comes in: a graph or a `FormatError` that lists every 
 The form (version 1): an object with `format` ("stitch.computation_graph"), `version`, `name`,
 `inputs` [{name, value, kind, ownership}], `outputs` [{name, value, aliases_input}],
 `values` [{name, shape, data_type}], `operations` [{op, domain, inputs, outputs, attributes,
-location}], `constants` [{value, data}] and `wishes` ["input.x.space=l1"]. Attributes are
+location, body}], `constants` [{value, data}], `bodies` [{inputs, outputs, values, operations,
+constants}] and `wishes` ["input.x.space=l1"]; `body` and `bodies` only where there are any.
+Attributes are
 {kind, value}, kind one of int, float, string, ints, floats, strings; floats that JSON has no
 number for are the strings "nan", "inf", "-inf". Constant data is little-endian, row-major,
 base64; without it, the reader is given the arrays by the name of their value.
@@ -29,8 +31,10 @@ from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.json_reader import JsonObject, objects_without_duplicates
 from stitch.graph.wish import parse_wish
 from stitch.program import (
+    ABSENT,
     Array,
     AttributeValue,
+    Body,
     Constant,
     DataType,
     InputKind,
@@ -49,6 +53,7 @@ _INPUT = ("name", "value", "kind", "ownership")
 _OUTPUT = ("name", "value", "aliases_input")
 _TYPE = ("shape", "data_type")
 _OPERATION = ("op", "domain", "inputs", "outputs", "attributes", "location")
+_BODY = ("inputs", "outputs", "values", "operations", "constants")
 _Part = TypeVar("_Part")
 
 
@@ -60,14 +65,24 @@ def as_json(graph: ComputationGraph, *, with_data: bool = True) -> str:
         "name": graph.name,
         "inputs": [_fields_out(slot, _INPUT) for slot in graph.inputs],
         "outputs": [_fields_out(slot, _OUTPUT) for slot in graph.outputs],
-        "values": [
-            {"name": value.name, **_fields_out(value.type, _TYPE)} for value in graph.values
-        ],
-        "operations": [_fields_out(operation, _OPERATION) for operation in graph.operations],
-        "constants": [_constant_out(constant, with_data) for constant in graph.constants],
+        **_contents_out(graph, with_data),
         "wishes": [wish.text() for wish in graph.wishes],
     }
+    if graph.bodies:
+        body["bodies"] = [
+            # Nobody has other arrays for them: they are settings of the operator.
+            {"inputs": list(b.inputs), "outputs": list(b.outputs), **_contents_out(b, True)}
+            for b in graph.bodies
+        ]
     return json.dumps(body, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def _contents_out(part: ComputationGraph | Body, with_data: bool) -> dict[str, Any]:
+    return {
+        "values": [{"name": value.name, **_fields_out(value.type, _TYPE)} for value in part.values],
+        "operations": [_operation_out(operation) for operation in part.operations],
+        "constants": [_constant_out(constant, with_data) for constant in part.constants],
+    }
 
 
 def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -> ComputationGraph:
@@ -93,6 +108,8 @@ def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -
         "constants": _all(root, "constants", lambda r: _constant_in(r, values, constants or {})),
         "wishes": tuple(_wishes_in(root)),
     }
+    if root.get("bodies") is not None:
+        parts["bodies"] = _all(root, "bodies", _body_in)
     root.refuse_other_keys(("format", "version", *parts))
     if problems:
         raise FormatError("not a sound computation graph", problems=tuple(problems))
@@ -137,8 +154,25 @@ def _output_in(record: JsonObject) -> OutputSlot:
     return OutputSlot(record.text("name"), record.integer("value"), alias)
 
 
+def _body_in(record: JsonObject) -> Body:
+    record.refuse_other_keys(_BODY)
+    values = _all(record, "values", _value_in)
+    return Body(
+        record.integers("inputs"),
+        record.integers("outputs"),
+        values,
+        _all(record, "operations", _operation_in),
+        _all(record, "constants", lambda r: _constant_in(r, values, {})),
+    )
+
+
+def _operation_out(operation: Operation) -> dict[str, Any]:
+    body = {} if operation.body == ABSENT else {"body": operation.body}
+    return {**_fields_out(operation, _OPERATION), **body}
+
+
 def _operation_in(record: JsonObject) -> Operation:
-    record.refuse_other_keys(_OPERATION)
+    record.refuse_other_keys((*_OPERATION, "body"))
     attributes = {
         name: _attribute_in(part) for name, part in record.named_records("attributes").items()
     }
@@ -149,6 +183,7 @@ def _operation_in(record: JsonObject) -> Operation:
         attributes,
         record.text("domain"),
         record.text("location"),
+        ABSENT if record.get("body") is None else record.integer("body"),
     )
 
 

@@ -34,7 +34,9 @@ class KnownValues:
         self._arrays[index] = data
 
     def add_operation(self, operation: Operation, operands: Sequence[ValueType | None]) -> None:
-        """Remembers how values are made, in case their data is asked for."""
+        """Remembers how values are made, in case their data is asked for; not what bodies make."""
+        if operation.body != ABSENT:
+            return
         for index in operation.outputs:
             if index != ABSENT:
                 self._makers[index] = (operation, tuple(operands))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stitch.linker.alias_proofs import AliasProofs
 from stitch.linker.capacity import Demand, address_problems, check_capacity, demands
 from stitch.linker.dead_code import drop_unused_values, remove_dead_code
+from stitch.linker.expansion import expanded, expansion_nbytes, inlined
 from stitch.linker.link_check import LinkReport, check_link, wire
 from stitch.linker.scratch import (
     SCRATCH_ALIGNMENT,
@@ -43,6 +44,7 @@ __all__ = [
     "SCRATCH_ALIGNMENT", "WIRE_FORM", "AliasProofs", "Demand", "LinkReport", "Port", "ProgramNames",
     "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems", "chain_in_words",
     "chain_wires", "check_capacity", "check_link", "check_wire", "choose_scratch", "demands",
-    "drop_unused_values", "likely_words", "link_programs", "link_tasks", "pack_scratch",
-    "place_intermediates", "remove_dead_code", "slot_index", "wire", "wires_in_words",
+    "drop_unused_values", "expanded", "expansion_nbytes", "inlined", "likely_words",
+    "link_programs", "link_tasks", "pack_scratch", "place_intermediates", "remove_dead_code",
+    "slot_index", "wire", "wires_in_words",
 ]  # fmt: skip

@@ -49,7 +49,7 @@ class AliasProofs:
         operation = body.operations[writer]
         if written != operation.outputs[0]:
             return f"it is a second output of {_operation(operation, writer)}"
-        if not ops.lookup(operation.op, operation.domain).elementwise:
+        if not ops.is_elementwise(operation):
             return f"{_operation(operation, writer)} writes it and is not elementwise"
         if source not in operation.inputs:
             return f"{_operation(operation, writer)} writes it without reading input {name!r}"

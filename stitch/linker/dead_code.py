@@ -1,4 +1,4 @@
-"""Dead code: operations, constants and values that no output needs are dropped.
+"""Dead code: operations, constants, values and bodies that no output needs are dropped.
 
 Comes in: a graph, or programs that were joined. Goes out: the same, smaller.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from stitch.program import ABSENT, OperationList
+from stitch.program import ABSENT, BodyPool, OperationList
 
 _Body = TypeVar("_Body", bound=OperationList)
 
@@ -20,7 +20,7 @@ def remove_dead_code(body: _Body) -> _Body:
 
 
 def drop_unused_values(body: _Body) -> _Body:
-    """The list without values that no slot, constant or operation mentions."""
+    """The list without values and bodies that no slot, constant or operation mentions."""
     return renumbered(body, used_values(body))
 
 
@@ -55,8 +55,9 @@ def used_values(body: OperationList) -> dict[int, int]:
 
 
 def renumbered(body: _Body, numbers: Mapping[int, int]) -> _Body:
-    """The list with only these values, under their new numbers, which rise as the old ones do."""
-    at = {**numbers, ABSENT: ABSENT}
+    """The list with only these values, under their new numbers, which rise as the old ones do, and
+    the bodies that its operations carry."""
+    body, at = with_used_bodies(body), {**numbers, ABSENT: ABSENT}
     return replace(
         body,
         values=tuple(body.values[v] for v in numbers),
@@ -70,3 +71,15 @@ def renumbered(body: _Body, numbers: Mapping[int, int]) -> _Body:
             for o in body.operations
         ),
     )
+
+
+def with_used_bodies(body: _Body) -> _Body:
+    """The list with the bodies that its operations carry, each once, and no others."""
+    if not body.bodies:
+        return body
+    pool = BodyPool()
+    now = pool.add_all(body.bodies, (o.body for o in body.operations))
+    operations = tuple(
+        o if now[o.body] == o.body else replace(o, body=now[o.body]) for o in body.operations
+    )
+    return replace(body, operations=operations, bodies=tuple(pool.bodies))

@@ -14,6 +14,7 @@ from stitch.linker.wires import Port, Wire
 from stitch.ops import onnx_code
 from stitch.program import (
     ABSENT,
+    BodyPool,
     Constant,
     Contents,
     DataType,
@@ -58,6 +59,7 @@ class JoinedProgram:
     values: list[Value] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
+    bodies: BodyPool = field(default_factory=BodyPool)
     contents: Contents = field(default_factory=Contents)
     inputs: list[InputSlot] = field(default_factory=list)
     outputs: list[OutputSlot] = field(default_factory=list)
@@ -104,12 +106,13 @@ class JoinedProgram:
         """All that was appended."""
         return OperationList(
             name, tuple(self.inputs), tuple(self.outputs), tuple(self.values),
-            tuple(self.operations), tuple(self.constants),
+            tuple(self.operations), tuple(self.constants), bodies=tuple(self.bodies.bodies),
         )  # fmt: skip
 
     def _add_operations(self, index: int, program: Program, where: dict[int, int]) -> None:
         ports = {slot.value: (index, o) for o, slot in enumerate(program.outputs)}
         read = {v for operation in program.operations for v in operation.inputs}
+        bodies = self.bodies.add_all(program.bodies)
         firsts = {0, *(seam.first for seam in program.seams)}
         for number, operation in enumerate(program.operations):
             if number in firsts:
@@ -121,7 +124,8 @@ class JoinedProgram:
                     numbers[v] = self._made(program, program.values[v], ports.get(v), stays)
             inputs = tuple(ABSENT if v == ABSENT else where[v] for v in operation.inputs)
             outputs = tuple(numbers[v] for v in operation.outputs)
-            self.operations.append(replace(operation, inputs=inputs, outputs=outputs))
+            body = bodies[operation.body]
+            self.operations.append(replace(operation, inputs=inputs, outputs=outputs, body=body))
             for v, here in numbers.items():
                 where[v] = here
                 if v in ports and v in read:

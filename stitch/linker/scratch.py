@@ -98,7 +98,7 @@ def _share_places(
     owner = {index: index for index in lives}
     for moment, operation in enumerate(operations):
         output = operation.outputs[0] if operation.outputs else ABSENT
-        if output not in lives or not ops.lookup(operation.op, operation.domain).elementwise:
+        if output not in lives or not ops.is_elementwise(operation):
             continue
         for index in operation.inputs:
             if (

@@ -23,6 +23,7 @@ from stitch.errors import LinkError
 from stitch.linker.alias_proofs import AliasProofs
 from stitch.linker.capacity import address_problems, check_capacity, demands
 from stitch.linker.dead_code import live_operations, only_operations, renumbered, used_values
+from stitch.linker.expansion import expansion_nbytes
 from stitch.linker.joined import JoinedProgram
 from stitch.linker.part_seams import seams_of
 from stitch.linker.scratch import choose_scratch, pack_scratch, place_intermediates
@@ -79,7 +80,7 @@ def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role)
     everything = demands(body, Scratch(Space.HOST, 0), machine)
     slots = [d for d in everything if d.space is Space.L1]
     scratch = choose_scratch(
-        plan.nbytes,
+        expansion_nbytes(body, plan),
         machine,
         l1_slots_per_bank=sum(d.size_per_bank for d in slots),
         l1_below=min((d.address for d in slots if d.address is not None), default=None),
@@ -88,6 +89,7 @@ def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role)
     program = Program(
         name, body.inputs, body.outputs, values, body.operations, body.constants, scratch, role,
         seams_of(whole, joined.firsts, joined.given, live, numbers),
+        bodies=body.bodies,
     )  # fmt: skip
     program = _with_aliases(program, joined)
     wanted = demands(program, scratch, machine)

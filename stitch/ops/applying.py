@@ -25,6 +25,7 @@ from stitch.program import (
     MAX_RANK,
     NO_ATTRIBUTES,
     Array,
+    Body,
     DataType,
     Operation,
     OperationList,
@@ -80,8 +81,11 @@ def infer_operation(
     inputs: Sequence[ValueType | None],
     constants: Sequence[Array | None],
     location: str | None = None,
+    bodies: Sequence[Body] = (),
 ) -> tuple[ValueType, ...]:
-    """As `infer_types`, for an operation as graphs and programs hold it."""
+    """As `infer_types`, for an operation as graphs and programs hold it, and their `bodies`."""
+    if operation.body != ABSENT:
+        return bodies[operation.body].output_types
     return infer_types(
         operation.op, inputs, domain=operation.domain, constants=constants,
         attributes=operation.attributes, outputs=len(operation.outputs),

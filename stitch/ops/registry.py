@@ -25,6 +25,7 @@ from stitch.ops import (
     window,
 )
 from stitch.ops.definition import OpDef
+from stitch.program import ABSENT, Operation
 
 _FAMILIES = (
     arithmetic, shape, reduction, indexing, product, window, normalization, activation, recurrent,
@@ -63,3 +64,9 @@ def lookup(op: str, domain: str = "") -> OpDef:
             remedy=f"did you mean {' or '.join(near)}?" if near else None,
         )
     return definition
+
+
+def is_elementwise(operation: Operation) -> bool:
+    """Whether each element of the result depends on the operands' elements at its place alone."""
+    # What a body does with its operands, nobody asks.
+    return operation.body == ABSENT and lookup(operation.op, operation.domain).elementwise

@@ -69,7 +69,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One application of an operator; operands are indices into the values, `ABSENT` for none."""
+    """One application of an operator; operands are indices into the values, `ABSENT` for none.
+
+    `body`: the index, among the bodies of its program, of the operations that it stands for;
+    `ABSENT` for an operator that has a kernel of its own everywhere.
+    """
 
     op: str
     inputs: tuple[int, ...]
@@ -77,6 +81,7 @@ class Operation:
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: NO_ATTRIBUTES)
     domain: str = ""
     location: str = ""
+    body: int = ABSENT
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))

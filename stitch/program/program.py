@@ -5,9 +5,16 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stitch.errors import CompileError, Problem
+from stitch.program.bodies import (
+    Body,
+    body_problems,
+    definition_problems,
+    name_of,
+    operation_line,
+)
 from stitch.program.layout import Space, TensorDesc
 from stitch.program.operation import (
     ABSENT,
@@ -59,10 +66,18 @@ class OperationList:
     values: tuple[Value, ...]
     operations: tuple[Operation, ...]
     constants: tuple[Constant, ...]
+    #: What operations stand for, by the index that they carry.
+    bodies: tuple[Body, ...] = field(default=(), kw_only=True)
 
     def constant_data(self) -> dict[int, Array]:
         """The constants by the index of their value."""
         return {constant.value: constant.data for constant in self.constants}
+
+    def every_constant(self) -> Iterator[tuple[Constant, Value]]:
+        """The constants and their values, then those of bodies."""
+        parts: list[OperationList | Body] = [self, *self.bodies]
+        for part in parts:
+            yield from ((constant, part.values[constant.value]) for constant in part.constants)
 
     def placed_values(self) -> set[int]:
         """The values of slots and constants: those that have places of their own."""
@@ -127,34 +142,17 @@ class Program(OperationList):
 
 
 def structure_problems(body: OperationList) -> Iterator[Problem]:
-    """Every structural defect: bad indices, values defined twice, used before or never defined."""
-    count = len(body.values)
-    defined: dict[int, str] = {}
-
-    def define(index: int, where: str) -> Iterator[Problem]:
-        if not 0 <= index < count:
-            yield Problem("bad_index", where, f"value {index} of {count}")
-        elif index in defined:
-            yield Problem("defined_twice", where, f"value {index} comes from {defined[index]}")
-        else:
-            defined[index] = where
-
-    for i, slot in enumerate(body.inputs):
-        yield from define(slot.value, f"input {i} ({slot.name})")
-    for i, constant in enumerate(body.constants):
-        yield from define(constant.value, f"constant {i}")
-        if 0 <= constant.value < count:
-            yield from _constant_problems(constant, body.values[constant.value], i)
-    for i, operation in enumerate(body.operations):
-        where = f"operation {i} ({operation.op})"
-        for index in operation.inputs:
-            if index != ABSENT and index not in defined:
-                yield Problem("undefined", where, f"input value {index} is not defined before it")
-        for index in operation.outputs:
-            if index != ABSENT:
-                yield from define(index, where)
+    """Every structural defect: bad indices, values defined twice, used before or never defined,
+    bodies that do not fit the operations that carry them."""
+    given = [(slot.value, f"input {i} ({slot.name})") for i, slot in enumerate(body.inputs)]
+    yield from definition_problems(
+        body.values, given, body.constants, body.operations, body.bodies, len(body.bodies)
+    )
+    yield from body_problems(body.bodies, body.operations)
+    defined = {slot.value for slot in body.inputs} | {c.value for c in body.constants}
+    defined.update(v for operation in body.operations for v in operation.outputs if v != ABSENT)
     for i, output in enumerate(body.outputs):
-        if output.value not in defined:
+        if output.value not in defined or not 0 <= output.value < len(body.values):
             yield Problem("undefined", f"output {i} ({output.name})", f"value {output.value}")
     for kind, names in (
         ("input", [s.name for s in body.inputs]),
@@ -162,13 +160,6 @@ def structure_problems(body: OperationList) -> Iterator[Problem]:
     ):
         for name in sorted(n for n, times in Counter(names).items() if times > 1):
             yield Problem("duplicate_name", f"{kind} {name}", f"two {kind}s have this name")
-
-
-def _constant_problems(constant: Constant, value: Value, index: int) -> Iterator[Problem]:
-    data, kind = constant.data, value.type
-    if data.shape != kind.shape or kind.data_type.is_block or data.dtype != kind.data_type.dtype:
-        detail = f"data is {data.dtype}{list(data.shape)}, value is {kind.text()}"
-        yield Problem("constant_type", f"constant {index}", detail)
 
 
 def placement_problems(program: OperationList) -> Iterator[Problem]:
@@ -245,23 +236,18 @@ def body_lines(
 ) -> Iterator[str]:
     """The lines that graphs and programs share; `kind` and `data` say what a value is and holds."""
 
-    def name(index: int) -> str:
-        return "_" if index == ABSENT else f"%{body.values[index].name}"
-
     for slot in body.inputs:
         extra = "" if slot.kind is InputKind.ACTIVATION else f" {slot.kind.value}"
         extra += " donate" if slot.ownership is Ownership.DONATE else ""
-        yield f"  input {slot.name}: {name(slot.value)} {kind(slot.value)}{extra}"
+        yield f"  input {slot.name}: {name_of(body.values, slot.value)} {kind(slot.value)}{extra}"
     for constant in body.constants:
-        yield f"  constant {name(constant.value)} {kind(constant.value)}{data(constant)}"
+        name = name_of(body.values, constant.value)
+        yield f"  constant {name} {kind(constant.value)}{data(constant)}"
+    for index, inner in enumerate(body.bodies):
+        yield from inner.lines(index)
     for operation in body.operations:
-        op = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
-        outputs = ", ".join(map(name, operation.outputs))
-        call = f"{op}({', '.join(map(name, operation.inputs))})"
-        shown = ", ".join(f"{k}={v!r}" for k, v in sorted(operation.attributes.items()))
-        types = ", ".join("_" if i == ABSENT else kind(i) for i in operation.outputs)
-        yield f"  {outputs} = {call}{f' {{{shown}}}' if shown else ''} : {types}"
+        yield f"  {operation_line(operation, body.values, kind)}"
     for output in body.outputs:
         alias = output.aliases_input
         extra = "" if alias is None else f" aliases {body.inputs[alias].name}"
-        yield f"  output {output.name}: {name(output.value)}{extra}"
+        yield f"  output {output.name}: {name_of(body.values, output.value)}{extra}"

@@ -11,9 +11,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from stitch.errors import CompileError, FormatError, IncompatibleError, OutOfMemoryError, Problem
-from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs
+from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs, expanded
 from stitch.machine import Machine, MachineShape, footprint, machine_names
-from stitch.ops import infer_operation, lookup, program_work
+from stitch.ops import infer_operation, is_elementwise, program_work
 from stitch.program import ABSENT, Program
 from stitch.runtime.loaded import Home, LoadedProgram
 from stitch.runtime.values import ConstantRecord, Records, hold_constant, let_go
@@ -88,7 +88,7 @@ def simulated_seconds(program: Program, machine: Machine) -> float:
     """What one run of a program takes on a machine; 0 where that describes no compute rates."""
     if machine.compute is None:
         return 0.0
-    work = program_work(program)
+    work = program_work(expanded(program))
     return machine.compute.seconds(work.products, work.other_flops, work.nbytes)
 
 
@@ -102,19 +102,26 @@ def _targets(here: str, there: str) -> str:
 
 def check_program(program: Program, machine: MachineShape) -> None:
     """Raise `CompileError` for types that do not follow, `FormatError` for values whose places do
-    not go together."""
+    not go together; both also of what its bodies come to, written out."""
     check_types(program)
-    for what, problems in (
-        ("the intermediate values of program {} do not lie in its scratch",
-         tuple(scratch_problems(program, machine))),
-        ("program {} overwrites what it still reads", tuple(alias_problems(program))),
-    ):  # fmt: skip
-        if problems:
-            raise FormatError(
-                what.format(repr(program.name)),
-                problems=problems[:16],
-                remedy="compile the module again",
-            )
+    if program.bodies:
+        written = expanded(program)
+        check_types(written)
+        _refuse(program, "the bodies of program {}, written out, do not fit its scratch",
+                scratch_problems(written, machine))  # fmt: skip
+    _refuse(program, "the intermediate values of program {} do not lie in its scratch",
+            scratch_problems(program, machine))  # fmt: skip
+    _refuse(program, "program {} overwrites what it still reads", alias_problems(program))
+
+
+def _refuse(program: Program, what: str, problems: Iterator[Problem]) -> None:
+    found = tuple(problems)
+    if found:
+        raise FormatError(
+            what.format(repr(program.name)),
+            problems=found[:16],
+            remedy="compile the module again",
+        )
 
 
 def alias_problems(program: Program) -> Iterator[Problem]:
@@ -138,7 +145,7 @@ def check_types(program: Program) -> None:
         where = operation.location or f"operation {index} of {program.name!r}"
         operands = [None if i == ABSENT else program.values[i].type for i in operation.inputs]
         known = [constants.get(i) for i in operation.inputs]
-        inferred = infer_operation(operation, operands, known, where)
+        inferred = infer_operation(operation, operands, known, where, program.bodies)
         for value, kind in zip(operation.outputs, inferred, strict=False):
             if value != ABSENT and program.values[value].type != kind:
                 raise CompileError(
@@ -164,7 +171,7 @@ def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Proble
     for number, operation in enumerate(program.operations):
         born = [v for v in operation.outputs if v != ABSENT and v not in slots]
         dying = [e for e in alive if last_read.get(e[2], number) == number] if born else []
-        elementwise = bool(dying) and lookup(operation.op, operation.domain).elementwise
+        elementwise = bool(dying) and is_elementwise(operation)
         for value in born:
             where = f"value {value} ({program.values[value].name})"
             desc = program.values[value].desc

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from stitch.errors import CompileError, StitchError
 from stitch.machine import MachineShape
-from stitch.program import Array, DataType, Program
+from stitch.program import Array, Body, DataType, Program
 from stitch.ttb.problems import ProblemList
 
 
@@ -32,7 +32,7 @@ CURRENT = Version(1, 0)
 #: The ONNX operator set whose semantics programs follow.
 OPSET = 26
 #: The features that a file may require of this reader.
-FEATURES: frozenset[str] = frozenset({"narrow_types", "seams"})
+FEATURES: frozenset[str] = frozenset({"bodies", "narrow_types", "seams"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SegmentChecks:
         self._checked: set[int] = set()
 
     def segments_of(self, program: Program) -> tuple[int, ...]:
-        """The segments that hold a program's constants, in the order of the constants."""
+        """The segments that hold a program's constants, in the order of `every_constant`."""
         return self._used_by.get(program.name, ())
 
     def check(self, programs: tuple[Program, ...], *, every: bool) -> None:
@@ -70,10 +70,10 @@ class SegmentChecks:
         names: dict[int, str] = {}
         problems = ProblemList()
         for program in programs:
-            for constant, index in zip(program.constants, self.segments_of(program), strict=False):
+            held = zip(program.every_constant(), self.segments_of(program), strict=False)
+            for (_, value), index in held:
                 wanted.add(index)
-                name = program.values[constant.value].name
-                names.setdefault(index, f"constant {name!r} of program {program.name!r}")
+                names.setdefault(index, f"constant {value.name!r} of program {program.name!r}")
         for index in sorted(wanted - self._checked):
             computed, stored = zlib.crc32(self._bytes_of[index].data), self.rows[index].crc32
             if computed != stored:
@@ -89,23 +89,25 @@ class SegmentChecks:
 
 def _check_elements(program: Program, problems: ProblemList) -> None:
     """A bool that is neither 0 nor 1 would mean different things to different kernels."""
-    for constant in program.constants:
+    for constant, value in program.every_constant():
         kind = DataType.from_dtype(constant.data.dtype)
         if not kind.holds(constant.data):
-            place = f"program {program.name}, value {program.values[constant.value].name}"
+            place = f"program {program.name}, value {value.name}"
             wrong = "a bool is neither 0 nor 1" if kind is DataType.BOOL else f"no {kind.value}"
             problems.add(kind.value, place, wrong)
 
 
 def _features(programs: tuple[Program, ...]) -> frozenset[str]:
     """What a reader of these programs must know."""
-    values = (value for program in programs for value in program.values)
+    held = [body for program in programs for body in program.bodies]
+    parts: list[Program | Body] = [*programs, *held]
+    values = (value for part in parts for value in part.values)
     narrow = any(
         v.type.data_type.is_narrow or (v.layout is not None and v.layout.data_type.is_narrow)
         for v in values
     )
     seams = any(program.seams for program in programs)
-    wanted = {"narrow_types": narrow, "seams": seams}
+    wanted = {"bodies": bool(held), "narrow_types": narrow, "seams": seams}
     return frozenset(name for name, is_used in wanted.items() if is_used)
 
 

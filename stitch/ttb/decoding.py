@@ -20,6 +20,7 @@ from stitch.program import (
     NO_ATTRIBUTES,
     Array,
     AttributeValue,
+    Body,
     Constant,
     DataType,
     InputKind,
@@ -137,12 +138,16 @@ class Decoder:
     # Programs ------------------------------------------------------------------------------
 
     def _program(self, record: Record, index: int) -> Program | None:
-        name, role, inputs, outputs, values, operations, constants, scratch, seams = record
+        (name, role, inputs, outputs, values, operations, constants, scratch, seams,
+         bodies) = record  # fmt: skip
         where = f"programs[{index}]"
         before = self._problems.count
         decoded_values = self._values(values, where)
         decoded_operations = self._operations(operations, where)
         decoded_constants = self._constants(constants, decoded_values, where)
+        decoded_bodies = tuple(
+            [self._body(body, f"{where}.bodies[{i}]") for i, body in enumerate(bodies)]
+        )
         if self._problems.count > before:
             return None
         space, size_per_bank = scratch
@@ -156,11 +161,15 @@ class Decoder:
             decoded_constants,
         )
         try:
-            program = Program(*parts, Scratch(_SPACES[space], size_per_bank), _ROLES[role], parted)
+            program = Program(
+                *parts, Scratch(_SPACES[space], size_per_bank), _ROLES[role], parted,
+                bodies=decoded_bodies,
+            )  # fmt: skip
         except StitchError as error:
-            self._explain(OperationList(*parts), parted, error, where)
+            self._explain(OperationList(*parts, bodies=decoded_bodies), parted, error, where)
             return None
-        self._used_by[name] = tuple([segment for _, segment in constants])
+        held = itertools.chain(constants, *[body[-1] for body in bodies])
+        self._used_by[name] = tuple([segment for _, segment in held])
         return program
 
     def _explain(
@@ -175,19 +184,33 @@ class Decoder:
             self._problems.add("program", where, _one_line(error))
 
     def _values(self, records: tuple[Record, ...], where: str) -> tuple[Value, ...]:
-        types, layouts = self._types, self._layouts
-        values: list[Value] = []
+        layouts, values = self._layouts, list[Value]()
         for name, type_record, layout_record in records:
-            # Pooled records are one object however often they are pointed at.
-            value_type = types.get(id(type_record))
-            if value_type is None:
-                shape, data_type = type_record
-                value_type = types[id(type_record)] = ValueType(shape, _DATA_TYPES[data_type])
+            value_type = self._value_type(type_record)
             if id(layout_record) not in layouts:
                 place = f"{where}.values[{len(values)}].layout"
                 layouts[id(layout_record)] = self._layout(layout_record, place)
             values.append(Value(name, value_type, layouts[id(layout_record)]))
         return tuple(values)
+
+    def _value_type(self, record: Record) -> ValueType:
+        # Pooled records are one object however often they are pointed at.
+        value_type = self._types.get(id(record))
+        if value_type is None:
+            shape, data_type = record
+            value_type = self._types[id(record)] = ValueType(shape, _DATA_TYPES[data_type])
+        return value_type
+
+    def _body(self, record: Record, where: str) -> Body:
+        inputs, outputs, values, operations, constants = record
+        described = tuple([Value(name, self._value_type(kind)) for name, kind in values])
+        return Body(
+            inputs,
+            outputs,
+            described,
+            self._operations(operations, where),
+            self._constants(constants, described, where),
+        )
 
     def _layout(self, record: Record, where: str) -> Layout | None:
         data_type, space, tile_rows, tile_columns, memory_layout, spec, address = record
@@ -206,7 +229,7 @@ class Decoder:
 
     def _operations(self, records: tuple[Record, ...], where: str) -> tuple[Operation, ...]:
         operations: list[Operation] = []
-        for op, domain, inputs, outputs, attributes, location in records:
+        for op, domain, inputs, outputs, attributes, location, body in records:
             read = NO_ATTRIBUTES
             if attributes:
                 read = MappingProxyType({name: _attribute(value) for name, value in attributes})
@@ -216,7 +239,7 @@ class Decoder:
                     self._problems.add(
                         "attribute_order", place, "attributes are not sorted, or named twice"
                     )
-            operations.append(Operation(op, inputs, outputs, read, domain, location))
+            operations.append(Operation(op, inputs, outputs, read, domain, location, body))
         return tuple(operations)
 
     # Constants -----------------------------------------------------------------------------

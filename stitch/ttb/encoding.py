@@ -16,6 +16,7 @@ from stitch.errors import StitchError
 from stitch.machine import MachineShape, SpaceShape
 from stitch.program import (
     AttributeValue,
+    Body,
     Constant,
     InputSlot,
     Layout,
@@ -115,15 +116,29 @@ class _Encoder:
             "Scratch", CODES[program.scratch.space], program.scratch.size_per_bank
         )
         seams = write.vector([self._seam(seam) for seam in program.seams])
+        bodies = write.vector([self._body(body) for body in program.bodies])
         return write.table(
             "Program",
             name, CODES[program.role], inputs, outputs, values, operations, constants, scratch,
-            seams,
+            seams, bodies,
         )  # fmt: skip
 
     def _seam(self, seam: Seam) -> int:
         held = self._writer.scalars("Seam", "held", seam.held)
         return self._writer.table("Seam", seam.first, held)
+
+    def _body(self, body: Body) -> int:
+        write = self._writer
+        inputs = write.scalars("Body", "inputs", body.inputs)
+        outputs = write.scalars("Body", "outputs", body.outputs)
+        values = write.vector([self._body_value(value) for value in body.values])
+        operations = write.vector([self._operation(o) for o in body.operations])
+        constants = write.vector([self._constant(c) for c in body.constants])
+        return write.table("Body", inputs, outputs, values, operations, constants)
+
+    def _body_value(self, value: Value) -> int:
+        name = self._writer.string("BodyValue", "name", value.name)
+        return self._writer.table("BodyValue", name, self._value_type(value.type))
 
     def _input(self, slot: InputSlot) -> int:
         name = self._writer.string("InputSlot", "name", slot.name)
@@ -180,7 +195,9 @@ class _Encoder:
         attributes = write.vector(
             [self._attribute(name, value) for name, value in sorted(operation.attributes.items())]
         )
-        return write.table("Operation", op, domain, inputs, outputs, attributes, location)
+        return write.table(
+            "Operation", op, domain, inputs, outputs, attributes, location, operation.body
+        )
 
     # Attributes ----------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ def collect_segments(programs: Iterable[Program]) -> Segments:
     contents, rows, end = Contents(), list[SegmentRow](), 0
     of_constant: dict[int, int] = {}
     for program in programs:
-        for constant in program.constants:
+        for constant, _ in program.every_constant():
             index = of_constant[id(constant)] = contents.number(constant.data)
             if index == len(rows):
                 offset = padded(end)

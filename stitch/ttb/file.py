@@ -244,8 +244,8 @@ def inspect_sizes(source: Source | Binary) -> FileSizes:
         segments=lengths,
         programs=tuple(
             ProgramSize(
-                p.name, len(p.values), len(p.operations), len(p.constants),
-                sum(constant.data.nbytes for constant in p.constants),
+                p.name, len(p.values), len(p.operations), len([*p.every_constant()]),
+                sum(constant.data.nbytes for constant, _ in p.every_constant()),
             )
             for p in binary.programs
         ),

@@ -5,7 +5,7 @@ The one table that drives encoding, verifying, decoding and docs/format.md.
 
 from stitch.ttb.table_spec import FieldSpec, TableSpec
 
-SCHEMA_SHA256 = "0f0266e29f72550eb163d143f718ebcf6b996638a2c238d722fdacbd8c46534d"
+SCHEMA_SHA256 = "7dee496bd2d3bce5e515025b9501abc5c1b643ca685dee3e50b14a61735bdefd"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
@@ -83,6 +83,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=3, name='outputs', kind='scalars', code='i', minimum=-1),
         FieldSpec(slot=4, name='attributes', kind='tables', of='Attribute'),
         FieldSpec(slot=5, name='location', kind='string', limit=4096),
+        FieldSpec(slot=6, name='body', kind='scalar', code='i', default=-1, minimum=-1),
     )),
     'InputSlot': TableSpec('InputSlot', (
         FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),
@@ -98,6 +99,17 @@ TABLES: dict[str, TableSpec] = {
     'Constant': TableSpec('Constant', (
         FieldSpec(slot=0, name='value', kind='scalar', code='I', default=0),
         FieldSpec(slot=1, name='segment', kind='scalar', code='I', default=0),
+    )),
+    'BodyValue': TableSpec('BodyValue', (
+        FieldSpec(slot=0, name='name', kind='string', limit=1024),
+        FieldSpec(slot=1, name='type', kind='table', of='ValueType', required=True, pooled=True),
+    )),
+    'Body': TableSpec('Body', (
+        FieldSpec(slot=0, name='inputs', kind='scalars', code='i', minimum=-1),
+        FieldSpec(slot=1, name='outputs', kind='scalars', code='I'),
+        FieldSpec(slot=2, name='values', kind='tables', of='BodyValue'),
+        FieldSpec(slot=3, name='operations', kind='tables', of='Operation'),
+        FieldSpec(slot=4, name='constants', kind='tables', of='Constant'),
     )),
     'Scratch': TableSpec('Scratch', (
         FieldSpec(slot=0, name='space', kind='scalar', code='B', of='Space', default=0, maximum=2),
@@ -117,6 +129,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=6, name='constants', kind='tables', of='Constant'),
         FieldSpec(slot=7, name='scratch', kind='table', of='Scratch', required=True),
         FieldSpec(slot=8, name='seams', kind='tables', of='Seam'),
+        FieldSpec(slot=9, name='bodies', kind='tables', of='Body'),
     )),
     'SpaceShape': TableSpec('SpaceShape', (
         FieldSpec(slot=0, name='banks', kind='scalar', code='I', default=1, minimum=1),

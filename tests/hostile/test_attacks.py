@@ -25,6 +25,8 @@ PROGRAM = ("programs", 0)
 OPERATION = ("programs", 0, "operations", 0)
 VALUE = ("programs", 0, "values", 0)
 SEAM = ("programs", 1, "seams", 1)
+BODY = ("programs", 1, "bodies", 1)
+CARRIER = ("programs", 1, "operations", 1)
 
 
 def put(path: tuple[str | int, ...], code: str, value: float) -> Callable[[Surgery], None]:
@@ -106,7 +108,7 @@ ATTACKS: dict[str, tuple[Callable[[Surgery], None], str]] = {
     "constant of a huge shape": (
         put_behind(("programs", 0, "values", 3, "type", "shape"), 4, "q", 2**62),
         "constant_length"),
-    "constant without a segment": (put((*PROGRAM, "constants", 0, "segment"), "I", 3), "bad_index"),
+    "constant without a segment": (put((*PROGRAM, "constants", 0, "segment"), "I", 4), "bad_index"),
     "constant without a value": (put((*PROGRAM, "constants", 0, "value"), "I", 900), "bad_index"),
     "illegal layout": (put(("programs", 0, "values", 2, "layout", "tile_rows"), "I", 7), "layout"),
     "operand that does not exist": (put_behind((*OPERATION, "inputs"), 4, "i", 77), "undefined"),
@@ -123,6 +125,22 @@ ATTACKS: dict[str, tuple[Callable[[Surgery], None], str]] = {
         put_behind(("programs", 1, "seams", 0, "held"), 4, "I", 8), "bad_seam"),
     "seam that holds no value": (
         put_behind(("programs", 1, "seams", 0, "held"), 4, "I", 2**32 - 1), "bad_seam"),
+    "body that does not exist": (put((*CARRIER, "body"), "i", 2), "bad_body"),
+    "body with other operands": (put((*CARRIER, "body"), "i", 0), "bad_body"),
+    "body below any": (put((*CARRIER, "body"), "i", -2), "range"),
+    "body inside itself": (put((*BODY, "operations", 0, "body"), "i", 1), "bad_body"),
+    "body of a value that does not exist": (
+        put_behind((*BODY, "inputs"), 4, "i", 900), "bad_index"),
+    "body that gives what it is given": (
+        put_behind((*BODY, "outputs"), 4, "I", 1), "output_value"),
+    "body that gives no value": (
+        put_behind((*BODY, "outputs"), 4, "I", 2**32 - 1), "output_value"),
+    "body that makes nothing": (drop(BODY, 1), "bad_body"),
+    "body that reads what it does not make": (
+        put_behind((*BODY, "operations", 1, "inputs"), 8, "i", 4), "undefined"),
+    "body with a constant without a segment": (
+        put(("programs", 1, "bodies", 0, "constants", 0, "segment"), "I", 4), "bad_index"),
+    "body with a value without a type": (drop((*BODY, "values", 0), 1), "missing"),
     "equal program names": (duplicate_program, "binary"),
     "shared operations": (share_operations, "defined_twice"),
 }  # fmt: skip
@@ -163,13 +181,22 @@ def test_a_flipped_bit_of_the_metadata_is_a_checksum_error() -> None:
         load(bytes(damaged))
 
 
-def test_a_flipped_bit_of_a_constant_is_found_by_full_verification_and_on_first_use() -> None:
+@pytest.mark.parametrize(
+    ("at", "segment", "name", "program"),
+    [(-96, 2, "bias", 0), (-1, 3, "half", 1)],
+    ids=["of a program", "of a body"],
+)
+def test_a_flipped_bit_of_a_constant_is_found_by_full_verification_and_on_first_use(
+    at: int, segment: int, name: str, program: int
+) -> None:
     damaged = bytearray(FILE)
-    damaged[-1] ^= 1
+    damaged[at] ^= 1
     binary = load(bytes(damaged))
-    with pytest.raises(FormatError, match=r"segment 2 \(constant 'bias' of program 'main'\)"):
-        binary.verify_segments(binary.programs[0])
-    with pytest.raises(FormatError, match="segment 2"):
+    owner = binary.programs[program]
+    place = rf"segment {segment} \(constant '{name}' of program '{owner.name}'\)"
+    with pytest.raises(FormatError, match=place):
+        binary.verify_segments(owner)
+    with pytest.raises(FormatError, match=f"segment {segment}"):
         load(bytes(damaged), verify="full")
 
 

@@ -62,6 +62,8 @@ def _program(program: Program, shape: MachineShape, sections: Sequence[str]) -> 
         ]
     if "operations" in sections:
         described["operations"] = _operations(program)
+        if program.bodies:
+            described["bodies"] = [list(body.lines(i)) for i, body in enumerate(program.bodies)]
         if program.seams:
             described["seams"] = [
                 {"first": seam.first, "held": [program.values[v].name for v in seam.held]}
@@ -107,6 +109,7 @@ def _operations(program: Program) -> list[dict[str, Any]]:
                 for key, value in sorted(operation.attributes.items())
             },
             "location": operation.location,
+            **({} if operation.body == ABSENT else {"body": operation.body}),
         }
         for operation in program.operations
     ]
@@ -138,7 +141,7 @@ def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
         }
         for demand in wanted
     ]
-    constants = sum(constant.data.nbytes for constant in program.constants)
+    constants = sum(constant.data.nbytes for constant, _ in program.every_constant())
     on_host = make_executor(HOST_EXECUTOR).host_bytes(program)
     host = {
         "executor": HOST_EXECUTOR,
@@ -180,6 +183,7 @@ def program_lines(described: Mapping[str, Any]) -> list[str]:
         out.append(f"  output {slot['name']}: {slot['type']} in {slot['layout']}{extra}")
     if "operations" in described:
         out += _operation_lines(described["operations"])
+    out += [f"  {line}" for lines in described.get("bodies", ()) for line in lines]
     if "seams" in described:
         firsts = ", ".join(str(seam["first"]) for seam in described["seams"])
         parts = counted(len(described["seams"]), "part")
@@ -202,7 +206,8 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{name or '_'}: {kind}" if kind else "_"
             for name, kind in zip(operation["outputs"], operation["types"], strict=True)
         )
-        out.append(f"    {results} = {op}({arguments})")
+        body = f" as body {operation['body']}" if "body" in operation else ""
+        out.append(f"    {results} = {op}({arguments}){body}")
     return out
 
 

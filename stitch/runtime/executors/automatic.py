@@ -24,6 +24,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from stitch.errors import CompileError
+from stitch.linker import expanded
 from stitch.machine import MachineShape
 from stitch.ops import multiply_adds
 from stitch.program import Program
@@ -73,7 +74,7 @@ class AutomaticExecutor(Executor):
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         """What whichever kernel takes most takes."""
-        return program_bytes(program, either_bytes, in_sessions=True)
+        return program_bytes(expanded(program), either_bytes, in_sessions=True)
 
     @property
     def _is_alone(self) -> bool:
@@ -82,7 +83,7 @@ class AutomaticExecutor(Executor):
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
         """The same bits where NumPy's kernels compute the whole as well as each program."""
-        if self._is_alone or sum(map(points, programs)) < 1:
+        if self._is_alone or sum(map(points, map(expanded, programs))) < 1:
             return self.numpy.link_terms(programs)
         return LinkTerms(f"the executor {self.name!r} chooses anew who computes what of the whole")
 
@@ -90,7 +91,7 @@ class AutomaticExecutor(Executor):
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         """Make a program ready by the executors chosen; raises `CompileError`."""
-        workspace = workspace or Workspace()
+        workspace, program = workspace or Workspace(), expanded(program)
         if self._is_alone or points(program) < 1:
             return self.numpy.prepare(program, machine, workspace)
         if self.onnxruntime is None:

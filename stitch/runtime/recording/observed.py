@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from stitch.linker import expanded
 from stitch.program import ABSENT, Array, Program
 from stitch.runtime.backends import BoundPlan, BoundStep, Thunk
 from stitch.runtime.executors import BoundProgram
@@ -55,7 +56,8 @@ class _Between:
 
     def _operations(self, program: Program, bound: BoundProgram) -> None:
         before, after = self._around_operation
-        arrays = bound.arrays
+        # Seen by itself is what an operation is computed by: its body, where it carries one.
+        program, arrays = expanded(program), bound.arrays
         for index, first, stop in bound.operations:
             operation = program.operations[index]
             inputs = tuple(None if i == ABSENT else _read_only(arrays[i]) for i in operation.inputs)

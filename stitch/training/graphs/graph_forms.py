@@ -114,6 +114,7 @@ def graph_of(program: Program) -> ComputationGraph:
         tuple(replace(value, layout=None) for value in program.values),
         program.operations,
         program.constants,
+        bodies=program.bodies,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from stitch.compiler import differentiate
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, Wish
+from stitch.linker import drop_unused_values
 from stitch.program import (
     ABSENT,
     Constant,
@@ -75,9 +76,10 @@ def operator_graph(
             outputs.append(OutputSlot(output_slot(i), len(values)))
             values.append(Value(output_slot(i), graph.values[v].type))
     alone = replace(operation, inputs=tuple(operands), outputs=tuple(results))
-    return ComputationGraph(
-        operation.op, tuple(inputs), tuple(outputs), tuple(values), (alone,), tuple(constants)
-    )
+    return drop_unused_values(ComputationGraph(
+        operation.op, tuple(inputs), tuple(outputs), tuple(values), (alone,), tuple(constants),
+        bodies=graph.bodies,
+    ))  # fmt: skip
 
 
 def gradient_graph(
@@ -141,9 +143,10 @@ def graph_key(graph: ComputationGraph) -> object:
         graph.outputs,
         tuple([value.type for value in graph.values]),
         tuple([
-            (o.op, o.domain, o.inputs, o.outputs, tuple(sorted(o.attributes.items())))
+            (o.op, o.domain, o.inputs, o.outputs, tuple(sorted(o.attributes.items())), o.body)
             for o in graph.operations
         ]),
         tuple([(c.value, c.data.dtype.str, c.data.tobytes()) for c in graph.constants]),
         tuple([wish.text() for wish in graph.wishes]),
+        tuple([body.meaning for body in graph.bodies]),
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -10,6 +12,7 @@ from stitch.program import (
     ABSENT,
     TILE_SHAPE,
     AttributeValue,
+    Body,
     Constant,
     DataType,
     InputKind,
@@ -105,6 +108,7 @@ def programs(draw: st.DrawFn, name: str = "main") -> Program:
     ]
     data = [draw(constants(len(inputs) + i, value)) for i, value in enumerate(held)]
     operations = []
+    bodies: list[Body] = []
     first = len(inputs) + len(held)
     for index in range(first, len(every)):
         operands = st.integers(0, index - 1) if index else st.just(ABSENT)
@@ -112,15 +116,34 @@ def programs(draw: st.DrawFn, name: str = "main") -> Program:
         attributes = draw(st.dictionaries(NAMES, ATTRIBUTES, max_size=4))
         domain = draw(st.sampled_from(["", "stitch"]))
         location = draw(st.text(st.characters(codec="utf-8"), max_size=10))
-        operations.append(
-            Operation(draw(NAMES), tuple(reads), (index,), attributes, domain, location)
-        )
+        operation = Operation(draw(NAMES), tuple(reads), (index,), attributes, domain, location)
+        kinds = [every[v].type for v in (*reads, index) if v != ABSENT]
+        if domain and not any(k.data_type.is_block for k in kinds) and draw(st.booleans()):
+            bodies.append(draw(bodies_of(operation, every)))
+            operation = replace(operation, body=len(bodies) - 1)
+        operations.append(operation)
     results = draw(st.sets(st.integers(first, len(every) - 1), min_size=1, max_size=3))
     outputs = tuple(OutputSlot(f"result {index}", index) for index in sorted(results))
     scratch = Scratch(draw(st.sampled_from(Space)), draw(st.integers(0, 2**40)))
     return Program(
         name, tuple(slots), outputs, tuple(every), tuple(operations), tuple(data), scratch,
-        draw(st.sampled_from(Role)), draw(seams(tuple(operations))),
+        draw(st.sampled_from(Role)), draw(seams(tuple(operations))), bodies=tuple(bodies),
+    )  # fmt: skip
+
+
+@st.composite
+def bodies_of(draw: st.DrawFn, operation: Operation, every: list[Value]) -> Body:
+    """A body for an operation: one other operation, which reads its operands and a constant."""
+    reads = [v for v in operation.inputs if v != ABSENT]
+    count = iter(range(len(reads)))
+    places = tuple(v if v == ABSENT else next(count) for v in operation.inputs)
+    held = draw(st.lists(values(PLAIN), max_size=1))
+    described = [*(every[v] for v in reads), *held, every[operation.outputs[0]]]
+    made = len(described) - 1
+    return Body(
+        places, (made,), tuple(Value(draw(NAMES), v.type) for v in described),
+        (Operation(draw(NAMES), (*places, *range(len(reads), made)), (made,)),),
+        tuple(draw(constants(len(reads) + i, v)) for i, v in enumerate(held)),
     )  # fmt: skip
 
 

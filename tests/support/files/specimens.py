@@ -7,6 +7,7 @@ import numpy as np
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import (
     TILE_SHAPE,
+    Body,
     Constant,
     DataType,
     InputKind,
@@ -39,7 +40,30 @@ MACHINE = MachineShape(
 )  # fmt: skip
 
 
-def rich_program(name: str = "main", seams: tuple[Seam, ...] = ()) -> Program:
+def rich_bodies() -> tuple[Body, ...]:
+    """A body with a constant, an absent operand and a result that few want, inside another."""
+    kind, mask, small = (
+        ValueType((4, 8), F32), ValueType((4, 8), DataType.BOOL), ValueType((8,), F32),
+    )  # fmt: skip
+    half = np.full(8, 0.5, np.float32)
+    halved = Body(
+        (0, -1), (2, 3), (Value("x", kind), Value("half", small), *map(Value, "yz", (kind, kind))),
+        (Operation("Mul", (0, 1), (2,)), Operation("Neg", (2,), (3,))), (Constant(1, half),),
+    )  # fmt: skip
+    chosen = Body(
+        (0, 1, 2), (4,),
+        (Value("which", mask), *(Value(name, kind) for name in ("a", "b", "halved", "y"))),
+        (
+            Operation("Halve", (2, -1), (3, -1), {"by": 2}, "stitch", "inner", 0),
+            Operation("Where", (0, 1, 3), (4,)),
+        ),
+    )  # fmt: skip
+    return halved, chosen
+
+
+def rich_program(
+    name: str = "main", seams: tuple[Seam, ...] = (), bodies: tuple[Body, ...] = ()
+) -> Program:
     """Every kind of slot, layout, attribute and constant in a few lines."""
     kind = ValueType((4, 8), F32)
     values = (
@@ -65,7 +89,10 @@ def rich_program(name: str = "main", seams: tuple[Seam, ...] = ()) -> Program:
         values,
         (
             Operation("Gemm", (0, 2, -1), (6,), {"alpha": 0.5, "transA": 1}, location="m.py:1"),
-            Operation("Where", (4, 6, 1), (7,), {"perm": (1, 0), "scales": (0.5, 2.0)}),
+            Operation(
+                "Choose", (4, 6, 1), (7,), {"perm": (1, 0), "scales": (0.5, 2.0)}, "own", body=1
+            ) if bodies
+            else Operation("Where", (4, 6, 1), (7,), {"perm": (1, 0), "scales": (0.5, 2.0)}),
             Operation("Mix", (7, 5, 3), (8,), {"mode": "né", "names": ("a", "b")}, "stitch"),
         ),
         (
@@ -76,10 +103,11 @@ def rich_program(name: str = "main", seams: tuple[Seam, ...] = ()) -> Program:
         Scratch(Space.L1, 4096),
         Role.UPDATE,
         seams,
-    )
+        bodies=bodies,
+    )  # fmt: skip
 
 
 def rich_binary() -> Binary:
     """Two programs of every kind of part."""
-    linked = rich_program("second", (Seam(0, (6,)), Seam(2)))
+    linked = rich_program("second", (Seam(0, (6,)), Seam(2)), rich_bodies())
     return Binary((rich_program(), linked), MACHINE, "specimens 1")

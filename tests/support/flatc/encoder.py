@@ -15,6 +15,7 @@ import numpy as np
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import (
     AttributeValue,
+    Body,
     Constant,
     InputSlot,
     Layout,
@@ -152,13 +153,14 @@ class _Encoder:
             (fb.ScratchAddSizePerBank, program.scratch.size_per_bank),
         )  # fmt: skip
         seams = self._vector([self._seam(seam) for seam in program.seams])
+        bodies = self._vector([self._body(body) for body in program.bodies])
         return self._table(
             fb.ProgramStart, fb.ProgramEnd,
             (fb.ProgramAddName, name), (fb.ProgramAddRole, CODES[program.role]),
             (fb.ProgramAddInputs, inputs), (fb.ProgramAddOutputs, outputs),
             (fb.ProgramAddValues, values), (fb.ProgramAddOperations, operations),
             (fb.ProgramAddConstants, constants), (fb.ProgramAddScratch, scratch),
-            (fb.ProgramAddSeams, seams),
+            (fb.ProgramAddSeams, seams), (fb.ProgramAddBodies, bodies),
         )  # fmt: skip
 
     def _seam(self, seam: Seam) -> int:
@@ -166,6 +168,25 @@ class _Encoder:
         return self._table(
             fb.SeamStart, fb.SeamEnd, (fb.SeamAddFirst, seam.first), (fb.SeamAddHeld, held)
         )
+
+    def _body(self, body: Body) -> int:
+        inputs = self._scalars(body.inputs, "<i4")
+        outputs = self._scalars(body.outputs, "<u4")
+        values = self._vector([self._body_value(value) for value in body.values])
+        operations = self._vector([self._operation(o) for o in body.operations])
+        constants = self._vector([self._constant(c) for c in body.constants])
+        return self._table(
+            fb.BodyStart, fb.BodyEnd,
+            (fb.BodyAddInputs, inputs), (fb.BodyAddOutputs, outputs), (fb.BodyAddValues, values),
+            (fb.BodyAddOperations, operations), (fb.BodyAddConstants, constants),
+        )  # fmt: skip
+
+    def _body_value(self, value: Value) -> int:
+        name = self._string(value.name)
+        return self._table(
+            fb.BodyValueStart, fb.BodyValueEnd,
+            (fb.BodyValueAddName, name), (fb.BodyValueAddType, self._value_type(value.type)),
+        )  # fmt: skip
 
     def _input(self, slot: InputSlot) -> int:
         name = self._string(slot.name)
@@ -245,6 +266,7 @@ class _Encoder:
             (fb.OperationAddOp, op), (fb.OperationAddDomain, domain),
             (fb.OperationAddInputs, inputs), (fb.OperationAddOutputs, outputs),
             (fb.OperationAddAttributes, attributes), (fb.OperationAddLocation, location),
+            (fb.OperationAddBody, operation.body),
         )  # fmt: skip
 
     # Attributes ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+from stitch.linker import expanded
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.runtime.executors.executor import (
@@ -33,7 +34,8 @@ from stitch.runtime.executors.linking_terms import LinkTerms
 
 
 class NumpyExecutor(Executor):
-    """Runs every operator that Stitch defines, one NumPy kernel after the other."""
+    """Runs every operator that Stitch defines, one NumPy kernel after the other; of an operation
+    that carries a body, the body: what it computes is what the program means."""
 
     name = "numpy"
 
@@ -41,11 +43,11 @@ class NumpyExecutor(Executor):
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         """Look every operation's kernel up; raises `CompileError` for an unknown operator."""
-        return PreparedKernels(program, machine, workspace or Workspace())
+        return PreparedKernels(expanded(program), machine, workspace or Workspace())
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         """What our own kernels take, as their definitions say."""
-        return program_bytes(program)
+        return program_bytes(expanded(program))
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
         """The same bits: each operation has a kernel of its own. Nothing is gained: as many calls

@@ -24,6 +24,7 @@ from functools import cache, partial
 import numpy as np
 
 from stitch.errors import CompileError, UsageError
+from stitch.linker import expanded
 from stitch.machine import MachineShape
 from stitch.ops import bind
 from stitch.program import Array, Operation, Program
@@ -74,6 +75,7 @@ class OnnxRuntimeExecutor(Executor):
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         """Make a session; raises `CompileError` listing every operation that it cannot run."""
+        program = expanded(program)
         if not program.outputs:
             return _Prepared(program, machine, None)
         try:
@@ -84,7 +86,7 @@ class OnnxRuntimeExecutor(Executor):
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         """A bound for each operator of ONNX Runtime, and for its arena."""
-        return program_bytes(program, session_bytes, in_sessions=True)
+        return program_bytes(expanded(program), session_bytes, in_sessions=True)
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
         """The same bits: a linked program is computed by the forms of its parts."""

@@ -1,0 +1,271 @@
+"""Bodies: operations inside an operation, stored once, and what must hold of them.
+
+Comes in: values, operations, constants; the operations that carry bodies. Goes out: `Body`, a pool
+in which equal ones are one, and every way in which they do not fit. Must not know: how they run.
+
+A body is what its operation means: whoever has no kernel for the operation computes the body. It
+sees its own inputs alone. Its values have no places: those depend on the operation that carries it.
+Its operations may carry bodies that stand before it in the list, so none is inside itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stitch.errors import Problem
+from stitch.program.operation import ABSENT, Constant, Operation, Value, ValueType
+
+#: Operations, values and constants that the bodies of one program may come to when they are written
+#: out: bodies of bodies describe any number in a few bytes.
+MAX_EXPANSION = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Operations inside an operation, in terms of values of their own.
+
+    `inputs` are the values that stand for the operation's operands, `ABSENT` where that has none;
+    `outputs` those that its results are: values that operations of the body make, no two alike.
+
+    >>> kind = ValueType((2,), DataType.FLOAT32)
+    >>> values = Value("x", kind), Value("y", kind)
+    >>> body = Body((0,), (1,), values, (Operation("Relu", (0,), (1,)),))
+    >>> [line.strip() for line in body.lines(0)]
+    ['body 0 (%x 2xf32) -> (%y 2xf32)', '%y = Relu(%x) : 2xf32']
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    values: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    constants: tuple[Constant, ...] = ()
+
+    @property
+    def input_types(self) -> tuple[ValueType | None, ...]:
+        """The types of the operands, None where there is none."""
+        return tuple(None if v == ABSENT else self.values[v].type for v in self.inputs)
+
+    @property
+    def output_types(self) -> tuple[ValueType, ...]:
+        """The types of the results."""
+        return tuple(self.values[v].type for v in self.outputs)
+
+    @property
+    def meaning(self) -> Hashable:
+        """Equal for bodies that differ in names of values and in locations alone."""
+        return (
+            self.inputs,
+            self.outputs,
+            tuple([value.type for value in self.values]),
+            tuple([
+                (o.op, o.domain, o.inputs, o.outputs, o.body,
+                 tuple([(k, repr(v)) for k, v in sorted(o.attributes.items())]))
+                for o in self.operations
+            ]),
+            tuple([(c.value, c.data.dtype.str, c.data.tobytes()) for c in self.constants]),
+        )  # fmt: skip
+
+    def lines(self, index: int) -> Iterator[str]:
+        """The body as text, under its index."""
+
+        def slot(value: int) -> str:
+            return "_" if value == ABSENT else f"{name_of(self.values, value)} {kind(value)}"
+
+        def kind(value: int) -> str:
+            return self.values[value].type.text()
+
+        inputs, outputs = (", ".join(map(slot, side)) for side in (self.inputs, self.outputs))
+        yield f"  body {index} ({inputs}) -> ({outputs})"
+        for constant in self.constants:
+            yield f"    constant {slot(constant.value)}"
+        for operation in self.operations:
+            yield f"    {operation_line(operation, self.values, kind)}"
+
+
+def name_of(values: Sequence[Value], index: int) -> str:
+    """What text calls a value, or an operand that is not there."""
+    return "_" if index == ABSENT else f"%{values[index].name}"
+
+
+def operation_line(
+    operation: Operation, values: Sequence[Value], kind: Callable[[int], str]
+) -> str:
+    """One operation as text; `kind` says what a value is."""
+    op = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
+    outputs, inputs = (
+        ", ".join(name_of(values, v) for v in side)
+        for side in (operation.outputs, operation.inputs)
+    )
+    shown = ", ".join(f"{k}={v!r}" for k, v in sorted(operation.attributes.items()))
+    body = "" if operation.body == ABSENT else f" body={operation.body}"
+    types = ", ".join("_" if v == ABSENT else kind(v) for v in operation.outputs)
+    return f"{outputs} = {op}({inputs}){f' {{{shown}}}' if shown else ''}{body} : {types}"
+
+
+class BodyPool:
+    """Bodies by index, equal ones once.
+
+    >>> pool, kind = BodyPool(), ValueType((2,), DataType.FLOAT32)
+    >>> values = Value("x", kind), Value("y", kind)
+    >>> body = Body((0,), (1,), values, (Operation("Relu", (0,), (1,)),))
+    >>> pool.add(body), pool.add(body), len(pool.bodies)
+    (0, 0, 1)
+    """
+
+    def __init__(self) -> None:
+        self.bodies: list[Body] = []
+        self._known: dict[Hashable, int] = {}
+
+    def add(self, body: Body) -> int:
+        """The index of a body, or of one that is equal to it."""
+        index = self._known.setdefault(body.meaning, len(self.bodies))
+        if index == len(self.bodies):
+            self.bodies.append(body)
+        return index
+
+    def add_all(self, bodies: Sequence[Body], used: Iterable[int] | None = None) -> dict[int, int]:
+        """Where the bodies of another list are now; of those not `used` and in no other that is,
+        nothing is taken."""
+        wanted = set(range(len(bodies)) if used is None else used)
+        for index in reversed(range(len(bodies))):
+            if index in wanted:
+                wanted.update(o.body for o in bodies[index].operations)
+        now = {ABSENT: ABSENT}
+        for index in sorted(wanted - {ABSENT}):
+            body = bodies[index]
+            inner = tuple(replace(o, body=now[o.body]) for o in body.operations)
+            now[index] = self.add(replace(body, operations=inner))
+        return now
+
+
+# What must hold ------------------------------------------------------------------------------
+
+
+def body_problems(bodies: Sequence[Body], operations: Sequence[Operation]) -> Iterator[Problem]:
+    """Every defect of a list of bodies, and that `operations` come to too much with them."""
+    for index, body in enumerate(bodies):
+        where = f"body {index}"
+        given = [(v, f"{where}, input {i}") for i, v in enumerate(body.inputs) if v != ABSENT]
+        yield from definition_problems(
+            body.values, given, body.constants, body.operations, bodies, index, f"{where}, "
+        )
+        yield from _own_problems(body, where)
+    if bodies and expansion_size(operations, bodies) > MAX_EXPANSION:
+        detail = f"written out, they come to more than {MAX_EXPANSION} operations and values"
+        yield Problem("too_large", "bodies", detail)
+
+
+def _own_problems(body: Body, where: str) -> Iterator[Problem]:
+    made = {v for operation in body.operations for v in operation.outputs if v != ABSENT}
+    seen: set[int] = set()
+    if not body.outputs:
+        yield Problem("no_output", where, "a body makes something")
+    for i, value in enumerate(body.outputs):
+        if value not in made or value in seen:
+            detail = "an output is a value of its own, made in the body"
+            yield Problem("output_value", f"{where}, output {i}", detail)
+        seen.add(value)
+    for i, described in enumerate(body.values):
+        at = f"{where}, value {i} ({described.name})"
+        if described.layout is not None:
+            yield Problem("placed", at, "values of bodies have no layout")
+        if described.type.data_type.is_block:
+            yield Problem("storage_type", at, "block formats only store, they are not computed in")
+
+
+def definition_problems(
+    values: Sequence[Value],
+    given: Iterable[tuple[int, str]],
+    constants: Sequence[Constant],
+    operations: Sequence[Operation],
+    bodies: Sequence[Body],
+    usable: int,
+    prefix: str = "",
+) -> Iterator[Problem]:
+    """Bad indices, values defined twice, used before or never defined, bodies that do not fit.
+
+    `given`: values that come from outside, and where; `usable`: how many of the bodies operations
+    may carry.
+    """
+    count = len(values)
+    defined: dict[int, str] = {}
+
+    def define(index: int, where: str) -> Iterator[Problem]:
+        if not 0 <= index < count:
+            yield Problem("bad_index", where, f"value {index} of {count}")
+        elif index in defined:
+            yield Problem("defined_twice", where, f"value {index} comes from {defined[index]}")
+        else:
+            defined[index] = where
+
+    for value, where in given:
+        yield from define(value, where)
+    for i, constant in enumerate(constants):
+        where = f"{prefix}constant {i}"
+        yield from define(constant.value, where)
+        if 0 <= constant.value < count:
+            yield from _constant_problems(constant, values[constant.value], where)
+    for i, operation in enumerate(operations):
+        where = f"{prefix}operation {i} ({operation.op})"
+        for index in operation.inputs:
+            if index != ABSENT and index not in defined:
+                yield Problem("undefined", where, f"input value {index} is not defined before it")
+        for index in operation.outputs:
+            if index != ABSENT:
+                yield from define(index, where)
+        if operation.body != ABSENT:
+            yield from _carried_problems(operation, values, bodies, usable, where)
+
+
+def _constant_problems(constant: Constant, value: Value, where: str) -> Iterator[Problem]:
+    data, kind = constant.data, value.type
+    if data.shape != kind.shape or kind.data_type.is_block or data.dtype != kind.data_type.dtype:
+        detail = f"data is {data.dtype}{list(data.shape)}, value is {kind.text()}"
+        yield Problem("constant_type", where, detail)
+
+
+def _carried_problems(
+    operation: Operation,
+    values: Sequence[Value],
+    bodies: Sequence[Body],
+    usable: int,
+    where: str,
+) -> Iterator[Problem]:
+    """Whether an operation and the body that it carries have the same operands and results."""
+    if not 0 <= operation.body < usable:
+        yield Problem("bad_body", where, f"body {operation.body} of {usable} that it may carry")
+        return
+    if not operation.domain:
+        yield Problem("bad_body", where, "an operator of ONNX's means what ONNX says, and has none")
+    body = bodies[operation.body]
+    for side, ours, theirs in (
+        ("operand", operation.inputs, body.inputs),
+        ("result", operation.outputs, body.outputs),
+    ):
+        if len(ours) != len(theirs):
+            detail = f"{len(ours)} {side}s, body {operation.body} has {len(theirs)}"
+            yield Problem("bad_body", where, detail)
+        for i, (here, there) in enumerate(zip(ours, theirs, strict=False)):
+            # A result may be left out; what stands for an operand is there if the operand is.
+            if side == "operand" and (here == ABSENT) != (there == ABSENT):
+                yield Problem("bad_body", where, f"operand {i} is only on one side of the body")
+            elif 0 <= here < len(values) and 0 <= there < len(body.values):
+                mine, its = values[here].type, body.values[there].type
+                if mine != its:
+                    detail = f"{side} {i} is {mine.text()}, in body {operation.body} {its.text()}"
+                    yield Problem("bad_body", where, detail)
+
+
+def expansion_size(operations: Sequence[Operation], bodies: Sequence[Body]) -> int:
+    """Operations, values and constants that the bodies of operations are, written out; counted to
+    a little more than `MAX_EXPANSION`."""
+    sizes: list[int] = []
+
+    def carried(held: Sequence[Operation]) -> int:
+        return sum(sizes[o.body] for o in held if 0 <= o.body < len(sizes))
+
+    for body in bodies:
+        own = len(body.operations) + len(body.values) + len(body.constants)
+        sizes.append(min(own + carried(body.operations), MAX_EXPANSION + 1))
+    return carried(operations)
