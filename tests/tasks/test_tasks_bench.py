@@ -6,7 +6,8 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,34 @@ def test_each_way_runs_every_task_after_what_it_reads(
     bench.WAYS[way](reads)
     assert len(made) == 300
     assert all(1 <= at <= min(i, bench.REACH) for i, before in enumerate(reads) for at in before)
+
+
+def test_ray_is_started_before_it_is_timed_and_stopped(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a stand-in: where Ray itself is installed, the benchmark runs it."""
+    happened: list[Any] = []
+
+    class Remote:
+        def __init__(self, function: Any) -> None:
+            self.function = function
+
+        def remote(self, *arguments: Any) -> Any:
+            happened.append("call")
+            return self.function(*arguments)
+
+    cluster = SimpleNamespace(
+        init=lambda **words: happened.append(words), shutdown=lambda: happened.append("stop"),
+        remote=Remote, get=lambda value: value,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    words = ["--counts", "40", "--graphs", "chain", "--ways", "ray", "--rounds", "1", "--json"]
+    assert bench.main(words) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["tasks"], row["missing"]) == (40, "") and row["per_second"] > 0
+    started, *calls, stopped = happened
+    assert started["num_cpus"] == 2 and started["include_dashboard"] is False
+    assert calls == ["call"] * 80 and stopped == "stop"
 
 
 def test_every_missed_goal_is_named(bench: ModuleType) -> None:
