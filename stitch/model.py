@@ -41,7 +41,14 @@ from stitch.graph import (
 from stitch.machine import Machine, load_machine
 from stitch.program import Program, Role, summary
 from stitch.report import Device
-from stitch.runtime import DEFAULT_WINDOW, Executor, LoadedProgram, Tensor, make_executor
+from stitch.runtime import (
+    AGGREGATE,
+    DEFAULT_WINDOW,
+    Executor,
+    LoadedProgram,
+    Tensor,
+    make_executor,
+)
 from stitch.ttb import Binary, content_of, encode, save
 from stitch.ttb import load as load_binary
 from stitch.version import __version__
@@ -62,7 +69,7 @@ _FIELDS = ("stitch", "target", "name", "role", "wishes")
     machine=MACHINE,
     executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
     window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
-    spill=BOOL,
+    spill=BOOL, aggregate=AGGREGATE,
 )  # fmt: skip
 def open_device(
     machine: str | Path | Machine = "wormhole_n150",
@@ -74,6 +81,7 @@ def open_device(
     strict_types: bool = False,
     max_memory: int | str | None = None,
     spill: bool = True,
+    aggregate: str = "auto",
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
@@ -86,13 +94,16 @@ def open_device(
     asks for more (default: 80 % of the machine's, or of its control group's); over it, plans and
     tensors raise `OutOfMemoryError` before anything of them is allocated. `spill`: tensors for
     which DRAM has no room wait on the host, and constants in their file; without, that is an
-    `OutOfMemoryError`.
+    `OutOfMemoryError`. `aggregate`: whether programs that feed each other are linked and run as
+    one: `auto` (where the executor promises the same bits, once the same calls have come back so
+    often that it pays: after 100 times at most), `never`, or `always` (at once, also where sums may
+    differ). Results of which somebody still has a handle are kept; `explain` says what was linked.
     """
     return Device(
         load_machine(machine),
         executor=executor if threads is None else make_executor(executor, threads),
         window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
-        spill=spill,
+        spill=spill, aggregate=aggregate,
     )  # fmt: skip
 
 

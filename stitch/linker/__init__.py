@@ -33,11 +33,15 @@ from stitch.linker.wiring import (
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.linker.linked_tasks import link_tasks
+    from stitch.linker.linked_tasks import link_merged, link_tasks, linked_inputs, wiring_of
     from stitch.linker.static import link_programs
 else:
     __getattr__, __dir__ = names_on_demand(
-        __name__, {"linked_tasks": "link_tasks", "static": "link_programs"}
+        __name__,
+        {
+            "linked_tasks": "link_merged link_tasks linked_inputs wiring_of",
+            "static": "link_programs",
+        },
     )
 
 __all__ = [
@@ -45,6 +49,6 @@ __all__ = [
     "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems", "chain_in_words",
     "chain_wires", "check_capacity", "check_link", "check_wire", "choose_scratch", "demands",
     "drop_unused_values", "expanded", "expansion_nbytes", "inlined", "likely_words",
-    "link_programs", "link_tasks", "pack_scratch", "place_intermediates", "remove_dead_code",
-    "slot_index", "wire", "wires_in_words",
+    "link_merged", "link_programs", "link_tasks", "linked_inputs", "pack_scratch",
+    "place_intermediates", "remove_dead_code", "slot_index", "wire", "wires_in_words", "wiring_of",
 ]  # fmt: skip

@@ -119,6 +119,8 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
     if total.staging_nbytes:
         staged = f"at most {total.staging_nbytes} B held by the executor (no copies)"
         out.append(f"  kernel staging: {staged}")
+    if device.linking is not None:
+        out += [f"  {note}" for note in device.linking.notes]
     writes, written = account.writes_seen, account.nbytes_seen
     out.append(f"  the spaces saw {writes} writes by copies and moves, {written} B")
     out.append(f"  {host_memory_line(device)}")

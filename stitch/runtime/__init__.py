@@ -11,6 +11,7 @@ needs something of the device, it says by a Protocol what that is. Events, hooks
 known from recording/ on.
 """
 
+from stitch.runtime.aggregation import AGGREGATE
 from stitch.runtime.device import DEFAULT_WINDOW, RuntimeDevice
 from stitch.runtime.events import (
     Event,
@@ -35,7 +36,7 @@ from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
 
 __all__ = [
-    "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells", "Conversion",
+    "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells", "Conversion",
     "Event", "Executor", "HookContext", "HostResult", "InputPort", "LoadedProgram", "PlanMade",
     "PlanRun", "PlanStopped", "PreparedGraph", "ProgramCall", "ReadBack", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written", "capture",

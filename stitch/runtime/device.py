@@ -18,7 +18,8 @@ from typing import Any, Self
 from stitch.argument_kinds import INDEX_OR_NAME, instance_of, takes
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import Machine, load_machine
-from stitch.program import Space, TensorDesc
+from stitch.program import Program, Space, TensorDesc
+from stitch.runtime.aggregation import AGGREGATE, Aggregation
 from stitch.runtime.arguments import Taking, check_inputs, check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
@@ -69,9 +70,11 @@ class RuntimeDevice(TensorAccess):
         strict_types: bool = False,
         max_memory: int | str | None = None,
         spill: bool = True,
+        aggregate: str = "auto",
     ) -> None:
         if not isinstance(window, int) or window < 1:
             raise UsageError("a window holds at least one task", got=repr(window))
+        AGGREGATE.check("open_device", "aggregate", aggregate)
         self.number = next(_NUMBERS)
         self.machine = load_machine(machine)
         self.backend = LocalBackend(self.machine, make_executor(executor), debug=debug)
@@ -94,6 +97,12 @@ class RuntimeDevice(TensorAccess):
         self.recordings = Recordings(records)
         self.maker = RecordingMaker(self)
         self.host_agents = HostAgents(self)
+        #: Whether programs that feed each other are linked, as it was told.
+        self.aggregate = aggregate
+        #: Who links them; None where they stay apart.
+        self.linking: Aggregation | None = None
+        if aggregate != "never":
+            self.linking = Aggregation(self, is_always=aggregate == "always")
         self.copies_forbidden = 0
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
@@ -143,6 +152,8 @@ class RuntimeDevice(TensorAccess):
 
     def _let_go(self) -> None:
         self.look_again()
+        if self.linking is not None:
+            self.linking.clear()
         self.recordings.clear()
         self.constant_cache.clear()
         self.host_memory.close(self.records.pinned())
@@ -151,6 +162,11 @@ class RuntimeDevice(TensorAccess):
     def executor(self) -> str:
         """The name of the executor that computes."""
         return self.backend.executor.name
+
+    @property
+    def computing(self) -> Executor:
+        """What computes."""
+        return self.backend.executor
 
     @property
     def computes(self) -> bool:
@@ -220,12 +236,19 @@ class RuntimeDevice(TensorAccess):
         self.drain()
         return load_program(self, self.machine, self.records, binary, program, where)
 
+    def load_linked(self, program: Program) -> LoadedProgram:
+        """What programs of the queue have become, ready to be run; for those who hold the lock."""
+        binary = Binary((program,), self.machine.shape, "linked by the device")
+        return load_program(self, self.machine, self.records, binary, 0)
+
     def await_unloading(self, loaded: LoadedProgram) -> None:
         """Once nobody refers to a program, what it keeps is given back."""
         key, constants = loaded.transformation.key, loaded.constants
         self.deaths.notes.await_end(loaded, partial(self._unload, key, constants))
 
     def _unload(self, transformation: int, constants: Sequence[ConstantRecord]) -> None:
+        if self.linking is not None:
+            self.linking.forget(transformation)
         self.recordings.forget(transformation)
         let_go(self.records, constants, transformation)
 

@@ -24,8 +24,7 @@ from typing import NoReturn
 from stitch.errors import TaskError
 from stitch.runtime.events import EventStream
 from stitch.runtime.locks import Lock, held_here, quick
-from stitch.runtime.queue import Deaths, TaskQueue
-from stitch.runtime.recording import Binding
+from stitch.runtime.queue import Deaths, Done, TaskQueue
 from stitch.runtime.values import Records, Status, ValueRecord
 
 # What an enumeration gives takes 40 ns each time.
@@ -193,7 +192,7 @@ class Lifetime:
 
     def run_queue(
         self, fill: Callable[[], object] | None = None, at_most: int | None = None
-    ) -> Binding | None:
+    ) -> Done | None:
         """`TaskQueue.run`, for those who hold the lock, after what has to come before it."""
         if self.is_closed:
             self.check_process()

@@ -86,6 +86,8 @@ class LoadedProgram:
         self.device: Any = device
         self.program = program
         self.name = program.name
+        #: The programs that it was linked of by the device.
+        self.linked_from: tuple[Program, ...] = ()
         #: Checks the bytes of its constants, once.
         self.verify = verify
         self._prepared: PreparedProgram | None = None

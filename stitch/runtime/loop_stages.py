@@ -267,11 +267,11 @@ class LoopStage:
                 held = self.cells.values
                 cells.update({v.number: n for n in self.writes if (v := held[n]) is not None})
 
-        binding = device.run_queue(fill, at_most=len(given))
-        if binding is None:
+        done = device.run_queue(fill, at_most=len(given))
+        if done is None:
             self._tries -= 1
         elif cells and forms is not None:
-            self._remember(binding, forms, entries, numbers, cells)
+            self._remember(done.binding, forms, entries, numbers, cells)
 
     def _append(self, given: Sequence[ValueRecord], then: Then) -> None:
         """Put it into the queue, whose lock is held."""

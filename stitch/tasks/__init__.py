@@ -21,27 +21,29 @@ if TYPE_CHECKING:
         TaskRow,
         program_agent,
     )
-    from stitch.tasks.composition import aggregate, compose
+    from stitch.tasks.composition import aggregate, compose, merge_rows
     from stitch.tasks.future import OUTSIDE, Future, Task
+    from stitch.tasks.grouping import groups_of, order_of_groups
     from stitch.tasks.host_calls import HostCall, InputPlace, OutputPlace, host_call
     from stitch.tasks.host_functions import Handle, HostFunction, host_function, task
     from stitch.tasks.permissions import Permission
     from stitch.tasks.task_graph import TaskGraph
-    from stitch.tasks.task_order import predecessors_of
+    from stitch.tasks.task_order import edges_of, predecessors_of
     from stitch.tasks.task_table import NamedValue, TaskTable
     from stitch.tasks.validation import problems_of
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "composition": "aggregate compose",
+            "composition": "aggregate compose merge_rows",
+            "grouping": "groups_of order_of_groups",
             "agents": "Agent CopyAgent MergedAgent ProgramAgent TaskRow program_agent",
             "host_calls": "HostCall InputPlace OutputPlace host_call",
             "host_functions": "Handle HostFunction host_function task",
             "permissions": "Permission",
             "future": "OUTSIDE Future Task",
             "task_graph": "TaskGraph",
-            "task_order": "predecessors_of",
+            "task_order": "edges_of predecessors_of",
             "task_table": "NamedValue TaskTable",
             "validation": "problems_of",
         },
@@ -51,6 +53,7 @@ __all__ = [
     "OUTSIDE", "Agent", "CopyAgent", "Future", "Handle", "HostCall", "HostFunction", "InputPlace",
     "MergedAgent", "NamedValue", "NumberedTask", "OutputPlace", "Permission", "ProgramAgent",
     "Stretch", "Task", "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind",
-    "aggregate", "compose", "host_call", "host_function", "predecessors_of", "problems_of",
+    "aggregate", "compose", "edges_of", "groups_of", "host_call", "host_function", "merge_rows",
+    "order_of_groups", "predecessors_of", "problems_of",
     "program_agent", "task", "transformation_of",
 ]  # fmt: skip

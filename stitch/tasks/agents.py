@@ -118,6 +118,11 @@ class TaskRow(NamedTuple):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    @property
+    def gone(self) -> frozenset[int]:
+        """The positions of the inputs that are gone afterwards."""
+        return self.agent.consumes
+
 
 @dataclass(frozen=True, slots=True)
 class MergedAgent:

@@ -11,7 +11,6 @@ else refers to.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from stitch.argument_kinds import ArgumentKind, instance_of, takes
 from stitch.errors import TaskError
 from stitch.tasks.agents import MergedAgent, TaskRow
 from stitch.tasks.future import Future, Task
-from stitch.tasks.grouping import groups_of
+from stitch.tasks.grouping import groups_of, order_of_groups
 from stitch.tasks.task_graph import TaskGraph
 from stitch.tasks.task_order import edges_of
 from stitch.tasks.task_table import NamedValue, TaskTable
@@ -164,7 +163,7 @@ def _rewritten(table: TaskTable, before: list[dict[int, bool]], groups: list[int
     kept = _kept(table, before, groups)
     numbers = {value.value: i for i, value in enumerate(table.inputs)}
     rows: list[TaskRow] = []
-    for group in _in_order(before, groups):
+    for group in order_of_groups(before, groups):
         row = merge_rows([table.tasks[task] for task in members[group]], kept)
         for number in row.outputs:
             numbers[number] = len(numbers)
@@ -194,26 +193,3 @@ def _kept(table: TaskTable, before: list[dict[int, bool]], groups: list[int]) ->
         if i not in inner:
             kept.update(n for n in task.outputs if n not in read)
     return kept
-
-
-def _in_order(before: list[dict[int, bool]], groups: list[int]) -> list[int]:
-    """The sets in an order in which they may run: of those that may, the first."""
-    earlier: dict[int, set[int]] = {group: set() for group in groups}
-    later: dict[int, list[int]] = {group: [] for group in groups}
-    for task, edges in enumerate(before):
-        for other in edges:
-            if groups[other] != groups[task] and groups[other] not in earlier[groups[task]]:
-                earlier[groups[task]].add(groups[other])
-                later[groups[other]].append(groups[task])
-    waiting = {group: len(found) for group, found in earlier.items()}
-    ready = [group for group, count in waiting.items() if not count]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        group = heapq.heappop(ready)
-        order.append(group)
-        for follower in later[group]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready, follower)
-    return order

@@ -9,10 +9,12 @@ edge comes that must stay. Tasks of one level between which edges may vanish are
 edges lead to higher levels, so no path comes back, and sets never wait for each other in a circle.
 Then sets all of whose followers (or all of whose forerunners) are one set join it, which makes no
 new path, until nothing changes. All of it takes time linear in the edges, for each round.
+Last, the sets are put into an order in which they may run.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 #: Edges of a task: those before it, and whether the edge may vanish.
@@ -83,3 +85,26 @@ def _join_neighbours(before: Edges, sets: _Sets, *, forward: bool = True) -> boo
             sets.join(here, there)
             joined = True
     return joined
+
+
+def order_of_groups(before: Edges, groups: Sequence[int]) -> list[int]:
+    """The sets in an order in which they may run: of those that may, the first."""
+    earlier: dict[int, set[int]] = {group: set() for group in groups}
+    later: dict[int, list[int]] = {group: [] for group in groups}
+    for task, edges in enumerate(before):
+        for other in edges:
+            if groups[other] != groups[task] and groups[other] not in earlier[groups[task]]:
+                earlier[groups[task]].add(groups[other])
+                later[groups[other]].append(groups[task])
+    waiting = {group: len(found) for group, found in earlier.items()}
+    ready = [group for group, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        group = heapq.heappop(ready)
+        order.append(group)
+        for follower in later[group]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, follower)
+    return order

@@ -17,6 +17,11 @@ class NumberedTask(NamedTuple):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    @property
+    def gone(self) -> frozenset[int]:
+        """The positions of the inputs that are gone afterwards."""
+        return self.transformation.donated
+
 
 class Stretch:
     """Tasks in submission order over numbered values; a task reads only values numbered before.

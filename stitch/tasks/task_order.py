@@ -8,30 +8,43 @@ read). Of two tasks that overwrite, the later reads what the earlier made (write
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
-from stitch.tasks.agents import TaskRow
+
+class Ordered(Protocol):
+    """A task, by the numbers of the values that it reads and makes."""
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """What it reads."""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """What it makes."""
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """The positions of the inputs that are gone afterwards."""
 
 
-def producers_of(tasks: Sequence[TaskRow]) -> dict[int, int]:
+def producers_of(tasks: Sequence[Ordered]) -> dict[int, int]:
     """The task that makes each value; what comes from outside has none."""
     return {number: i for i, task in enumerate(tasks) for number in task.outputs}
 
 
-def edges_of(tasks: Sequence[TaskRow]) -> list[dict[int, bool]]:
+def edges_of(tasks: Sequence[Ordered]) -> list[dict[int, bool]]:
     """For each task those that must have run before it, and whether a value passes between them.
 
     Takes time linear in what the tasks read.
     """
     producers = producers_of(tasks)
-    consumed = {
-        task.inputs[i] for task in tasks for i in task.agent.consumes if i < len(task.inputs)
-    }
+    consumed = {task.inputs[i] for task in tasks for i in task.gone if i < len(task.inputs)}
     readers: dict[int, list[int]] = {}
     before: list[dict[int, bool]] = []
     for index, task in enumerate(tasks):
         found: dict[int, bool] = {}
         if consumed:
-            for i in task.agent.consumes:
+            for i in task.gone:
                 if i < len(task.inputs):
                     found |= dict.fromkeys(readers.get(task.inputs[i], ()), False)
             for number in task.inputs:
@@ -46,7 +59,7 @@ def edges_of(tasks: Sequence[TaskRow]) -> list[dict[int, bool]]:
     return before
 
 
-def predecessors_of(tasks: Sequence[TaskRow]) -> list[tuple[int, ...]]:
+def predecessors_of(tasks: Sequence[Ordered]) -> list[tuple[int, ...]]:
     """For each task those that must have run before it, each once, in order."""
     return [tuple(sorted(earlier)) for earlier in edges_of(tasks)]
 

@@ -7,7 +7,7 @@ tensors that are read where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,8 +20,9 @@ from stitch.program import Array, TensorDesc
 from stitch.runtime.arguments import check_inputs, link_argument, link_value
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
-from stitch.runtime.graphs.graph_rows import GraphRow, GraphRows
+from stitch.runtime.graphs.graph_rows import GraphRows
 from stitch.runtime.known_work import Entries, KnownWork
+from stitch.runtime.queue import Done
 from stitch.runtime.recording import (
     Binding,
     Ran,
@@ -87,6 +88,8 @@ class _Details:
     #: Position of the entry, how the result lies there, and the result.
     carried: tuple[tuple[int, InstanceRef, _Output], ...]
     order: tuple[int, ...]
+    #: The calls of host functions that each run makes, by the task that makes them.
+    calls: Mapping[int, tuple[HostAgent, HostCall]]
 
 
 class PreparedGraph:
@@ -145,8 +148,6 @@ class PreparedGraph:
         self._donated = tuple([
             (at, gone[value]) for at, (_, value) in enumerate(table.inputs) if value in gone
         ])  # fmt: skip
-        #: The calls of host functions that each run makes, by the task of the queue.
-        self._host_calls: dict[int, tuple[HostAgent, HostCall]] = {}
         self._known: KnownWork[_Details] = KnownWork(device)
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
@@ -215,10 +216,10 @@ class PreparedGraph:
         handles = results if isinstance(results, tuple) else (results,)
         return tuple([handles[at] for at in self._order])
 
-    def _perform(self, binding: Binding, arrays: Sequence[Array]) -> Ran:
+    def _perform(self, binding: Binding, details: _Details, arrays: Sequence[Array]) -> Ran:
         """Run the steps, with the calls of this run in their places."""
         for index, box in binding.recording.boxes:
-            box.call = QueuedCall(*self._host_calls[index], None)
+            box.call = QueuedCall(*details.calls[index], None)
         return perform(self.device, binding, arrays)
 
     def _results(
@@ -280,14 +281,14 @@ class PreparedGraph:
             return self._run_donated(binding, lease, known.details, entries, arrays)
         generation = device.records.generation
         try:
-            ran = self._perform(binding, arrays)
+            ran = self._perform(binding, known.details, arrays)
         except BaseException as error:
             tell_stopped(device, binding, steps_done(error))
             raise
         results = self._results(lease, binding, ran)
         straight = binding.straight
         if (lease.is_single and type(results) is Tensor and all_given and straight and not exposed
-                and not self._host_calls):  # fmt: skip
+                and not known.details.calls):  # fmt: skip
             lease.again = _Again(
                 self._known, generation, entries if any(entries) else None, binding, straight,
                 straight.run, results.__del__,
@@ -313,7 +314,7 @@ class PreparedGraph:
         records.unfinished = gone
         records.is_whole = False
         try:
-            ran = self._perform(binding, arrays)
+            ran = self._perform(binding, details, arrays)
         except BaseException as error:
             gone()
             tell_stopped(device, binding, steps_done(error))
@@ -368,44 +369,53 @@ class PreparedGraph:
         device.check_open()
         device.run_queue()
         handles: tuple[Tensor, ...] = ()
-        numbers: tuple[int, ...] = ()
-        made: list[int] = []
+        results: list[ValueRecord] = []
+        calls: dict[object, tuple[HostAgent, HostCall]] = {}
         is_queued = False
 
         def fill() -> None:
-            nonlocal handles, numbers, made, is_queued
+            nonlocal handles, results, is_queued
             # Unless another thread was quicker: then what it has queued runs first.
             if not device.tasks.queued.agents:
-                results = self._queue(given)
+                results = self._queue(given, calls)
                 handles = tuple([handle_on(value) for value in results])
-                numbers = tuple([value.number for value in given])
-                made = [value.number for value in results]
                 is_queued = True
 
-        binding = None
+        done = None
         entries = tuple([None if value.is_array else value for value in given])
         forms: tuple[object, ...] = ()
         while not is_queued:
             forms = self._known.forms(entries)
-            binding = device.run_queue(fill)
-        if binding is not None and binding.lease is not None:
-            self._known.remember(binding, forms, numbers, self._details(binding, numbers, made))
+            done = device.run_queue(fill)
+        if done is not None and done.is_settled and done.binding.lease is not None:
+            self._remember(done, forms, given, results, calls)
         return self._ordered(handles[0] if len(handles) == 1 else handles)
 
-    def _details(self, binding: Binding, numbers: Sequence[int], made: Sequence[int]) -> _Details:
-        """Of what has just run; `numbers`: those that its entries had, `made`: its results."""
-        recording = binding.recording
+    def _remember(
+        self, done: Done, forms: tuple[object, ...], given: Sequence[ValueRecord],
+        results: Sequence[ValueRecord], calls: Mapping[object, tuple[HostAgent, HostCall]],
+    ) -> None:  # fmt: skip
+        """What has just run serves values of these forms from now on; `calls`: those that it made,
+        by what was queued for them."""
+        recording = done.binding.recording
+        at = {value: number for number, value in enumerate(done.window.values)}
+        numbers, made = [at[value] for value in given], [at[value] for value in results]
         carried = recording.effects.carried
         lying = {n: at for at, n in enumerate([*recording.own, *[c.result for c in carried]])}
         outputs = dict(zip(made, self._outputs, strict=True))
-        return _Details(
+        details = _Details(
             tuple([outputs[number] for number in recording.own]),
             tuple([(numbers.index(c.entry), c.ref, outputs[c.result]) for c in carried]),
             tuple([lying[number] for number in made]),
+            {i: calls[agent] for i, agent in enumerate(done.window.agents) if agent in calls},
         )
+        self._known.remember(done.binding, forms, numbers, details)
 
-    def _queue(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
-        """Put the graph into the empty queue, all of it or nothing; the pending results."""
+    def _queue(
+        self, given: Sequence[ValueRecord], calls: dict[object, tuple[HostAgent, HostCall]]
+    ) -> list[ValueRecord]:
+        """Put the graph into the empty queue, all of it or nothing; the pending results. What it
+        queues for calls of host functions is noted in `calls`."""
         tasks = self.device.tasks
         for value in given:
             value.check_usable()
@@ -417,7 +427,11 @@ class PreparedGraph:
                     assert row.desc is not None, "a copy"
                     results = [tasks.convert(inputs[0], row.desc)]
                 elif isinstance(agent, HostAgent):
-                    results = self._queue_call(agent, row, inputs)
+                    assert row.call is not None, "a host function's"
+                    check_inputs(agent, inputs)
+                    queued = QueuedCall(agent, row.call, None)
+                    calls[queued] = agent, row.call
+                    results = queue_call(tasks, agent, queued, inputs)
                 else:
                     check_inputs(agent, inputs)
                     results = tasks.append(agent.transformation, agent, inputs, agent.outputs)
@@ -431,15 +445,6 @@ class PreparedGraph:
         for at, by in self._donated:
             given[at].consumed, given[at].by = True, by
         return [values[number] for number in self._given]
-
-    def _queue_call(
-        self, agent: HostAgent, row: GraphRow, inputs: list[ValueRecord]
-    ) -> list[ValueRecord]:
-        assert row.call is not None, "a host function's"
-        check_inputs(agent, inputs)
-        # The queue was empty, so its tasks have the same numbers in each run.
-        self._host_calls[len(self.device.tasks.queued.agents)] = agent, row.call
-        return queue_call(self.device.tasks, agent, QueuedCall(agent, row.call, None), inputs)
 
     # -- names -----------------------------------------------------------------------------------
 

@@ -7,6 +7,15 @@ Must not know handles.
 from stitch.runtime.queue.constant_cache import ConstantCache
 from stitch.runtime.queue.deaths import Deaths
 from stitch.runtime.queue.exposure import expose, forget_stale_copies
-from stitch.runtime.queue.task_queue import TaskQueue
+from stitch.runtime.queue.linked import Linked
+from stitch.runtime.queue.task_queue import Done, TaskQueue
 
-__all__ = ["ConstantCache", "Deaths", "TaskQueue", "expose", "forget_stale_copies"]
+__all__ = [
+    "ConstantCache",
+    "Deaths",
+    "Done",
+    "Linked",
+    "TaskQueue",
+    "expose",
+    "forget_stale_copies",
+]

@@ -7,7 +7,7 @@ handles, nor whose turn it is: whoever runs the queue holds the device's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stitch.errors import StitchError, TaskError
 from stitch.program import TensorDesc
@@ -21,6 +21,7 @@ from stitch.runtime.queue.failure import (
     run_one_by_one,
     run_the_rest,
 )
+from stitch.runtime.queue.linked import Linked, Linking
 from stitch.runtime.recording import (
     Agent,
     Binding,
@@ -43,6 +44,21 @@ class Owner(Site, Store, Protocol):
     contents: InstanceBytes
     deaths: Deaths
     maker: RecordingMaker
+
+    @property
+    def linking(self) -> Linking | None:
+        """Who links programs that feed each other; None: nobody."""
+
+
+class Done(NamedTuple):
+    """A window that has run by one plan, in the form in which it ran.
+
+    `is_settled`: whether the same work will run in this form from now on.
+    """
+
+    binding: Binding
+    window: Window
+    is_settled: bool
 
 
 class TaskQueue:
@@ -132,7 +148,7 @@ class TaskQueue:
 
     def run(
         self, fill: Callable[[], object] | None = None, at_most: int | None = None
-    ) -> Binding | None:
+    ) -> Done | None:
         """Run what is queued, unless it is nothing; what ran, if it was one plan.
 
         `fill` may queue more just before: nobody else can in between. With `at_most` only what
@@ -155,10 +171,10 @@ class TaskQueue:
             self.running = window
             self.queued = following
         try:
-            binding = self.run_window(window, kept, at_most)
+            done = self.run_window(window, kept, at_most)
             # Else it goes back to where it came from.
             window.is_done = window.is_planned
-            return binding
+            return done
         finally:
             if self.running is not None:
                 # Where an interrupt comes before it or into it, whoever is next does it.
@@ -166,7 +182,7 @@ class TaskQueue:
 
     def run_window(
         self, window: Window, kept: tuple[bool, ...], at_most: int | None = None
-    ) -> Binding | None:
+    ) -> Done | None:
         """Run a window that has left the queue; what ran, if it was one plan.
 
         `kept`: which of its values were wanted when it left; `at_most`: see `run`.
@@ -183,19 +199,19 @@ class TaskQueue:
             run_one_by_one(self, window, kept)
             return None
         try:
-            binding = device.maker.binding(window, kept, at_most)
-            if binding is None:
-                return None
+            binding, form, linked = self._planned(window, kept, at_most)
         except StitchError as error:
             window.is_planned = True
             run_one_by_one(self, window, kept, error)
             return None
+        if binding is None:
+            return None
         window.is_planned = True
         try:
             self.windows_run += 1
-            ran = run_binding(device, binding, window)
+            ran = run_binding(device, binding, form)
             with self.lock:
-                leave_results(device, binding, window.values, window.end)
+                leave_results(device, binding, form.values, window.end)
                 if self.running is window:
                     # Who listens may look at what it made.
                     window.is_done = True
@@ -203,9 +219,34 @@ class TaskQueue:
             if ran is not True:
                 tell_run(device, binding, ran)
         except Exception as error:
-            run_the_rest(self, window, kept, error.__dict__.pop("stitch_tasks_left", ()))
+            left = error.__dict__.pop("stitch_tasks_left", ())
+            run_the_rest(self, window, kept, linked.members_of(left) if linked else left)
             raise
-        return binding
+        linking = device.linking
+        return Done(binding, form, linking is None or linking.is_settled(window, kept))
+
+    def _planned(
+        self, window: Window, kept: tuple[bool, ...], at_most: int | None
+    ) -> tuple[Binding | None, Window, Linked | None]:
+        """What runs a window, and in which form; raises what planning raises."""
+        device = self._device
+        linking, maker = device.linking, device.maker
+        # Who waits for each program, or for so many copies, is told of the tasks as they are.
+        if linking is not None and at_most is None and not device.hooks.bits:
+            linked = linking.linked(window, kept)
+            if linked is not None:
+                form = linked.window(window)
+                try:
+                    binding = maker.binding(form, linked.kept)
+                except StitchError as error:
+                    why = str(error).splitlines()[0]
+                else:
+                    assert binding is not None, "of as many copies as it takes"
+                    if not binding.plan.is_pressed:
+                        return binding, form, linked
+                    why = "as one program they would make something give way"
+                linking.keep_apart(window, kept, why)
+        return maker.binding(window, kept, at_most), window, None
 
     def end_run(self) -> None:
         """What left the queue does not run any more, be it at its end; twice does no harm."""

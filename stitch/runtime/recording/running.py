@@ -281,7 +281,8 @@ def _after_failure(
         # What was finished takes its places for itself, with what lies there.
         records.end_leases_at(binding.lease.buffers, with_bytes=False)
     effects = effects_of(plan, device.desc_key, steps_done)
-    failing, left = _what_is_left(plan, steps_done, is_over=not isinstance(error, Exception))
+    is_over = not isinstance(error, Exception)
+    failing, left = _what_is_left(plan, steps_done, window.merged, is_over=is_over)
     wanted = {number for index in left for number in plan.request.tasks[index].inputs}
     why = {
         index: f"task {task.transformation.name!r} {_why(error, index == failing)}"
@@ -333,10 +334,14 @@ def said_of(error: BaseException) -> str:
         return ""
 
 
-def _what_is_left(plan: Plan, steps_done: int, *, is_over: bool) -> tuple[int, tuple[int, ...]]:
+def _what_is_left(
+    plan: Plan, steps_done: int, merged: Sequence[bool], *, is_over: bool
+) -> tuple[int, tuple[int, ...]]:
     """The task that failed, and those that neither ran nor read what is missing now.
 
-    `is_over`: it was no failure but an interrupt, after which nothing more is run.
+    Of a task that stands for several (`merged`) some may run yet, whatever became of the others,
+    and so may those that read what it makes: all are left to who knows them. `is_over`: it was no
+    failure but an interrupt, after which nothing more is run.
     """
     tasks = plan.request.tasks
     finished = {number for step in plan.steps[:steps_done] for number in _tasks_of(step, tasks)}
@@ -349,7 +354,9 @@ def _what_is_left(plan: Plan, steps_done: int, *, is_over: bool) -> tuple[int, t
     for index, task in enumerate(tasks):
         if index in finished:
             continue
-        if is_over or index == failing or not missing.isdisjoint(task.inputs):
+        if not is_over and merged and (merged[index] or index != failing):
+            left.append(index)
+        elif is_over or index == failing or not missing.isdisjoint(task.inputs):
             missing.update(task.outputs)
             # What it would have overwritten is lost.
             missing.update(task.inputs[position] for position in task.transformation.donated)

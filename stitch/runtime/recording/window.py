@@ -18,7 +18,8 @@ class Window:
     """
 
     __slots__ = (
-        "agents", "given_up", "graph", "is_done", "is_planned", "is_whole", "nothing", "number",
+        "agents", "given_up", "graph", "is_done", "is_planned", "is_whole", "merged", "nothing",
+        "number",
         "reads_exposed", "reads_failed", "values",
     )  # fmt: skip
 
@@ -40,6 +41,8 @@ class Window:
         self.agents: list[Agent | None] = []
         #: Values that somebody freed while it ran.
         self.given_up: list[ValueRecord] = []
+        #: Of each task whether it stands for several of another window; () where none does.
+        self.merged: tuple[bool, ...] = ()
 
     def after(
         self, what: Transformation, inputs: Sequence[ValueRecord]

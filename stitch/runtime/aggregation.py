@@ -1,0 +1,301 @@
+"""Aggregation: programs of a queue that feed each other run as one, where that pays.
+
+Comes in: windows that are about to run. Goes out: the same window, or one with fewer tasks that
+leaves the same values, as far as anybody still refers to them. Must not know: plans, handles.
+
+Sets of programs such that no path leaves a set and comes back are linked; a host read in between
+keeps the value that it reads. Host functions and copies stay tasks of their own, the former in the
+order of their calls; so do programs that take an input over. `"auto"` links where the executor
+promises the same bits, once the same work has run so often that it pays: by counts, never by
+measured times, so that two runs of a script do the same. `"always"` links at once, also where the
+executor's sums may differ. What was linked and would make something give way runs apart again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+from weakref import WeakValueDictionary
+
+from stitch.argument_kinds import ArgumentKind
+from stitch.errors import StitchError
+from stitch.linker import link_merged, linked_inputs, wiring_of
+from stitch.machine import Machine
+from stitch.program import Program
+from stitch.runtime.executors import Executor
+from stitch.runtime.loaded import LoadedProgram
+from stitch.runtime.queue import Linked
+from stitch.runtime.recording import Agent, Window
+from stitch.tasks import (
+    MergedAgent,
+    NumberedTask,
+    ProgramAgent,
+    Stretch,
+    TaskRow,
+    TransformationKind,
+    edges_of,
+    groups_of,
+    merge_rows,
+    order_of_groups,
+)
+
+#: Kinds of work that are remembered; those least recently run are forgotten first.
+MAX_KINDS = 256
+#: What is remembered for `explain`.
+MAX_NOTES = 16
+AGGREGATE: Final = ArgumentKind(
+    '"auto", "never" or "always"', lambda value: value in ("auto", "never", "always")
+)
+#: The same tasks, of which the same values are kept.
+_Work: TypeAlias = tuple[Stretch, tuple[bool, ...]]
+
+
+class Site(Protocol):
+    """A device, as it is known here: where programs are linked."""
+
+    machine: Machine
+    strict_types: bool
+
+    @property
+    def computing(self) -> Executor:
+        """What computes there."""
+
+    def load_linked(self, program: Program) -> LoadedProgram:
+        """A program that lives nowhere else, ready to be run; for those who hold the lock."""
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """What is known of a kind of work."""
+
+    runs: int = 0
+    #: At which run it is linked; None: not looked at yet.
+    when: int | None = None
+    linked: Linked | None = None
+    #: Whether nothing about it will change.
+    is_settled: bool = False
+
+
+class Aggregation:
+    """The linked work of one device, by the work that it stands for."""
+
+    def __init__(self, device: Site, *, is_always: bool) -> None:
+        """`is_always`: whatever the executor promises."""
+        self._device, self._is_always = device, is_always
+        self._kinds: OrderedDict[_Work, _Kind] = OrderedDict()
+        #: Linked programs that some work runs: equal merged tasks become one.
+        self._programs: WeakValueDictionary[Hashable, LoadedProgram] = WeakValueDictionary()
+        self._notes: dict[str, None] = {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was linked, and what stays apart and why: a line each, the first ones."""
+        return tuple(self._notes)
+
+    # -- the queue asks ----------------------------------------------------------------------------
+
+    def linked(self, window: Window, kept: tuple[bool, ...]) -> Linked | None:
+        """See `Linking.linked`."""
+        kind = self._kind(window.graph, kept)
+        if not kind.is_settled:
+            kind.runs += 1
+            if kind.when is None or kind.runs >= kind.when:
+                self._look(kind, window, kept)
+        return kind.linked
+
+    def is_settled(self, window: Window, kept: tuple[bool, ...]) -> bool:
+        """See `Linking.is_settled`."""
+        return self._kind(window.graph, kept).is_settled
+
+    def keep_apart(self, window: Window, kept: tuple[bool, ...], why: str) -> None:
+        """See `Linking.keep_apart`."""
+        kind = self._kind(window.graph, kept)
+        kind.linked, kind.is_settled = None, True
+        self._note([task.transformation.name for task in window.graph.tasks], f"run apart: {why}")
+
+    def forget(self, transformation: int) -> None:
+        """A program is gone: what was linked of it is of no use any more."""
+        for work in [work for work in self._kinds if work[0].has(transformation)]:
+            del self._kinds[work]
+
+    def clear(self) -> None:
+        """Forget all work."""
+        self._kinds.clear()
+
+    def _kind(self, graph: Stretch, kept: tuple[bool, ...]) -> _Kind:
+        kind = self._kinds.get((graph, kept))
+        if kind is None:
+            kind = self._kinds[graph, kept] = _Kind()
+            if len(self._kinds) > MAX_KINDS:
+                self._kinds.popitem(last=False)
+        elif len(self._kinds) == MAX_KINDS:
+            # Only where the oldest may have to go the order is looked at.
+            self._kinds.move_to_end((graph, kept))
+        return kind
+
+    # -- what is linked ----------------------------------------------------------------------------
+
+    def _look(self, kind: _Kind, window: Window, kept: tuple[bool, ...]) -> None:
+        """Find out when it pays to link a kind of work, and do so when that has come."""
+        tasks, agents = window.graph.tasks, window.agents
+        before = self._edges(tasks, agents)
+        groups = groups_of(before)
+        if kind.when is None:
+            repeats = [self._repeats([agents[i] for i in members]) for members in _sets(groups)]
+            kind.when = max(repeats, default=0)
+        if kind.when == 0:
+            kind.is_settled = True
+        elif kind.runs >= kind.when:
+            kind.linked = self._linked(window, kept, before, groups)
+            kind.is_settled = True
+
+    def _edges(
+        self, tasks: Sequence[NumberedTask], agents: Sequence[Agent | None]
+    ) -> list[dict[int, bool]]:
+        """For each task those before it, and whether the two may become one."""
+        fitting: dict[tuple[int, int], bool] = {}
+        edges = []
+        last_call: int | None = None
+        for task, earlier in enumerate(edges_of(tasks)):
+            found = {}
+            for other, passes in earlier.items():
+                pair = (id(agents[other]), id(agents[task]))
+                if passes and pair not in fitting:
+                    fitting[pair] = self._fit(agents[other], agents[task])
+                found[other] = passes and fitting[pair]
+            if tasks[task].transformation.kind is TransformationKind.HOST:
+                # Host functions are called in the order in which they were queued.
+                if last_call is not None:
+                    found[last_call] = False
+                last_call = task
+            edges.append(found)
+        return edges
+
+    def _fit(self, first: Agent | None, second: Agent | None) -> bool:
+        """Whether two tasks may become one."""
+        for agent in (first, second):
+            if not isinstance(agent, LoadedProgram) or agent.transformation.donated:
+                return False
+        assert first is not None
+        assert second is not None
+        if self._is_always:
+            return True
+        assert first.program is not None
+        assert second.program is not None
+        terms = self._device.computing.link_terms((first.program, second.program))
+        if terms.obstacle:
+            self._note([first.program.name, second.program.name], f"run apart: {terms.obstacle}")
+        return not terms.obstacle and terms.repeats is not None
+
+    def _repeats(self, agents: Sequence[Agent | None]) -> int:
+        """After how many runs it pays to link programs that may be linked."""
+        if self._is_always:
+            return 1
+        programs = [agent.program for agent in agents if agent is not None]
+        terms = self._device.computing.link_terms([p for p in programs if p is not None])
+        return 0 if terms.obstacle or terms.repeats is None else max(1, terms.repeats)
+
+    def _linked(
+        self, window: Window, kept: Sequence[bool], before: list[dict[int, bool]],
+        groups: list[int],
+    ) -> Linked | None:  # fmt: skip
+        """The work with each set of programs as one, where they can be linked; None: nothing."""
+        tasks = window.graph.tasks
+        made: dict[int, tuple[TaskRow, LoadedProgram]] = {}
+        outside = _outside(tasks, groups, kept)
+        for members in _sets(groups):
+            one = self._one(tasks, window.agents, members, outside)
+            if one is not None:
+                made[members[0]] = one
+        if not made:
+            return None
+        groups = [group if group in made else task for task, group in enumerate(groups)]
+        members_of: dict[int, list[int]] = {}
+        for task, group in enumerate(groups):
+            members_of.setdefault(group, []).append(task)
+        graph = window.nothing
+        #: For each value its number in the linked work.
+        at: dict[int, int] = {}
+        order = order_of_groups(before, groups)
+        for group in order:
+            if group in made:
+                row, program = made[group]
+                what, inputs, outputs = program.transformation, linked_inputs(row), row.outputs
+            else:
+                what, inputs, outputs = tasks[group]
+            fresh = [number for number in dict.fromkeys(inputs) if number not in at]
+            for number in fresh:
+                at[number] = len(at)
+            graph = graph.after(what, tuple([at[number] for number in inputs]), len(fresh))
+            for number in outputs:
+                at[number] = len(at)
+        return Linked(
+            graph,
+            tuple([tuple(members_of[group]) for group in order]),
+            tuple([made[group][1] if group in made else None for group in order]),
+            tuple(at),
+            tuple([kept[number] for number in at]),
+        )
+
+    def _one(
+        self, tasks: Sequence[NumberedTask], all_agents: Sequence[Agent | None],
+        members: Sequence[int], outside: Collection[int],
+    ) -> tuple[TaskRow, LoadedProgram] | None:  # fmt: skip
+        """Programs as one, and what it reads and makes; None where they stay apart."""
+        agents = [agent for i in members if isinstance(agent := all_agents[i], LoadedProgram)]
+        assert len(agents) == len(members), "only programs fit"
+        rows = [
+            TaskRow(
+                ProgramAgent(agent, agent.program, agent.transformation, agent.output_descs),
+                tasks[i].inputs, tasks[i].outputs,
+            )
+            for i, agent in zip(members, agents, strict=True)
+        ]  # fmt: skip
+        row = merge_rows(rows, outside)
+        names = [row.agent.name for row in rows]
+        if not row.outputs:
+            return None  # Nobody wants what they make.
+        merged = row.agent
+        assert type(merged) is MergedAgent, "several"
+        key = wiring_of(merged)
+        program = self._programs.get(key)
+        try:
+            if program is None:
+                for agent in dict.fromkeys(agents):
+                    # The whole is of their bytes, and nobody looks at these again.
+                    agent.verify()
+                device = self._device
+                whole = link_merged(merged, device.machine.shape, strict_types=device.strict_types)
+                program = self._programs[key] = device.load_linked(whole)
+                # The key is of these for as long as it is known.
+                program.linked_from = tuple([agent.program for agent in agents])
+        except StitchError as error:
+            self._note(names, f"run apart: {str(error).splitlines()[0]}")
+            return None
+        self._note(names, f"run as one program, {program.name!r}")
+        return row, program
+
+    def _note(self, names: Sequence[str], what: str) -> None:
+        if len(self._notes) < MAX_NOTES:
+            shown = ", ".join(map(repr, names[:3]))
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self._notes[f"{shown}{more} {what}"] = None
+
+
+def _sets(groups: Sequence[int]) -> list[list[int]]:
+    """The sets of several tasks, in order."""
+    sets: dict[int, list[int]] = {}
+    for task, group in enumerate(groups):
+        sets.setdefault(group, []).append(task)
+    return [members for members in sets.values() if len(members) > 1]
+
+
+def _outside(
+    tasks: Sequence[NumberedTask], groups: Sequence[int], kept: Sequence[bool]
+) -> set[int]:
+    """The values that stay when sets of tasks become one: wanted, or read by another set."""
+    maker = {n: groups[i] for i, task in enumerate(tasks) for n in task.outputs}
+    read = {n for i, task in enumerate(tasks) for n in task.inputs if maker.get(n) != groups[i]}
+    return {number for number in maker if kept[number] or number in read}
