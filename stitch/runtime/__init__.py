@@ -36,7 +36,8 @@ from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
 
 __all__ = [
-    "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells", "Conversion",
+    "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells",
+    "Conversion",
     "Event", "Executor", "HookContext", "HostResult", "InputPort", "LoadedProgram", "PlanMade",
     "PlanRun", "PlanStopped", "PreparedGraph", "ProgramCall", "ReadBack", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written", "capture",
