@@ -39,6 +39,8 @@ MODES = {
     "one by one": Mode(one_by_one),
     "in one go, window 1": Mode(in_one_go, {"window": 1}, fails_later=False),
     "in one go": Mode(in_one_go, fails_later=False),
+    "linked": Mode(one_by_one, {"aggregate": "always"}),
+    "linked in one go": Mode(in_one_go, {"aggregate": "always"}, fails_later=False),
     "aggregated": Mode(lambda w, s: in_one_go(w, s, aggregate(s.graph, "keep")), fails_later=False),
 }
 #: Runs of each graph; in one of them, which its seed says, functions fail.

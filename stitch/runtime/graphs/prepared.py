@@ -81,13 +81,13 @@ _Output: TypeAlias = "tuple[TensorDesc, int, str]"
 class _Details:
     """Of a recording: its results that lie in leases, and those that lie in the buffers of entries.
 
-    `order`: for each result of the graph its position among both.
+    `order`: for each output of the graph its position among both; None where it is the same.
     """
 
     own: tuple[_Output, ...]
     #: Position of the entry, how the result lies there, and the result.
     carried: tuple[tuple[int, InstanceRef, _Output], ...]
-    order: tuple[int, ...]
+    order: tuple[int, ...] | None
     #: The calls of host functions that each run makes, by the task that makes them.
     calls: Mapping[int, tuple[HostAgent, HostCall]]
 
@@ -130,12 +130,10 @@ class PreparedGraph:
         self._ports: tuple[InputPort, ...] = tuple([readers[value] for _, value in table.inputs])
         self._count = len(self._ports)
         given = [value for _, value in table.outputs]
-        #: The numbers of its results, in the order in which a lease has them, and which of these
+        #: The numbers of its results, in the order in which tasks make them, and which of these
         #: each output of the graph is, where that is another order.
         self._given = sorted(set(given))
-        self._order: tuple[int, ...] | None = tuple([self._given.index(value) for value in given])
-        if self._order == tuple(range(len(self._given))):
-            self._order = None
+        self._order = _unless_same([self._given.index(value) for value in given])
         passed = next((name for name, value in table.outputs if value not in makers), None)
         if passed is not None:
             raise UsageError(
@@ -209,13 +207,6 @@ class PreparedGraph:
         results = self._run_past_queue(arguments)
         return self._run(self._linked(arguments)) if results is None else results
 
-    def _ordered(self, results: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-        """What a lease gives as the graph gives it."""
-        if self._order is None:
-            return results
-        handles = results if isinstance(results, tuple) else (results,)
-        return tuple([handles[at] for at in self._order])
-
     def _perform(self, binding: Binding, details: _Details, arrays: Sequence[Array]) -> Ran:
         """Run the steps, with the calls of this run in their places."""
         for index, box in binding.recording.boxes:
@@ -223,7 +214,7 @@ class PreparedGraph:
         return perform(self.device, binding, arrays)
 
     def _results(
-        self, lease: Lease[Binding], binding: Binding, ran: Ran
+        self, lease: Lease[Binding], binding: Binding, details: _Details, ran: Ran
     ) -> Tensor | tuple[Tensor, ...]:
         """Handles on what a run has just left in an idle lease."""
         device = self.device
@@ -232,7 +223,7 @@ class PreparedGraph:
         device.records.is_whole = False
         values = lease.take_again(now)
         if values is None:
-            values = [ValueRecord(device, *output) for output in self._outputs]
+            values = [ValueRecord(device, *output) for output in details.own]
             lease.take(values, now)
         results = handles_on(values)
         device.records.is_whole = True
@@ -285,7 +276,7 @@ class PreparedGraph:
         except BaseException as error:
             tell_stopped(device, binding, steps_done(error))
             raise
-        results = self._results(lease, binding, ran)
+        results = self._results(lease, binding, known.details, ran)
         straight = binding.straight
         if (lease.is_single and type(results) is Tensor and all_given and straight and not exposed
                 and not known.details.calls):  # fmt: skip
@@ -293,7 +284,7 @@ class PreparedGraph:
                 self._known, generation, entries if any(entries) else None, binding, straight,
                 straight.run, results.__del__,
             )  # fmt: skip
-        return self._ordered(results)
+        return _in_order(results, known.details.order)
 
     def _run_donated(
         self, binding: Binding, lease: Lease[Binding], details: _Details, entries: Entries,
@@ -328,11 +319,11 @@ class PreparedGraph:
             records.hand_on(entry, value, ref)
             value.last_used = now
             values.append(value)
-        results = handles_on([values[at] for at in details.order])
+        results = handles_on(values)
         gone(Status.FREED)
         if ran is not True:
             tell_run(device, binding, ran)
-        return self._ordered(results)
+        return _in_order(results, details.order)
 
     def _take_over(
         self, given: Sequence[tuple[ValueRecord, str]], status: Status = Status.LOST
@@ -389,7 +380,7 @@ class PreparedGraph:
             done = device.run_queue(fill)
         if done is not None and done.is_settled and done.binding.lease is not None:
             self._remember(done, forms, given, results, calls)
-        return self._ordered(handles[0] if len(handles) == 1 else handles)
+        return _in_order(handles[0] if len(handles) == 1 else handles, self._order)
 
     def _remember(
         self, done: Done, forms: tuple[object, ...], given: Sequence[ValueRecord],
@@ -403,10 +394,11 @@ class PreparedGraph:
         carried = recording.effects.carried
         lying = {n: at for at, n in enumerate([*recording.own, *[c.result for c in carried]])}
         outputs = dict(zip(made, self._outputs, strict=True))
+        order = range(len(made)) if self._order is None else self._order
         details = _Details(
             tuple([outputs[number] for number in recording.own]),
             tuple([(numbers.index(c.entry), c.ref, outputs[c.result]) for c in carried]),
-            tuple([lying[number] for number in made]),
+            _unless_same([lying[made[position]] for position in order]),
             {i: calls[agent] for i, agent in enumerate(done.window.agents) if agent in calls},
         )
         self._known.remember(done.binding, forms, numbers, details)
@@ -472,3 +464,18 @@ class PreparedGraph:
     def _input_types(self) -> list[tuple[str, str]]:
         kinds = [port.type.text() for port in self._ports]
         return list(zip(self.input_names, kinds, strict=True))
+
+
+def _in_order(
+    results: Tensor | tuple[Tensor, ...], order: Sequence[int] | None
+) -> Tensor | tuple[Tensor, ...]:
+    """What a run gives as the graph gives it; `order`: None where that is the same."""
+    if order is None:
+        return results
+    handles = results if isinstance(results, tuple) else (results,)
+    return tuple([handles[at] for at in order])
+
+
+def _unless_same(order: Sequence[int]) -> tuple[int, ...] | None:
+    """An order, unless it is that in which things are."""
+    return None if list(order) == list(range(len(order))) else tuple(order)
