@@ -85,6 +85,9 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
                        "PyTorch's are set by OMP_NUM_THREADS"}),
         ("--window", {"type": positive, "default": DEFAULT_WINDOW,
                       "help": "tasks queued before they run; 1: each call at once"}),
+        ("--aggregate", {"choices": ("auto", "never", "always"), "default": "auto",
+                         "help": "whether programs that feed each other are linked and run as "
+                         "one: where the bits stay the same and it pays (auto), or always"}),
         ("--strict_types", {"action": "store_true",
                             "help": "links and --input may not change the floating type"}),
         ("--check_memory", {"action": "store_true",

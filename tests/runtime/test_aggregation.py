@@ -1,0 +1,309 @@
+"""Programs of the queue that feed each other run as one: when, which, and what stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import StitchError, UsageError
+from stitch.program import Program
+from stitch.report import Device
+from stitch.runtime.events import PlanMade
+from stitch.runtime.executors import LinkTerms
+from stitch.runtime.executors.host import NumpyExecutor
+from stitch.tasks import TransformationKind
+from tests.support.stitched_models import binary_op, consuming, integers, one, scaled, several, tiny
+
+
+class Counting(NumpyExecutor):
+    """NumPy's kernels on terms of its own."""
+
+    def __init__(self, terms: LinkTerms) -> None:
+        super().__init__()
+        self.terms = terms
+
+    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
+        return self.terms
+
+
+def chain(device: Device) -> list[Any]:
+    return [
+        device.load(scaled(name, factor))
+        for name, factor in zip("abc", (2.0, 3.0, 0.5), strict=True)
+    ]
+
+
+def run_names(device: Device) -> list[list[str]]:
+    """The names of the tasks of each plan that is made from now on."""
+    made: list[list[str]] = []
+
+    def note(event: Any) -> None:
+        if isinstance(event, PlanMade):
+            made.append([task.transformation.name for task in event.plan.request.tasks])
+
+    device.events.subscribe(note)
+    return made
+
+
+def expected(x: np.ndarray, *factors: float) -> np.ndarray:
+    for factor in factors:
+        x = x * np.float32(factor) + np.float32(1)
+    return x
+
+
+def test_a_chain_runs_as_one_program_with_the_same_result() -> None:
+    x = integers()
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, b, c = chain(device)
+        np.testing.assert_array_equal(one(c(b(a(x)))).numpy(), expected(x, 2, 3, 0.5))
+        total = device.account().total
+        assert total.programs == 1
+        assert "'a', 'b', 'c' run as one program, 'a+b+c'" in device.explain()
+    with stitch.open_device("tiny", aggregate="never") as device:
+        a, b, c = chain(device)
+        one(c(b(a(x)))).numpy()
+        apart = device.account().total
+        assert apart.programs == 3
+        assert total.copies <= apart.copies
+        assert "run as one" not in device.explain()
+
+
+def test_what_somebody_holds_is_kept_and_what_the_host_read_stays() -> None:
+    x = integers()
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, b, c = chain(device)
+        held = one(a(x))
+        last = one(c(b(held)))
+        np.testing.assert_array_equal(last.numpy(), expected(x, 2, 3, 0.5))
+        np.testing.assert_array_equal(held.numpy(), expected(x, 2))
+        assert device.account().total.programs == 1
+        # What was read before is a source of what comes after.
+        again = one(b(held))
+        np.testing.assert_array_equal(again.numpy(), expected(x, 2, 3))
+
+
+def test_host_functions_stay_tasks_in_the_order_of_their_calls() -> None:
+    called: list[str] = []
+    x = integers()
+
+    @stitch.task
+    def note(name: str) -> None:
+        called.append(name)
+
+    @stitch.task(returns=stitch.TensorDesc((4, 64), stitch.Layout(stitch.DataType.FLOAT32)))
+    def halved(values: Any) -> Any:
+        called.append("halved")
+        return values * np.float32(0.5)
+
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, b, c = chain(device)
+        made = run_names(device)
+        for _ in range(3):
+            called.clear()
+            first = one(a(x))
+            device.call(note, "before")
+            half = halved(first)
+            device.call(note, "after")
+            last = one(c(b(half)))
+            np.testing.assert_array_equal(
+                last.numpy(), expected(expected(x, 2) * np.float32(0.5), 3, 0.5)
+            )
+            del first, half, last
+            assert called == ["before", "halved", "after"]
+    assert made == [["a", "note", "halved", "note", "b+c"]]
+
+
+def test_a_program_that_takes_an_input_over_stays_a_task_of_its_own() -> None:
+    x = integers()
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, c = device.load(scaled("a", 2.0)), device.load(scaled("c", 0.5))
+        taking = device.load(consuming("t", 3.0))
+        made = run_names(device)
+        wanted = expected(expected(x, 2) * np.float32(3), 0.5)
+        np.testing.assert_array_equal(one(c(taking(a(x)))).numpy(), wanted)
+        assert made == [["a", "t", "c"]]
+
+
+def test_only_sets_that_no_path_leaves_and_enters_again_are_linked() -> None:
+    """a feeds b and a host function, which feeds c with b: a and b may be one, c comes later."""
+    x = integers()
+
+    @stitch.task(returns=stitch.TensorDesc((4, 64), stitch.Layout(stitch.DataType.FLOAT32)))
+    def negated(values: Any) -> Any:
+        return -values
+
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, b, _ = chain(device)
+        total = device.load(binary_op("total", "Add", (4, 64)))
+        made = run_names(device)
+        first = one(a(x))
+        result = total(b(first), negated(first))
+        del first
+        np.testing.assert_array_equal(one(result).numpy(), expected(x, 2, 3) - expected(x, 2))
+        assert made == [["a+b", "negated", "total"]]
+
+
+@pytest.mark.parametrize("repeats", [1, 5])
+def test_auto_links_at_a_run_that_counts_tell(repeats: int) -> None:
+    x = integers()
+    terms = LinkTerms(repeats=repeats)
+    programs = []
+    for _ in range(2):
+        with stitch.open_device("tiny", executor=Counting(terms), aggregate="auto") as device:
+            a, b, c = chain(device)
+            before, counts = 0, []
+            for _ in range(8):
+                np.testing.assert_array_equal(one(c(b(a(x)))).numpy(), expected(x, 2, 3, 0.5))
+                now = device.account().total.programs
+                counts.append(now - before)
+                before = now
+            programs.append(counts)
+    assert programs == [[3] * (repeats - 1) + [1] * (9 - repeats)] * 2
+
+
+@pytest.mark.parametrize(
+    "terms, said",
+    [(LinkTerms("its sums differ", 3), "'a', 'b' run apart: its sums differ"), (LinkTerms(), "")],
+)
+def test_auto_keeps_apart_what_would_change_or_gains_nothing(terms: LinkTerms, said: str) -> None:
+    x = integers()
+    with stitch.open_device("tiny", executor=Counting(terms), aggregate="auto") as device:
+        a, b, c = chain(device)
+        for _ in range(4):
+            one(c(b(a(x)))).numpy()
+        assert device.account().total.programs == 12
+        assert said in device.explain()
+        assert "as one program" not in device.explain()
+
+
+def test_a_prepared_graph_is_linked_by_the_same_counts() -> None:
+    x = integers()
+    a, b, c = [scaled(name, factor) for name, factor in zip("abc", (2.0, 3.0, 0.5), strict=True)]
+    graph = stitch.TaskGraph()
+    first = graph.call(a, graph.input(a.program.input_desc(0), "x"))
+    graph.output(graph.call(c, graph.call(b, first)), "z")
+    graph.output(first, "y")
+    with stitch.open_device("tiny", executor=Counting(LinkTerms(repeats=4))) as device:
+        prepared = device.prepare(graph)
+        for turn in range(8):
+            z, y = several(prepared(x + turn))
+            np.testing.assert_array_equal(z.numpy(), expected(x + turn, 2, 3, 0.5))
+            np.testing.assert_array_equal(y.numpy(), expected(x + turn, 2))
+            programs = device.account().total.programs
+            assert programs == (3 * (turn + 1) if turn < 3 else 9 + turn - 2)
+        # From then on it runs past the queue.
+        windows = device.statistics().windows
+        prepared(x)
+        assert device.statistics().windows == windows
+
+
+def test_after_a_failure_the_members_that_can_run_do() -> None:
+    """`b` and `total` are one task; without what the host function gives only `b` can run."""
+    x = integers()
+    fails = True
+
+    @stitch.task(returns=stitch.TensorDesc((4, 64), stitch.Layout(stitch.DataType.FLOAT32)))
+    def failing(values: Any) -> Any:
+        if fails:
+            raise ValueError("told to")
+        return values
+
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, b, c = chain(device)
+        total = device.load(binary_op("total", "Add", (4, 64)))
+        made = run_names(device)
+        for fails in (False, True):
+            first = one(a(x))
+            second = one(b(first))
+            third = one(total(second, failing(first)))
+            fourth = one(c(first))
+            if fails:
+                with pytest.raises(ValueError, match="told to"):
+                    device.wait()
+                with pytest.raises(StitchError, match="told to"):
+                    third.numpy()
+            else:
+                np.testing.assert_array_equal(third.numpy(), expected(x, 2, 3) + expected(x, 2))
+            np.testing.assert_array_equal(first.numpy(), expected(x, 2))
+            np.testing.assert_array_equal(second.numpy(), expected(x, 2, 3))
+            np.testing.assert_array_equal(fourth.numpy(), expected(x, 2, 0.5))
+            del first, second, third, fourth
+        assert any("+" in name for name in made[0])
+
+
+def test_constants_lie_once_and_go_with_their_programs() -> None:
+    x = integers()
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, b, c = chain(device)
+        before = {space: use.used_nbytes for space, use in device.memory_use().items()}
+        for _ in range(3):
+            one(c(b(a(x)))).numpy()
+        assert {space: use.used_nbytes for space, use in device.memory_use().items()} == before
+        del a, b
+        device.drain()
+        device.drain()
+        assert device.linking is not None
+        origins = [buffer.origin for buffer in device.records.buffers.values()]
+        assert origins
+        assert all(origin.endswith("of 'c'") for origin in origins)
+
+
+def test_where_the_whole_would_make_something_give_way_they_run_apart() -> None:
+    """All slots of a linked program lie in L1 at once: here only those of one program fit."""
+    wishes = ("input.x.space=l1", "output.y.space=l1")
+    shape = (64, 64)
+    machine = tiny(l1_nbytes=12 * 1024)  # 48 KiB on four cores; a tensor has 16 KiB.
+    models = [scaled(name, 2.0, shape, target=machine, wishes=wishes) for name in "abcd"]
+    x = integers(shape)
+    copies = {}
+    for how in ("never", "always"):
+        with stitch.open_device(machine, aggregate=how) as device:
+            a, b, c, d = [device.load(model) for model in models]
+            for _ in range(3):
+                first, other = one(a(x)), one(d(x))
+                second = one(b(first))
+                third = one(c(second))
+                np.testing.assert_array_equal(third.numpy(), expected(x, 2, 2, 2))
+                np.testing.assert_array_equal(other.numpy(), expected(x, 2))
+                np.testing.assert_array_equal(first.numpy(), expected(x, 2))
+                np.testing.assert_array_equal(second.numpy(), expected(x, 2, 2))
+                del first, second, third, other
+            copies[how] = device.account().total.copies
+            if how == "always":
+                assert "run apart" in device.explain()
+    assert copies["always"] <= copies["never"]
+
+
+def test_hooks_see_each_program_that_was_called() -> None:
+    x, seen = integers(), []
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, b, c = chain(device)
+        one(c(b(a(x)))).numpy()
+        with device.hooks.registered({"before_program": lambda c: seen.append(c.program.name)}):
+            one(c(b(a(x)))).numpy()
+        one(c(b(a(x)))).numpy()
+    assert seen == ["a", "b", "c"]
+
+
+def test_merged_programs_are_programs_to_those_who_listen() -> None:
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, b, _ = chain(device)
+        kinds: list[TransformationKind] = []
+
+        def note(event: Any) -> None:
+            if isinstance(event, PlanMade):
+                kinds.extend(task.transformation.kind for task in event.plan.request.tasks)
+
+        device.events.subscribe(note)
+        one(b(a(integers()))).numpy()
+    assert kinds == [TransformationKind.PROGRAM]
+
+
+@pytest.mark.parametrize("word", ["sometimes", "Always", None, True])
+def test_a_word_that_is_none_of_the_three_is_refused(word: Any) -> None:
+    with pytest.raises(UsageError, match='"auto", "never" or "always" as aggregate'):
+        stitch.open_device("tiny", aggregate=word)
