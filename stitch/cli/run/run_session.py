@@ -130,7 +130,8 @@ def _open(words: argparse.Namespace, machine: Any) -> api.Device:
         machine,
         executor=executor,
         threads=words.threads,
-        window=words.window, aggregate=words.aggregate,
+        window=words.window,
+        aggregate=words.aggregate,
         debug=words.check_memory,
         strict_types=words.strict_types,
     )
