@@ -52,7 +52,7 @@ AGGREGATE: Final = ArgumentKind(
 _Work: TypeAlias = tuple[Stretch, tuple[bool, ...]]
 
 
-class Site(Protocol):
+class LinkingSite(Protocol):
     """A device, as it is known here: where programs are linked."""
 
     machine: Machine
@@ -81,7 +81,7 @@ class _Kind:
 class Aggregation:
     """The linked work of one device, by the work that it stands for."""
 
-    def __init__(self, device: Site, *, is_always: bool) -> None:
+    def __init__(self, device: LinkingSite, *, is_always: bool) -> None:
         """`is_always`: whatever the executor promises."""
         self._device, self._is_always = device, is_always
         self._kinds: OrderedDict[_Work, _Kind] = OrderedDict()
