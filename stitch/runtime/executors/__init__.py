@@ -32,6 +32,8 @@ EXECUTORS: dict[str, tuple[str, str]] = {
 
 #: Those that take a number of threads. NumPy's products run on as many as its BLAS was told.
 THREADED = ("onnxruntime", "auto")
+#: Those that may fuse operations across seams.
+FUSING = ("onnxruntime", "auto")
 _THREADS_ELSEWHERE = {
     "numpy": "NumPy's threads are set before it is loaded, as in OMP_NUM_THREADS=4",
     "torch": "PyTorch's threads are those of torch.set_num_threads, or of OMP_NUM_THREADS",
@@ -43,9 +45,13 @@ def is_own(executor: Executor) -> bool:
     return type(executor).__module__.startswith(f"{__name__}.")
 
 
-def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
+def make_executor(
+    name: str | Executor, threads: int | None = None, *, fuse_across_seams: bool = False
+) -> Executor:
     """An executor by name, on so many threads (one, if nothing is said).
 
+    `fuse_across_seams`: what fuses operations does so across the seams of linked programs too, and
+    no longer gives the bits of their parts. An executor that is no name is given back as it is.
     Raises `UsageError` listing the names, or naming the extra to install; for threads of an
     executor that does not take them, and for fewer than one.
     """
@@ -65,7 +71,9 @@ def make_executor(name: str | Executor, threads: int | None = None) -> Executor:
     if isinstance(name, Executor):
         return name
     module, class_name = EXECUTORS[name]
-    words = {} if threads is None else {"intra_op_threads": threads}
+    words: dict[str, int] = {} if threads is None else {"intra_op_threads": threads}
+    if fuse_across_seams and name in FUSING:
+        words["fuse_across_seams"] = True
     try:
         executor = getattr(import_module(module), class_name)(**words)
     except ModuleNotFoundError as error:

@@ -58,18 +58,19 @@ FEW_PASSES = frozenset({
 class AutomaticExecutor(Executor):
     """Chooses executors for each program; without ONNX Runtime it is the NumPy executor.
 
-    `intra_op_threads` are for ONNX Runtime; raises `UsageError` for fewer than one.
+    `intra_op_threads` and `fuse_across_seams` are for ONNX Runtime; raises `UsageError` for fewer
+    threads than one.
     """
 
     name = "auto"
 
-    def __init__(self, intra_op_threads: int = 1) -> None:
+    def __init__(self, intra_op_threads: int = 1, fuse_across_seams: bool = False) -> None:
         self.numpy = NumpyExecutor()
         self.library: KernelLibrary | None = None
         self.onnxruntime: Executor | None = None
         if find_spec("onnxruntime") is not None and find_spec("onnx") is not None:
             onnx = import_module("stitch.runtime.executors.onnx")
-            self.onnxruntime = onnx.OnnxRuntimeExecutor(intra_op_threads)
+            self.onnxruntime = onnx.OnnxRuntimeExecutor(intra_op_threads, fuse_across_seams)
             self.sessions = onnx.Sessions(intra_op_threads)
 
     def host_bytes(self, program: Program) -> ProgramBytes:

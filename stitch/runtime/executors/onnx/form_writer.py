@@ -46,7 +46,8 @@ class OnnxForm:
     """A model, the values that are its inputs and outputs, and its constants by name.
 
     `chunked` has the outputs that the model gives in another shape, the same elements; `without`
-    names the optimizers that would change what the model computes.
+    names the optimizers that would change what the model computes; `is_optimised` models are run as
+    they are.
     """
 
     model: bytes
@@ -55,6 +56,7 @@ class OnnxForm:
     weights: tuple[tuple[str, Array], ...]
     chunked: Mapping[int, tuple[int, ...]]
     without: tuple[str, ...] = ()
+    is_optimised: bool = False
 
 
 def value_name(value: int) -> str:
@@ -62,12 +64,30 @@ def value_name(value: int) -> str:
     return f"v{value}"
 
 
-def _names_read(node: onnx.NodeProto) -> Iterator[str]:
+def value_info(value: int, kind: ValueType, shape: tuple[int, ...]) -> onnx.ValueInfoProto:
+    """The declaration of a value that goes in or out of a model."""
+    return helper.make_tensor_value_info(value_name(value), onnx_code(compute_type(kind)), shape)
+
+
+def placeholder(name: str, data: Array) -> TensorProto:
+    """What stands for a large constant: ONNX Runtime is given the array itself under this name, by
+    the session's options."""
+    code = onnx_code(DataType.from_dtype(data.dtype))
+    tensor = TensorProto(
+        name=name, data_type=code, dims=data.shape, data_location=TensorProto.EXTERNAL
+    )
+    facts = {"location": "constants", "offset": "0", "length": str(data.nbytes)}
+    for key, text in facts.items():
+        tensor.external_data.add(key=key, value=text)
+    return tensor
+
+
+def names_read(node: onnx.NodeProto) -> Iterator[str]:
     """What a node reads, also from within its bodies."""
     yield from node.input
     for attribute in node.attribute:
         for inner in attribute.g.node:
-            yield from _names_read(inner)
+            yield from names_read(inner)
 
 
 class FormWriter:
@@ -203,15 +223,7 @@ class FormWriter:
         if data.nbytes <= EMBEDDED_NBYTES:
             self.initializers.append(numpy_helper.from_array(data, name))
             return
-        # ONNX Runtime is given the array itself under this name, by the session's options.
-        code = onnx_code(DataType.from_dtype(data.dtype))
-        tensor = TensorProto(
-            name=name, data_type=code, dims=data.shape, data_location=TensorProto.EXTERNAL
-        )
-        facts = {"location": "constants", "offset": "0", "length": str(data.nbytes)}
-        for key, text in facts.items():
-            tensor.external_data.add(key=key, value=text)
-        self.initializers.append(tensor)
+        self.initializers.append(placeholder(name, data))
         self.weights.append((name, np.ascontiguousarray(data)))
 
     def form(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> OnnxForm:
@@ -241,13 +253,11 @@ class FormWriter:
         So it runs them soon after what they read was made and while it is in the cache, as the
         program has it; a backward pass would else make the weights' gradients at its very end.
         """
-        read = {name for node in self.nodes for name in _names_read(node)}
+        read = {name for node in self.nodes for name in names_read(node)}
         ends = [node for node in self.nodes if read.isdisjoint(node.output)]
         others = [node for node in self.nodes if not read.isdisjoint(node.output)]
         return others + ends[::-1]
 
     def _info(self, value: int) -> onnx.ValueInfoProto:
         kind = self.type_of(value)
-        code = onnx_code(compute_type(kind))
-        shape = self.chunked.get(value, kind.shape)
-        return helper.make_tensor_value_info(value_name(value), code, shape)
+        return value_info(value, kind, self.chunked.get(value, kind.shape))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from stitch.ops import multiply_adds
 from stitch.program import Program
+from stitch.runtime.executors.host import compute_type
 from stitch.runtime.executors.linking_terms import LinkTerms
 from stitch.runtime.executors.onnx.session import EXPECT, has_effect, is_masked
 
@@ -49,8 +50,11 @@ def _obstacle(program: Program) -> str:
     names |= {slot.value: slot.name for slot in program.outputs}
     stored = {v: program.values[v].desc.layout.data_type for v in names}
     for v, name in names.items():
+        kind = program.values[v].type
         if stored[v].is_narrow:
             return f"has {name!r} as {stored[v].value}, to which ONNX Runtime converts nothing"
+        if compute_type(kind) is not kind.data_type is not stored[v]:
+            return f"stores {name!r}, which is {kind.data_type.value}, as {stored[v].value}"
     read = {v for operation in program.operations for v in operation.inputs}
     for slot in program.outputs:
         v = slot.value

@@ -57,27 +57,9 @@ class Session:
     """A session and what it refers to, for as long as it lives."""
 
     def __init__(self, form: OnnxForm, threads: int) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.use_deterministic_compute = True
-        # One allocation for all values of a run, beside what the first run took: 5 MiB more for a
-        # small transformer's training, and no faster.
-        options.enable_mem_pattern = False
-        _share_arena()
-        options.add_session_config_entry("session.use_env_allocators", "1")
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        # Errors are raised; what it would print beside them helps no further.
-        options.log_severity_level = 4
         self.form = form
         self.held = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in form.weights]
-        if form.weights:
-            options.add_external_initializers([name for name, _ in form.weights], self.held)
-        self.session = onnxruntime.InferenceSession(
-            form.model, options, providers=["CPUExecutionProvider"],
-            disabled_optimizers=[*SLOWER_FUSIONS, *form.without],
-        )  # fmt: skip
-        _sessions.add(self.session)
+        self.session = _load(form, self.held, _options(threads, form.is_optimised))
 
     def bind(self, arrays: dict[int, Array]) -> Callable[[], object]:
         """A call that computes on these arrays, which must outlive it."""
@@ -91,6 +73,51 @@ class Session:
                 shape = self.form.chunked.get(value, array.shape)
                 point(value_name(value), "cpu", 0, array.dtype.type, shape, where)
         return bound_call(self.session, binding)
+
+
+def write_optimised(form: OnnxForm, path: str, constants: str, least: int) -> None:
+    """What ONNX Runtime makes of a form, as a file; its constants of at least so many bytes as
+    another file beside it. Raises one of `SESSION_ERRORS`."""
+    options = _options(1, is_optimised=False)
+    options.optimized_model_filepath = path
+    for key, word in (
+        ("session.optimized_model_external_initializers_file_name", constants),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", str(least)),
+        # Nothing is run: its kernels need not arrange their weights.
+        ("session.disable_prepacking", "1"),
+    ):
+        options.add_session_config_entry(key, word)
+    _load(form, [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in form.weights], options)
+
+
+def _options(threads: int, is_optimised: bool) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.use_deterministic_compute = True
+    # One allocation for all values of a run, beside what the first run took: 5 MiB more for a
+    # small transformer's training, and no faster.
+    options.enable_mem_pattern = False
+    _share_arena()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = (
+        level.ORT_DISABLE_ALL if is_optimised else level.ORT_ENABLE_ALL
+    )
+    # Errors are raised; what it would print beside them helps no further.
+    options.log_severity_level = 4
+    return options
+
+
+def _load(form: OnnxForm, weights: list[Any], options: Any) -> Any:
+    if form.weights:
+        options.add_external_initializers([name for name, _ in form.weights], weights)
+    session = onnxruntime.InferenceSession(
+        form.model, options, providers=["CPUExecutionProvider"],
+        disabled_optimizers=[*SLOWER_FUSIONS, *form.without],
+    )  # fmt: skip
+    _sessions.add(session)
+    return session
 
 
 @cache

@@ -1,0 +1,141 @@
+"""ONNX Runtime computes linked programs as it computes them apart, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.graph import ComputationGraphBuilder
+from stitch.linker import chain_wires, link_programs
+from stitch.machine.description import load_machine
+from stitch.program import Array, Program
+from stitch.runtime.executors import make_executor
+from stitch.ttb import Binary
+from tests.support.executors.drawn_chains import TARGET, DrawnChain, drawn_chain
+
+pytest.importorskip("onnxruntime")
+
+MACHINE = load_machine(TARGET).shape
+
+
+def tensors(results: stitch.Tensor | tuple[stitch.Tensor, ...]) -> tuple[stitch.Tensor, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def model_of(program: Program) -> stitch.LinkedModel:
+    return stitch.LinkedModel(Binary((program,), MACHINE, "test"), TARGET)
+
+
+def chained(models: Sequence[stitch.CompiledModel], x: Array) -> DrawnChain:
+    programs = [model.program for model in models]
+    last = [(len(models) - 1, o) for o in range(len(programs[-1].outputs))]
+    return DrawnChain(list(models), list(chain_wires(programs)), last, {(0, 0): x})
+
+
+def apart(chain: DrawnChain, device: stitch.Device) -> list[Array]:
+    """The outputs that stay, one program after the other."""
+    sources = {(w.consumer, w.input): (w.producer, w.output) for w in chain.wires}
+    made: dict[tuple[int, int], stitch.Tensor] = {}
+    for p, model in enumerate(chain.models):
+        given = [
+            made[sources[p, i]] if (p, i) in sources else device.tensor(chain.data[p, i])
+            for i in range(len(model.program.inputs))
+        ]
+        made |= {(p, o): tensor for o, tensor in enumerate(tensors(device.load(model)(*given)))}
+    return [made[port].numpy() for port in chain.kept]
+
+
+def linked(chain: DrawnChain, device: stitch.Device, halves: bool = False) -> list[Array]:
+    """The same outputs of the one program that they are linked into."""
+    programs = [model.program for model in chain.models]
+    if halves:
+        middle = len(programs) // 2
+        programs = [
+            link_programs(some, chain_wires(some), machine=MACHINE, name=name)
+            for name, some in (("one", programs[:middle]), ("two", programs[middle:]))
+        ]
+        wires, kept = list(chain_wires(programs)), [(1, o) for _, o in chain.kept]
+    else:
+        wires, kept = chain.wires, chain.kept
+    whole = link_programs(programs, wires, machine=MACHINE, name="whole", keep=kept)
+    given = [chain.data[port] for port in sorted(chain.data)]
+    return [tensor.numpy() for tensor in tensors(device.load(model_of(whole))(*given))]
+
+
+def assert_equal_bits(chain: DrawnChain, halves: bool = False) -> None:
+    with stitch.open_device(TARGET, executor="onnxruntime") as device:
+        wanted, found = apart(chain, device), linked(chain, device, halves)
+    for port, one_way, other in zip(chain.kept, wanted, found, strict=True):
+        assert np.isfinite(one_way.astype(np.float32)).all(), port
+        assert one_way.dtype == other.dtype and one_way.tobytes() == other.tobytes(), port
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_programs_that_feed_each_other(seed: int) -> None:
+    assert_equal_bits(drawn_chain(Random(seed)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(1000, 1600))
+def test_many_drawn_programs_that_feed_each_other(seed: int) -> None:
+    assert_equal_bits(drawn_chain(Random(seed), most=12))
+
+
+def layer(n: int, weights: Array) -> stitch.CompiledModel:
+    b = ComputationGraphBuilder(f"layer{n}")
+    x = b.input("x", (16, 64), "float32")
+    b.output("y", b.op("Relu", b.op("Gemm", x, b.constant(weights), b.constant(weights[0]))))
+    return stitch.compile(b.build(), target=TARGET)
+
+
+@pytest.mark.parametrize("halves", [False, True], ids=["at once", "linked again"])
+def test_sixty_four_small_programs(halves: bool) -> None:
+    rng = np.random.default_rng(0)
+    tables = [(rng.standard_normal((64, 64)) * 0.15).astype(np.float32) for _ in range(4)]
+    models = [layer(n, tables[n % 4]) for n in range(64)]
+    assert_equal_bits(chained(models, rng.standard_normal((16, 64)).astype(np.float32)), halves)
+
+
+@pytest.mark.full
+def test_sixteen_different_modules() -> None:
+    pytest.importorskip("torch")
+    from tests.support.executors.varied_modules import varied_programs
+
+    chain = chained(*varied_programs(TARGET))
+    assert_equal_bits(chain)
+    assert_equal_bits(chain, halves=True)
+
+
+def test_flushing_reaches_a_program_that_has_denormals_which_is_why_it_is_an_obstacle() -> None:
+    from stitch.runtime.executors.onnx.session import has_effect
+
+    if not has_effect():
+        pytest.skip("denormal numbers cannot be taken as zero here")
+    small, scores = ComputationGraphBuilder("small"), ComputationGraphBuilder("scores")
+    x = small.input("x", (4, 8), "float32")
+    small.output("y", small.op("Sqrt", small.op("Abs", x * 1e-20)))
+    y = scores.input("x", (4, 8), "float32")
+    scores.output("y", scores.op("Softmax", y * 1e19, axis=-1))
+    models = [stitch.compile(b.build(), target=TARGET) for b in (small, scores)]
+    x_data = (np.random.default_rng(0).standard_normal((4, 8)) * 1e-19).astype(np.float32)
+    chain = chained(models, x_data)
+    with stitch.open_device(TARGET, executor="onnxruntime") as device:
+        assert apart(chain, device)[0].tobytes() != linked(chain, device)[0].tobytes()
+    terms = make_executor("onnxruntime").link_terms([model.program for model in models])
+    assert terms.obstacle == "'scores' takes denormal numbers as zero, 'small' does not"
+
+
+def test_a_file_of_linked_programs(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    models = [layer(n, rng.standard_normal((64, 64)).astype(np.float32) / 8) for n in range(3)]
+    stitch.link(models).save(tmp_path / "whole.ttb")
+    x = rng.standard_normal((16, 64)).astype(np.float32)
+    with stitch.open_device(TARGET, executor="onnxruntime") as device:
+        wanted = apart(chained(models, x), device)
+        found = [tensor.numpy() for tensor in tensors(device.load(tmp_path / "whole.ttb")(x))]
+    assert wanted[0].tobytes() == found[0].tobytes()
