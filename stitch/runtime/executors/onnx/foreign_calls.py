@@ -1,8 +1,8 @@
 """Segments: runs of a program's operations that are one call of ONNX Runtime each.
 
 Comes in: a program, and which of its operations go together. Goes out: their sessions, ready to be
-bound to arrays. A segment is a program of its own (see `parts`), on the host; those that are alike
-(the layers of a network) share one session. Must not know the kernels of the rest.
+bound to arrays. A segment is a program of its own (see `program_parts`), on the host; those that
+are alike (the layers of a network) share one session. Must not know the kernels of the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stitch.errors import CompileError
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
-from stitch.runtime.executors.onnx.parts import PartOfProgram, WholeProgram
+from stitch.runtime.executors.onnx.program_parts import PartOfProgram, WholeProgram
 from stitch.runtime.executors.onnx.session import (
     EXPECT,
     REFUSALS,

@@ -32,7 +32,7 @@ from stitch.runtime.executors.onnx.form_writer import (
 )
 from stitch.runtime.executors.onnx.model_form import onnx_form
 from stitch.runtime.executors.onnx.optimised_form import OptimisedForm, optimised_form, plain_form
-from stitch.runtime.executors.onnx.parts import PartOfProgram, WholeProgram
+from stitch.runtime.executors.onnx.program_parts import PartOfProgram, WholeProgram
 from stitch.runtime.executors.onnx.session import EXPECT
 
 

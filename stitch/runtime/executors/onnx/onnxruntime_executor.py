@@ -9,9 +9,9 @@ rounding of the narrow type for every operation between an output and its inputs
 What ONNX leaves open, ONNX Runtime decides otherwise than NumPy, on NaN, infinities and other
 values at the edges of their types: `docs/executor_differences.md` lists all of it.
 
-A linked program (one with seams) is run as the optimised forms of its parts, joined: the bits of its
-programs apart, in one call (`joined_form`). Programs of which only some take small numbers as zero,
-as follows, all do so once they are linked.
+A linked program (one with seams) is run as the optimised forms of its parts, joined: the bits of
+its programs apart, in one call (`joined_form`). Programs of which only some take small numbers as
+zero, as follows, all do so once they are linked.
 
 Numbers below the smallest normal one (1.2e-38) count as zero in programs with a Softmax, where the
 platform can be told so for one call: see `flushing`.
