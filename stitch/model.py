@@ -69,7 +69,7 @@ _FIELDS = ("stitch", "target", "name", "role", "wishes")
     machine=MACHINE,
     executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
     window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
-    spill=BOOL, aggregate=AGGREGATE,
+    spill=BOOL, aggregate=AGGREGATE, lanes=WHOLE,
 )  # fmt: skip
 def open_device(
     machine: str | Path | Machine = "wormhole_n150",
@@ -82,6 +82,7 @@ def open_device(
     max_memory: int | str | None = None,
     spill: bool = True,
     aggregate: str = "auto",
+    lanes: int = 1,
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
@@ -98,12 +99,14 @@ def open_device(
     one: `auto` (where the executor promises the same bits, once the same calls have come back so
     often that it pays: after 100 times at most), `never`, or `always` (at once, also where sums may
     differ). Results of which somebody still has a handle are kept; `explain` says what was linked.
+    `lanes`: on how many threads independent stretches of a plan run beside each
+    other, where each takes 100 us at least by its counts; results and copies are those of one lane.
     """
     return Device(
         load_machine(machine),
         executor=executor if threads is None else make_executor(executor, threads),
         window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
-        spill=spill, aggregate=aggregate,
+        spill=spill, aggregate=aggregate, lanes=lanes,
     )  # fmt: skip
 
 

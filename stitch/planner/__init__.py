@@ -12,6 +12,7 @@ from stitch.on_demand import names_on_demand
 from stitch.planner.after_steps import after_steps
 from stitch.planner.certificate import Branches, Certificate, CostCertificate
 from stitch.planner.copy_cost import copy_cost, foreseen_cost
+from stitch.planner.lanes import LEAST, ONE_LANE, Fork, Lanes, OwnPlace, lanes_of, touched_by
 from stitch.planner.placing import may_be_placed, placed
 from stitch.planner.plan import (
     Allocate,
@@ -52,9 +53,11 @@ else:
     )
 
 __all__ = [
-    "MOST_CHANGES", "MOST_TRIALS", "WARNINGS", "Allocate", "Branches", "Buffer", "Certificate",
-    "Copy", "Cost", "CostCertificate", "Execute", "Free", "Instance", "Plan", "PlanRequest",
-    "Region", "Relocate", "Resident", "Slot", "SlotChange", "Step", "Transfer", "after_steps",
-    "best_changes", "check_certificate", "check_plan", "copy_cost", "foreseen_cost",
-    "may_be_placed", "needed_regions", "placed", "plan", "possible_changes", "ranges_of",
+    "LEAST", "MOST_CHANGES", "MOST_TRIALS", "ONE_LANE", "WARNINGS", "Allocate", "Branches",
+    "Buffer",
+    "Certificate", "Copy", "Cost", "CostCertificate", "Execute", "Fork", "Free", "Instance",
+    "Lanes", "OwnPlace", "Plan", "PlanRequest", "Region", "Relocate", "Resident", "Slot",
+    "SlotChange", "Step", "Transfer", "after_steps", "best_changes", "check_certificate",
+    "check_plan", "copy_cost", "foreseen_cost", "lanes_of", "may_be_placed", "needed_regions",
+    "placed", "plan", "possible_changes", "ranges_of", "touched_by",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stitch.machine import footprint
-from stitch.planner import Allocate, Copy, CostCertificate, Plan, Relocate
+from stitch.planner import LEAST, Allocate, Copy, CostCertificate, Plan, Relocate
 from stitch.program import Space
 from stitch.runtime import Account, RuntimeDevice, Totals
 from stitch.tasks import TransformationKind
@@ -121,10 +121,24 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
         out.append(f"  kernel staging: {staged}")
     if device.linking is not None:
         out += [f"  {note}" for note in device.linking.notes]
+    if device.lanes > 1:
+        out.append(f"  {lanes_line(device, total)}")
     writes, written = account.writes_seen, account.nbytes_seen
     out.append(f"  the spaces saw {writes} writes by copies and moves, {written} B")
     out.append(f"  {host_memory_line(device)}")
     return "\n".join(out)
+
+
+def lanes_line(device: RuntimeDevice, total: Totals) -> str:
+    """How much ran beside each other on a device's lanes, or why nothing did."""
+    if total.beside:
+        ran = f"{counted(total.beside, 'stretch', 'stretches')} ran beside each other"
+        return f"{device.lanes} lanes: {ran}" + (", but for hooks" if device.hooks.active else "")
+    why = device.why_one_lane
+    if why is None:
+        least = f"{LEAST:.0f} us at least by its counts"
+        why = f"no plan that moves nothing has independent stretches of {least}"
+    return f"{device.lanes} lanes, and nothing ran beside anything: {why}"
 
 
 def _programs_text(device: RuntimeDevice, total: Totals) -> str:

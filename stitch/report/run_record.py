@@ -82,7 +82,8 @@ class Recorder:
             self._known = self._differences(after)
         elif isinstance(event, PlanStopped):
             self._plans[event.index] = event.plan
-            stopped = {"event": "stopped", "plan": event.index, "steps": event.steps_done}
+            done = event.steps_done if isinstance(event.steps, range) else [*event.steps]
+            stopped = {"event": "stopped", "plan": event.index, "steps": done}
             self._events.append(stopped)
         elif isinstance(event, Written | ReadBack):
             kind = "write" if isinstance(event, Written) else "read"

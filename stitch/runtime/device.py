@@ -71,10 +71,17 @@ class RuntimeDevice(TensorAccess):
         max_memory: int | str | None = None,
         spill: bool = True,
         aggregate: str = "auto",
+        lanes: int = 1,
     ) -> None:
         if not isinstance(window, int) or window < 1:
             raise UsageError("a window holds at least one task", got=repr(window))
         AGGREGATE.check("open_device", "aggregate", aggregate)
+        if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
+            raise UsageError(
+                "a device has at least one lane", expected="lanes=1, 2, ...", got=repr(lanes)
+            )
+        #: How many stretches of a plan may run beside each other, on as many threads.
+        self.lanes = lanes
         self.number = next(_NUMBERS)
         self.machine = load_machine(machine)
         self.backend = LocalBackend(self.machine, make_executor(executor), debug=debug)
@@ -156,7 +163,19 @@ class RuntimeDevice(TensorAccess):
             self.linking.clear()
         self.recordings.clear()
         self.constant_cache.clear()
+        self.backend.threads.close()
         self.host_memory.close(self.records.pinned())
+
+    def mend(self) -> None:
+        """Bring to an end, or take back, what an interrupt has left half done."""
+        # What an interrupted run has given to lanes works in bytes of its plan.
+        self.backend.threads.rest()
+        super().mend()
+
+    def leave_behind(self) -> None:
+        """In the child of a fork: closed, with locks and lanes that no thread has."""
+        super().leave_behind()
+        self.backend.threads.forget()
 
     @property
     def executor(self) -> str:
@@ -167,6 +186,11 @@ class RuntimeDevice(TensorAccess):
     def computing(self) -> Executor:
         """What computes."""
         return self.backend.executor
+
+    @property
+    def why_one_lane(self) -> str | None:
+        """Why it uses one lane only, whatever `lanes` says; None where it may use all."""
+        return self.backend.why_one_lane
 
     @property
     def computes(self) -> bool:

@@ -8,14 +8,14 @@ In the steady state nothing is sent: plans that run again count themselves while
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
 from stitch.argument_kinds import CALLABLE
 from stitch.errors import TaskError
-from stitch.planner import Plan
+from stitch.planner import Fork, Plan
 from stitch.program import TensorDesc
 
 
@@ -32,12 +32,14 @@ class PlanMade:
 class PlanRun:
     """A plan ran, whether new or replayed.
 
-    `moments`: when it began, and when each of its steps had ended, in seconds of `perf_counter`.
+    `moments`: when it began, and when each of its steps had ended, in seconds of `perf_counter`;
+    then, for each of its `forks`, when all lanes had ended, and when each began.
     """
 
     index: int
     plan: Plan
     moments: tuple[float, ...]
+    forks: tuple[Fork, ...] = ()
 
     @property
     def began_seconds(self) -> float:
@@ -47,16 +49,43 @@ class PlanRun:
     @property
     def seconds(self) -> float:
         """What all of its steps took."""
-        return self.moments[-1] - self.moments[0]
+        return max(self.moments) - self.moments[0]
+
+    def spans(self) -> list[tuple[float, float, int]]:
+        """When each step began, when it had ended, and the lane that it ran on."""
+        count = 1 + len(self.plan.steps)
+        now, *ends = self.moments[:count]
+        others = iter(self.moments[count:])
+        spans: list[tuple[float, float, int]] = [(0.0, 0.0, 0)] * len(ends)
+        before = 0
+        for fork in (*self.forks, None):
+            for index in range(before, len(ends) if fork is None else fork.start):
+                spans[index] = now, ends[index], 0
+                now = ends[index]
+            if fork is not None:
+                joined = next(others)
+                for lane, steps in enumerate(fork.lanes):
+                    now = next(others)
+                    for step in steps:
+                        spans[step] = now, ends[step], lane
+                        now = ends[step]
+                now, before = joined, fork.stop
+        return spans
 
 
 @dataclass(frozen=True, slots=True)
 class PlanStopped:
-    """A plan failed after its first steps, whose copies stay."""
+    """A plan failed after some of its steps, whose copies stay: the first ones, where it ran on one
+    lane; `steps` are their numbers."""
 
     index: int
     plan: Plan
-    steps_done: int
+    steps: Sequence[int]
+
+    @property
+    def steps_done(self) -> int:
+        """How many there were."""
+        return len(self.steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ every report is made from one, or from the same events. A period begins with the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from stitch.planner import Copy, Execute, Plan, Relocate
@@ -26,6 +26,7 @@ class Totals:
 
     `copies` and `nbytes` as `Footprint.own_nbytes` says; `entries` are those of the copies that
     carried the host arrays of a call in. `staging_nbytes`: the most that any plan's kernels staged.
+    `beside`: the stretches that lanes run beside each other, where no hook looks on.
     """
 
     programs: int = 0
@@ -35,6 +36,7 @@ class Totals:
     entries: int = 0
     staging_nbytes: int = 0
     program_seconds: float = 0.0
+    beside: int = 0
 
     def __add__(self, other: Totals) -> Totals:
         return self.plus(other, 1)
@@ -49,6 +51,7 @@ class Totals:
             self.entries + times * other.entries,
             max(self.staging_nbytes, other.staging_nbytes if times else 0),
             self.program_seconds + times * other.program_seconds,
+            self.beside + times * other.beside,
         )
 
 
@@ -57,15 +60,15 @@ def totals_of(event: Event) -> Totals:
     if isinstance(event, PlanRun):
         return totals_of_steps(event.plan)
     if isinstance(event, PlanStopped):
-        return totals_of_steps(event.plan, event.steps_done)
+        return totals_of_steps(event.plan, event.steps)
     if isinstance(event, Written):
         return Totals(0, 1, event.nbytes, event.seconds)
     return Totals()
 
 
-def totals_of_steps(plan: Plan, steps_done: int | None = None) -> Totals:
-    """What one run of a plan, or of its first steps, does."""
-    steps = plan.steps[:steps_done]
+def totals_of_steps(plan: Plan, numbers: Iterable[int] | None = None) -> Totals:
+    """What one run of a plan, or of some of its steps, does."""
+    steps = plan.steps if numbers is None else [plan.steps[number] for number in numbers]
     entering = plan.request.entering()
     totals = Totals()
     for step in steps:

@@ -20,7 +20,13 @@ from stitch.program import (
     host_layout,
 )
 from stitch.runtime.backends import LocalBackend
-from stitch.runtime.executors import PreparedProgram, ProgramBytes, as_bytes, found_once
+from stitch.runtime.executors import (
+    PreparedProgram,
+    ProgramBytes,
+    as_bytes,
+    found_once,
+    least_microseconds,
+)
 from stitch.runtime.locks import Lock
 from stitch.runtime.queue import Deaths, TaskQueue
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
@@ -203,6 +209,11 @@ class LoadedProgram:
     def host_bytes(self) -> ProgramBytes:
         """What running it takes of the host's memory beside the spaces, by the executor."""
         return self._home.backend.executor.host_bytes(self.program)
+
+    @found_once
+    def least_microseconds(self) -> float:
+        """What a run takes of the host's time, at least."""
+        return least_microseconds(self.program)
 
     @found_once
     def with_constants(self) -> Transformation:

@@ -21,7 +21,7 @@ from stitch.runtime.arguments import check_inputs, link_arguments
 from stitch.runtime.known_work import Entries, KnownRun, KnownWork
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loop_cells import Cells, State, Then
-from stitch.runtime.recording import Binding, perform, steps_done, tell_run, tell_stopped
+from stitch.runtime.recording import Binding, Stopped, perform, stopped_by, tell_run, tell_stopped
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import (
@@ -190,9 +190,9 @@ class LoopStage:
             else:
                 self.cells.become(turn.after, (), turn.gone, then)
         except BaseException as error:
-            done = steps_done(error)
+            stopped = stopped_by(error)
             if device.records.is_whole:
-                self._stopped(turn, done)
+                self._stopped(turn, stopped)
             raise
         if ran is not True:
             tell_run(device, binding, ran)
@@ -236,12 +236,12 @@ class LoopStage:
                 return None
         return known
 
-    def _stopped(self, turn: _KnownTurn, done: int) -> None:
+    def _stopped(self, turn: _KnownTurn, stopped: Stopped) -> None:
         """A run ended half-way: what it was overwriting is lost."""
         for value in turn.carried:
             self.device.give_up(value, self.lost_by)
             value.status = Status.LOST
-        tell_stopped(self.device, turn.binding, done)
+        tell_stopped(self.device, turn.binding, stopped)
 
     # -- by way of the queue ---------------------------------------------------------------------
 

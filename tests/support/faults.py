@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,6 +39,38 @@ class Fuse:
             if self.left < 0:
                 self.left = None
                 raise Planted("planted")
+
+
+class Mines:
+    """What raises before some of the calls of steps, each of which has its number: the same ones
+    on whatever thread they are made."""
+
+    def __init__(self) -> None:
+        self.at: set[int] = set()
+        self.count = 0
+
+    def step_on(self, number: int) -> None:
+        """A call comes; each mine explodes once."""
+        if number in self.at:
+            self.at.discard(number)
+            raise Planted("planted")
+
+    def _before(self, step: BoundStep) -> BoundStep:
+        thunks: list[Callable[[], object]] = []
+        for thunk in step.thunks:
+            thunks += [partial(self.step_on, self.count), thunk]
+            self.count += 1
+        return replace(step, thunks=tuple(thunks))
+
+    def lay(self, patch: pytest.MonkeyPatch) -> None:
+        """All calls of plans that devices bind from now on are numbered."""
+        bind = LocalBackend.bind
+
+        def mined(backend: LocalBackend, *arguments: Any, **options: Any) -> BoundPlan:
+            bound = bind(backend, *arguments, **options)
+            return bound.with_steps({i: self._before(s) for i, s in enumerate(bound.steps)})
+
+        patch.setattr(LocalBackend, "bind", mined)
 
 
 def lay(patch: pytest.MonkeyPatch, fuse: Fuse) -> list[Plan]:

@@ -19,9 +19,9 @@ from stitch.program import Array, Layout, TensorDesc
 from stitch.runtime import RuntimeDevice
 from stitch.runtime.values import Status
 from tests.support.random_work import (
+    ALL_MACHINES,
     F32,
     L1,
-    MACHINES,
     PROGRAMS,
     SHAPES,
     Work,
@@ -53,9 +53,11 @@ class World:
     a refusal for want of room or for a clash of addresses is none, and is counted."""
 
     def __init__(
-        self, machine: int, *, window: int = 8, executor: str = "numpy", debug: bool = False
-    ) -> None:
+        self, machine: int, *, window: int = 8, executor: str = "numpy", debug: bool = False,
+        lanes: int = 1,
+    ) -> None:  # fmt: skip
         self.machine, self.window, self.executor, self.debug = machine, window, executor, debug
+        self.lanes = lanes
         self.held: list[Held] = []
         self.loaded: list[tuple[Work, stitch.LoadedProgram]] = []
         self.roots = self.refused = self.count = 0
@@ -63,8 +65,9 @@ class World:
 
     def open(self) -> None:
         self.device: RuntimeDevice = stitch.open_device(
-            MACHINES[self.machine], window=self.window, executor=self.executor, debug=self.debug
-        )
+            ALL_MACHINES[self.machine], window=self.window, executor=self.executor,
+            debug=self.debug, lanes=self.lanes,
+        )  # fmt: skip
 
     # -- the model -------------------------------------------------------------------------------
 
@@ -149,7 +152,7 @@ class World:
 
     def convert(self, number: int, which: int) -> None:
         held = self.pick(number)
-        wanted = layouts(MACHINES[self.machine])
+        wanted = layouts(ALL_MACHINES[self.machine])
         if held is not None:
             layout = wanted[which % len(wanted)]
             with self.attempt():
@@ -197,7 +200,7 @@ class World:
 
     def pin(self, count: int) -> None:
         """Pins at every second granule of what is free in L1."""
-        if L1 not in MACHINES[self.machine].shape.spaces or not self.device.computes:
+        if L1 not in ALL_MACHINES[self.machine].shape.spaces or not self.device.computes:
             return
         with self.attempt():
             granule = TensorDesc((4, 4), Layout(F32, L1))

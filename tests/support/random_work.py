@@ -45,6 +45,9 @@ MACHINES: tuple[Machine, ...] = (
     _without_dram(_SMALL),
     machine_with(l1_nbytes=16),
 )
+#: These, and one in which there is always room.
+WITH_ROOM = len(MACHINES)
+ALL_MACHINES = (*MACHINES, machine_with(l1_nbytes=1 << 16))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +76,7 @@ PROGRAMS = 32
 @cache
 def work(machine_number: int, number: int) -> Work | None:
     """A program of a machine, the same each time; None where it cannot be compiled."""
-    machine, draw = MACHINES[machine_number], Random(number)
+    machine, draw = ALL_MACHINES[machine_number], Random(number)
     builder = ComputationGraphBuilder(f"p{number}")
     wishes: list[str] = []
     donates = number % 4 == 3

@@ -134,6 +134,7 @@ def _open(words: argparse.Namespace, machine: Any) -> api.Device:
         aggregate=words.aggregate,
         debug=words.check_memory,
         strict_types=words.strict_types,
+        lanes=words.lanes,
     )
 
 

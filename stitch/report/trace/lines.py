@@ -7,7 +7,7 @@ lines go, how many are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from stitch.report.trace.tracks import (
     instant_line,
     lane_track,
     slice_line,
+    thread_lane_names,
     thread_names,
     thread_track,
 )
@@ -45,7 +46,7 @@ from stitch.runtime import (
 
 #: Plans of which is remembered what all of their runs have in common.
 _MAX_PLANS = 512
-#: Where programs run, until there are several.
+#: Where programs run that no fork gives to another.
 LANE = 0
 
 
@@ -62,14 +63,17 @@ class Heard(NamedTuple):
 class TraceLines:
     """What is known of a device after so many events; `add` gives the lines of one more."""
 
-    def __init__(self, machine: Machine, began: float) -> None:
-        """`began`: when the trace did, in seconds of `perf_counter`."""
-        self._machine, self._began = machine, began
+    def __init__(self, machine: Machine, began: float, lanes: int = 1) -> None:
+        """`began`: when the trace did, in seconds of `perf_counter`; `lanes`: how many the device
+        has."""
+        self._machine, self._began, self._lanes = machine, began, lanes
         self.total = Totals()
         #: The simulated clock: what all steps took, and where the last slice ended.
         self._seconds, self._clock = 0.0, 0
         self._memory, self._flows = MemoryLines(machine.shape), FlowLines()
         self._threads: dict[int, int] = {}
+        #: The tracks of threads' other lanes that have their names.
+        self._named: set[int] = set()
         #: What a run of a plan adds up to, by its index: that takes longer to find than all else.
         self._totals: dict[int, Totals] = {}
         self._facts: dict[int, PlanFacts] = {}
@@ -78,16 +82,16 @@ class TraceLines:
 
     def twin(self) -> TraceLines:
         """Another one that knows the same; this one stays as it is."""
-        twin = TraceLines(self._machine, self._began)
+        twin = TraceLines(self._machine, self._began, self._lanes)
         twin.total, twin._seconds, twin._clock = self.total, self._seconds, self._clock
         twin._memory, twin._flows = deepcopy(self._memory), deepcopy(self._flows)
-        twin._threads = dict(self._threads)
+        twin._threads, twin._named = dict(self._threads), set(self._named)
         return twin
 
     def names(self) -> list[Line]:
         """The names of the tracks, but for those of threads, which come with their first lines."""
         shape = self._machine.shape
-        return list(device_names(self._machine.name, (LANE,), shape.spaces))
+        return list(device_names(self._machine.name, range(self._lanes), shape.spaces))
 
     def skip(self, heard: Heard) -> None:
         """One more event, whose lines nobody wants."""
@@ -96,7 +100,7 @@ class TraceLines:
         if isinstance(event, Written):
             self._pass(event.seconds)
         elif isinstance(event, PlanRun | PlanStopped):
-            for step in _steps(event):
+            for _, step in _steps(event):
                 if isinstance(step, Copy | Relocate):
                     self._pass(step.seconds)
                 elif isinstance(step, Execute):
@@ -174,7 +178,7 @@ class TraceLines:
             )
         self._flows.begin(facts.places)
         told = _Steps(self, facts, event)
-        for index, step in enumerate(_steps(event)):
+        for index, step in _steps(event):
             told.step(index, step)
         self._flows.end(facts.final)
         if isinstance(event, PlanStopped):
@@ -193,12 +197,13 @@ class TraceLines:
                      "target": event.desc.text(), "reason": WRITTEN})  # fmt: skip
 
     def _slice(
-        self, name: str, kind: str, space: Space | None, seconds: float, arguments: dict[str, Any]
-    ) -> Slice:
+        self, name: str, kind: str, space: Space | None, seconds: float, arguments: dict[str, Any],
+        lane: int = LANE,
+    ) -> Slice:  # fmt: skip
         """Something that takes its time; `space`: where to, if it is a copy."""
         self._memory.counters(self._clock, self._tell)
         start, end = self._pass(seconds)
-        track = lane_track(LANE, space)
+        track = lane_track(lane, space)
         self._tell(slice_line(name, kind, SIMULATED, track, start, end, arguments))
         return Slice(track, start, end, space is None)
 
@@ -207,14 +212,27 @@ class TraceLines:
     def _run(self, event: PlanRun, thread: int) -> None:
         track, tasks = thread_track(self._thread(thread)), event.plan.request.tasks
         names = [task.transformation.name for task in tasks]
-        moments = [self._wall(moment) for moment in event.moments]
-        self._tell(slice_line(f"plan {event.index}", "run", WALL, track, moments[0], moments[-1],
-                              {"tasks": names}))  # fmt: skip
-        for index, step in enumerate(event.plan.steps):
-            start, end = moments[index], moments[index + 1]
+        began, ended = event.began_seconds, event.began_seconds + event.seconds
+        self._tell(slice_line(f"plan {event.index}", "run", WALL, track, self._wall(began),
+                              self._wall(ended), {"tasks": names}))  # fmt: skip
+        for index, (step, span) in enumerate(zip(event.plan.steps, event.spans(), strict=True)):
+            start, end, track = (
+                self._wall(span[0]),
+                self._wall(span[1]),
+                self._track(thread, span[2]),
+            )
             if end > start and isinstance(step, Execute | Copy | Relocate):
                 name = names[step.task] if isinstance(step, Execute) else _kind(step)
                 self._tell(slice_line(name, "task", WALL, track, start, end, {"step": index}))
+
+    def _track(self, ident: int, lane: int) -> int:
+        """The track of a lane of a thread's runs; another than the thread's own gets its name."""
+        thread = self._thread(ident)
+        track = thread_track(thread, lane=lane)
+        if lane and track not in self._named:
+            self._named.add(track)
+            self._out.extend(thread_lane_names(thread, lane))
+        return track
 
     def _read(self, event: ReadBack, thread: int) -> None:
         track = thread_track(self._thread(thread), reads=True)
@@ -232,10 +250,13 @@ class _Steps:
         self._lines, self._facts, self._event = lines, facts, event
         self._places = dict(facts.places)
         self._began = lines._clock
+        self._spans = event.spans() if isinstance(event, PlanRun) else []
+        self._lane = LANE
 
     def step(self, index: int, step: Step) -> None:
         """One more step."""
         lines, flows = self._lines, self._lines._flows
+        self._lane = self._spans[index][2] if self._spans else LANE
         if isinstance(step, Allocate):
             buffer = step.buffer
             if buffer.address is not None:
@@ -261,6 +282,7 @@ class _Steps:
             step.kind, "copy", target.layout.space, step.seconds,
             {"copies": 1, "nbytes": step.nbytes, "plan": self._event.index,
              "source": source.text(), "target": target.text(), "reason": step.reason},
+            self._lane,
         )  # fmt: skip
         self._lines._flows.copy(step.source, step.target, by, whole=step.kind != "copy")
 
@@ -281,10 +303,10 @@ class _Steps:
         lines, what = self._lines, self._event.plan.request.tasks[step.task].transformation
         arguments: dict[str, Any] = {"plan": self._event.index, "task": step.task}
         arguments |= self._facts.nbytes[index]
-        if isinstance(self._event, PlanRun):
-            moments = self._event.moments
-            arguments["wall_us"] = round((moments[index + 1] - moments[index]) * 1e6, 3)
-        by = lines._slice(what.name, what.kind.value, None, what.seconds, arguments)
+        if self._spans:
+            began, ended, _ = self._spans[index]
+            arguments["wall_us"] = round((ended - began) * 1e6, 3)
+        by = lines._slice(what.name, what.kind.value, None, what.seconds, arguments, self._lane)
         ready = lines._flows.read(step.inputs, by, lines._tell)
         # From when the last program that it waits for had ended.
         since = self._began if ready is None else max(ready, self._began)
@@ -292,10 +314,12 @@ class _Steps:
         lines._flows.make(step.outputs, by)
 
 
-def _steps(event: PlanRun | PlanStopped) -> Sequence[Step]:
-    """The steps that were done."""
-    done = event.steps_done if isinstance(event, PlanStopped) else None
-    return event.plan.steps[:done]
+def _steps(event: PlanRun | PlanStopped) -> Iterable[tuple[int, Step]]:
+    """The steps that were done, with their numbers."""
+    steps = event.plan.steps
+    if isinstance(event, PlanStopped):
+        return [(number, steps[number]) for number in event.steps]
+    return enumerate(steps)
 
 
 def _kind(step: Copy | Relocate) -> str:

@@ -19,6 +19,8 @@ _SPACES = tuple(Space)
 _OF_LANE = 1 + len(_SPACES)
 #: Tracks of the host's threads begin here: Perfetto knows a thread by its number alone.
 _THREADS = 1 << 16
+#: Those of their lanes begin here, and so many belong to one thread.
+_LANES, _OF_THREAD = 1 << 20, 1 << 10
 #: The shortest slice that is drawn: Perfetto counts in nanoseconds.
 TICK = 1
 
@@ -28,9 +30,10 @@ def lane_track(lane: int, space: Space | None = None) -> int:
     return 1 + lane * _OF_LANE + (0 if space is None else 1 + _SPACES.index(space))
 
 
-def thread_track(thread: int, *, reads: bool = False) -> int:
-    """The track of the runs of one of the host's threads, or of what it reads."""
-    return _THREADS + 2 * thread + reads
+def thread_track(thread: int, *, reads: bool = False, lane: int = 0) -> int:
+    """The track of the runs of one of the host's threads, of what it reads, or of another lane of
+    its runs."""
+    return _LANES + _OF_THREAD * thread + lane if lane else _THREADS + 2 * thread + reads
 
 
 def device_names(device: str, lanes: Iterable[int], spaces: Iterable[Space]) -> Iterator[Line]:
@@ -49,6 +52,11 @@ def thread_names(thread: int) -> Iterator[Line]:
     """The names of the tracks of one of the host's threads."""
     yield from _track(WALL, thread_track(thread), f"thread {thread}: runs")
     yield from _track(WALL, thread_track(thread, reads=True), f"thread {thread}: reads")
+
+
+def thread_lane_names(thread: int, lane: int) -> Iterator[Line]:
+    """The name of the track of another lane of a thread's runs."""
+    yield from _track(WALL, thread_track(thread, lane=lane), f"thread {thread}, lane {lane}: runs")
 
 
 def _process(process: int, name: str) -> Iterator[Line]:

@@ -4,17 +4,13 @@ Comes in: plans, prepared programs. Goes out: bound plans, claims on host memory
 handles, recordings, queues.
 """
 
+from stitch.runtime.backends.bound_plan import BoundPlan, BoundStep, OwnBytes, Thunk
 from stitch.runtime.backends.host_memory import HostMemory, Taker
 from stitch.runtime.backends.instance_bytes import InstanceBytes
-from stitch.runtime.backends.local_backend import (
-    BoundPlan,
-    BoundStep,
-    LocalBackend,
-    Thunk,
-    stage,
-)
+from stitch.runtime.backends.lane_threads import LaneFunction, LaneRun, LaneThreads
+from stitch.runtime.backends.local_backend import LocalBackend, stage
 
 __all__ = [
-    "BoundPlan", "BoundStep", "HostMemory", "InstanceBytes", "LocalBackend", "Taker", "Thunk",
-    "stage",
+    "BoundPlan", "BoundStep", "HostMemory", "InstanceBytes", "LaneFunction", "LaneRun",
+    "LaneThreads", "LocalBackend", "OwnBytes", "Taker", "Thunk", "stage",
 ]  # fmt: skip

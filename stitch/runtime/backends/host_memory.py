@@ -19,7 +19,7 @@ from typing import Protocol
 from stitch.budget import BUDGET, LARGE_NBYTES, Claim, allowed_nbytes, parse_nbytes
 from stitch.machine import footprint
 from stitch.memory import LENT_ADDRESSES, ByteRanges
-from stitch.planner import Allocate, Buffer, Copy, Execute, Plan, Relocate
+from stitch.planner import ONE_LANE, Allocate, Buffer, Copy, Execute, Lanes, Plan, Relocate
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backends.local_backend import LocalBackend
 from stitch.runtime.executors import ProgramBytes, committed_nbytes
@@ -55,9 +55,9 @@ class HostMemory:
         self._spaces = backend.spaces
         self._written = {space: ByteRanges() for space in backend.spaces}
         self._in_spaces: list[Claim] = []
-        #: The common bytes of programs: values inside them, kernels' memory. Larger ones are taken
-        #: beside those that earlier bindings still use.
-        self._values = self._kernels = 0
+        #: The common bytes of programs, by lane: values inside them, kernels' memory, what passes
+        #: in forks. Larger ones are taken beside those that earlier bindings still use.
+        self._common: dict[int, tuple[int, int, int]] = {}
         self._shared: list[Claim] = []
         #: What each plan that can still run writes to.
         self._regions: weakref.WeakKeyDictionary[Claim, tuple[Region, ...]] = (
@@ -80,11 +80,12 @@ class HostMemory:
         plan: Plan,
         agents: Sequence[Taker | None],
         make_room: Callable[[], object],
+        lanes: Lanes = ONE_LANE,
     ) -> Claim | None:
         """Claim what a plan takes, before it is bound; what is given is the plan's to keep.
 
-        `make_room` drops what the device can do without. Raises `OutOfMemoryError`; then nothing
-        has changed.
+        `lanes`: those that it runs on. `make_room` drops what the device can do without. Raises
+        `OutOfMemoryError`; then nothing has changed.
         """
         if not self._writes:
             return None
@@ -95,6 +96,7 @@ class HostMemory:
         own = sum(p.host_bytes.bound for p in programs) + self._entering(plan)
         values = max((p.host_bytes.values for p in programs), default=0)
         kernels = max((p.host_bytes.kernels for p in programs), default=0)
+        own += _staged(plan, agents, lanes)
         name = _naming(programs, plan)
         most = max((p.host_bytes for p in programs), key=lambda b: b.kernels, default=None)
         what = f"running {name}"
@@ -103,9 +105,7 @@ class HostMemory:
 
         def parts() -> tuple[tuple[int, str], ...]:
             # Asked for anew once room was made: then less may be written already.
-            shared = (values if values > self._values else 0) + (
-                2 * kernels - self._kernels if kernels > self._kernels else 0
-            )
+            shared = self._more_in_common(values, kernels, lanes)
             device = f"device {self.machine.name!r}"
             return (
                 (self._added(regions), f"in the spaces of {device}"),
@@ -118,8 +118,10 @@ class HostMemory:
         in_spaces, shared, mine, *others = claims
         self._keep(in_spaces, regions)
         self._shared += [shared] if shared.nbytes else []
-        self._values, self._kernels = max(self._values, values), max(self._kernels, kernels)
-        self.backend.workspace.kernels.reserve(self._kernels)
+        for lane, passing in enumerate(lanes.nbytes):
+            v, k, p = map(max, self._common.get(lane, (0, 0, 0)), (values, kernels, passing))
+            self._common[lane] = v, k, p
+            self.backend.workspace(lane).kernels.reserve(k)
         for program, claimed in zip(fresh, others, strict=True):
             program.host_claim = claimed
         self._regions[mine] = regions
@@ -173,9 +175,9 @@ class HostMemory:
         """Give the system back what neither live buffers nor plans that can still run use."""
         if not self._regions:
             # Nothing is bound to what programs share.
-            self.backend.workspace.forget()
+            self.backend.forget_workspaces()
             self._shared.clear()
-            self._values = self._kernels = 0
+            self._common.clear()
         kept = [region for regions in list(self._regions.values()) for region in regions]
         for buffer in live:
             if buffer.address is not None:
@@ -201,6 +203,18 @@ class HostMemory:
                 claimed.let_go()
             self._in_spaces.clear()
             self._shared.clear()
+
+    # -- what programs share -----------------------------------------------------------------------
+
+    def _more_in_common(self, values: int, kernels: int, lanes: Lanes) -> int:
+        """What the lanes of a plan take beside what there is already."""
+        more = 0
+        for lane, passing in enumerate(lanes.nbytes):
+            v, k, p = self._common.get(lane, (0, 0, 0))
+            more += values if values > v else 0
+            more += 2 * kernels - k if kernels > k else 0
+            more += passing if passing > p else 0
+        return more
 
     # -- what a plan writes to ---------------------------------------------------------------------
 
@@ -251,6 +265,13 @@ class HostMemory:
                 captured = nbytes if nbytes < LARGE_NBYTES else 0
                 total += captured if same else captured + nbytes
         return total
+
+
+def _staged(plan: Plan, agents: Sequence[Taker | None], lanes: Lanes) -> int:
+    """What programs keep once more for each other lane that they run on."""
+    pairs = {(lane, id(agent)): agent for task, lane in lanes.of_tasks(plan).items()
+             if (agent := agents[task]) is not None}  # fmt: skip
+    return sum(agent.host_bytes.staged for agent in pairs.values())
 
 
 def _naming(programs: Sequence[Taker], plan: Plan) -> str:

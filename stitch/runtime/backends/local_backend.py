@@ -7,10 +7,9 @@ nothing. Must not know handles or windows: that is the device's business.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
 from operator import call, setitem
 from typing import Any
 
@@ -19,18 +18,22 @@ import numpy as np
 from stitch.machine import Machine
 from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
 from stitch.planner import (
+    ONE_LANE,
     Allocate,
     Buffer,
     Copy,
     Execute,
     Free,
     Instance,
+    Lanes,
     Plan,
     Relocate,
     Step,
     Transfer,
 )
 from stitch.program import Array, Program, Space, TensorDesc
+from stitch.runtime.backends.bound_plan import BoundPlan, BoundStep, OwnBytes, Thunk
+from stitch.runtime.backends.lane_threads import LaneThreads
 from stitch.runtime.executors import (
     BoundProgram,
     Executor,
@@ -38,59 +41,6 @@ from stitch.runtime.executors import (
     Workspace,
     as_bytes,
 )
-
-Thunk = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundStep:
-    """One step of a plan: its thunks, and, for programs, what hooks need. `claim`: what binding it
-    took of the host's memory, where that is not the plan's."""
-
-    thunks: tuple[Thunk, ...]
-    program: Program | None = None
-    bound: BoundProgram | None = None
-    claim: object = None
-
-
-@dataclass(slots=True, eq=False)
-class BoundPlan:
-    """A plan bound to bytes.
-
-    `thunks` run it; `arguments` receives the host arrays of this run before it starts, in the
-    order of `argument_values` (numbers of the values outside the spaces). `positions`: of buffers
-    outside the spaces, among the arguments. `progress[0]`: how many steps are done at least, while
-    a plan runs that changes more than its results.
-    """
-
-    steps: tuple[BoundStep, ...]
-    arguments: list[Any]
-    positions: Mapping[int, int]
-    argument_values: tuple[int, ...]
-    staging_nbytes: int
-    progress: list[int]
-    _thunks: tuple[Thunk, ...] | None = None
-
-    @property
-    def thunks(self) -> tuple[Thunk, ...]:
-        """Those of all steps, in order."""
-        if self._thunks is None:
-            self._thunks = tuple([thunk for step in self.steps for thunk in step.thunks])
-        return self._thunks
-
-    def ends(self) -> tuple[int, ...]:
-        """How many thunks are done when each step is."""
-        return tuple(accumulate([len(step.thunks) for step in self.steps]))
-
-    def with_steps(self, others: Mapping[int, BoundStep]) -> BoundPlan:
-        """The same with other steps at some positions; it receives its arrays in the same list."""
-        steps = list(self.steps)
-        for index, step in others.items():
-            steps[index] = step
-        return BoundPlan(
-            tuple(steps), self.arguments, self.positions, self.argument_values,
-            self.staging_nbytes, self.progress,
-        )  # fmt: skip
 
 
 class LocalBackend:
@@ -104,7 +54,9 @@ class LocalBackend:
             space: SpaceMemory(space, machine.shape.space(space), debug=debug)
             for space in machine.shape.spaces
         }
-        self.workspace = Workspace()
+        self.threads = LaneThreads()
+        #: By lane: what its programs share, and the bytes of what passes in its forks.
+        self._lanes = [(Workspace(), Workspace())]
         self._kernels: dict[tuple[TensorDesc, TensorDesc], CopyKernel] = {}
 
     def kernel(self, source: TensorDesc, target: TensorDesc) -> CopyKernel:
@@ -117,7 +69,31 @@ class LocalBackend:
 
     def prepare(self, program: Program) -> PreparedProgram:
         """The executor's form of a program; raises `CompileError`."""
-        return self.executor.prepare(program, self.machine.shape, self.workspace)
+        return self.executor.prepare(program, self.machine.shape, self.workspace())
+
+    @property
+    def why_one_lane(self) -> str | None:
+        """Why nothing may run beside anything here, if so."""
+        if self.debug:
+            return "debug mode looks at the addresses of a plan, one step after the other"
+        if not self.executor.has_lanes:
+            return f"the executor {self.executor.name!r} runs no programs beside each other"
+        return None
+
+    def workspace(self, lane: int = 0) -> Workspace:
+        """What the programs of a lane share."""
+        return self._lane(lane)[0]
+
+    def _lane(self, lane: int) -> tuple[Workspace, Workspace]:
+        while lane >= len(self._lanes):
+            self._lanes.append((Workspace(), Workspace()))
+        return self._lanes[lane]
+
+    def forget_workspaces(self) -> None:
+        """Begin anew, where nothing is bound to what programs share."""
+        for workspaces in self._lanes:
+            for workspace in workspaces:
+                workspace.forget()
 
     def region(self, space: Space, address: int, size_per_bank: int) -> Array:
         """The bytes of a footprint, writable."""
@@ -127,16 +103,19 @@ class LocalBackend:
     def bind(
         self, plan: Plan, programs: Sequence[PreparedProgram | None],
         bodies: Sequence[Program | None], addresses: Mapping[int, int] | None = None,
+        lanes: Lanes = ONE_LANE,
     ) -> BoundPlan:  # fmt: skip
         """Bind a plan to bytes; `programs[i]`, `bodies[i]` belong to task i (None for copies;
         host functions have no body).
 
         `addresses`: of buffers that lie elsewhere than the plan says, for plans that change nothing
-        but their results.
+        but their results; then it may run on several lanes, for which programs are made already.
         """
         there = addresses or {}
         buffers = {b.number: b.where(there) for b in plan.request.buffers}
-        binding = _PlanBinding(self, programs, bodies, buffers, there)
+        bases = [self._lane(i)[1].region(nbytes) for i, nbytes in enumerate(lanes.nbytes)]
+        own_bytes = OwnBytes(lanes, tuple(bases))
+        binding = _PlanBinding(self, programs, bodies, buffers, there, own_bytes)
         return binding.bound(plan, only_results=addresses is not None)
 
     def bind_step(
@@ -147,7 +126,7 @@ class LocalBackend:
         """Bind one step of a plan that moves nothing to other places; `buffers` are those that it
         touches, `rest` is the plan's."""
         there = {buffer.number: buffer.where(addresses) for buffer in buffers}
-        binding = _PlanBinding(self, programs, bodies, there, addresses)
+        binding = _PlanBinding(self, programs, bodies, there, addresses, rest.own_bytes)
         binding.arguments, binding.positions = rest.arguments, dict(rest.positions)
         return binding.step(step, claim)
 
@@ -166,6 +145,7 @@ class _PlanBinding:
     bodies: Sequence[Program | None]
     buffers: dict[int, Buffer]
     addresses: Mapping[int, int]
+    own_bytes: OwnBytes
     #: Of the step that is being bound.
     index: int = 0
     thunks: list[Thunk] = field(default_factory=list)
@@ -188,7 +168,7 @@ class _PlanBinding:
             steps.append(bound)
         return BoundPlan(
             tuple(steps), self.arguments, self.positions, tuple(self.argument_values),
-            self.staging_nbytes, self.progress,
+            self.staging_nbytes, self.progress, self.own_bytes,
         )  # fmt: skip
 
     def step(self, step: Step, claim: object = None) -> BoundStep:
@@ -242,6 +222,9 @@ class _PlanBinding:
         return source.mover(t.source_address, target, t.target_address, t.nbytes)
 
     def _region(self, instance: Instance) -> Array:
+        place = self.own_bytes.lanes.buffers.get(instance.buffer)
+        if place is not None:
+            return self.own_bytes.of(place)[instance.offset_nbytes :]
         buffer = self.buffers[instance.buffer]
         assert buffer.address is not None
         whole = self.backend.region(buffer.space, buffer.address, buffer.size_per_bank)
@@ -279,7 +262,11 @@ class _PlanBinding:
         takes = len(step.inputs) if program is None else len(program.inputs)
         scratch = None
         if step.scratch is not None:
-            scratch = self.backend.region(*step.scratch)
+            place = self.own_bytes.lanes.scratch.get(step.task)
+            if place is None:
+                scratch = self.backend.region(*step.scratch)
+            else:
+                scratch = self.own_bytes.of(place)
             if self.backend.debug:
                 # Nothing alive may lie here: what does, is destroyed now rather than by chance.
                 self.thunks.append(partial(scratch.fill, POISON_BYTE))

@@ -18,6 +18,7 @@ from stitch.runtime.executors.executor import (
     quietly,
 )
 from stitch.runtime.executors.host import as_bytes, committed_nbytes, dense_view, program_peak
+from stitch.runtime.executors.least_time import least_copy_microseconds, least_microseconds
 from stitch.runtime.executors.linking_terms import LinkTerms
 
 #: Executors by name: the module and the class in it; a module is imported when it is asked for.
@@ -90,6 +91,6 @@ def make_executor(
 __all__ = [
     "EXECUTORS", "BoundProgram", "CallBox", "CallKernel", "Executor", "FunctionCall",
     "LinkTerms", "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes",
-    "dense_view", "found_once", "ignore_errors", "is_own", "make_executor", "program_peak",
-    "quietly",
+    "dense_view", "found_once", "ignore_errors", "is_own", "least_copy_microseconds",
+    "least_microseconds", "make_executor", "program_peak", "quietly",
 ]  # fmt: skip

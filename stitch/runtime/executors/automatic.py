@@ -63,6 +63,7 @@ class AutomaticExecutor(Executor):
     """
 
     name = "auto"
+    has_lanes = True
 
     def __init__(self, intra_op_threads: int = 1, fuse_across_seams: bool = False) -> None:
         self.numpy = NumpyExecutor()

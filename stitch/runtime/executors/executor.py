@@ -153,7 +153,8 @@ class ProgramBytes:
     `kept`: once it is prepared (constants in their compute type, staging, what ONNX Runtime
     rearranges); `bound`: each time it is bound to addresses; `values`: values inside it, where
     programs of one device take the same bytes in turn; `kernels`: what one kernel has at a time.
-    `largest` names the operation whose kernel takes most.
+    `staged`: the part of `kept` that each lane has for itself. `largest` names the operation whose
+    kernel takes most.
     """
 
     kept: int
@@ -161,6 +162,7 @@ class ProgramBytes:
     values: int
     kernels: int
     largest: str
+    staged: int = 0
 
     @property
     def peak(self) -> int:
@@ -182,12 +184,23 @@ class PreparedProgram(ABC):
         `scratch` is the program's scratch footprint.
         """
 
+    def in_lane(self, workspace: Workspace) -> PreparedProgram:
+        """The same program, to be bound to steps that run on a thread of their own, whose workspace
+        this is, beside others: asked only where the executor `has_lanes`.
+
+        It shares with this one nothing that a run changes. Its steps call nothing of Stitch's, and
+        see no context variables of the caller's. Itself, where bindings have nothing in common.
+        """
+        return self
+
 
 class Executor(ABC):
     """Computes operation lists; final classes are registered by name in `executors`."""
 
     name: str
     computes: bool = True
+    #: Whether its programs may run beside each other: then all have a form `in_lane`.
+    has_lanes: bool = False
 
     @abstractmethod
     def prepare(

@@ -151,6 +151,7 @@ class QueuedCall(FunctionCall):
     host_bytes = _NOTHING
     constants: Sequence[ConstantRecord] = ()
     content_hash = b""
+    least_microseconds = None
 
     def __init__(self, agent: HostAgent, call: HostCall, result: HostResult | None) -> None:
         self._agent, self._result = agent, result

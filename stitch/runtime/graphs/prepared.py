@@ -28,7 +28,7 @@ from stitch.runtime.recording import (
     Ran,
     Straight,
     perform,
-    steps_done,
+    stopped_by,
     tell_run,
     tell_stopped,
 )
@@ -181,7 +181,7 @@ class PreparedGraph:
                             arrays = again.arrays(entries, arguments)
                             ran = arrays is not None and run(arrays)
                     except BaseException as error:
-                        tell_stopped(self.device, again.binding, again.straight.steps_done(error))
+                        tell_stopped(self.device, again.binding, again.straight.stopped(error))
                         raise
                     if ran:
                         # Nobody holds what the last run made, so it is this one's already; the
@@ -274,7 +274,7 @@ class PreparedGraph:
         try:
             ran = self._perform(binding, known.details, arrays)
         except BaseException as error:
-            tell_stopped(device, binding, steps_done(error))
+            tell_stopped(device, binding, stopped_by(error))
             raise
         results = self._results(lease, binding, known.details, ran)
         straight = binding.straight
@@ -308,7 +308,7 @@ class PreparedGraph:
             ran = self._perform(binding, details, arrays)
         except BaseException as error:
             gone()
-            tell_stopped(device, binding, steps_done(error))
+            tell_stopped(device, binding, stopped_by(error))
             raise
         now = device.tasks.queued.number
         values = [ValueRecord(device, *output) for output in details.own]

@@ -5,6 +5,7 @@ know handles, or what a queue is.
 """
 
 from stitch.runtime.recording.code import Ran, Straight
+from stitch.runtime.recording.forked import Stopped
 from stitch.runtime.recording.recorded_work import Agent, Site
 from stitch.runtime.recording.recording import Binding, Recording
 from stitch.runtime.recording.recording_maker import RecordingMaker
@@ -13,15 +14,15 @@ from stitch.runtime.recording.running import (
     leave_results,
     perform,
     run_binding,
-    said_of,
-    steps_done,
+    stopped_by,
     tell_run,
     tell_stopped,
 )
+from stitch.runtime.recording.what_is_left import said_of
 from stitch.runtime.recording.window import Window
 
 __all__ = [
     "Agent", "Binding", "Ran", "Recording", "RecordingMaker", "Recordings", "Site",
-    "Straight", "Window", "leave_results", "perform", "run_binding", "said_of", "steps_done",
-    "tell_run", "tell_stopped",
+    "Stopped", "Straight", "Window", "leave_results", "perform", "run_binding", "said_of",
+    "stopped_by", "tell_run", "tell_stopped",
 ]  # fmt: skip

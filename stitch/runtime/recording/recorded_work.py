@@ -40,6 +40,11 @@ class Agent(Taker, Protocol):
     def content_hash(self) -> bytes:
         """The same for programs that compute the same."""
 
+    @property
+    def least_microseconds(self) -> float | None:
+        """What a run takes of the host's time, at least; None for a host function, beside which
+        nothing runs."""
+
     def prepared(self) -> PreparedProgram:
         """The executor's form of it."""
 
@@ -59,6 +64,8 @@ class Site(Protocol):
     observers: int
     #: Whether kernels are not Stitch's own, and may call back.
     kernels_call_back: bool
+    #: How many lanes runs may have.
+    lanes: int
     #: Whether tensors may wait on the host.
     spills: bool
     copies_forbidden: int

@@ -15,7 +15,16 @@ from typing import TypeAlias
 
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError
-from stitch.planner import Buffer, Plan, Region, may_be_placed, needed_regions, ranges_of
+from stitch.planner import (
+    ONE_LANE,
+    Buffer,
+    Lanes,
+    Plan,
+    Region,
+    may_be_placed,
+    needed_regions,
+    ranges_of,
+)
 from stitch.program import Array, Program
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import CallKernel, PreparedProgram
@@ -23,6 +32,7 @@ from stitch.runtime.history import Tally, Totals, totals_of_steps
 from stitch.runtime.recording.bound_parts import BoundParts
 from stitch.runtime.recording.code import Code, Straight
 from stitch.runtime.recording.foresight import Foresight
+from stitch.runtime.recording.forked import overlap
 from stitch.runtime.values import (
     AnyLease,
     BufferRecord,
@@ -120,6 +130,7 @@ class Recording(LeaseHolder["Binding"]):
         bound_nbytes: Sequence[int],
         fixed_results: bool,
         constants: Sequence[ConstantRecord],
+        lanes: Lanes = ONE_LANE,
     ) -> None:
         """`kept`: which of the window's values were still wanted when it left the queue: by now one
         may have been given to a task of the next, which reads it later. `places`: where the sources
@@ -127,7 +138,7 @@ class Recording(LeaseHolder["Binding"]):
         sources lie anywhere, as long as the same ones share buffers (`shared`: see `sharing`).
         `bound_nbytes`: what binding each task's program takes of the host's memory.
         `fixed_results`: whether programs say at which addresses results lie. `constants`: those
-        that the tasks read."""
+        that the tasks read. `lanes`: how it runs on several."""
         super().__init__()
         self.plan, self.effects = plan, effects
         self.may_be_placed = may_be_placed(plan)
@@ -137,7 +148,7 @@ class Recording(LeaseHolder["Binding"]):
         self.kept = tuple([number for number, is_kept in enumerate(kept) if is_kept])
         self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])
         self.places, self.shared = places, shared
-        self.programs, self.bodies = tuple(programs), tuple(bodies)
+        self.programs, self.bodies, self.lanes = tuple(programs), tuple(bodies), lanes
         #: By task: where a run puts the call of a host function that it makes.
         self.boxes = tuple([
             (index, kernel.box)
@@ -173,7 +184,7 @@ class Recording(LeaseHolder["Binding"]):
         own = [(b.space, b.address or 0, b.size_per_bank) for b, _ in effects.made]
         temporary = needed_regions(plan.temporaries, ())
         #: Whether its results lie in the plan where temporary values of the same run lay before.
-        self.lies_inside = any(_overlap(a, b) for a in temporary for b in own)
+        self.lies_inside = any(overlap(a, b) for a in temporary for b in own)
         #: Its results can lie in one place only: inside, or where they must. Then it runs only
         #: while nobody holds them.
         self.has_one_lease = fixed_results or self.lies_inside
@@ -181,7 +192,7 @@ class Recording(LeaseHolder["Binding"]):
         self.parts: BoundParts | None = None
         if places is None:
             results = [buffer.number for buffer, _ in effects.made if buffer.address is not None]
-            self.parts = BoundParts(plan, results, self.programs, self.bodies, bound_nbytes)
+            self.parts = BoundParts(plan, results, self.programs, self.bodies, bound_nbytes, lanes)
         #: What one run does; None before it is bound.
         self.each: Totals | None = None
         #: The numbers of the window's values that are host arrays, ascending: a run is given these
@@ -234,7 +245,10 @@ class Recording(LeaseHolder["Binding"]):
         self.arrays = tuple([number for number in given if number not in constants])
         self.constant_arrays = [constants[n].host_array() for n in given if n in constants]
         self.order = tuple(map(given.index, asked))
-        self.each = replace(totals_of_steps(self.plan), staging_nbytes=bound.staging_nbytes)
+        self.each = replace(
+            totals_of_steps(self.plan), staging_nbytes=bound.staging_nbytes,
+            beside=sum(len(fork.lanes) for fork in self.lanes.forks),
+        )  # fmt: skip
 
     def has_code_anywhere(self, observers: int) -> bool:
         """Whether code is written for those who observe that serves at any places as it is."""
@@ -288,7 +302,7 @@ class Recording(LeaseHolder["Binding"]):
             for lease in records.spare_leases()
             if lease.holder is not self
             and any(
-                _overlap((b.space, b.address or 0, b.size_per_bank), region)
+                overlap((b.space, b.address or 0, b.size_per_bank), region)
                 for b in lease.buffers
                 if b.is_spare
                 for region in self.work
@@ -465,7 +479,3 @@ def sharing(places: Places) -> tuple[int, ...]:
     if len(set(addresses)) == len(addresses):
         return ()
     return tuple(map(addresses.index, addresses))
-
-
-def _overlap(a: Region, b: Region) -> bool:
-    return a[0] is b[0] and a[1] < b[1] + b[2] and b[1] < a[1] + a[2]

@@ -17,12 +17,13 @@ from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import Copy, Plan, PlanRequest, copy_cost, foreseen_cost, placed, plan
+from stitch.planner import ONE_LANE, Copy, Plan, PlanRequest, copy_cost, foreseen_cost, placed, plan
 from stitch.program import Space
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.foresight import Foresight
+from stitch.runtime.recording.lane_work import in_lanes, lanes_for
 from stitch.runtime.recording.next_uses import NextUses
 from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recording import (
@@ -208,16 +209,18 @@ class RecordingMaker:
                    if _fetches_constants(plan) else "compile the programs for matching layouts"),
             )  # fmt: skip
         agents = window.agents
-        claim = device.host_memory.take(plan, agents, device.make_room)
+        lanes = lanes_for(device, plan, agents) if only_results else ONE_LANE
+        claim = device.host_memory.take(plan, agents, device.make_room, lanes)
         device.records.revoke(
             [lease for lease in planned.leases if id(lease) in device.records.leases]
         )
+        kernels = [None if a is None else a.prepared() for a in agents]
         recording = Recording(
             plan, effects_of(plan, device.desc_key), kept, None if only_results else places,
-            sharing(places), [None if a is None else a.prepared() for a in agents],
+            sharing(places), in_lanes(kernels, plan, lanes, device.backend),
             [None if a is None else a.program for a in agents],
             [0 if a is None else a.host_bytes.bound for a in agents],
-            _has_fixed_results(plan), window.constants,
+            _has_fixed_results(plan), window.constants, lanes,
         )  # fmt: skip
         if not only_results:
             recording.look_around(device.records, planned.picture)

@@ -1,4 +1,4 @@
-"""Running: a binding's steps on the values of a window, and what is left where one fails.
+"""Running: a binding's steps on the values of a window.
 
 Comes in: bindings whose guards hold, and values. Goes out: values that are ready, or failed, and
 records that say so. Must not know how the binding was found.
@@ -7,26 +7,26 @@ records that say so. Must not know how the binding was found.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from stitch.planner import Copy, Execute, Plan, Step
 from stitch.runtime.backends import Thunk
 from stitch.runtime.events import PlanRun, PlanStopped
 from stitch.runtime.executors import quietly
 from stitch.runtime.recording.code import Ran, Straight, written
+from stitch.runtime.recording.forked import Stopped
 from stitch.runtime.recording.observed import observed
 from stitch.runtime.recording.recorded_work import Site
-from stitch.runtime.recording.recording import Binding, Recording
+from stitch.runtime.recording.recording import Binding
+from stitch.runtime.recording.what_is_left import after_failure, finder_of, place_all
 from stitch.runtime.recording.window import Window
-from stitch.runtime.values import Records, Status, ValueRecord, effects_of
-from stitch.tasks import NumberedTask
+from stitch.runtime.values import Status, ValueRecord
 
 # What an enumeration gives takes 40 ns each time.
-PENDING, READY, FREED, FAILED = Status.PENDING, Status.READY, Status.FREED, Status.FAILED
+PENDING, READY, FREED = Status.PENDING, Status.READY, Status.FREED
 #: Runs, at whatever places, after which a plan's steps are written out as code (about 10 us a step,
 #: once).
 RUNS_TO_STRAIGHTEN = 2
@@ -46,21 +46,22 @@ def run_binding(device: Site, binding: Binding, window: Window) -> Ran:
         arrays += binding.recording.constant_arrays
         progress = binding.bound.progress
         # What it moves lies elsewhere from that step on, whoever hears how far it came.
-        stopped = partial(_after_failure, device, binding, window, KeyboardInterrupt(), progress)
+        interrupted = partial(after_failure, device, binding, window, KeyboardInterrupt(), progress)
         # All at once: nothing can come in between these.
         progress[0] = 0
-        device.records.unfinished = stopped
+        device.records.unfinished = interrupted
         device.records.is_whole = False
     for index, box in binding.recording.boxes:
         box.call = window.agents[index]  # type: ignore[assignment]  # a call, as the plan has it
     try:
         return perform(device, binding, arrays)
     except BaseException as error:
-        done = steps_done(error)
-        if binding.lease is not None or done > progress[0]:
-            progress[0] = done
-        tell_stopped(device, binding, progress[0])
-        _after_failure(device, binding, window, error, progress)
+        stopped = stopped_by(error)
+        if binding.lease is None and len(stopped.steps) < progress[0]:
+            stopped = Stopped(range(progress[0]))
+        progress[0] = len(stopped.steps)
+        tell_stopped(device, binding, stopped)
+        after_failure(device, binding, window, error, progress, stopped)
         raise
 
 
@@ -70,8 +71,8 @@ def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord],
     effects = recording.effects
     records.is_whole = False
     if lease is None:
-        _place(values)
-        records.apply(effects, _finder(recording, records, values), device.lost_all)
+        place_all(values)
+        records.apply(effects, finder_of(recording, records, values), device.lost_all)
     else:
         results = []
         for number in recording.own:
@@ -98,27 +99,10 @@ def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord],
     records.is_whole = True
 
 
-def _place(values: Sequence[ValueRecord]) -> None:
-    """Arrays of a call are places that the records speak of, too."""
-    for value in values:
-        value.place()
-
-
-def _finder(
-    recording: Recording, records: Records, values: Sequence[ValueRecord]
-) -> Callable[[int], ValueRecord]:
-    """The records of a plan's values by number, others than the window's included; asked for before
-    anything has changed, as where they lie tells which they are."""
-    others = recording.found_others(records)
-    if not others:
-        return values.__getitem__
-    return lambda number: values[number] if number < len(values) else others[number]
-
-
 def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
     """Run the steps on arrays that have been looked at; gives their times where somebody listens.
 
-    An exception tells how many steps were done: see `steps_done`.
+    An exception tells which steps were done: see `stopped_by`.
     """
     straight = binding.straight
     loop: Any = None
@@ -131,29 +115,33 @@ def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
         return _run_one_by_one(device, binding, arrays, loop)
     except BaseException as error:
         if straight is not None:
-            done = straight.steps_done(error)
+            stopped = straight.stopped(error)
         else:
-            done = 0 if loop is None else _steps_of(binding, loop.__length_hint__())
-        error.__dict__.setdefault("stitch_steps_done", done)
+            count = 0 if loop is None else _steps_of(binding, loop.__length_hint__())
+            stopped = Stopped(range(count))
+        error.__dict__.setdefault("stitch_stopped", stopped)
         raise
 
 
-def steps_done(error: BaseException) -> int:
-    """How many steps `perform` has done before it, or what came before or after, raised this."""
-    done: int = error.__dict__.pop("stitch_steps_done", 0)
-    return done
+def stopped_by(error: BaseException) -> Stopped:
+    """What `perform` has done before it, or what came before or after, raised this."""
+    stopped: Stopped = error.__dict__.pop("stitch_stopped", Stopped())
+    return stopped
 
 
 def tell_run(device: Site, binding: Binding, ran: Ran) -> None:
     """Tell who listens that a plan ran, and when its steps did."""
     assert isinstance(ran, tuple)
-    device.events.tell(PlanRun(binding.index, binding.plan, ran))
+    forks = binding.recording.lanes.forks
+    # Where there were hooks, it ran on one lane.
+    forks = forks if len(ran) > 1 + len(binding.plan.steps) else ()
+    device.events.tell(PlanRun(binding.index, binding.plan, ran, forks))
 
 
-def tell_stopped(device: Site, binding: Binding, done: int) -> None:
+def tell_stopped(device: Site, binding: Binding, stopped: Stopped) -> None:
     """Count and tell the steps that were done when one raised, if any."""
-    if done:
-        device.events.report(PlanStopped(binding.index, binding.plan, done))
+    if stopped.steps:
+        device.events.report(PlanStopped(binding.index, binding.plan, stopped.steps))
 
 
 def _straight(device: Site, binding: Binding) -> Straight | None:
@@ -192,6 +180,9 @@ def _own_thunks(binding: Binding) -> list[Sequence[Thunk]]:
 
 def _is_worth_writing(binding: Binding, observers: int) -> bool:
     recording = binding.recording
+    if recording.lanes.forks:
+        # One by one they would run on one lane.
+        return True
     if observers in recording.codes:
         # Its text is another than that of an earlier binding: perhaps so is the next one's.
         is_worth = binding.tally.runs > 0
@@ -216,7 +207,10 @@ def _written(device: Site, binding: Binding) -> Straight:
             (), binding.tally
         )
     varying = () if recording.parts is None else recording.parts.varying
-    code = write([(s.thunks, i in varying) for i, s in enumerate(bound.steps)])
+    code = write(
+        [(s.thunks, i in varying) for i, s in enumerate(bound.steps)],
+        forks=recording.lanes.forks, threads=device.backend.threads,
+    )  # fmt: skip
     objects = code.objects(_own_thunks(binding))
     assert objects is not None, "its own text"
     if recording.parts is not None:
@@ -263,111 +257,3 @@ def run_timed(
         for thunk in islice(thunks, count):
             thunk()
         moments.append(time.perf_counter() if count else moments[-1])
-
-
-def _after_failure(
-    device: Site,
-    binding: Binding,
-    window: Window,
-    error: BaseException,
-    progress: Sequence[int],
-) -> None:
-    """A run has ended after as many steps as its progress says; may be called twice."""
-    plan, records, steps_done = binding.plan, device.records, progress[0]
-    values = window.values
-    _place(values)
-    value_of = _finder(binding.recording, records, values)
-    if binding.lease is not None:
-        # What was finished takes its places for itself, with what lies there.
-        records.end_leases_at(binding.lease.buffers, with_bytes=False)
-    effects = effects_of(plan, device.desc_key, steps_done)
-    is_over = not isinstance(error, Exception)
-    failing, left = _what_is_left(plan, steps_done, window.merged, is_over=is_over)
-    wanted = {number for index in left for number in plan.request.tasks[index].inputs}
-    why = {
-        index: f"task {task.transformation.name!r} {_why(error, index == failing)}"
-        for index, task in enumerate(plan.request.tasks)
-        if index not in left
-    }
-    records.apply(effects, value_of, device.lost_all, partial(_fail, plan, window, why, wanted))
-    for number in binding.recording.passing:
-        if values[number].instances and number not in wanted:
-            records.release(values[number])
-    # Whoever has the window runs them.
-    error.__dict__["stitch_tasks_left"] = left
-    records.free_unused({(b.space, b.address) for b, _ in effects.made if b.address is not None})
-    records.is_whole = True
-
-
-def _fail(plan: Plan, window: Window, why: Mapping[int, str], wanted: Set[int]) -> None:
-    """Outputs of tasks that were not made never will be, and what these would have overwritten is
-    lost, but for what others read that run yet (`wanted`); `why`: by task."""
-    values = window.values
-    for index, said in why.items():
-        task, call = plan.request.tasks[index], window.call(index)
-        if call is not None:
-            call.stop(said)
-        missing = [values[n] for n in task.outputs if values[n].status in (PENDING, FAILED)]
-        for value in missing:
-            value.status, value.by = FAILED, said
-        if missing:
-            for position in task.transformation.donated:
-                if task.inputs[position] not in wanted:
-                    values[task.inputs[position]].status = Status.LOST
-
-
-def _why(error: BaseException, is_first: bool) -> str:
-    """What befell a task that was stopped, or one that came after it."""
-    if isinstance(error, Exception):
-        said = said_of(error) or type(error).__name__
-        return f"failed: {said}" if is_first else "was cancelled after a failure"
-    if is_first:
-        return f"was interrupted by {type(error).__name__} in the thread that ran it"
-    return "was cancelled after an interrupt of the thread that ran it"
-
-
-def said_of(error: BaseException) -> str:
-    """What an exception says; nothing where that raises one itself."""
-    try:
-        return str(error)
-    except Exception:
-        return ""
-
-
-def _what_is_left(
-    plan: Plan, steps_done: int, merged: Sequence[bool], *, is_over: bool
-) -> tuple[int, tuple[int, ...]]:
-    """The task that failed, and those that neither ran nor read what is missing now.
-
-    Of a task that stands for several (`merged`) some may run yet, whatever became of the others,
-    and so may those that read what it makes: all are left to who knows them. `is_over`: it was no
-    failure but an interrupt, after which nothing more is run.
-    """
-    tasks = plan.request.tasks
-    finished = {number for step in plan.steps[:steps_done] for number in _tasks_of(step, tasks)}
-    failing = next(
-        (number for step in plan.steps[steps_done:] for number in _tasks_of(step, tasks)),
-        len(tasks),
-    )
-    missing: set[int] = set()
-    left = []
-    for index, task in enumerate(tasks):
-        if index in finished:
-            continue
-        if not is_over and merged and (merged[index] or index != failing):
-            left.append(index)
-        elif is_over or index == failing or not missing.isdisjoint(task.inputs):
-            missing.update(task.outputs)
-            # What it would have overwritten is lost.
-            missing.update(task.inputs[position] for position in task.transformation.donated)
-        else:
-            left.append(index)
-    return failing, tuple(left)
-
-
-def _tasks_of(step: Step, tasks: Sequence[NumberedTask]) -> Iterator[int]:
-    """The task that a step ends: a program's run, or the copy that `to_layout` asked for."""
-    if isinstance(step, Execute):
-        yield step.task
-    elif isinstance(step, Copy) and step.made != step.value:
-        yield from (i for i, task in enumerate(tasks) if step.made in task.outputs)

@@ -37,7 +37,8 @@ def program_bytes(
 
     `in_sessions`: it may give some to ONNX Runtime.
     """
-    kept = _computed_constants(program) + _staged(program)
+    staged = _staged(program)
+    kept = _computed_constants(program) + staged
     units = units_of(program, ())
     arrangement = arrange(program, units, program.constant_data())
     taken = kernel_bytes(program, bytes_of)
@@ -46,7 +47,7 @@ def program_bytes(
     if in_sessions:
         kept += SESSION_NBYTES + repacked_nbytes(program)
         values += ARENA_GROWTH * most_inner_nbytes(program)
-    return ProgramBytes(kept, taken.kept, values, kernels, taken.largest)
+    return ProgramBytes(kept, taken.kept, values, kernels, taken.largest, staged)
 
 
 def program_peak(program: Program, machine: MachineShape, taken: ProgramBytes) -> int:

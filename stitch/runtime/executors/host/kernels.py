@@ -80,6 +80,7 @@ class Kernels:
         self.constants = {
             c.value: computable(c.data, program.values[c.value].type) for c in program.constants
         }
+        self.machine = machine
         self.staging = StagingArrays(program, machine)
         self.readers = program.readers()
 

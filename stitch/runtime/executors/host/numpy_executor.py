@@ -12,6 +12,7 @@ bits, but where foreign calls compute some of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache
 
@@ -29,7 +30,7 @@ from stitch.runtime.executors.executor import (
 from stitch.runtime.executors.host.bindings import OperationBinding, UnitBinding
 from stitch.runtime.executors.host.host_bytes import program_bytes
 from stitch.runtime.executors.host.kernels import Kernels
-from stitch.runtime.executors.host.staging import StagedRegions
+from stitch.runtime.executors.host.staging import StagedRegions, StagingArrays
 from stitch.runtime.executors.linking_terms import LinkTerms
 
 
@@ -38,6 +39,7 @@ class NumpyExecutor(Executor):
     that carries a body, the body: what it computes is what the program means."""
 
     name = "numpy"
+    has_lanes = True
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
@@ -87,6 +89,12 @@ class PreparedKernels(Kernels, PreparedProgram):
 
         with self.workspace.kernels:
             return replace(binding().bound_by_units(), one_by_one=one_by_one)
+
+    def in_lane(self, workspace: Workspace) -> PreparedProgram:
+        """With staging of its own; constants and what was derived from them are shared."""
+        own = copy(self)
+        own.workspace, own.staging = workspace, StagingArrays(self.program, self.machine)
+        return own
 
     def bind_plainly(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None

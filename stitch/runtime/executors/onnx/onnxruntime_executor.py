@@ -23,6 +23,7 @@ of the program is one that ONNX Runtime itself declares safe in place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cache, partial
 
 import numpy as np
@@ -72,6 +73,7 @@ class OnnxRuntimeExecutor(Executor):
     """
 
     name = "onnxruntime"
+    has_lanes = True
 
     def __init__(self, intra_op_threads: int = 1, fuse_across_seams: bool = False) -> None:
         if intra_op_threads < 1:
@@ -162,6 +164,12 @@ class _Prepared(PreparedProgram):
         steps = (*before, call, *after)
         staged = self.staging.nbytes + self.repacked_nbytes
         return BoundProgram(steps, (), arrays, staged, one_by_one)
+
+    def in_lane(self, workspace: Workspace) -> PreparedProgram:
+        """With staging of its own; a session may be run by several threads."""
+        own = copy(self)
+        own.staging = StagingArrays(self.program, self.machine)
+        return own
 
     @found_once
     def _by_operation(self) -> PreparedKernels:

@@ -1,0 +1,189 @@
+"""Forks: the pieces of a plan whose steps are divided among lanes.
+
+Comes in: a plan, what its steps cost. Goes out: those forks that save most together, found among
+all that begin and end around steps that take their time. Must not know where bytes lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapreplace
+from itertools import accumulate
+
+from stitch.planner.plan import Allocate, Copy, Execute, Plan, Step
+
+#: Microseconds that a lane's part of a fork takes at least, by the plan's counts; what handing it
+#: over costs, as measured (a thread wakes, and is waited for).
+LEAST, HANDING = 100.0, 11.0
+#: A step of so many microseconds may be the first or the last of a fork.
+_HEAVY = 20.0
+#: Forks are looked for among so many steps at a time: it takes time by their square.
+_SPAN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The steps `[start, stop)` of a plan, by lane, each lane's in the plan's order; the first
+    lane's take longest, and all of them together `microseconds` at least."""
+
+    start: int
+    stop: int
+    lanes: tuple[tuple[int, ...], ...]
+    microseconds: float
+
+
+def forks_of(plan: Plan, microseconds: Sequence[float | None], most: int) -> Iterator[Fork]:
+    """The forks of a plan, in its order; see `lanes_of`."""
+    start = 0
+    for index in range(len(plan.steps) + 1):
+        is_alone = index < len(plan.steps) and microseconds[index] is None
+        if is_alone or index == len(plan.steps) or index - start == _SPAN:
+            costs = [cost or 0.0 for cost in microseconds[start:index]]
+            if most > 1 and sum(costs) >= 2 * LEAST:
+                yield from _best(plan.steps[start:index], start, costs, most)
+            start = index + is_alone
+
+
+def _best(steps: Sequence[Step], first: int, costs: Sequence[float], most: int) -> list[Fork]:
+    """Those that save most together, of steps that cost so much; `first` is the number of the first
+    one."""
+    touched = [touched_by(step) for step in steps]
+    cuts = _cuts(steps, costs)
+    spent = [0.0, *accumulate(costs)]
+    #: What is saved up to each cut, and by which fork that ends there.
+    saved = [0.0] * len(cuts)
+    by: list[tuple[int, list[list[int]]] | None] = [None] * len(cuts)
+    for begin, start in enumerate(cuts):
+        if begin and saved[begin - 1] > saved[begin]:
+            saved[begin], by[begin] = saved[begin - 1], None
+        # No fork saves more than this part of its time.
+        most_saved = [(spent[cut] - spent[start]) * (1 - 1 / most) for cut in cuts]
+        ends = range(begin + 1, len(cuts))
+        if all(saved[begin] + most_saved[end] <= saved[end] for end in ends):
+            continue
+        parts = _Parts(start)
+        for end in ends:
+            for index in range(cuts[end - 1], cuts[end]):
+                parts.add(index, costs[index], *touched[index])
+            bound = min(most_saved[end], spent[cuts[end]] - spent[start] - parts.heaviest)
+            if saved[begin] + bound - HANDING <= saved[end]:
+                continue
+            gain, division = parts.divided(most)
+            if division and saved[begin] + gain > saved[end]:
+                saved[end], by[end] = saved[begin] + gain, (begin, division)
+    found = []
+    end = len(cuts) - 1
+    while end > 0:
+        fork = by[end]
+        if fork is None:
+            end -= 1
+            continue
+        begin, division = fork
+        lanes = tuple([tuple([first + index for index in lane]) for lane in division])
+        total = spent[cuts[end]] - spent[cuts[begin]]
+        found.append(Fork(first + cuts[begin], first + cuts[end], lanes, total))
+        end = begin
+    return found[::-1]
+
+
+def _cuts(steps: Sequence[Step], costs: Sequence[float]) -> list[int]:
+    """Where forks may begin and end: around steps that take their time, and what only brings their
+    operands in."""
+    cuts = {0, len(steps)}
+    before = 0
+    for index, (step, cost) in enumerate(zip(steps, costs, strict=True)):
+        if cost >= _HEAVY:
+            cuts |= {before, index + 1}
+        if cost >= _HEAVY or not isinstance(step, Allocate | Copy):
+            before = index + 1
+    return sorted(cuts)
+
+
+def touched_by(step: Step) -> tuple[Iterable[int], Iterable[int]]:
+    """The buffers that a step reads, and those that it writes; giving one back is no access."""
+    if isinstance(step, Allocate):
+        return (), (step.buffer.number,)
+    if isinstance(step, Copy):
+        return (step.source.buffer,), (step.target.buffer,)
+    if isinstance(step, Execute):
+        return [i.buffer for i in step.inputs], [i.buffer for i in step.outputs]
+    return (), ()
+
+
+class _Parts:
+    """Steps from one on, and which of them depend on each other, directly or not."""
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self._parents: list[int] = []
+        #: Of those that stand for all that depend on each other.
+        self._costs: dict[int, float] = {}
+        self._writer: dict[int, int] = {}
+        self._readers: dict[int, list[int]] = {}
+        #: What the part costs that costs most.
+        self.heaviest = 0.0
+
+    def add(self, index: int, cost: float, reads: Iterable[int], writes: Iterable[int]) -> None:
+        """One more step."""
+        own = index - self._start
+        self._parents.append(own)
+        if cost:
+            self._costs[own] = cost
+            self.heaviest = max(self.heaviest, cost)
+        for buffer in reads:
+            writer = self._writer.get(buffer)
+            if writer is not None:
+                self._join(own, writer)
+            self._readers.setdefault(buffer, []).append(own)
+        for buffer in writes:
+            for other in self._readers.pop(buffer, ()):
+                self._join(own, other)
+            writer = self._writer.get(buffer)
+            if writer is not None:
+                self._join(own, writer)
+            self._writer[buffer] = own
+
+    def _root(self, own: int) -> int:
+        parents = self._parents
+        while parents[own] != own:
+            parents[own] = parents[parents[own]]
+            own = parents[own]
+        return own
+
+    def _join(self, one: int, other: int) -> None:
+        first, second = sorted((self._root(one), self._root(other)))
+        if first != second:
+            # The earliest stands for all.
+            self._parents[second] = first
+            cost = self._costs.get(first, 0.0) + self._costs.pop(second, 0.0)
+            if cost:
+                self._costs[first] = cost
+                self.heaviest = max(self.heaviest, cost)
+
+    def divided(self, most: int) -> tuple[float, list[list[int]]]:
+        """The microseconds that are saved by running them on lanes, and their steps; none where a
+        lane would have too little."""
+        costs = self._costs
+        heaviest_first = sorted(costs, key=lambda root: (-costs[root], root))
+        total = sum(costs.values())
+        for count in range(min(most, len(costs), int(total // LEAST)), 1, -1):
+            loads = [(0.0, lane) for lane in range(count)]
+            lane_of: dict[int, int] = {}
+            for root in heaviest_first:
+                load, lane = loads[0]
+                lane_of[root] = lane
+                heapreplace(loads, (load + costs[root], lane))
+            saved = total - max(loads)[0] - HANDING * (count - 1)
+            if min(loads)[0] >= LEAST and saved > 0:
+                order = [lane for _, lane in sorted(loads, key=lambda each: (-each[0], each[1]))]
+                return saved, self._steps(lane_of, order)
+        return 0.0, []
+
+    def _steps(self, lane_of: Mapping[int, int], order: Sequence[int]) -> list[list[int]]:
+        """The steps of each lane; those that cost nothing, and belong to none, are the first's."""
+        steps: list[list[int]] = [[] for _ in order]
+        for own in range(len(self._parents)):
+            lane = lane_of.get(self._root(own))
+            steps[0 if lane is None else order.index(lane)].append(self._start + own)
+        return steps

@@ -1,0 +1,254 @@
+"""The text of straight-line code: lines, functions, and the names of the objects in them.
+
+Comes in: thunks. Goes out: the source of a function that calls them, which is run once to give it.
+All names in the source are generated; objects reach it as arguments. Must not know recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from time import perf_counter
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from stitch.memory import Arrivals
+from stitch.planner import Fork
+from stitch.runtime.backends import LaneThreads, Thunk, stage
+from stitch.runtime.history import Tally
+from stitch.runtime.hooks import call_hooks
+from stitch.runtime.recording.forked import WrittenFork
+
+#: Where NumPy deprecates a third position, as it looks like a third operand.
+_BY_KEYWORD = (np.maximum, np.minimum)
+#: Target, source, casting.
+COPYTO_CASTING = 3
+#: The name of the file in which tracebacks show the code.
+PLAN_FILE = "<stitched plan>"
+
+
+def _is_plain_copy(thunk: partial[object]) -> bool:
+    """Whether it is `copyto` without a mask: assigning takes a third of the time."""
+    return (
+        thunk.func is np.copyto
+        and len(thunk.args) <= COPYTO_CASTING
+        and thunk.keywords.keys() <= {"casting"}
+    )
+
+
+def _shortest(thunk: partial[object]) -> tuple[Any, tuple[object, ...], Mapping[str, object]]:
+    """The same call in the form that NumPy takes least time for: no keyword where a position does
+    (30 ns a ufunc), a method where a function looks for overriding types first (100 ns a `dot`)."""
+    func, arguments, keywords = thunk.func, thunk.args, thunk.keywords
+    if keywords.keys() == {"out"}:
+        if isinstance(func, np.ufunc) and func not in _BY_KEYWORD and len(arguments) == func.nin:
+            return func, (*arguments, keywords["out"]), {}
+        if func is np.dot:
+            return arguments[0].dot, (arguments[1], keywords["out"]), {}
+    return func, arguments, keywords
+
+
+@lru_cache(maxsize=256)
+def _compiled(text: str) -> CodeType:
+    """The same steps at other places are the same text: only the objects are others."""
+    return compile(text, PLAN_FILE, "exec")
+
+
+class _Names:
+    """Objects, and the names that they have in the text."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.objects: list[object] = []
+        self._names: dict[int, str] = {}
+
+    def name(self, thing: object) -> str:
+        name = self._names.get(id(thing))
+        if name is None:
+            name = self._names[id(thing)] = f"{self.prefix}{len(self.objects)}"
+            self.objects.append(thing)
+        return name
+
+    def all(self) -> str:
+        return ", ".join(f"{self.prefix}{i}" for i in range(len(self.objects)))
+
+
+class _Function:
+    """The lines of one function: of a whole run, or of a lane of a fork."""
+
+    def __init__(self, head: str) -> None:
+        self._head = head
+        self.lines = [""]
+        #: Tuples of outputs, made once: NumPy takes one in 20 ns less than an array by itself.
+        self.outs: dict[str, None] = {}
+        #: The last line of each step.
+        self.ends: list[int] = []
+        #: The names of the times that it takes, in order.
+        self.moments: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " + text)
+
+    def text(self) -> str:
+        """All lines, in the function around it."""
+        self.lines[0] = f"def {self._head}{''.join(self.outs)}):"
+        return "\n        ".join(self.lines)
+
+
+class _Fork:
+    """A fork that is being written: a function for each lane."""
+
+    def __init__(self, fork: Fork, written: WrittenFork, functions: list[_Function]) -> None:
+        self.written, self.functions = written, functions
+        self.lane_of = {i: lane for lane, steps in enumerate(fork.lanes) for i in steps}
+
+
+class Source:
+    """The lines so far, and the names of the objects in them: those of all bindings, and of one."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order = tuple(order)
+        self._main = self._now_in = _Function("run(arrays, sure=False")
+        self._lanes: list[_Function] = []
+        self.shared, self.own = _Names("v"), _Names("w")
+        self.name = self.shared.name
+        #: The lines of steps that differ from binding to binding.
+        self.own_lines: list[str] = []
+        self._now = ""
+        #: The names of the times when steps had ended; of those that belong to forks; how many
+        #: there are.
+        self._ended: list[str] = []
+        self._of_forks: list[str] = []
+        self._moments = 0
+        self._arrays = ""
+        self._fork: _Fork | None = None
+
+    def take_arrays(self, count: int) -> None:
+        if count:
+            self._arrays = "".join(f"a{i}, " for i in range(count)) + "= arrays"
+            self._line(self._arrays)
+
+    def _line(self, text: str) -> None:
+        self._now_in.line(text)
+
+    def check(self, index: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        """Types of built-in dtypes are singletons; anything else takes the careful way."""
+        array = f"a{index}"
+        self._line(
+            f"if (type({array}) is not {self.name(np.ndarray)}"
+            f" or {array}.dtype is not {self.name(dtype)}"
+            f" or {array}.shape != {self.name(shape)}) and not sure: return False"
+        )
+
+    def begin(self, is_timed: bool) -> None:
+        if is_timed:
+            self._now = f"{self.name(perf_counter)}()"
+            self._moment()
+
+    def fork(self, fork: Fork, threads: LaneThreads) -> None:
+        """The next steps are those of a fork, lane by lane."""
+        functions = []
+        for _ in fork.lanes:
+            self._now_in = _Function(f"lane{len(self._lanes)}(arrays")
+            self._lanes.append(self._now_in)
+            functions.append(self._now_in)
+            if self._arrays:
+                self._line(self._arrays)
+            if self._now:
+                self._moment()
+        self._fork = _Fork(fork, WrittenFork(threads, list(fork.lanes)), functions)
+        # The call, once it is known what it gives.
+        self._main.line("")
+
+    def enter(self, index: int) -> None:
+        """The next step belongs to its lane."""
+        assert self._fork is not None
+        self._now_in = self._fork.functions[self._fork.lane_of[index]]
+
+    def join(self) -> None:
+        """The fork ends here."""
+        assert self._fork is not None
+        fork, self._fork, main = self._fork, None, self._main
+        called = self.name(fork.written)
+        names = []
+        for function in fork.functions:
+            names.append(f"lane{self._lanes.index(function)}")
+            function.line(f"return ({', '.join(function.moments)},)" if self._now else "return")
+            fork.written.ends.append(tuple(function.ends))
+        given = ", ".join(f"({', '.join(each.moments)},)" for each in fork.functions)
+        call = f"{called}(({', '.join(names)}), arrays)"
+        main.lines[-1] = f"    {given} = {call}" if self._now else f"    {call}"
+        main.ends += [len(main.lines) - 1] * len(fork.lane_of)
+        self._now_in = main
+        if self._now:
+            self._moment()
+            self._of_forks += [main.moments[-1], *[each.moments[0] for each in fork.functions]]
+
+    def step_ended(self, *, has_run: bool) -> None:
+        """A step of the plan ends here; those that run nothing end with the one before."""
+        function = self._now_in
+        function.ends.append(len(function.lines) - 1)
+        if self._now:
+            if has_run:
+                self._moment()
+            self._ended.append(function.moments[-1])
+
+    def _moment(self) -> None:
+        name = f"t{self._moments}"
+        self._moments += 1
+        self._line(f"{name} = {self._now}")
+        self._now_in.moments.append(name)
+
+    def step(self, thunk: Thunk, *, is_own: bool) -> None:
+        self.name = self.own.name if is_own else self.shared.name
+        self._call(thunk)
+        if is_own:
+            self.own_lines.append(self._now_in.lines[-1].lstrip())
+        self.name = self.shared.name
+
+    def _call(self, thunk: Thunk) -> None:
+        if type(thunk) is Arrivals:
+            self._line(f"{self.name(thunk)}.times += 1")
+        elif type(thunk) is not partial:
+            self._line(f"{self.name(thunk)}()")
+        elif thunk.func is stage:
+            into, _, position = thunk.args
+            self._line(f"{self.name(into)}[...] = a{self._order[position]}")
+        elif thunk.func is call_hooks:
+            moment, context = thunk.args
+            self._line(f"for hook in {self.name(moment)}.hooks: hook({self.name(context)})")
+        elif _is_plain_copy(thunk):
+            into, source = thunk.args[:2]
+            self._line(f"{self.name(into)}[...] = {self.name(source)}")
+        else:
+            func, arguments, keywords = _shortest(thunk)
+            given = [self.name(argument) for argument in arguments]
+            given += [f"{key}={self.name(value)}" for key, value in keywords.items()]
+            if func in _BY_KEYWORD and keywords.keys() == {"out"}:
+                out = self.name(keywords["out"])
+                self._now_in.outs[f", o{out}=({out},)"] = None
+                given[-1] = f"out=o{out}"
+            self._line(f"{self.name(func)}({', '.join(given)})")
+
+    def count(self, tally: Tally) -> None:
+        """What counts is a binding's own."""
+        self._line(f"{self.own.name(tally)}.runs += 1")
+
+    def end(self, tally: Tally) -> None:
+        self.count(tally)
+        moments = [*self._main.moments[:1], *self._ended, *self._of_forks]
+        self._line(f"return ({', '.join(moments)},)" if self._now else "return True")
+
+    def function(self) -> tuple[Callable[..., Callable[..., Any]], tuple[int, ...]]:
+        """What gives the function, once it is given the objects of a binding; and the last line of
+        each step, from the function's first on."""
+        functions = "\n        ".join([each.text() for each in (*self._lanes, self._main)])
+        text = (
+            f"def make({self.shared.all()}):\n    def bind({self.own.all()}):\n"
+            f"        {functions}\n        return run\n    return bind"
+        )
+        space: dict[str, Any] = {}
+        exec(_compiled(text), space)
+        return space["make"](*self.shared.objects), tuple(self._main.ends)

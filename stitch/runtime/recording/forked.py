@@ -1,0 +1,169 @@
+"""Forks in written code: their lanes' functions run beside each other, and what is left where one
+fails.
+
+Comes in: the functions of a fork's lanes. Goes out: what they gave, or an exception that knows what
+was done. Must not know text, records or handles.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from types import CodeType
+from typing import Any, TypeAlias
+
+from stitch.planner import Allocate, Buffer, Free, Plan, Region, after_steps, touched_by
+from stitch.runtime.backends import LaneFunction, LaneRun, LaneThreads
+
+#: Finds an address for a buffer outside of what lies in a space and some regions.
+FindPlace: TypeAlias = Callable[[Buffer, Sequence[Region]], int | None]
+
+
+@dataclass(slots=True, eq=False)
+class WrittenFork:
+    """A fork in written code: for each lane its steps, and the last line of each, from its
+    function's first on."""
+
+    threads: LaneThreads
+    steps: list[tuple[int, ...]] = field(default_factory=list)
+    ends: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __call__(self, functions: Sequence[LaneFunction], arrays: Sequence[Any]) -> list[Any]:
+        """Run the lanes' functions beside each other; gives what they gave.
+
+        Where some fail, all have ended, and the one is raised that failed in the plan's first step.
+        """
+        runs = self.threads.beside(functions, arrays)
+        for run in runs:
+            if run.error is not None:
+                self._fail(runs)
+        return [run.result for run in runs]
+
+    def _fail(self, runs: Sequence[LaneRun]) -> None:
+        done: list[int] = []
+        failures: list[LaneFailure] = []
+        for run, steps, ends in zip(runs, self.steps, self.ends, strict=True):
+            error, run.error = run.error, None
+            count = len(steps)
+            if not run.is_done:
+                code: CodeType = run.function.__code__
+                count = 0 if error is None else steps_before(error, code, ends)
+            done += steps[:count]
+            if error is not None:
+                failures.append(LaneFailure(steps[count:] or steps[-1:], error))
+        # Interrupts come before failures.
+        failures.sort(key=lambda each: (isinstance(each.error, Exception), each.steps[0]))
+        try:
+            error = failures[0].error
+            error.__dict__["stitch_beside"] = tuple(done), tuple(failures)
+            raise error
+        finally:
+            # Its traceback holds this frame.
+            del error, failures, run, runs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaneFailure:
+    """What a lane raised, and its steps from there on."""
+
+    steps: tuple[int, ...]
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stopped:
+    """A run that ended before its end: the steps that were done, in the plan's order, and what
+    failed in lanes, first what is raised."""
+
+    steps: Sequence[int] = ()
+    failures: tuple[LaneFailure, ...] = ()
+
+    @classmethod
+    def at(cls, count: int, error: BaseException) -> Stopped:
+        """After so many steps outside of forks, and what the error knows of those inside."""
+        beside = error.__dict__.pop("stitch_beside", None)
+        if beside is None:
+            return cls(range(count))
+        done, failures = beside
+        return cls(sorted([*range(count), *done]), failures)
+
+    def plan(self, plan: Plan) -> tuple[Plan, int]:
+        """The plan in an order in which these steps are the first, and how many they are.
+
+        It is as good a plan: steps of one lane keep their order, those of different lanes have
+        none. What is still read by steps to come is not given back yet.
+        """
+        if isinstance(self.steps, range):
+            return plan, len(self.steps)
+        done = set(self.steps)
+        left = [i for i in range(len(plan.steps)) if i not in done]
+        needed = {b for i in left for side in touched_by(plan.steps[i]) for b in side}
+        early = {i for i in done if isinstance(s := plan.steps[i], Free) and s.buffer in needed}
+        order = [*[i for i in self.steps if i not in early], *sorted([*left, *early])]
+        steps = tuple([plan.steps[i] for i in order])
+        return replace(plan, steps=steps), len(done) - len(early)
+
+
+def steps_before(error: BaseException, code: CodeType, ends: Sequence[int]) -> int:
+    """How many steps of a written function were done when one raised; 0 if the error is another's.
+
+    `ends`: the last line of each, from the function's first on.
+    """
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code is code:
+            return bisect_left(ends, traceback.tb_lineno - code.co_firstlineno)
+        traceback = traceback.tb_next
+    return 0
+
+
+def without_own_places(
+    plan: Plan, steps_done: int, own: Collection[int], wanted: Collection[int], find: FindPlace
+) -> tuple[Plan, int, list[Buffer]]:
+    """A plan that stopped after so many steps, with what lies in lanes' own bytes given back, but
+    for what tasks read yet (`wanted`, values): these buffers, whose bytes come to addresses of the
+    space. That is the plan's where nothing else has it by now, as steps of other lanes went on;
+    else one that is found. What finds none is given back.
+    """
+    buffers, values = after_steps(plan, steps_done)
+    passing = [number for number in buffers if number in own]
+    needed = set()
+    for value in wanted:
+        lying = [instance.buffer for instance in values.get(value, ())]
+        if lying and all(number in own for number in lying):
+            needed.update(lying)
+    taken = [_region_of(buffers[number]) for number in buffers if number not in own]
+    kept: dict[int, Buffer] = {}
+    for number in passing:
+        buffer = buffers[number]
+        if number not in needed:
+            continue
+        region = _region_of(buffer)
+        if any(overlap(region, other) for other in taken):
+            address = find(buffer, taken)
+            if address is None:
+                continue
+            buffer = buffer.where({number: address})
+        kept[number] = buffer
+        taken.append(_region_of(buffer))
+    steps = [
+        Allocate(kept[step.buffer.number])
+        if isinstance(step, Allocate) and step.buffer.number in kept
+        else step
+        for step in plan.steps
+    ]
+    frees = [Free(number) for number in passing if number not in kept]
+    steps[steps_done:steps_done] = frees
+    return replace(plan, steps=tuple(steps)), steps_done + len(frees), [*kept.values()]
+
+
+def _region_of(buffer: Buffer) -> Region:
+    if buffer.address is None:
+        return buffer.space, 0, 0
+    return buffer.space, buffer.address, buffer.size_per_bank
+
+
+def overlap(a: Region, b: Region) -> bool:
+    """Whether two regions have bytes in common."""
+    return a[0] is b[0] and a[1] < b[1] + b[2] and b[1] < a[1] + a[2]

@@ -1,0 +1,131 @@
+"""Devices with several lanes under random use: plans, copies and elements are those of one lane.
+
+Comes in: seeds. Work is drawn as for handles that are used anyhow, but windows are long, so that
+there is something to run beside each other, and every stretch counts as long enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from random import Random
+
+import pytest
+
+from stitch.planner import Step
+from stitch.runtime import PlanMade, PlanRun, PlanStopped
+from stitch.runtime.events import Event
+from tests.support.faults import Mines, Planted
+from tests.support.handle_world import World
+from tests.support.random_work import MACHINES, WITH_ROOM
+from tests.support.short_lanes import shorten
+from tests.support.stitched_models import held_by
+
+STEPS = 40
+
+
+def used(
+    seed: int, lanes: int, executor: str = "numpy", *, watched: bool = True
+) -> tuple[list[tuple[str, tuple[Step, ...]]], list[str]]:
+    """What a device did, and how its handles ended; every element was looked at on the way."""
+    draw, seen = Random(seed), list[tuple[str, tuple[Step, ...]]]()
+
+    def note(event: Event) -> None:
+        if isinstance(event, PlanMade | PlanRun):
+            seen.append((type(event).__name__, event.plan.steps))
+
+    world = World(seed % len(MACHINES), window=64, executor=executor, lanes=lanes)
+    if watched:
+        world.device.events.subscribe(note)
+    for _ in range(STEPS):
+        world.step(draw)
+    world.flush()
+    world.check()
+    account = world.device.account()
+    ended = [repr(held.tensor._record.status) for held in world.held]
+    ended += [str(account.total.copies), str(account.total.nbytes), str(account.nbytes_seen)]
+    world.close()
+    return seen, ended
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch"])
+def test_drawn_work_is_the_same_on_any_number_of_lanes(
+    executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if executor != "numpy":
+        pytest.importorskip(executor)
+    found = shorten(monkeypatch)
+    for seed in range(60 if executor == "numpy" else 20):
+        on_one = used(seed, 1, executor)
+        assert on_one == used(seed, 2, executor)
+        assert on_one == used(seed, 3, executor)
+        assert on_one[1] == used(seed, 2, executor, watched=False)[1]
+    widths = [len(fork.lanes) for lanes in found for fork in lanes.forks]
+    print(executor, len(found), len(widths), widths.count(3))
+    assert len(widths) > 40
+    assert 3 in widths
+
+
+def fails(seed: int, lanes: int, mines: Mines, places: set[int]) -> tuple[list[str], int]:
+    """The same work, in which some calls of its last window raise; how its handles ended."""
+    world, draw = World(WITH_ROOM, window=64, lanes=lanes), Random(seed)
+    mines.at, mines.count = set(), 0
+    for _ in range(14):
+        world.step(draw)
+    world.flush()
+    mines.at = {mines.count + place for place in places}
+    before = mines.count
+    stopped: list[PlanStopped] = []
+    world.device.events.subscribe(
+        lambda event: stopped.append(event) if isinstance(event, PlanStopped) else None
+    )
+    with (
+        contextlib.suppress(Planted),
+        world.attempt(*(h for h in world.held if not world.is_shared(h))),
+    ):
+        for _ in range(8):
+            if draw.randrange(4):
+                world.call(*(draw.randrange(64) for _ in range(4)))
+            else:
+                world.convert(draw.randrange(64), draw.randrange(64))
+        world.device.flush()
+    calls = mines.count - before
+    world.check()
+    ended = [f"{h.tensor._record.status} {h.tensor._record.by}" for h in world.held]
+    mines.at = set()
+    for _ in range(6):
+        world.step(draw)
+    world.flush()
+    world.check()
+    device = world.device
+    world.close()
+    del world
+    if held_by(device):
+        gc.collect()
+    assert held_by(device) == []
+    return ended, calls
+
+
+def fail_alike(seed: int, patch: pytest.MonkeyPatch, most: int) -> None:
+    """Failures in at most so many calls of the last window, and in two at once."""
+    found = shorten(patch)
+    mines = Mines()
+    mines.lay(patch)
+    _, calls = fails(seed, 2, mines, set())
+    assert found
+    for place in range(0, calls, 1 + calls // most):
+        assert fails(seed, 2, mines, {place})[0] == fails(seed, 1, mines, {place})[0], place
+        fails(seed, 3, mines, {place, place + calls // 3, place + 2 * calls // 3})
+
+
+@pytest.mark.parametrize("seed", [2, 5, 12])
+def test_what_fails_in_any_lane_leaves_what_it_leaves_on_one(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_alike(seed, monkeypatch, 12)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(40))
+def test_what_fails_anywhere_in_any_lane(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_alike(seed, monkeypatch, 1000)
