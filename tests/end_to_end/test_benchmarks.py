@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -71,13 +72,44 @@ def test_ours_and_the_peers_give_the_same_results_and_are_reported(
     assert result["absent"] == {}
     sides = [row["side"] for row in result["rows"]]
     assert {side: sides.count(side) for side in sides} == {
-        "ours": 2, "other form": 4, "peer": 4, "yardstick": 1,
+        "ours": 2, "calls": 2, "other form": 4, "peer": 4, "yardstick": 1,
     }  # fmt: skip
     least = {
         side: min(r["least_us"] for r in result["rows"] if r["side"] == side) for side in sides
     }
     assert result["ratio"] == pytest.approx(least["ours"] / least["peer"])
     assert result["ratio_to_hand"] == pytest.approx(least["ours"] / least["yardstick"])
+
+
+def test_many_programs_are_linked_and_called_beside_the_sessions_of_their_goals(
+    peers: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chains = importlib.import_module("peer_ways.chains")
+    (many,) = [chain for chain in chains.CHAINS if chain.name == "many"]
+    few = dataclasses.replace(many, name="few", programs=many.programs[:5])
+    monkeypatch.setattr(peers, "CHAINS", (few,))
+    words = ["--chains", "few", "--machines", "host", "--executors", "numpy", "--rounds", "1"]
+    assert peers.main([*words, "--forms", "float32", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert set(result["absent"]) == {"torch.compile", "iree"}
+    least = {row["way"]: row["least_us"] for row in result["rows"]}
+    assert [(goal["side"], goal["goal"]) for goal in result["more_goals"]] == [
+        ("linked", 0.2), ("linked", 0.8), ("calls", 0.35)
+    ]  # fmt: skip
+    for goal in result["more_goals"]:
+        assert goal["way"].startswith(f"stitch numpy, {goal['side']}")
+        assert goal["least"] == pytest.approx(least[goal["way"]] / least[goal["peer"]])
+
+
+def test_a_goal_of_linked_programs_is_missed_above_its_ratio_only(peers: ModuleType) -> None:
+    cases = importlib.import_module("peer_ways.cases")
+    goals = (cases.Goal("linked", "bound", 0.5), cases.Goal("calls", "bound", 0.5))
+    rows = [peers.Row(*row) for row in (("mine", "ours", (1.0,)), ("one", "linked", (2.0,)),
+                                        ("bound", "peer", (4.0,), "x"))]  # fmt: skip
+    assert peers.missed_goals([peers.Result("m", "", 1.0, tuple(rows), (), False, goals)]) == []
+    rows.append(peers.Row("calls", "calls", (2.5,)))
+    (missed,) = peers.missed_goals([peers.Result("m", "", 1.0, tuple(rows), (), False, goals)])
+    assert missed == "m: calls 0.62 x bound, not 0.5"
 
 
 def test_a_way_with_another_result_is_never_timed(peers: ModuleType) -> None:

@@ -7,8 +7,8 @@ Goes out: a `Case`, which knows the result that every way must give. Must not kn
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -69,11 +69,21 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Goal:
+    """The most that the best way of a side of ours (`linked`, `calls`) / a peer's way may be."""
+
+    side: str
+    peer_way: str
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """Something to measure: `goal` is the most that best of ours / best peer may be.
 
     `stitched_only`: the goal is about peers that run the same programs one by one, and not about
-    one that was given all of them as one.
+    one that was given all of them as one. `more_goals`: those of programs that were linked, or are
+    called one by one. `without`: peers that are left out, each with the reason.
     """
 
     name: str
@@ -82,6 +92,8 @@ class Subject:
     rounds: int
     make: Callable[[], Case]
     stitched_only: bool = False
+    more_goals: tuple[Goal, ...] = ()
+    without: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

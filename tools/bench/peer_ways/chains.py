@@ -1,19 +1,20 @@
 """The suite `chain`: programs of layers, each one Gemm and one Relu.
 
-Comes in: widths. Goes out: cases with random weights. Must not know how anybody runs them.
+Comes in: widths. Goes out: cases with random weights, and what they are to show. Must not know how
+anybody runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 
-from peer_ways.cases import Case, Program, Subject
+from peer_ways.cases import Case, Goal, Program, Subject
 from stitch import ComputationGraphBuilder, DataType
 from stitch.program import Array
 
@@ -32,19 +33,45 @@ class Chain:
     #: The most that best of ours / best peer may be.
     goal: float
     rounds: int
+    #: Whether the goal is about peers that run the programs one by one only.
+    stitched_only: bool = False
+    more_goals: tuple[Goal, ...] = ()
+    without: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
         """Widths of the programs, and the batch."""
-        widths = " | ".join("-".join(map(str, widths)) for widths in self.programs)
-        return f"{widths}, batch {self.batch}"
+        parts = [("-".join(map(str, widths)), len(list(same)))
+                 for widths, same in groupby(self.programs)]  # fmt: skip
+        many = [" | ".join([text] * count) if count < 4 else f"{count} times {text}"
+                for text, count in parts]  # fmt: skip
+        return f"{' | '.join(many)}, batch {self.batch}"
 
     def subject(self) -> Subject:
         """The chain as something to measure."""
-        return Subject(self.name, self.text(), self.goal, self.rounds, partial(make_case, self))
+        return Subject(
+            self.name, self.text(), self.goal, self.rounds, partial(make_case, self),
+            self.stitched_only, self.more_goals, self.without,
+        )  # fmt: skip
 
 
+BOUND, MERGED = "onnxruntime, a session each, bound", "onnxruntime, merged, bound"
+_SLOW = "a module each of 64 takes minutes to compile"
 CHAINS = (
-    Chain("tiny", ((64, 64), (64, 64)), 1, 0.65, 301),
+    Chain("tiny", ((64, 64), (64, 64)), 1, 0.65, 301, more_goals=(Goal("calls", BOUND, 1.2),)),
+    Chain(
+        "many",
+        ((64, 64),) * 64,
+        1,
+        0.7,
+        101,
+        stitched_only=True,
+        more_goals=(
+            Goal("linked", BOUND, 0.2),
+            Goal("linked", MERGED, 0.8),
+            Goal("calls", BOUND, 0.35),
+        ),
+        without={"torch.compile": _SLOW, "iree": _SLOW},
+    ),
     Chain("middle", ((784, 512), (512, 512, 10)), 64, 1.03, 61),
     Chain("large", ((1024, 4096, 1024), (1024, 4096, 1024)), 256, 1.03, 7),
 )

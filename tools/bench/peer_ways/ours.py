@@ -1,17 +1,19 @@
-"""Ours: one `stitch.Pipeline` per machine, executor and form of the values between programs.
+"""Ours: one `stitch.Pipeline` per machine, executor and form of the values between programs; and
+the same programs linked into one, and called one by one, where the device links what repeats.
 
-Comes in: a case. Goes out: ways whose result lies on the device, ready, when `run` returns. The
-devices stay open until the given stack is left.
+Comes in: a case. Goes out: ways whose result lies on the device, ready, when `run` returns; that of
+calls is read by the host. The devices stay open until the given stack is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import stitch
-from peer_ways.cases import FLOAT32_TOLERANCE, Case, Way
+from peer_ways.cases import FLOAT32_TOLERANCE, Case, Program, Way
+from peer_ways.results import Side
 from stitch.program import Array
 
 #: Wishes for every program, by the name of the form; the goals are about the first.
@@ -22,26 +24,62 @@ FORMS: dict[str, tuple[str, ...]] = {
 }
 #: bfloat16 keeps eight bits, and errors add up from layer to layer.
 BFLOAT16_TOLERANCE = 3e-2
+#: Passes after which what repeats is linked, if ever.
+PASSES_BEFORE = 150
 
 
-def make_ways(case: Case, stack: ExitStack, machine: str, executor: str, form: str) -> list[Way]:
-    """One pipeline; raises `UsageError` where the executor's package is not installed."""
-    device = stack.enter_context(stitch.open_device(machine, executor=executor))
-    loaded = []
-    for i, program in enumerate(case.programs):
-        module, examples = program.stitch_source(f"program{i}")
-        loaded.append(
-            device.load(
-                stitch.compile(
-                    module, examples, target=machine, wishes=FORMS[form], name=f"program{i}"
-                )
-            )
-        )
+def make_ways(
+    case: Case, stack: ExitStack, machine: str, executor: str, form: str, more: Collection[str] = ()
+) -> list[tuple[Side, Way]]:
+    """One pipeline; in float32 also the programs linked, and called, if these sides are among
+    `more`; raises `UsageError` where the executor's package is not installed."""
+    models = [compiled(program, i, machine, form) for i, program in enumerate(case.programs)]
+
+    def opened() -> Any:
+        """A device of its own for each way: what lies on a shared one would be in the caches."""
+        return stack.enter_context(stitch.open_device(machine, executor=executor, aggregate="auto"))
+
+    device = opened()
     # Arrays are float32 in every form: that is the type the programs declare.
-    run = finished(stitch.Pipeline(loaded), case.x)
+    run = finished(stitch.Pipeline([device.load(model) for model in models]), case.x)
     tolerance = BFLOAT16_TOLERANCE if form == "bfloat16" else FLOAT32_TOLERANCE
-    name = f"stitch {executor}, {form}, {machine}"
-    return [Way(name, run, case.x, as_array, tolerance)]
+    apart = Way(f"stitch {executor}, {form}, {machine}", run, case.x, as_array, tolerance)
+    if form != "float32":
+        return [("other form", apart)]
+    ways: list[tuple[Side, Way]] = [("ours", apart)]
+    if "linked" in more:
+        linked = opened().load(stitch.link(models, name="linked"))
+        name = f"stitch {executor}, linked, {machine}"
+        run = finished(stitch.Pipeline([linked]), case.x)
+        ways.append(("linked", Way(name, run, case.x, as_array, stitched=False)))
+    if "calls" in more:
+        device = opened()
+        name = f"stitch {executor}, calls, aggregated, {machine}"
+        run = called([device.load(model) for model in models], case.x)
+        ways.append(("calls", Way(name, run, case.x)))
+    return ways
+
+
+def compiled(program: Program, number: int, machine: str, form: str) -> stitch.CompiledModel:
+    """A program of a case, compiled alone."""
+    module, examples = program.stitch_source(f"program{number}")
+    return stitch.compile(
+        module, examples, target=machine, wishes=FORMS[form], name=f"program{number}"
+    )
+
+
+def called(programs: Sequence[Any], given: Array) -> Callable[[Any], Any]:
+    """`c(b(a(x))).numpy()`, after as many passes as may go by before the device links them."""
+
+    def run(x: Any) -> Array:
+        for program in programs:
+            x = program(x)
+        array: Array = x.numpy()
+        return array
+
+    for _ in range(PASSES_BEFORE):
+        run(given)
+    return run
 
 
 def finished(pipeline: stitch.Pipeline, given: Array) -> Callable[[Any], Any]:

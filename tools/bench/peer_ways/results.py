@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-Side = Literal["ours", "other form", "peer", "yardstick"]
-SIDES: tuple[Side, ...] = ("ours", "other form", "peer", "yardstick")
+from peer_ways.cases import Goal
+
+Side = Literal["ours", "linked", "calls", "other form", "peer", "yardstick"]
+SIDES: tuple[Side, ...] = ("ours", "linked", "calls", "other form", "peer", "yardstick")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,9 @@ class Result:
     rows: tuple[Row, ...]
     absent: tuple[tuple[str, str], ...]
     stitched_only: bool = False
+    more_goals: tuple[Goal, ...] = ()
 
-    def best(self, side: Side, peer: str | None = None, stitched_only: bool = False) -> Row | None:
+    def best(self, side: str, peer: str | None = None, stitched_only: bool = False) -> Row | None:
         """The fastest way of a side, or of one peer."""
         found = (
             r for r in self.rows
@@ -76,6 +79,14 @@ class Result:
     def _over(self, other: Row | None) -> float | None:
         mine = self.best("ours")
         return mine.least_us / other.least_us if mine and other else None
+
+    def pairs(self) -> Iterator[tuple[Goal, Row, Row]]:
+        """What the further goals are about, where both ways ran."""
+        for goal in self.more_goals:
+            mine = self.best(goal.side)
+            other = next((row for row in self.rows if row.way == goal.peer_way), None)
+            if mine is not None and other is not None:
+                yield goal, mine, other
 
     def comparisons(self) -> Iterator[tuple[str, Row, Row]]:
         """Best of ours beside the best of each peer, and beside the best of all."""
@@ -102,6 +113,11 @@ class Result:
                 name: {"least": mine.least_us / other.least_us, "median": paired(mine, other)}
                 for name, mine, other in self.comparisons()
             },
+            "more_goals": [
+                {"side": goal.side, "peer": goal.peer_way, "goal": goal.most, "way": mine.way,
+                 "least": mine.least_us / other.least_us, "median": paired(mine, other)}
+                for goal, mine, other in self.pairs()
+            ],
         }  # fmt: skip
 
 
@@ -132,6 +148,12 @@ def table(result: Result) -> str:
     if ratio is not None:
         kind = "best peer, stitched" if result.stitched_only else "best peer"
         lines.append(f"  goal: ours / {kind} at most {result.goal}: {ratio:.2f}")
+    for goal, mine, other in result.pairs():
+        lines.append(
+            f"  goal: {goal.side} / {goal.peer_way} at most {goal.most}: "
+            f"{mine.least_us / other.least_us:.2f} of least times, {paired(mine, other):.2f} "
+            f"median of rounds ({mine.way})"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -144,4 +166,10 @@ def missed_goals(results: Sequence[Result]) -> list[str]:
             missed.append(f"{result.name}: nothing to compare: ours or every peer is missing")
         elif ratio > result.goal:
             missed.append(f"{result.name}: {ratio:.2f} x the best peer, not {result.goal}")
+        for goal, mine, other in result.pairs():
+            over = mine.least_us / other.least_us
+            if over > goal.most:
+                missed.append(
+                    f"{result.name}: {mine.way} {over:.2f} x {other.way}, not {goal.most}"
+                )
     return missed
