@@ -51,14 +51,18 @@ class Owner(Site, Store, Protocol):
 
 
 class Done(NamedTuple):
-    """A window that has run by one plan, in the form in which it ran.
-
-    `is_settled`: whether the same work will run in this form from now on.
-    """
+    """A window that has run by one plan (`whole`), and the form in which it ran (`window`)."""
 
     binding: Binding
     window: Window
-    is_settled: bool
+    whole: Window
+    kept: tuple[bool, ...]
+    linking: Linking | None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the same work will run in this form from now on."""
+        return self.linking is None or self.linking.is_settled(self.whole, self.kept)
 
 
 class TaskQueue:
@@ -222,8 +226,7 @@ class TaskQueue:
             left = error.__dict__.pop("stitch_tasks_left", ())
             run_the_rest(self, window, kept, linked.members_of(left) if linked else left)
             raise
-        linking = device.linking
-        return Done(binding, form, linking is None or linking.is_settled(window, kept))
+        return Done(binding, form, window, kept, device.linking)
 
     def _planned(
         self, window: Window, kept: tuple[bool, ...], at_most: int | None
@@ -242,7 +245,7 @@ class TaskQueue:
                     why = str(error).splitlines()[0]
                 else:
                     assert binding is not None, "of as many copies as it takes"
-                    if not binding.plan.is_pressed:
+                    if not binding.recording.is_pressed:
                         return binding, form, linked
                     why = "as one program they would make something give way"
                 linking.keep_apart(window, kept, why)

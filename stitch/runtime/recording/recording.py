@@ -193,6 +193,8 @@ class Recording(LeaseHolder["Binding"]):
         if places is None:
             results = [buffer.number for buffer, _ in effects.made if buffer.address is not None]
             self.parts = BoundParts(plan, results, self.programs, self.bodies, bound_nbytes, lanes)
+        #: Whether something gives way in it.
+        self.is_pressed = plan.is_pressed
         #: What one run does; None before it is bound.
         self.each: Totals | None = None
         #: The numbers of the window's values that are host arrays, ascending: a run is given these
