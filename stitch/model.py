@@ -104,7 +104,9 @@ def open_device(
     """
     return Device(
         load_machine(machine),
-        executor=executor if threads is None else make_executor(executor, threads),
+        executor=executor
+        if threads is None
+        else make_executor(executor, threads, fuse_across_seams=aggregate == "always"),
         window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
         spill=spill, aggregate=aggregate, lanes=lanes,
     )  # fmt: skip

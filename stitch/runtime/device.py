@@ -84,7 +84,11 @@ class RuntimeDevice(TensorAccess):
         self.lanes = lanes
         self.number = next(_NUMBERS)
         self.machine = load_machine(machine)
-        self.backend = LocalBackend(self.machine, make_executor(executor), debug=debug)
+        self.backend = LocalBackend(
+            self.machine,
+            make_executor(executor, fuse_across_seams=aggregate == "always"),
+            debug=debug,
+        )
         #: Whether kernels are of an executor that is not ours, and may call back.
         self.kernels_call_back = not is_own(self.backend.executor)
         self.host_memory = HostMemory(self.backend, max_memory)

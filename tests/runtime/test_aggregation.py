@@ -307,3 +307,14 @@ def test_merged_programs_are_programs_to_those_who_listen() -> None:
 def test_a_word_that_is_none_of_the_three_is_refused(word: Any) -> None:
     with pytest.raises(UsageError, match='"auto", "never" or "always" as aggregate'):
         stitch.open_device("tiny", aggregate=word)
+
+
+def test_onnx_runtime_computes_a_repeated_chain_as_one_with_the_same_bits() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    with stitch.open_device("tiny", executor="onnxruntime") as device:
+        a, b, c = chain(device)
+        results = [one(c(b(a(x)))).numpy() for _ in range(102)]
+        assert device.account().total.programs == 99 * 3 + 3
+        assert "run as one program" in device.explain()
+    for result in results:
+        np.testing.assert_array_equal(result, results[0])
