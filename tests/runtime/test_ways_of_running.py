@@ -18,6 +18,7 @@ import pytest
 import stitch
 from stitch.tasks import aggregate
 from tests.support.graph_runs import Outcome, Run, Script, Worker, in_one_go, one_by_one
+from tests.support.short_lanes import shorten
 from tests.support.stitched_models import used
 from tests.support.task_graphs import inputs_of, same
 
@@ -40,6 +41,10 @@ MODES = {
     "in one go, window 1": Mode(in_one_go, {"window": 1}, fails_later=False),
     "in one go": Mode(in_one_go, fails_later=False),
     "linked": Mode(one_by_one, {"aggregate": "always"}),
+    "two lanes": Mode(one_by_one, {"lanes": 2}),
+    "two lanes in one go, linked": Mode(
+        in_one_go, {"lanes": 2, "aggregate": "always"}, fails_later=False
+    ),
     "linked in one go": Mode(in_one_go, {"aggregate": "always"}, fails_later=False),
     "aggregated": Mode(lambda w, s: in_one_go(w, s, aggregate(s.graph, "keep")), fails_later=False),
 }
@@ -48,12 +53,14 @@ TURNS = 3
 
 
 @pytest.fixture
-def workers() -> Iterator[dict[str, Worker]]:
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Worker]]:
+    forked = shorten(monkeypatch)
     with ExitStack() as stack:
         yield {
             name: Worker(stack.enter_context(stitch.open_device("tiny", **mode.options)))
             for name, mode in MODES.items()
         }
+        assert forked, "some stretches ran beside each other"
 
 
 def check(outcome: Outcome, expected: Outcome) -> None:
