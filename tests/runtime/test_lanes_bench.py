@@ -1,0 +1,59 @@
+"""The benchmark of lanes: a row for each work and executor, goals that are met or named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / "tools" / "bench" / "lanes.py"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_lanes", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses look their module up.
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_row_for_each_work_and_executor(
+    bench: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--sizes", "32", "64", "--tasks", "5", "--lanes", "3", "--rounds", "1", "--json"]
+    assert bench.main(words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["work"] for row in rows] == [
+        "3 products of 32x32", "3 products of 64x64", "5 tiny programs"
+    ]  # fmt: skip
+    assert [row["goal"] for row in rows] == [1.6, 1.6, 0.98]
+    for row in rows:
+        assert row["ratio"] == row["one"] / row["several"] > 0
+        assert (row["by_hand"] is None) == row["work"].startswith("5")
+
+
+@pytest.mark.parametrize(("several", "code"), [(1.0, 0), (1.1, 1)])
+def test_check_says_whether_goals_were_reached(
+    several: float, code: int, bench: ModuleType, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(
+        bench, "best_of", lambda ways, rounds: [1.0, several, 1.0, 1.0][: len(ways)]
+    )
+    words = ["--sizes", "--tasks", "3", "--rounds", "1"]
+    assert bench.main([*words, "--check"]) == code
+    assert bench.main(words) == 0
+    assert ("MISSED 3 tiny programs" in capsys.readouterr().out) == bool(code)
+
+
+@pytest.mark.parametrize("words", [["--lanes", "1"], ["--tasks", "0"], ["--sizes", "0"]])
+def test_numbers_that_make_no_sense_are_refused(words: list[str], bench: ModuleType) -> None:
+    with pytest.raises(SystemExit) as caught:
+        bench.main(words)
+    assert caught.value.code == 2
