@@ -43,18 +43,20 @@ def test_nothing_is_found_between_a_lock_and_its_with() -> None:
 STOPPED, COME_IN = ("interrupt", "memory"), ("visit", "closing")
 #: Every how many places are tried in a long campaign; those of the others are few.
 EVERY = {"first_call": 2, "load": 2, "moving_call": 10, "fetching_call": 20}
-SAMPLED = {"first_call": 400, "load": 500, "steady_call": 40, "pipeline_call": 20,
-           "donating_call": 20,
+SAMPLED = {"first_call": 400, "load": 500, "steady_call": 40, "forked_calls": 40,
+           "pipeline_call": 20, "donating_call": 20,
            "moving_call": 1000, "fetching_call": 1000,
            "training_step": 60}  # fmt: skip
-SCENARIOS = ["first_call", "steady_call", "queued_calls", "pipeline_call", "donating_call",
+SCENARIOS = ["first_call", "steady_call", "queued_calls", "forked_calls", "pipeline_call",
+             "donating_call",
              "observed_call", "moving_call", "fetching_call", "load", "training_step"]  # fmt: skip
 if importlib.util.find_spec("torch") is not None:
     SCENARIOS.append("torch_compile_call")
 
 
 #: Every how many places a handler comes in, or closes the device: it does a lot at each.
-COMING_EVERY = {"first_call": 100, "load": 120, "queued_calls": 4, "donating_call": 5,
+COMING_EVERY = {"first_call": 100, "load": 120, "queued_calls": 4, "forked_calls": 20,
+                "donating_call": 5,
                 "observed_call": 3, "training_step": 12, "torch_compile_call": 40,
                 "moving_call": 1500, "fetching_call": 1500}  # fmt: skip
 

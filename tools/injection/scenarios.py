@@ -17,7 +17,7 @@ from stitch.machine import Machine, load_machine
 from stitch.program import Ownership
 
 ROWS, WIDTH = 8, 16
-MACHINE = "tiny"
+MACHINE, ROOMY = "tiny", "wormhole_n150"
 
 
 @functools.cache
@@ -160,6 +160,36 @@ def queued_calls() -> Case:
     case = _ready(device, first, act=act)
     for _ in range(3):
         act()
+    return case
+
+
+@functools.cache
+def _products() -> tuple[bytes, Array]:
+    """A file that holds `y = x w` on a machine with room, and an operand: whole numbers, so many
+    that each is worth a lane."""
+    builder = stitch.ComputationGraphBuilder("product")
+    x, w = (builder.input(name, (224, 224), stitch.DataType.FLOAT32) for name in "xw")
+    builder.output("y", builder.op("MatMul", x, w))
+    random = np.random.default_rng(5)
+    compiled = stitch.compile(builder.build(), target=ROOMY)
+    return compiled.encode(), random.integers(-2, 3, (224, 224)).astype(np.float32)
+
+
+def forked_calls() -> Case:
+    """Calls that run beside each other on two lanes, and one that waits for both."""
+    device = stitch.open_device(ROOMY, lanes=2)
+    other, product = device.load(_layer("one", ROOMY)), device.load(_products()[0])
+    x = _products()[1]
+    right = (x @ x) @ (x @ (x + 1))
+
+    def act() -> None:
+        _same(_numpy(product(product(x, x), product(x, x + 1))), right)
+
+    case = _ready(device, other, act=act)
+    for _ in range(3):
+        act()
+    if "stretches ran beside each other" not in device.explain():
+        raise AssertionError("nothing ran on lanes")
     return case
 
 
@@ -336,6 +366,6 @@ def _numpy(result: object) -> Array:
 #: Every scenario that does without extras.
 SCENARIOS: dict[str, Callable[[], Case]] = {
     scenario.__name__: scenario
-    for scenario in (first_call, steady_call, queued_calls, pipeline_call, donating_call,
-                     observed_call, moving_call, fetching_call, load, training_step)
+    for scenario in (first_call, steady_call, queued_calls, forked_calls, pipeline_call,
+                     donating_call, observed_call, moving_call, fetching_call, load, training_step)
 }  # fmt: skip
