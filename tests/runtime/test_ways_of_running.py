@@ -29,8 +29,6 @@ class Mode:
 
     run: Callable[[Worker, Script], Run]
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether functions fail in later runs as well as in the first.
-    fails_later: bool = True
 
 
 #: What all others are compared with: each task runs as it is called.
@@ -38,15 +36,11 @@ EAGER = "one by one, window 1"
 MODES = {
     EAGER: Mode(one_by_one, {"window": 1}),
     "one by one": Mode(one_by_one),
-    "in one go, window 1": Mode(in_one_go, {"window": 1}, fails_later=False),
-    "in one go": Mode(in_one_go, fails_later=False),
+    "in one go": Mode(in_one_go),
     "linked": Mode(one_by_one, {"aggregate": "always"}),
     "two lanes": Mode(one_by_one, {"lanes": 2}),
-    "two lanes in one go, linked": Mode(
-        in_one_go, {"lanes": 2, "aggregate": "always"}, fails_later=False
-    ),
-    "linked in one go": Mode(in_one_go, {"aggregate": "always"}, fails_later=False),
-    "aggregated": Mode(lambda w, s: in_one_go(w, s, aggregate(s.graph, "keep")), fails_later=False),
+    "two lanes in one go, linked": Mode(in_one_go, {"lanes": 2, "aggregate": "always"}),
+    "aggregated": Mode(lambda w, s: in_one_go(w, s, aggregate(s.graph, "keep"))),
 }
 #: Runs of each graph; in one of them, which its seed says, functions fail.
 TURNS = 3
@@ -100,7 +94,7 @@ class Case:
         script, before = self.script, used(worker.device)
         run, copies = mode.run(worker, script), []
         for turn, inputs in enumerate(self.inputs):
-            fails = turn == self.failing_turn and (mode.fails_later or turn == 0)
+            fails = turn == self.failing_turn
             script.failing = script.some_names() if fails else frozenset()
             outcome = script.run(worker, run, inputs)
             check(outcome, self._expected[turn, script.failing])

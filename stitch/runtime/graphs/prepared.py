@@ -2,12 +2,13 @@
 
 The first call records the whole graph; later calls look whether the recording's guard still holds,
 run its code, and hand out what it left in one of its leases. What a call is given are arrays, and
-tensors that are read where they lie.
+tensors that are read where they lie. Graphs with host functions go by way of the queue each time:
+it runs what does not depend on one that fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -34,7 +35,7 @@ from stitch.runtime.recording import (
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import InputPort, InstanceRef, Lease, Status, ValueRecord
-from stitch.tasks import HostCall, TaskTable
+from stitch.tasks import TaskTable
 
 READY = Status.READY
 
@@ -88,8 +89,6 @@ class _Details:
     #: Position of the entry, how the result lies there, and the result.
     carried: tuple[tuple[int, InstanceRef, _Output], ...]
     order: tuple[int, ...] | None
-    #: The calls of host functions that each run makes, by the task that makes them.
-    calls: Mapping[int, tuple[HostAgent, HostCall]]
 
 
 class PreparedGraph:
@@ -110,6 +109,8 @@ class PreparedGraph:
         self.device = device
         rows = GraphRows(device, table, device.load)
         self._rows = rows.all()
+        #: Whether any task may fail by itself: the queue knows which others run nevertheless.
+        self._calls_host = any(isinstance(row.agent, HostAgent) for row in self._rows)
         readers: dict[int, InputPort] = {}
         gone = {value: f"given away to a {self._name}" for name, value in table.inputs
                 if name in takes}  # fmt: skip
@@ -207,12 +208,6 @@ class PreparedGraph:
         results = self._run_past_queue(arguments)
         return self._run(self._linked(arguments)) if results is None else results
 
-    def _perform(self, binding: Binding, details: _Details, arrays: Sequence[Array]) -> Ran:
-        """Run the steps, with the calls of this run in their places."""
-        for index, box in binding.recording.boxes:
-            box.call = QueuedCall(*details.calls[index], None)
-        return perform(self.device, binding, arrays)
-
     def _results(
         self, lease: Lease[Binding], binding: Binding, details: _Details, ran: Ran
     ) -> Tensor | tuple[Tensor, ...]:
@@ -240,6 +235,8 @@ class PreparedGraph:
         if device.is_closed:
             device.refuse()
         device.check_whole()
+        if self._calls_host:
+            return None
         if device.deaths.dropped or not device.tasks.is_idle or device.deaths.notes.left:
             device.run_queue()
         arrays: list[Array] = []
@@ -272,14 +269,15 @@ class PreparedGraph:
             return self._run_donated(binding, lease, known.details, entries, arrays)
         generation = device.records.generation
         try:
-            ran = self._perform(binding, known.details, arrays)
+            ran = perform(device, binding, arrays)
         except BaseException as error:
             tell_stopped(device, binding, stopped_by(error))
             raise
         results = self._results(lease, binding, known.details, ran)
         straight = binding.straight
-        if (lease.is_single and type(results) is Tensor and all_given and straight and not exposed
-                and not known.details.calls):  # fmt: skip
+        if (
+            lease.is_single and type(results) is Tensor and all_given and straight and not exposed
+        ):  # fmt: skip
             lease.again = _Again(
                 self._known, generation, entries if any(entries) else None, binding, straight,
                 straight.run, results.__del__,
@@ -305,7 +303,7 @@ class PreparedGraph:
         records.unfinished = gone
         records.is_whole = False
         try:
-            ran = self._perform(binding, details, arrays)
+            ran = perform(device, binding, arrays)
         except BaseException as error:
             gone()
             tell_stopped(device, binding, stopped_by(error))
@@ -361,14 +359,13 @@ class PreparedGraph:
         device.run_queue()
         handles: tuple[Tensor, ...] = ()
         results: list[ValueRecord] = []
-        calls: dict[object, tuple[HostAgent, HostCall]] = {}
         is_queued = False
 
         def fill() -> None:
             nonlocal handles, results, is_queued
             # Unless another thread was quicker: then what it has queued runs first.
             if not device.tasks.queued.agents:
-                results = self._queue(given, calls)
+                results = self._queue(given)
                 handles = tuple([handle_on(value) for value in results])
                 is_queued = True
 
@@ -378,16 +375,18 @@ class PreparedGraph:
         while not is_queued:
             forms = self._known.forms(entries)
             done = device.run_queue(fill)
-        if done is not None and done.is_settled and done.binding.lease is not None:
-            self._remember(done, forms, given, results, calls)
+        if (
+            done is not None and done.is_settled and done.binding.lease is not None
+            and not self._calls_host
+        ):  # fmt: skip
+            self._remember(done, forms, given, results)
         return _in_order(handles[0] if len(handles) == 1 else handles, self._order)
 
     def _remember(
         self, done: Done, forms: tuple[object, ...], given: Sequence[ValueRecord],
-        results: Sequence[ValueRecord], calls: Mapping[object, tuple[HostAgent, HostCall]],
+        results: Sequence[ValueRecord],
     ) -> None:  # fmt: skip
-        """What has just run serves values of these forms from now on; `calls`: those that it made,
-        by what was queued for them."""
+        """What has just run serves values of these forms from now on."""
         recording = done.binding.recording
         at = {value: number for number, value in enumerate(done.window.values)}
         numbers, made = [at[value] for value in given], [at[value] for value in results]
@@ -399,15 +398,11 @@ class PreparedGraph:
             tuple([outputs[number] for number in recording.own]),
             tuple([(numbers.index(c.entry), c.ref, outputs[c.result]) for c in carried]),
             _unless_same([lying[made[position]] for position in order]),
-            {i: calls[agent] for i, agent in enumerate(done.window.agents) if agent in calls},
         )
         self._known.remember(done.binding, forms, numbers, details)
 
-    def _queue(
-        self, given: Sequence[ValueRecord], calls: dict[object, tuple[HostAgent, HostCall]]
-    ) -> list[ValueRecord]:
-        """Put the graph into the empty queue, all of it or nothing; the pending results. What it
-        queues for calls of host functions is noted in `calls`."""
+    def _queue(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
+        """Put the graph into the empty queue, all of it or nothing; the pending results."""
         tasks = self.device.tasks
         for value in given:
             value.check_usable()
@@ -421,9 +416,8 @@ class PreparedGraph:
                 elif isinstance(agent, HostAgent):
                     assert row.call is not None, "a host function's"
                     check_inputs(agent, inputs)
-                    queued = QueuedCall(agent, row.call, None)
-                    calls[queued] = agent, row.call
-                    results = queue_call(tasks, agent, queued, inputs)
+                    call = QueuedCall(agent, row.call, None)
+                    results = queue_call(tasks, agent, call, inputs)
                 else:
                     check_inputs(agent, inputs)
                     results = tasks.append(agent.transformation, agent, inputs, agent.outputs)
