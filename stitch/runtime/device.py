@@ -99,6 +99,8 @@ class RuntimeDevice(TensorAccess):
         deaths = Deaths(records, self.contents, self.constant_cache, quick_lock)
         tasks = TaskQueue(self, records, quick_lock, window)
         super().__init__(self.machine.name, records, deaths, tasks, queue_lock)
+        if lanes > 1:
+            self.keep_out(self.backend.threads.run_here)
         self.strict_types = strict_types
         #: Whether tensors may wait on the host, and constants in their files.
         self.spills = spill

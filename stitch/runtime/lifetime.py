@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NoReturn
 
 from stitch.errors import TaskError
@@ -125,13 +126,12 @@ class Lifetime:
             )
         if (not self.events.is_over or self.queues_here() or self.tasks.running is not None
                 or not self.records.is_whole):  # fmt: skip
-            raise TaskError(
-                f"device {self._name!r} is in the middle of a plan, or of a call, of this thread: "
-                "a hook cannot use it, nor can a kernel, a signal handler or a finalizer, nor a "
-                "listener that hears of a plan being made",
-                remedy="look at what the hook or the listener is given, note what has happened, "
-                "and act after the call",
-            )
+            raise _inside(self._name)
+
+    def keep_out(self, is_out: Callable[[], bool]) -> None:
+        """Refuse threads for whose end those wait that are inside; `is_out` says whether the one
+        that asks is such a thread."""
+        self.quick_lock = quick(self._locks[0], partial(_check_out, is_out, self._name))
 
     @contextmanager
     def _once_more(self) -> Iterator[bool]:
@@ -255,6 +255,21 @@ class Lifetime:
         for lock in self._locks:
             if not held_here(lock)():
                 lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+def _inside(name: str) -> TaskError:
+    return TaskError(
+        f"device {name!r} is in the middle of a plan, or of a call, of this thread: a hook cannot "
+        "use it, nor can a kernel, a signal handler or a finalizer, nor a listener that hears of a "
+        "plan being made",
+        remedy="look at what the hook or the listener is given, note what has happened, and act "
+        "after the call",
+    )
+
+
+def _check_out(is_out: Callable[[], bool], name: str) -> None:
+    if is_out():
+        raise _inside(name)
 
 
 def _in_child() -> None:

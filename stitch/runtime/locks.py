@@ -8,17 +8,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TypeAlias
 
 Lock: TypeAlias = AbstractContextManager[bool]
 
 
-def quick(lock: threading.RLock) -> Lock:
+def quick(lock: threading.RLock, before: Callable[[], object] | None = None) -> Lock:
     """What takes and gives back this very lock in a `with` statement, 90 ns instead of 130: found
-    as functions of a class, what enters and leaves need not be bound to the lock each time."""
-    methods = {"__enter__": staticmethod(lock.__enter__), "__exit__": staticmethod(lock.__exit__)}
+    as functions of a class, what enters and leaves need not be bound to the lock each time.
+
+    `before` is called first, and may raise."""
+    enter = lock.__enter__ if before is None else partial(_enter_after, before, lock)
+    methods = {"__enter__": staticmethod(enter), "__exit__": staticmethod(lock.__exit__)}
     entered: Lock = type("QuickLock", (), {"__slots__": (), **methods})()
     return entered
+
+
+def _enter_after(before: Callable[[], object], lock: threading.RLock) -> bool:
+    before()
+    return lock.__enter__()
 
 
 def held_here(lock: threading.RLock) -> Callable[[], bool]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import StitchError, UsageError
+from stitch.errors import StitchError, TaskError, UsageError
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.report import ChromeTrace
@@ -444,6 +444,30 @@ def test_a_failure_in_a_lane_is_told_once_all_have_ended(which: str, arrays: lis
             else:
                 with pytest.raises(StitchError, match=f"failed: {name} is broken"):
                     result.numpy()
+
+
+def test_a_lane_that_uses_its_device_is_refused(
+    products: stitch.CompiledModel, arrays: list[Array]
+) -> None:
+    executor, said = Meeting(2), list[str]()
+    with stitch.open_device(MACHINE, executor=executor, lanes=2) as device:
+
+        def use(_: str) -> None:
+            # A finalizer may run on any thread; this one waits for the lane.
+            for act in (device.wait, device.close, result.numpy):
+                with pytest.raises(TaskError) as caught:
+                    act()
+                said.append(str(caught.value))
+
+        loaded = device.load(products)
+        result = one(loaded(*arrays[:2]))
+        kept = one(loaded(*arrays[2:4]))
+        executor.at_end = use
+        device.wait()
+        assert len(said) == 6
+        assert all("in the middle of a plan" in text for text in said)
+        executor.at_end = None
+        np.testing.assert_array_equal(kept.numpy(), arrays[2] @ arrays[3])
 
 
 def test_an_interrupt_waits_for_the_other_lane(

@@ -62,12 +62,14 @@ Given: TypeAlias = "SimpleQueue[LaneRun | None]"
 class LaneThreads:
     """The threads of one device, those that there are."""
 
-    __slots__ = ("__weakref__", "_given", "_threads")
+    __slots__ = ("__weakref__", "_given", "_own", "_threads")
 
     def __init__(self) -> None:
         #: By thread; what a thread is given it takes in order, and ends with None.
         self._given: list[Given] = []
         self._threads: list[threading.Thread] = []
+        #: What threads these are.
+        self._own: set[int] = set()
         # Threads know their queues only, so a device that nobody refers to goes.
         weakref.finalize(self, _end, self._given)
 
@@ -120,12 +122,21 @@ class LaneThreads:
         for number in range(len(self._given) + 1, count + 1):
             given: Given = SimpleQueue()
             thread = threading.Thread(
-                target=_serve, args=(given,), name=f"stitch lane {number}", daemon=True
+                target=_serve, args=(given, self._own), name=f"stitch lane {number}", daemon=True
             )
-            thread.start()
-            # Both at once: nothing can come in between these.
-            self._given.append(given)
-            self._threads.append(thread)
+            try:
+                thread.start()
+                self._given.append(given)
+                self._threads.append(thread)
+            except BaseException:
+                # An interrupt, or no more threads: nobody would give it anything, or take it.
+                self._given[:] = [each for each in self._given if each is not given]
+                given.put(None)
+                raise
+
+    def run_here(self) -> bool:
+        """Whether the thread that asks is one of these."""
+        return threading.get_ident() in self._own
 
     def close(self) -> None:
         """Wait for what runs, and end all threads; twice does no harm."""
@@ -144,12 +155,15 @@ def _nothing(_: Sequence[Any]) -> None:
     pass
 
 
-def _serve(given: Given) -> None:
-    """The life of a thread."""
+def _serve(given: Given, own: set[int]) -> None:
+    """The life of a thread; it notes that it is one of these."""
+    ident = threading.get_ident()
+    own.add(ident)
     ignore_errors()
     while True:
         run = given.get()
         if run is None:
+            own.discard(ident)
             return
         run.run()
         # What it was given is its device's.
