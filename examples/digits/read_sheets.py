@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+
+# Lanes take the cores: threads of NumPy's products would be in their way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,13 +107,19 @@ def compile_programs(folder: Path) -> tuple[Path, Path]:
 
 
 def task_graph(device: Device, programs: tuple[Path, Path], images: list[Path]) -> stitch.TaskGraph:
-    """What is done with the images; a result goes beside each."""
+    """What is done with the images; a result goes beside each.
+
+    All sheets are looked at before any is cut: between host functions, which run one at a time,
+    there is work for every lane.
+    """
     detector, classifier = (device.load(file) for file in programs)
     graph = stitch.TaskGraph("read sheets")
-    for file in images:
-        image = graph.host(decoded, file)
-        boxes, cuts = cut(graph.call(detector, resized(image)), image)
-        probabilities = graph.call(classifier, cuts)
+    pages = [graph.host(decoded, file) for file in images]
+    small = [resized(page) for page in pages]
+    maps = [graph.call(detector, each) for each in small]
+    found = [cut(each, page) for each, page in zip(maps, pages, strict=True)]
+    read = [graph.call(classifier, cuts) for _, cuts in found]
+    for file, (boxes, _), probabilities in zip(images, found, read, strict=True):
         count = graph.host(written, file.with_suffix(".json"), boxes, probabilities)
         graph.output(count, file.stem)
     return graph
@@ -146,6 +156,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, help="where images and results go (default: nowhere)"
     )
+    parser.add_argument("--lanes", type=int, default=2, help="threads for programs (default: 2)")
     parser.add_argument("--trace", type=Path, help="a file for Perfetto, such as trace.json.gz")
     words = parser.parse_args()
     with ExitStack() as stack:
@@ -153,7 +164,7 @@ def main() -> int:
         folder.mkdir(exist_ok=True)
         sheets = draw_sheets("held_out", words.sheets, SEED)
         images = write_sheets(sheets, folder)
-        device = stack.enter_context(stitch.open_device(MACHINE))
+        device = stack.enter_context(stitch.open_device(MACHINE, lanes=words.lanes))
         graph = task_graph(device, compile_programs(folder), images)
         run = device.prepare(graph)
         if words.trace:

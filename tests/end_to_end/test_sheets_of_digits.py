@@ -103,6 +103,15 @@ def test_its_trace_has_each_task_and_an_arrow_for_each_value(folder: Path) -> No
     assert all(a.end <= b.start for flow in found.flows for a, b in pairwise(flow))
 
 
+def test_two_lanes_take_detectors_and_classifiers_of_half_the_sheets_each(folder: Path) -> None:
+    printed = (folder / "printed.txt").read_text(encoding="utf-8")
+    assert "2 lanes: 4 stretches ran beside each other" in printed
+    found = trace_of(folder)
+    for name in ("detector", "classifier"):
+        ran = Counter(found.tracks[each.track] for each in found.of("program") if each.name == name)
+        assert ran == {"lane 0": SHEETS // 2, "lane 1": SHEETS // 2}
+
+
 def test_all_that_its_run_allocated_is_freed_but_constants(folder: Path) -> None:
     body = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
     there: dict[str, str] = {}
