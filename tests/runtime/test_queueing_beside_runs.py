@@ -276,7 +276,7 @@ def test_an_interrupted_run_is_missed_by_what_was_queued_for_its_results() -> No
 
         with pytest.MonkeyPatch.context() as patch, gate.closed(fail):
             # An interrupt, just as what the failure leaves is put in order.
-            patch.setattr(running, "_after_failure", interrupt)
+            patch.setattr(running, "after_failure", interrupt)
             following, other = one(quick(pending)), one(quick(integers()))
         np.testing.assert_array_equal(other.numpy(), affine(integers(), 3))
         for tensor in (pending, following):
