@@ -13,7 +13,6 @@ executor's sums may differ. What was linked and would make something give way ru
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
@@ -41,9 +40,10 @@ from stitch.tasks import (
     order_of_groups,
 )
 
-#: Kinds of work that are remembered; those least recently run are forgotten first.
-MAX_KINDS = 256
-#: What is remembered for `explain`.
+#: Kinds of work that are remembered, of those that are not linked the last ones: linking in turn
+#: what is forgotten in turn costs more than it ever saves.
+MAX_KINDS = 512
+#: Linked programs, and reasons, that are remembered for `explain`.
 MAX_NOTES = 16
 AGGREGATE: Final = ArgumentKind(
     '"auto", "never" or "always"', lambda value: value in ("auto", "never", "always")
@@ -58,10 +58,6 @@ class LinkingSite(Protocol):
     machine: Machine
     strict_types: bool
 
-    @property
-    def computing(self) -> Executor:
-        """What computes there."""
-
     def load_linked(self, program: Program) -> LoadedProgram:
         """A program that lives nowhere else, ready to be run; for those who hold the lock."""
 
@@ -74,6 +70,8 @@ class _Kind:
     #: At which run it is linked; None: not looked at yet.
     when: int | None = None
     linked: Linked | None = None
+    #: What is said of the programs that were linked, by the names of these.
+    notes: tuple[tuple[str, str], ...] = ()
     #: Whether nothing about it will change.
     is_settled: bool = False
 
@@ -81,18 +79,25 @@ class _Kind:
 class Aggregation:
     """The linked work of one device, by the work that it stands for."""
 
-    def __init__(self, device: LinkingSite, *, is_always: bool) -> None:
+    def __init__(self, device: LinkingSite, executor: Executor, *, is_always: bool) -> None:
         """`is_always`: whatever the executor promises."""
-        self._device, self._is_always = device, is_always
-        self._kinds: OrderedDict[_Work, _Kind] = OrderedDict()
+        self._device, self._executor, self._is_always = device, executor, is_always
+        self._kinds: dict[_Work, _Kind] = {}
         #: Linked programs that some work runs: equal merged tasks become one.
         self._programs: WeakValueDictionary[Hashable, LoadedProgram] = WeakValueDictionary()
-        self._notes: dict[str, None] = {}
+        #: What was linked, by the names of the parts; and for each reason the names of the first
+        #: that stay apart for it, and how often it was found.
+        self._joined: dict[str, str] = {}
+        self._apart: dict[str, tuple[str, int]] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was linked, and what stays apart and why: a line each, the first ones."""
-        return tuple(self._notes)
+        apart = [
+            f"{names} run apart{f', and {times - 1} more sets' if times > 1 else ''}: {why}"
+            for why, (names, times) in self._apart.items()
+        ]
+        return (*[f"{names} {what}" for names, what in self._joined.items()], *apart)
 
     # -- the queue asks ----------------------------------------------------------------------------
 
@@ -112,8 +117,10 @@ class Aggregation:
     def keep_apart(self, window: Window, kept: tuple[bool, ...], why: str) -> None:
         """See `Linking.keep_apart`."""
         kind = self._kind(window.graph, kept)
-        kind.linked, kind.is_settled = None, True
-        self._note([task.transformation.name for task in window.graph.tasks], f"run apart: {why}")
+        for names, _ in kind.notes:
+            self._joined.pop(names, None)
+            self._note_apart(names, why)
+        kind.linked, kind.is_settled, kind.notes = None, True, ()
 
     def forget(self, transformation: int) -> None:
         """A program is gone: what was linked of it is of no use any more."""
@@ -127,12 +134,15 @@ class Aggregation:
     def _kind(self, graph: Stretch, kept: tuple[bool, ...]) -> _Kind:
         kind = self._kinds.get((graph, kept))
         if kind is None:
-            kind = self._kinds[graph, kept] = _Kind()
-            if len(self._kinds) > MAX_KINDS:
-                self._kinds.popitem(last=False)
-        elif len(self._kinds) == MAX_KINDS:
-            # Only where the oldest may have to go the order is looked at.
-            self._kinds.move_to_end((graph, kept))
+            kind = _Kind()
+            if len(self._kinds) >= MAX_KINDS:
+                apart = next((work for work, k in self._kinds.items() if k.linked is None), None)
+                if apart is None:
+                    self._note_apart("further calls", f"{MAX_KINDS} kinds of work are linked")
+                    kind.is_settled = True
+                    return kind
+                del self._kinds[apart]
+            self._kinds[graph, kept] = kind
         return kind
 
     # -- what is linked ----------------------------------------------------------------------------
@@ -142,13 +152,18 @@ class Aggregation:
         tasks, agents = window.graph.tasks, window.agents
         before = self._edges(tasks, agents)
         groups = groups_of(before)
-        if kind.when is None:
-            repeats = [self._repeats([agents[i] for i in members]) for members in _sets(groups)]
-            kind.when = max(repeats, default=0)
-        if kind.when == 0:
+        when = 0
+        for members in _sets(groups):
+            repeats = self._repeats([agents[i] for i in members])
+            when = max(when, repeats)
+            if not repeats:
+                for task in members:
+                    groups[task] = task
+        kind.when = when
+        if not when:
             kind.is_settled = True
-        elif kind.runs >= kind.when:
-            kind.linked = self._linked(window, kept, before, groups)
+        elif kind.runs >= when:
+            kind.linked, kind.notes = self._linked(window, kept, before, groups)
             kind.is_settled = True
 
     def _edges(
@@ -178,39 +193,37 @@ class Aggregation:
         for agent in (first, second):
             if not isinstance(agent, LoadedProgram) or agent.transformation.donated:
                 return False
-        assert first is not None
-        assert second is not None
-        if self._is_always:
-            return True
-        assert first.program is not None
-        assert second.program is not None
-        terms = self._device.computing.link_terms((first.program, second.program))
-        if terms.obstacle:
-            self._note([first.program.name, second.program.name], f"run apart: {terms.obstacle}")
-        return not terms.obstacle and terms.repeats is not None
+        return self._repeats((first, second)) > 0
 
     def _repeats(self, agents: Sequence[Agent | None]) -> int:
-        """After how many runs it pays to link programs that may be linked."""
+        """After how many runs it pays to link programs; 0: never, or they would not be the same."""
         if self._is_always:
             return 1
         programs = [agent.program for agent in agents if agent is not None]
-        terms = self._device.computing.link_terms([p for p in programs if p is not None])
+        terms = self._executor.link_terms([p for p in programs if p is not None])
+        if terms.obstacle:
+            self._note_apart(_shown([p.name for p in programs if p is not None]), terms.obstacle)
         return 0 if terms.obstacle or terms.repeats is None else max(1, terms.repeats)
 
     def _linked(
         self, window: Window, kept: Sequence[bool], before: list[dict[int, bool]],
         groups: list[int],
-    ) -> Linked | None:  # fmt: skip
-        """The work with each set of programs as one, where they can be linked; None: nothing."""
+    ) -> tuple[Linked | None, tuple[tuple[str, str], ...]]:  # fmt: skip
+        """The work with each set of programs as one, where they can be linked (None: nothing), and
+        what is said of the sets."""
         tasks = window.graph.tasks
+        notes = []
         made: dict[int, tuple[TaskRow, LoadedProgram]] = {}
         outside = _outside(tasks, groups, kept)
         for members in _sets(groups):
             one = self._one(tasks, window.agents, members, outside)
             if one is not None:
                 made[members[0]] = one
+                names = _shown([tasks[i].transformation.name for i in members])
+                notes.append((names, f"run as one program, {one[1].name!r}"))
         if not made:
-            return None
+            return None, ()
+        self._joined.update(notes[: MAX_NOTES - len(self._joined)])
         groups = [group if group in made else task for task, group in enumerate(groups)]
         members_of: dict[int, list[int]] = {}
         for task, group in enumerate(groups):
@@ -231,13 +244,14 @@ class Aggregation:
             graph = graph.after(what, tuple([at[number] for number in inputs]), len(fresh))
             for number in outputs:
                 at[number] = len(at)
-        return Linked(
+        linked = Linked(
             graph,
             tuple([tuple(members_of[group]) for group in order]),
             tuple([made[group][1] if group in made else None for group in order]),
             tuple(at),
             tuple([kept[number] for number in at]),
         )
+        return linked, tuple(notes)
 
     def _one(
         self, tasks: Sequence[NumberedTask], all_agents: Sequence[Agent | None],
@@ -254,9 +268,6 @@ class Aggregation:
             for i, agent in zip(members, agents, strict=True)
         ]  # fmt: skip
         row = merge_rows(rows, outside)
-        names = [row.agent.name for row in rows]
-        if not row.outputs:
-            return None  # Nobody wants what they make.
         merged = row.agent
         assert type(merged) is MergedAgent, "several"
         key = wiring_of(merged)
@@ -272,16 +283,20 @@ class Aggregation:
                 # The key is of these for as long as it is known.
                 program.linked_from = tuple([agent.program for agent in agents])
         except StitchError as error:
-            self._note(names, f"run apart: {str(error).splitlines()[0]}")
+            self._note_apart(_shown([row.agent.name for row in rows]), str(error).splitlines()[0])
             return None
-        self._note(names, f"run as one program, {program.name!r}")
         return row, program
 
-    def _note(self, names: Sequence[str], what: str) -> None:
-        if len(self._notes) < MAX_NOTES:
-            shown = ", ".join(map(repr, names[:3]))
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            self._notes[f"{shown}{more} {what}"] = None
+    def _note_apart(self, names: str, why: str) -> None:
+        if why in self._apart or len(self._apart) < MAX_NOTES:
+            first, times = self._apart.get(why, (names, 0))
+            self._apart[why] = first, times + (times == 0 or names != first)
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Names of programs, for messages."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
 
 
 def _sets(groups: Sequence[int]) -> list[list[int]]:
@@ -295,7 +310,13 @@ def _sets(groups: Sequence[int]) -> list[list[int]]:
 def _outside(
     tasks: Sequence[NumberedTask], groups: Sequence[int], kept: Sequence[bool]
 ) -> set[int]:
-    """The values that stay when sets of tasks become one: wanted, or read by another set."""
+    """The values that stay when sets become one task each: wanted, read elsewhere, or by nobody.
+
+    What only serves an output that nobody reads is computed, as it is apart: it may fail, and
+    executors go by what a program has.
+    """
     maker = {n: groups[i] for i, task in enumerate(tasks) for n in task.outputs}
-    read = {n for i, task in enumerate(tasks) for n in task.inputs if maker.get(n) != groups[i]}
-    return {number for number in maker if kept[number] or number in read}
+    readers = [(n, groups[i]) for i, task in enumerate(tasks) for n in task.inputs]
+    inside = {number for number, group in readers if maker.get(number) == group}
+    outside = {number for number, group in readers if maker.get(number) != group}
+    return {n for n in maker if kept[n] or n in outside or n not in inside}

@@ -115,7 +115,8 @@ class RuntimeDevice(TensorAccess):
         #: Who links them; None where they stay apart.
         self.linking: Aggregation | None = None
         if aggregate != "never":
-            self.linking = Aggregation(self, is_always=aggregate == "always")
+            executor_in_use = self.backend.executor
+            self.linking = Aggregation(self, executor_in_use, is_always=aggregate == "always")
         self.copies_forbidden = 0
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
@@ -187,11 +188,6 @@ class RuntimeDevice(TensorAccess):
     def executor(self) -> str:
         """The name of the executor that computes."""
         return self.backend.executor.name
-
-    @property
-    def computing(self) -> Executor:
-        """What computes."""
-        return self.backend.executor
 
     @property
     def why_one_lane(self) -> str | None:

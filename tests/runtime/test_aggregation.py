@@ -10,13 +10,25 @@ import pytest
 
 import stitch
 from stitch.errors import StitchError, UsageError
+from stitch.graph import ComputationGraphBuilder
 from stitch.program import Program
 from stitch.report import Device
+from stitch.runtime import aggregation
 from stitch.runtime.events import PlanMade
 from stitch.runtime.executors import LinkTerms
 from stitch.runtime.executors.host import NumpyExecutor
+from stitch.runtime.executors.onnx import OnnxRuntimeExecutor
 from stitch.tasks import TransformationKind
-from tests.support.stitched_models import binary_op, consuming, integers, one, scaled, several, tiny
+from tests.support.stitched_models import (
+    binary_op,
+    consuming,
+    integers,
+    model,
+    one,
+    scaled,
+    several,
+    tiny,
+)
 
 
 class Counting(NumpyExecutor):
@@ -167,7 +179,10 @@ def test_auto_links_at_a_run_that_counts_tell(repeats: int) -> None:
 
 @pytest.mark.parametrize(
     "terms, said",
-    [(LinkTerms("its sums differ", 3), "'a', 'b' run apart: its sums differ"), (LinkTerms(), "")],
+    [
+        (LinkTerms("sums differ", 3), "'a', 'b' run apart, and 1 more sets: sums differ"),
+        (LinkTerms(), ""),
+    ],
 )
 def test_auto_keeps_apart_what_would_change_or_gains_nothing(terms: LinkTerms, said: str) -> None:
     x = integers()
@@ -176,8 +191,10 @@ def test_auto_keeps_apart_what_would_change_or_gains_nothing(terms: LinkTerms, s
         for _ in range(4):
             one(c(b(a(x)))).numpy()
         assert device.account().total.programs == 12
-        assert said in device.explain()
-        assert "as one program" not in device.explain()
+        explained = device.explain()
+        assert said in explained
+        assert "as one program" not in explained
+        assert ("run apart" in explained) == bool(said)
 
 
 def test_a_prepared_graph_is_linked_by_the_same_counts() -> None:
@@ -252,11 +269,14 @@ def test_constants_lie_once_and_go_with_their_programs() -> None:
         assert all(origin.endswith("of 'c'") for origin in origins)
 
 
-def test_where_the_whole_would_make_something_give_way_they_run_apart() -> None:
-    """All slots of a linked program lie in L1 at once: here only those of one program fit."""
+@pytest.mark.parametrize(
+    "kib, why", [(12, "does not fit l1"), (16, "as one program they would make something give way")]
+)
+def test_where_the_whole_has_no_room_they_run_apart(kib: int, why: str) -> None:
+    """All slots of a linked program lie in L1 at once; of four cores, where a tensor has 16 KiB."""
     wishes = ("input.x.space=l1", "output.y.space=l1")
     shape = (64, 64)
-    machine = tiny(l1_nbytes=12 * 1024)  # 48 KiB on four cores; a tensor has 16 KiB.
+    machine = tiny(l1_nbytes=kib * 1024)
     models = [scaled(name, 2.0, shape, target=machine, wishes=wishes) for name in "abcd"]
     x = integers(shape)
     copies = {}
@@ -274,7 +294,9 @@ def test_where_the_whole_would_make_something_give_way_they_run_apart() -> None:
                 del first, second, third, other
             copies[how] = device.account().total.copies
             if how == "always":
-                assert "run apart" in device.explain()
+                explained = device.explain()
+                assert why in explained and "run as one" not in explained
+                assert "'a', 'b', 'c' run apart" in explained
     assert copies["always"] <= copies["never"]
 
 
@@ -318,3 +340,108 @@ def test_onnx_runtime_computes_a_repeated_chain_as_one_with_the_same_bits() -> N
         assert "run as one program" in device.explain()
     for result in results:
         np.testing.assert_array_equal(result, results[0])
+
+
+def test_of_several_sets_only_those_are_linked_that_the_executor_accepts() -> None:
+    """Two by two they would be the same, more would not."""
+
+    class Pairs(Counting):
+        def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
+            return LinkTerms("three differ") if len(programs) > 2 else self.terms
+
+    x = integers()
+    with stitch.open_device("tiny", executor=Pairs(LinkTerms(repeats=1))) as device:
+        a, b, c = chain(device)
+        made = run_names(device)
+        first, other = one(c(b(a(x)))), one(b(a(x + 1)))
+        np.testing.assert_array_equal(first.numpy(), expected(x, 2, 3, 0.5))
+        np.testing.assert_array_equal(other.numpy(), expected(x + 1, 2, 3))
+        assert made == [["a", "b", "c", "a+b"]]
+        assert "'a', 'b', 'c' run apart: three differ" in device.explain()
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
+def test_what_only_serves_an_output_that_nobody_reads_fails_as_it_does_apart(executor: str) -> None:
+    def gathering(b: ComputationGraphBuilder) -> None:
+        x, at = b.input("x", (4, 64), "float32"), b.input("at", (4,), "int64")
+        b.output("y", b.op("Gather", x, at, axis=0) + 1.0)
+        b.output("z", x * 2.0)
+
+    x = integers()
+    with stitch.open_device("tiny", executor=executor, aggregate="always") as device:
+        a, _, c = chain(device)
+        gather = device.load(model("gather", gathering))
+        for at in (np.arange(4), np.array([0, 1, 2, 99])):
+            first = one(a(x))
+            unread, second = several(gather(first, at))
+            last = one(c(second))
+            del unread, second
+            if at[-1] == 3:
+                np.testing.assert_array_equal(last.numpy(), expected(expected(x, 2) * 2, 0.5))
+                assert device.account().total.programs == 1
+                continue
+            with pytest.raises(StitchError, match=r"bounds|out of range"):
+                device.wait()
+            with pytest.raises(StitchError, match="task 'c' was cancelled: task 'gather' failed"):
+                last.numpy()
+            np.testing.assert_array_equal(first.numpy(), expected(x, 2))
+
+
+def test_denormals_count_as_zero_where_they_did_apart() -> None:
+    """By the Softmax of an output that nobody reads, both programs flush; linked they still do."""
+
+    def scaling(factor: float) -> Any:
+        def build(b: ComputationGraphBuilder) -> None:
+            x = b.input("x", (16, 64), "float32")
+            b.output("y", x * factor)
+            b.output("s", b.op("Softmax", x, axis=-1))
+
+        return build
+
+    x = np.full((16, 64), 1e-15, np.float32)
+    with stitch.open_device("tiny", executor="onnxruntime") as device:
+        p, q = [device.load(model(n, scaling(f))) for n, f in (("p", 1e-25), ("q", 1e10))]
+        seen = []
+        for _ in range(102):
+            y = several(p(x))[0]
+            z = several(q(y))[0]
+            del y
+            seen.append(z.numpy())
+            del z
+        assert "run as one program" in device.explain()
+    assert not np.any(seen[0])
+    for array in seen:
+        np.testing.assert_array_equal(array, seen[0])
+
+
+def test_more_kinds_of_work_than_are_remembered_are_not_linked_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aggregation, "MAX_KINDS", 4)
+    x: Any = integers()
+    with stitch.open_device("tiny", aggregate="always") as device:
+        programs = chain(device) * 2
+        made = []
+        for _ in range(4):
+            for kind in range(7):
+                held, h = [], x
+                for step, program in enumerate(programs[: kind + 2 if kind < 4 else 6]):
+                    h = one(program(h))
+                    if step == kind - 4:
+                        held.append(h)
+                h.numpy()
+                del h, held
+            made.append(device.statistics().plans_made)
+        assert made[1] == made[3]
+        assert "kinds of work are linked" in device.explain()
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+@pytest.mark.parametrize("how", ["auto", "never", "always"])
+def test_only_always_fuses_across_seams(how: str, threads: int | None) -> None:
+    with stitch.open_device(
+        "tiny", executor="onnxruntime", threads=threads, aggregate=how
+    ) as device:
+        executor = device.backend.executor
+        assert isinstance(executor, OnnxRuntimeExecutor)
+        assert executor.fuse_across_seams == (how == "always")

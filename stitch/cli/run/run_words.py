@@ -87,7 +87,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
                       "help": "tasks queued before they run; 1: each call at once"}),
         ("--aggregate", {"choices": ("auto", "never", "always"), "default": "auto",
                          "help": "whether programs that feed each other are linked and run as "
-                         "one: where the bits stay the same and it pays (auto), or always"}),
+                         "one: where the bits stay the same and it pays (auto, the default), "
+                         "never, or always, where the last bits of sums may differ"}),
         ("--lanes", {"type": positive, "default": 1, "metavar": "N",
                      "help": "threads on which independent stretches of a plan run beside each "
                      "other, where each takes 100 us at least by its counts (default: 1)"}),

@@ -223,4 +223,4 @@ class TorchExecutor(AutomaticExecutor):
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
         """Never the same bits: a sum is taken in another order where what is around it differs."""
-        return LinkTerms("its kernels' sums differ by 2e-7")
+        return LinkTerms("the sums of PyTorch's kernels would differ by 2e-7")

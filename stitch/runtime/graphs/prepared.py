@@ -388,7 +388,7 @@ class PreparedGraph:
     ) -> None:  # fmt: skip
         """What has just run serves values of these forms from now on."""
         recording = done.binding.recording
-        at = {value: number for number, value in enumerate(done.window.values)}
+        at = {value: number for number, value in enumerate(done.form.values)}
         numbers, made = [at[value] for value in given], [at[value] for value in results]
         carried = recording.effects.carried
         lying = {n: at for at, n in enumerate([*recording.own, *[c.result for c in carried]])}

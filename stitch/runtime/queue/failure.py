@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import Protocol
 
-from stitch.errors import StitchError, TaskError
+from stitch.errors import StitchError
 from stitch.runtime.locks import Lock
 from stitch.runtime.recording import Window, said_of
 from stitch.runtime.values import Records, Status, ValueRecord
@@ -112,8 +112,7 @@ def _run_alone(
     if broken is None and call is not None:
         broken = call.is_cancelled
     if broken is not None:
-        cause = TaskError(f"task {task.transformation.name!r} was cancelled: {broken}")
-        _fail_task(window, index, task, cause)
+        _mark(window, index, task, f"task {task.transformation.name!r} was cancelled: {broken}")
         return
     # What later tasks read is held for them, also where its handle is gone.
     alone, numbers = window.alone(index, task)
@@ -155,12 +154,17 @@ def cancel(window: Window, error: BaseException) -> None:
 
 
 def _fail_task(window: Window, index: int, task: NumberedTask, error: BaseException) -> None:
-    """Mark what a task could not make."""
-    call = window.call(index)
+    """Mark what a task could not make, as it failed."""
     said = f"{type(error).__name__}: {(said_of(error) or 'no message').splitlines()[0]}"
+    _mark(window, index, task, f"task {task.transformation.name!r}: {said}")
+
+
+def _mark(window: Window, index: int, task: NumberedTask, why: str) -> None:
+    """Say of what a task could not make why that is."""
+    call = window.call(index)
     if call is not None:
-        call.stop(f"task {task.transformation.name!r}: {said}")
+        call.stop(why)
     for number in task.outputs:
         value = window.values[number]
         if value.status is Status.PENDING:
-            value.status, value.by = Status.FAILED, f"task {value.by!r}: {said}"
+            value.status, value.by = Status.FAILED, why

@@ -51,18 +51,18 @@ class Owner(Site, Store, Protocol):
 
 
 class Done(NamedTuple):
-    """A window that has run by one plan (`whole`), and the form in which it ran (`window`)."""
+    """A window that has run by one plan, and the form in which it ran."""
 
     binding: Binding
+    form: Window
     window: Window
-    whole: Window
     kept: tuple[bool, ...]
     linking: Linking | None
 
     @property
     def is_settled(self) -> bool:
         """Whether the same work will run in this form from now on."""
-        return self.linking is None or self.linking.is_settled(self.whole, self.kept)
+        return self.linking is None or self.linking.is_settled(self.window, self.kept)
 
 
 class TaskQueue:
