@@ -29,7 +29,6 @@ from sheet_networks import detector as detector_graph
 from sheets import SHEET, Sheet, draw_sheets, write_sheets
 
 import stitch
-from stitch.program import host_layout
 from stitch.report import ChromeTrace, Device
 
 MACHINE = "wormhole_n150"
@@ -43,7 +42,7 @@ LEAST_OVERLAP = 0.5
 
 def on_host(data_type: stitch.DataType, *shape: int) -> stitch.TensorDesc:
     """A value that a host function gives."""
-    return stitch.TensorDesc(shape, host_layout(data_type))
+    return stitch.TensorDesc(shape, stitch.Layout(data_type))
 
 
 F32 = stitch.DataType.FLOAT32
@@ -159,9 +158,11 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=2, help="threads for programs (default: 2)")
     parser.add_argument("--trace", type=Path, help="a file for Perfetto, such as trace.json.gz")
     words = parser.parse_args()
+    if words.sheets < 1:
+        parser.error("--sheets takes how many sheets to read: at least 1")
     with ExitStack() as stack:
         folder = words.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         sheets = draw_sheets("held_out", words.sheets, SEED)
         images = write_sheets(sheets, folder)
         device = stack.enter_context(stitch.open_device(MACHINE, lanes=words.lanes))

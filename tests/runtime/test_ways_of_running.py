@@ -50,11 +50,17 @@ TURNS = 3
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Worker]]:
     forked = shorten(monkeypatch)
     with ExitStack() as stack:
-        yield {
+        made = {
             name: Worker(stack.enter_context(stitch.open_device("tiny", **mode.options)))
             for name, mode in MODES.items()
         }
+        yield made
         assert forked, "some stretches ran beside each other"
+        for name, mode in MODES.items():
+            linking = made[name].device.linking
+            if mode.options.get("aggregate") == "always":
+                assert linking is not None
+                assert any("run as one" in note for note in linking.notes)
 
 
 def check(outcome: Outcome, expected: Outcome) -> None:
