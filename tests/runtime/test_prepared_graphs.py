@@ -284,3 +284,43 @@ def test_what_a_failure_leaves_half_way_is_given_back(window: int) -> None:
         del prepared
         device.wait()
         assert used(device)["host"] == 0
+
+
+@pytest.mark.parametrize("window", [1, 64])
+def test_arrays_that_lie_in_a_space_after_a_failure_are_read_as_they_are(window: int) -> None:
+    """What one array's copy gives is not what another's does, in the run that fails and later."""
+    programs = {
+        name: stitch.compile(function, [X] * takes, target="tiny", name=name, wishes=wishes)
+        for name, function, takes, wishes in (
+            ("add", lambda x, y: x + y, 2, ("input.0.space=dram", "input.1.space=dram")),
+            ("negate", lambda x: -x, 1, ("input.0.space=dram",)),
+        )
+    }
+    seen: list[Array] = []
+
+    @task
+    def fail(x: Array) -> None:
+        raise ValueError("as told")
+
+    @task
+    def see(x: Array) -> None:
+        seen.append(x.copy())
+
+    graph = TaskGraph("fails")
+    x, y = graph.input(DESC, "x"), graph.input(DESC, "y")
+    graph.output(graph.copy(x, Layout(DataType.FLOAT32, Space.DRAM)), "x")
+    fail(graph.call(programs["add"], x, y))
+    for value in (x, y):
+        see(graph.call(programs["negate"], value))
+    with open_tiny(window) as device:
+        run, before = device.prepare(graph), used(device)
+        for turn in range(3):
+            with pytest.raises(ValueError, match="as told"):
+                run(x=X + turn, y=1 - X)
+            assert [array[0, 1] for array in seen] == [-1 - turn, 0], turn
+            seen.clear()
+        negate = device.load(programs["negate"])
+        for turn in range(3):
+            assert np.array_equal(negate(X * turn).numpy(), X * -turn), turn
+        del negate
+        assert used(device) == before

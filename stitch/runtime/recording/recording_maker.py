@@ -460,7 +460,7 @@ def _passing(window: Window, kept: tuple[bool, ...]) -> set[int]:
 
 def _reads_fixed(plan: Plan, window: Window) -> bool:
     """Whether what it may leave out depends on where a source lies."""
-    inside = {number for number, value in window.sources if not value.is_array}
+    inside = {n for n, value in window.sources if not value.is_array or len(value.instances) > 1}
     return any(
         number in inside and desc.layout.address is not None
         for task in plan.request.tasks

@@ -156,12 +156,13 @@ class Window:
 
     def forms(self) -> tuple[Forms, Places]:
         """What a plan depends on in the sources but for where they lie; and where those of them lie
-        that are no arrays of a call."""
+        that are not just arrays of a call."""
         forms: list[tuple[object, ...]] = []
         places, values = [], self.values
         for number in self.graph.sources:
             value = values[number]
-            if type(value) is ArgumentRecord:
+            # After a failure an array may have copies in the spaces, too: those a plan would read.
+            if type(value) is ArgumentRecord and len(value.instances) < 2:
                 forms.append(value.port.signature)
             else:
                 forms.append(value.signature())

@@ -262,8 +262,8 @@ class ValueRecord:
 class ArgumentRecord(ValueRecord):
     """A host array of one call, which no handle refers to.
 
-    It has one instance, outside the spaces, whose record is made only where a plan is made, or
-    changes it: see `place`.
+    Its first instance, outside the spaces, has a record only where a plan is made, or changes it:
+    see `place`. It has others only where a run failed half-way and left it copies.
     """
 
     __slots__ = ("array", "port")
