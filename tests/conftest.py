@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,9 @@ TESTS = Path(__file__).parent
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 plans_that_ran.watch()
+# Whoever starts the tests in the background has them ignore interrupts, which some of them send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

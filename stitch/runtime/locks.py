@@ -18,7 +18,7 @@ def quick(lock: threading.RLock, before: Callable[[], object] | None = None) -> 
     """What takes and gives back this very lock in a `with` statement, 90 ns instead of 130: found
     as functions of a class, what enters and leaves need not be bound to the lock each time.
 
-    `before` is called first, and may raise."""
+    `before` is called first, and may raise; then nobody may enter who holds the lock already."""
     enter = lock.__enter__ if before is None else partial(_enter_after, before, lock)
     methods = {"__enter__": staticmethod(enter), "__exit__": staticmethod(lock.__exit__)}
     entered: Lock = type("QuickLock", (), {"__slots__": (), **methods})()
@@ -27,7 +27,13 @@ def quick(lock: threading.RLock, before: Callable[[], object] | None = None) -> 
 
 def _enter_after(before: Callable[[], object], lock: threading.RLock) -> bool:
     before()
-    return lock.__enter__()
+    try:
+        return lock.__enter__()
+    except BaseException:
+        # An interrupt may come just after it was acquired. Nobody enters who holds it already.
+        if held_here(lock)():
+            lock.release()
+        raise
 
 
 def held_here(lock: threading.RLock) -> Callable[[], bool]:
