@@ -47,6 +47,15 @@ class StitchError(Exception):
         )
         return "\n".join([self.what, *(f"  {label}: {text}" for label, text in parts if text)])
 
+    def brief(self) -> str:
+        """What, on one line: of several that are listed, the first.
+
+        >>> StitchError("they do not fit:\\n  - one is too long\\n  - one is missing").brief()
+        'they do not fit: one is too long'
+        """
+        first, *listed = self.what.splitlines() or [""]
+        return f"{first} {listed[0].strip().removeprefix('- ')}" if listed else first
+
     def sentence(self) -> str:
         """What, expected and got on one line, where several errors are listed."""
         parts = (("expected ", self.expected), ("got ", self.got))

@@ -58,6 +58,9 @@ class LinkingSite(Protocol):
     machine: Machine
     strict_types: bool
 
+    def runs_in_lanes(self, window: Window, kept: tuple[bool, ...]) -> bool:
+        """Whether stretches of a window ran beside each other, as it is."""
+
     def load_linked(self, program: Program) -> LoadedProgram:
         """A program that lives nowhere else, ready to be run; for those who hold the lock."""
 
@@ -132,7 +135,11 @@ class Aggregation:
         self._kinds.clear()
 
     def _kind(self, graph: Stretch, kept: tuple[bool, ...]) -> _Kind:
-        kind = self._kinds.get((graph, kept))
+        kinds = self._kinds
+        kind = kinds.get((graph, kept))
+        if kind is not None and len(kinds) >= MAX_KINDS and not (kind.is_settled or kind.linked):
+            # What runs again is not the next to go.
+            kinds[graph, kept] = kinds.pop((graph, kept))
         if kind is None:
             kind = _Kind()
             if len(self._kinds) >= MAX_KINDS:
@@ -163,7 +170,11 @@ class Aggregation:
         if not when:
             kind.is_settled = True
         elif kind.runs >= when:
-            kind.linked, kind.notes = self._linked(window, kept, before, groups)
+            if not self._is_always and self._device.runs_in_lanes(window, kept):
+                names = [agent.name for agent in agents if isinstance(agent, LoadedProgram)]
+                self._note_apart(_shown(names), "they run beside each other on lanes")
+            else:
+                kind.linked, kind.notes = self._linked(window, kept, before, groups)
             kind.is_settled = True
 
     def _edges(
@@ -250,6 +261,7 @@ class Aggregation:
             tuple([made[group][1] if group in made else None for group in order]),
             tuple(at),
             tuple([kept[number] for number in at]),
+            tuple([n for task in tasks for n in task.outputs if n not in at]),
         )
         return linked, tuple(notes)
 
@@ -283,7 +295,7 @@ class Aggregation:
                 # The key is of these for as long as it is known.
                 program.linked_from = tuple([agent.program for agent in agents])
         except StitchError as error:
-            self._note_apart(_shown([row.agent.name for row in rows]), str(error).splitlines()[0])
+            self._note_apart(_shown([row.agent.name for row in rows]), error.brief())
             return None
         return row, program
 

@@ -31,7 +31,7 @@ from stitch.runtime.loaded import MANY_NOTES, LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
-from stitch.runtime.recording import RecordingMaker, Recordings
+from stitch.runtime.recording import RecordingMaker, Recordings, Window
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import (
@@ -261,6 +261,13 @@ class RuntimeDevice(TensorAccess):
         self.check_open()
         self.drain()
         return load_program(self, self.machine, self.records, binary, program, where)
+
+    def runs_in_lanes(self, window: Window, kept: tuple[bool, ...]) -> bool:
+        """Whether stretches of a window ran beside each other, as it is."""
+        if self.lanes == 1:
+            return False
+        known = self.recordings.of(window.graph, kept, window.forms()[0])
+        return any(recording.lanes.forks for recording in known)
 
     def load_linked(self, program: Program) -> LoadedProgram:
         """What programs of the queue have become, ready to be run; for those who hold the lock."""

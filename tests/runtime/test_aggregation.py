@@ -19,6 +19,7 @@ from stitch.runtime.executors import LinkTerms
 from stitch.runtime.executors.host import NumpyExecutor
 from stitch.runtime.executors.onnx import OnnxRuntimeExecutor
 from stitch.tasks import TransformationKind
+from tests.support.short_lanes import shorten
 from tests.support.stitched_models import (
     binary_op,
     consuming,
@@ -445,3 +446,77 @@ def test_only_always_fuses_across_seams(how: str, threads: int | None) -> None:
         executor = device.backend.executor
         assert isinstance(executor, OnnxRuntimeExecutor)
         assert executor.fuse_across_seams == (how == "always")
+
+
+def test_what_runs_on_lanes_stays_apart_unless_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch)
+    for how, linked in (("auto", False), ("always", True)):
+        executor = Counting(LinkTerms(repeats=3))
+        with stitch.open_device("tiny", executor=executor, lanes=2, aggregate=how) as device:
+            a, b, c = chain(device)
+            add = device.load(binary_op("add", "Add", (4, 64)))
+            for _ in range(6):
+                x = integers()
+                result = one(add(b(a(x)), c(a(x)))).numpy()
+                del x
+            assert result is not None
+            assert device.linking is not None
+            told = " ".join(device.linking.notes)
+            assert ("run as one program" in told) is linked
+            assert ("run beside each other on lanes" in told) is not linked
+
+
+def test_where_copies_are_forbidden_nothing_is_linked_nor_kept_apart() -> None:
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, b, c = chain(device)
+        with stitch.forbid_copies(device), pytest.raises(stitch.TaskError, match="forbidden"):
+            one(c(b(a(integers())))).numpy()
+        one(c(b(a(integers())))).numpy()
+        assert device.linking is not None
+        assert device.linking.notes == ("'a', 'b', 'c' run as one program, 'a+b+c'",)
+        assert device.account().total.programs == 1
+
+
+def test_what_was_given_up_is_gone_in_whatever_form_it_runs() -> None:
+    states = []
+    for how in ("never", "always"):
+        with stitch.open_device("tiny", aggregate=how) as device:
+            a, b, _ = chain(device)
+            hidden = one(a(integers()))
+            result = one(b(hidden))
+            hidden.deallocate()
+            result.numpy()
+            with pytest.raises(stitch.TaskError) as caught:
+                hidden.numpy()
+            states.append((hidden.is_pending, str(caught.value)))
+    assert states[0] == states[1] and not states[0][0]
+
+
+def test_why_programs_cannot_be_linked_is_said() -> None:
+    def storing(name: str, wish: str) -> stitch.CompiledModel:
+        builder = ComputationGraphBuilder(name)
+        builder.output("y", builder.input("x", (32, 32), "float32") * 2.0)
+        return stitch.compile(builder.build(), target="wormhole_n150", wishes=[wish])
+
+    with stitch.open_device("wormhole_n150", aggregate="always") as device:
+        a = device.load(storing("a", "output.y.data_type=bfp8"))
+        b = device.load(storing("b", "input.x.data_type=bfp8"))
+        one(b(a(np.ones((32, 32), np.float32)))).numpy()
+        assert device.linking is not None
+        (note,) = device.linking.notes
+        assert "linked into one: program 'a' output 'y' feeds" in note
+
+
+def test_work_that_repeats_is_remembered_among_work_that_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aggregation, "MAX_KINDS", 16)
+    executor = Counting(LinkTerms(repeats=100))
+    with stitch.open_device("tiny", executor=executor) as device:
+        programs = [device.load(scaled(f"p{i}", 1 + i * 0.01)) for i in range(12)]
+        x = integers()
+        for i in range(120):
+            one(programs[2](programs[1](programs[0](x)))).numpy()
+            one(programs[i % 12](programs[i // 12](x))).numpy()
+        assert device.linking is not None
+        assert any("run as one program" in note for note in device.linking.notes)

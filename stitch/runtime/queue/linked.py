@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stitch.runtime.recording import Agent, Window
+from stitch.runtime.values import Status
 from stitch.tasks import Stretch
 
 
@@ -20,7 +21,7 @@ class Linked:
 
     `members`: for each task those of the window that it stands for. `programs`: what runs it where
     it stands for several. `numbers`: for each of its values the number in the window. `kept`: which
-    of these are wanted.
+    of these are wanted; `inside`: the window's other values, which nobody wants.
     """
 
     graph: Stretch
@@ -28,11 +29,12 @@ class Linked:
     programs: tuple[Agent | None, ...]
     numbers: tuple[int, ...]
     kept: tuple[bool, ...]
+    inside: tuple[int, ...]
 
     def window(self, window: Window) -> Window:
         """A window's work in this form; it is never queued."""
         linked = Window(window.number, window.nothing)
-        linked.graph, linked.reads_exposed = self.graph, window.reads_exposed
+        linked.graph = self.graph
         values, agents = window.values, window.agents
         linked.values = [values[number] for number in self.numbers]
         linked.agents = [
@@ -41,6 +43,12 @@ class Linked:
         ]
         linked.merged = tuple([len(members) > 1 for members in self.members])
         return linked
+
+    def end_inside(self, window: Window) -> None:
+        """It has run in this form: what its programs hand on inside is not there any more."""
+        values = window.values
+        for number in self.inside:
+            values[number].status = Status.FREED
 
     def members_of(self, tasks: Iterable[int]) -> list[int]:
         """The tasks of the window that these stand for, in order."""

@@ -216,6 +216,8 @@ class TaskQueue:
             ran = run_binding(device, binding, form)
             with self.lock:
                 leave_results(device, binding, form.values, window.end)
+                if linked is not None:
+                    linked.end_inside(window)
                 if self.running is window:
                     # Who listens may look at what it made.
                     window.is_done = True
@@ -234,15 +236,17 @@ class TaskQueue:
         """What runs a window, and in which form; raises what planning raises."""
         device = self._device
         linking, maker = device.linking, device.maker
-        # Who waits for each program, or for so many copies, is told of the tasks as they are.
-        if linking is not None and at_most is None and not device.hooks.bits:
+        # Who waits for each program, forbids copies, or takes so many, is told of the tasks as they
+        # are.
+        if (linking is not None and at_most is None
+                and not device.hooks.bits and not device.copies_forbidden):  # fmt: skip
             linked = linking.linked(window, kept)
             if linked is not None:
                 form = linked.window(window)
                 try:
                     binding = maker.binding(form, linked.kept)
                 except StitchError as error:
-                    why = str(error).splitlines()[0]
+                    why = error.brief()
                 else:
                     assert binding is not None, "of as many copies as it takes"
                     if not binding.recording.is_pressed:
