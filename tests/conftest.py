@@ -76,6 +76,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_stays_is_not_looked_at() -> None:
+    """Before the tests of a file: what earlier ones have left for good, libraries and caches, is no
+    matter for collections of garbage any more. Tests and benches ask for many."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def plans_are_sound() -> Iterator[None]:
     """After every test: the checker, which shares no code with the planner, finds nothing wrong
