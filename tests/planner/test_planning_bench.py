@@ -24,12 +24,25 @@ def bench() -> ModuleType:
 
 
 def test_a_row_for_each_point(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--tasks", "3", "12", "--live", "10", "--rounds", "1", "--json"]
+    words = [
+        "--tasks",
+        "3",
+        "12",
+        "--live",
+        "10",
+        "--doubled",
+        "5",
+        "10",
+        "--rounds",
+        "1",
+        "--json",
+    ]
     assert bench.main(words) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["kind"], row["tasks"], row["live"]) for row in rows] == [
         ("dropped", 3, 0), ("dropped", 12, 0), ("kept", 3, 0), ("kept", 12, 0),
         ("pressed", 3, 0), ("pressed", 12, 0), ("beside", 100, 10), ("fragmented", 10, 10),
+        *((kind, n, 0) for kind in ("chain", "tree", "independent") for n in (5, 10)),
     ]  # fmt: skip
     for row in rows:
         assert row["planning_us"] > 0 and row["binding_us"] > 0
@@ -51,6 +64,11 @@ def test_every_missed_goal_is_named(bench: ModuleType) -> None:
         assert len(bench.misses([bad])) == 1
     (grown,) = bench.misses([row("kept", 100, 0, 100.0, 1.0, 1.0), row("kept", 200, 0, 131.0)])
     assert "1.31 of what 100 tasks take" in grown
+    tree = [row("tree", n, 0, us, 9.0, 1.0) for n, us in ((64, 100.0), (128, 120.0), (256, 145.0))]
+    assert bench.misses(tree[:2]) == []
+    (doubled,) = bench.misses(tree)
+    assert "256 tasks" in doubled and "1.21 of what half as many take" in doubled
+    assert len(bench.misses([row("independent", 64, 0, 501.0, 9.0, 1.0)])) == 1
 
 
 def test_a_file_that_is_no_record_is_one_clear_error(

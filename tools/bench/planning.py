@@ -2,14 +2,17 @@
 
 Chains are queued on a device with the null executor, each as one window: tasks whose results are
 all dropped, or all kept; weights in turn under pressure, in room for two thirds of them; a chain
-beside live tensors; results kept in an L1 so fragmented that each needs moves. `planning`: what
+beside live tensors; results kept in an L1 so fragmented that each needs moves; and, where all fits
+without moves, a chain, a tree and independent tasks, all kept, of twice as many tasks each time
+(`--doubled`). `planning`: what
 the device takes to find a plan (it may make several); `binding`: to bind it; `replayed`: to run the
 same work once more, when it is queued again (its recording, guards, records of results). `--traces`
 plans the requests of records (`stitch-run --record`). Least of `--rounds`, time of this thread.
 
 `--check` exits 1 where a goal is missed: planning at most 1 ms a task up to 64 live tensors, 5 ms
 beside more and fragmented; the longest chain of a kind at most 1.3 times what 100 tasks take, for
-each; replayed at most 1 us a task, from 100 tasks on.
+each; where all fits at most 0.5 ms, and a task of twice as many takes at most 1.2 times as long;
+replayed at most 1 us a task, from 100 tasks on.
 """
 
 from __future__ import annotations
@@ -33,9 +36,12 @@ from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.report import read_record
 
 TASKS, LIVE = (10, 100, 1_000, 10_000), (10, 64, 200, 2_000)
+DOUBLED = (64, 128, 256, 512, 1_024, 2_048, 4_096)
 #: Up to so many live tensors a task is planned in so many microseconds, and beyond.
 FEW_LIVE, FEW_GOAL_US, MANY_GOAL_US = 64, 1e3, 5e3
 GROWTH_GOAL, REPLAYED_GOAL_US = 1.3, 1.0
+#: The same for kinds that grow by doubling, a doubling each.
+FITTING_GOAL_US, DOUBLING_GOAL = 500.0, 1.2
 #: What longer chains are compared with; what a replay's fixed cost is spread over.
 SHORT = 100
 #: Bytes of a chain's tensors, which lie in one bank; weights that come in turn; tasks of a chain
@@ -164,10 +170,31 @@ def fragmented(work: Work, live: int) -> Chain:
     return (beside, x), queue
 
 
+def tree(work: Work, live: int) -> Chain:
+    """Each result is of two others, all of which are held; the first ones are of one tensor."""
+    x = work.tensor(NBYTES)
+
+    def queue(tasks: int) -> Any:
+        leaves = tasks // 2 + 1
+        results = [work.run("Relu", x) for _ in range(leaves)]
+        for i in range(tasks - leaves):
+            results.append(work.run("Add", results[2 * i], results[2 * i + 1]))
+        return results
+
+    return x, queue
+
+
+def independent(work: Work, live: int) -> Chain:
+    """All results are of one tensor, and are held."""
+    x = work.tensor(NBYTES)
+    return x, lambda tasks: [work.run("Relu", x) for _ in range(tasks)]
+
+
 KINDS: dict[str, Callable[[Work, int], Chain]] = {
     "dropped": dropped, "kept": kept, "pressed": pressed, "beside": dropped,
-    "fragmented": fragmented,
+    "fragmented": fragmented, "chain": kept, "tree": tree, "independent": independent,
 }  # fmt: skip
+GROWING = ("chain", "tree", "independent")
 
 
 def machine_for(kind: str, live: int) -> Machine:
@@ -220,12 +247,16 @@ def measure(kind: str, tasks: int, live: int, rounds: int) -> Row:
     return Row(kind, tasks, live, planning * scale, binding * scale, replayed)
 
 
-def points(tasks: Sequence[int], live: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+def points(
+    tasks: Sequence[int], live: Sequence[int], doubled: Sequence[int]
+) -> Iterator[tuple[str, int, int]]:
     """What is measured."""
     for kind in ("dropped", "kept", "pressed"):
         yield from ((kind, n, 0) for n in tasks)
     yield from (("beside", BESIDE, n) for n in live)
     yield from (("fragmented", MOVING, n) for n in live if n <= MOST_FRAGMENTS)
+    for kind in GROWING:
+        yield from ((kind, n, 0) for n in doubled)
 
 
 def row_of(path: Path, rounds: int) -> Row:
@@ -249,13 +280,18 @@ def misses(rows: Sequence[Row]) -> list[str]:
     """The goals that these rows miss."""
     found = []
     short = {r.kind: r.planning_us for r in rows if r.tasks == SHORT and not r.live}
+    half = {(r.kind, 2 * r.tasks): r.planning_us for r in rows if r.kind in GROWING}
     for r in rows:
         name = f"{r.kind}, {r.tasks} tasks, {r.live} live"
         goal = MANY_GOAL_US if r.live > FEW_LIVE or r.kind == "fragmented" else FEW_GOAL_US
+        goal = FITTING_GOAL_US if r.kind in GROWING else goal
         if r.planning_us > goal:
             found.append(f"{name}: {r.planning_us:.0f} us of planning a task")
         if r.tasks > SHORT and r.kind in short and r.planning_us > GROWTH_GOAL * short[r.kind]:
             found.append(f"{name}: {r.planning_us / short[r.kind]:.2f} of what {SHORT} tasks take")
+        before = half.get((r.kind, r.tasks))
+        if before is not None and r.planning_us > DOUBLING_GOAL * before:
+            found.append(f"{name}: {r.planning_us / before:.2f} of what half as many take")
         if r.binding_us is not None and r.replayed_us is None:
             found.append(f"{name}: planned or bound anew each time")
         elif r.replayed_us is not None and r.tasks >= SHORT and r.replayed_us > REPLAYED_GOAL_US:
@@ -267,16 +303,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="*", type=int, default=TASKS, metavar="N", help="lengths")
     parser.add_argument("--live", nargs="*", type=int, default=LIVE, metavar="N", help="beside")
+    parser.add_argument(
+        "--doubled", nargs="*", type=int, default=DOUBLED, metavar="N", help="where all fits"
+    )
     parser.add_argument("--traces", nargs="*", type=Path, default=[], metavar="FILE")
     parser.add_argument("--rounds", type=int, default=2, help="the least counts")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
-    if min([1, *options.tasks, *options.live, options.rounds]) < 1:
-        parser.error("--tasks, --live and --rounds are at least 1")
+    if min([1, *options.tasks, *options.live, *options.doubled, options.rounds]) < 1:
+        parser.error("--tasks, --live, --doubled and --rounds are at least 1")
     try:
         rows = [row_of(path, options.rounds) for path in options.traces]
-        rows += [measure(*at, options.rounds) for at in points(options.tasks, options.live)]
+        at = points(options.tasks, options.live, options.doubled)
+        rows += [measure(*point, options.rounds) for point in at]
     except OSError as error:
         print(f"planning.py: cannot read {error.filename}: {error.strerror}", file=sys.stderr)
         return FormatError.exit_code
