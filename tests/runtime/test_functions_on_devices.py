@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 import stitch
 from stitch.errors import StitchError, TaskError, UsageError
-from stitch.program import Array, DataType, TensorDesc, host_layout
+from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.functions import HostResult
 from stitch.tasks import task
 from tests.support.lines_run import lines_run
@@ -231,6 +233,114 @@ def test_a_failure_keeps_its_traceback_and_stops_only_what_depends_on_it(
                 dependent.numpy()
             del independent, failed, dependent, late, objects, caught
         assert used(device) == before
+
+
+class Log:
+    """Host functions that note their names, one of which fails."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+        @task(returns=DESC)
+        def fail(x: Array) -> Array:
+            self.called.append("fail")
+            raise ZeroDivisionError("on purpose")
+
+        @task(returns=DESC)
+        def plus_one(x: Array, *objects: object) -> Array:
+            self.called.append("plus one")
+            return x + 1
+
+        self.fail, self.plus_one = fail, plus_one
+
+
+@pytest.mark.parametrize("window", [1, 64])
+def test_what_is_independent_runs_also_where_a_window_has_no_room_as_a_whole(window: int) -> None:
+    log, large, in_l1 = Log(), np.ones((256, 8), np.float32), Layout(DataType.FLOAT32, Space.L1)
+    wide = stitch.compile(
+        lambda x: x + x, [large], target="tiny", name="wide",
+        wishes=("input.0.space=l1", "output.0.space=l1"),
+    )  # fmt: skip
+    with stitch.open_device("tiny", window=window) as device:
+        loaded = device.load(wide)
+        pinned = [np.from_dlpack(device.tensor(large).to_layout(in_l1)) for _ in range(7)]
+        raised: list[str] = []
+
+        def attempt(queue: Callable[[], object]) -> object:
+            try:
+                return queue()
+            except (StitchError, ZeroDivisionError) as error:
+                raised.append(type(error).__name__)
+                return None
+
+        held = [
+            attempt(queue)
+            for queue in (
+                lambda: device.call(log.plus_one, X), lambda: loaded(large),
+                lambda: device.call(log.fail, X), lambda: device.call(log.plus_one, X),
+                device.wait, device.wait,
+            )
+        ]  # fmt: skip
+        assert log.called == ["plus one", "fail", "plus one"]
+        assert "ZeroDivisionError" in raised
+        del held, pinned
+
+
+def test_what_a_function_queues_that_depends_on_nothing_runs() -> None:
+    log, held = Log(), []
+    with stitch.open_device("tiny", window=64) as device:
+
+        @task(returns=DESC)
+        def spread(x: Array) -> Array:
+            held.append(device.call(log.plus_one, failed))
+            held.append(device.call(log.fail, X))
+            held.append(device.call(log.plus_one, X))
+            return x
+
+        device.call(spread, X)
+        failed = device.call(log.fail, X)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                device.wait()
+        assert log.called == ["fail", "fail", "plus one"]
+        np.testing.assert_array_equal(one(held[2]).numpy(), X + 1)
+
+
+def test_what_is_to_be_updated_by_a_task_that_fails_is_read_before() -> None:
+    log = Log()
+
+    @task(updates="x")
+    def update(x: Array, y: Array) -> None:
+        x += y
+
+    with stitch.open_device("tiny", window=64) as device:
+        x = device.tensor(X)
+        failed = device.call(log.fail, X)
+        read = device.call(log.plus_one, x)
+        updated = device.call(update, x, failed)
+        with pytest.raises(ZeroDivisionError):
+            device.wait()
+        assert log.called == ["fail", "plus one"]
+        np.testing.assert_array_equal(one(read).numpy(), X + 1)
+        with pytest.raises(TaskError):
+            one(updated).numpy()
+
+
+def test_what_a_cancelled_call_was_given_is_let_go_of() -> None:
+    class Large:
+        pass
+
+    log, large = Log(), Large()
+    alive = weakref.ref(large)
+    with stitch.open_device("tiny", window=64) as device:
+        given: list[Any] = [device.call(log.plus_one, device.call(log.fail, X), large)]
+        del large
+        with pytest.raises(ZeroDivisionError):
+            device.wait()
+        given.clear()
+        device.wait()
+        gc.collect()
+        assert alive() is None
 
 
 def test_objects_of_a_failure_cancel_who_waits_for_them() -> None:

@@ -210,7 +210,8 @@ class QueuedCall(FunctionCall):
             device.calls_host -= 1
 
     def stop(self, why: str) -> None:
-        """It will not give its result."""
+        """It will not give its result, nor take what it was given."""
+        self._call = None
         if self._result is not None:
             self._result.fail(why)
 

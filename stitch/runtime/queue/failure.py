@@ -44,17 +44,19 @@ def run_one_by_one(
         finally:
             # Its traceback holds this frame, and so the caller's: what they hold would be held.
             del error
-    first: StitchError | None = None
+    first: Exception | None = None
     last_use = {v: i for i, task in enumerate(tasks) for v in task.inputs}
     later = set(last_use)
     for index, task in enumerate(tasks):
         later.difference_update([v for v in task.inputs if last_use[v] == index])
         try:
             _run_alone(queue, window, kept, index, task, later)
-        except StitchError as problem:
-            first = first or problem
+        except Exception as problem:
+            # What a function or a hook raised says more than that something found no room.
+            if first is None or (isinstance(first, StitchError) and _is_foreign(problem)):
+                first = problem
         except BaseException as problem:
-            # A hook's own, or an interrupt: nobody will run the rest.
+            # An interrupt: nobody will run the rest.
             _cancel_from(window, index, problem)
             _drop_dead(queue, window, kept)
             raise
@@ -64,6 +66,10 @@ def run_one_by_one(
             raise first
         finally:
             del first, error
+
+
+def _is_foreign(error: Exception) -> bool:
+    return not isinstance(error, StitchError)
 
 
 def _cancel_from(window: Window, index: int, error: BaseException) -> None:
