@@ -7,19 +7,17 @@ not know: files of arrays, reports.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from stitch.api import Device
 from stitch.cli.module_files import Module
 from stitch.cli.wire_words import free_outputs
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
-from stitch.program import Array, DataType, InputKind, InputSlot, OutputSlot, Value, ValueType
+from stitch.program import Array, DataType, InputKind, ValueType
 from stitch.runtime import LoadedProgram, PreparedGraph, Tensor, chain_graph
-
-Slot = TypeVar("Slot", InputSlot, OutputSlot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +76,19 @@ class Chain:
         for wire in wires:
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
         results = free_outputs(modules, wires)
-        table, sources = chain_graph(self.programs, feeds, "chain", results)
+        called = _called(modules)
+        table, sources = chain_graph(self.programs, feeds, "chain", results, called)
         self._graph: PreparedGraph | None = PreparedGraph(device, table)
-        taken_slots = [(modules[k], modules[k].program.inputs[i]) for k, i in sources]
-        given_slots = [(modules[k], modules[k].program.outputs[o]) for k, o in results]
-        self.inputs = tuple(
-            RunInput(name, value.type, slot.kind, own=slot.name)
-            for name, slot, value in _told_apart(taken_slots, modules)
-        )
-        self.outputs = tuple(
+        taken = [(modules[k].program, modules[k].program.inputs[i]) for k, i in sources]
+        self.inputs = tuple([
+            RunInput(name, program.values[slot.value].type, slot.kind, own=slot.name)
+            for (name, _), (program, slot) in zip(table.inputs, taken, strict=True)
+        ])  # fmt: skip
+        given = [modules[k].program.values[modules[k].program.outputs[o].value] for k, o in results]
+        self.outputs = tuple([
             RunOutput(name, value.type, value.desc.layout.data_type)
-            for name, _, value in _told_apart(given_slots, modules)
-        )
+            for (name, _), value in zip(table.outputs, given, strict=True)
+        ])  # fmt: skip
 
     def run(self, arrays: Sequence[Array]) -> tuple[Tensor, ...]:
         """One pass; see `Runnable`."""
@@ -117,15 +116,8 @@ def _loaded(device: Device, module: Module) -> LoadedProgram:
         raise
 
 
-def _told_apart(
-    slots: Sequence[tuple[Module, Slot]], modules: Sequence[Module]
-) -> Iterator[tuple[str, Slot, Value]]:
-    """Slots and values by name; with their program's, or its index, where several share one."""
-    times = Counter(slot.name for _, slot in slots)
-    programs = Counter(module.program.name for module in modules)
-    places = {id(module): at for at, module in reversed(list(enumerate(modules)))}
-    for owner, slot in slots:
-        title = owner.program.name
-        called = title if programs[title] == 1 else places[id(owner)]
-        name = slot.name if times[slot.name] == 1 else f"{called}.{slot.name}"
-        yield name, slot, owner.program.values[slot.value]
+def _called(modules: Sequence[Module]) -> list[str]:
+    """What modules are called where slots are told apart: their programs' names, else indices."""
+    times = Counter(module.program.name for module in modules)
+    titles = [module.program.name for module in modules]
+    return [title if times[title] == 1 else str(at) for at, title in enumerate(titles)]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stitch.graph import ComputationGraph
-from stitch.program import Operation, OutputSlot, Value
+from stitch.program import FreeNames, Operation, OutputSlot, Value
 
 
 def give_outputs_their_values(
@@ -47,18 +47,11 @@ def give_outputs_their_values(
 def give_unique_names(values: Sequence[Value]) -> tuple[Value, ...]:
     """The values with names that are neither empty nor taken by an earlier value."""
     # A name that a value has from the start is never given to another.
-    original = {value.name for value in values}
-    taken: set[str] = set()
-    #: The number that a name got last: the next one starts there, not from the beginning.
-    numbers: dict[str, int] = {}
-    named = []
-    for index, value in enumerate(values):
-        name, stem = value.name or f"v{index}", value.name or "v"
-        number = numbers.get(stem, 1)
-        while name in taken or (name != value.name and name in original):
-            number += 1
-            name = f"{stem}.{number}"
-        numbers[stem] = number
-        taken.add(name)
-        named.append(replace(value, name=name))
-    return tuple(named)
+    own = {value.name: index for index, value in reversed(list(enumerate(values)))}
+    names = FreeNames(own)
+    return tuple([
+        value
+        if value.name and own[value.name] == index
+        else replace(value, name=names.free(value.name or f"v{index}"))
+        for index, value in enumerate(values)
+    ])  # fmt: skip

@@ -24,7 +24,7 @@ from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, Wish
 from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.ops import multiply_adds
-from stitch.program import ABSENT, InputKind, InputSlot, Operation, OutputSlot, Value
+from stitch.program import ABSENT, FreeNames, InputKind, InputSlot, Operation, OutputSlot, Value
 
 _GROWTH = CompileOptions().fold_growth_nbytes
 
@@ -134,16 +134,10 @@ class _Lives:
 def _crossing_names(graph: ComputationGraph) -> dict[int, str]:
     """A slot name for every value: inputs keep theirs, no two are alike."""
     names = {slot.value: slot.name for slot in graph.inputs}
-    taken = set(names.values())
+    free = FreeNames(names.values(), mark="_", first=1)
     for v, value in enumerate(graph.values):
-        if v in names:
-            continue
-        name, times = value.name, 0
-        while name in taken:
-            times += 1
-            name = f"{value.name}_{times}"
-        names[v] = name
-        taken.add(name)
+        if v not in names:
+            names[v] = free.free(value.name)
     return names
 
 

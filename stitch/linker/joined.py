@@ -18,6 +18,7 @@ from stitch.program import (
     Constant,
     Contents,
     DataType,
+    FreeNames,
     InputSlot,
     Operation,
     OperationList,
@@ -26,26 +27,6 @@ from stitch.program import (
     Value,
     ValueType,
 )
-
-
-class FreeNames:
-    """Names that were given, and how far those of one stem are numbered."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._numbers: dict[str, int] = {}
-
-    def free(self, name: str, prefix: str) -> str:
-        """The name itself, else with the program's name before it, else numbered; taken now."""
-        free = name if name not in self._taken else f"{prefix}.{name}"
-        if free in self._taken:
-            longer, number = free, self._numbers.get(free, 1)
-            while free in self._taken:
-                number += 1
-                free = f"{longer}.{number}"
-            self._numbers[longer] = number
-        self._taken.add(free)
-        return free
 
 
 @dataclass(slots=True)

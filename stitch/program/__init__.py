@@ -7,6 +7,7 @@ their text. Must not know: machines, files, kernels, memory.
 from stitch.program.bodies import MAX_EXPANSION, Body, BodyPool
 from stitch.program.contents import Contents, dense_bytes
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
+from stitch.program.free_names import FreeNames
 from stitch.program.layout import (
     MAX_RANK,
     TILE_SHAPE,
@@ -47,8 +48,8 @@ from stitch.program.seams import Seam, part_ranges, seam_problems
 
 __all__ = [
     "ABSENT", "BLOCK_ELEMENTS", "MAX_EXPANSION", "MAX_RANK", "NO_ATTRIBUTES", "TILE_SHAPE", "Array",
-    "AttributeValue", "Body", "BodyPool", "Constant", "Contents", "DataType", "InputKind",
-    "InputSlot", "Layout", "MemoryLayout", "Operation", "OperationList", "Orientation",
+    "AttributeValue", "Body", "BodyPool", "Constant", "Contents", "DataType", "FreeNames",
+    "InputKind", "InputSlot", "Layout", "MemoryLayout", "Operation", "OperationList", "Orientation",
     "OutputSlot", "Ownership", "Program", "Role", "Scratch", "Seam", "ShardSpec", "Space",
     "TensorDesc", "Value", "ValueType", "body_lines", "dense_bytes", "host_layout", "link_problem",
     "part_ranges", "placement_problems", "seam_problems", "structure_problems", "summary",

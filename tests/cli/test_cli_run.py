@@ -104,6 +104,19 @@ def test_wires_by_name_connect_as_they_say(cli: Cli) -> None:
     np.testing.assert_array_equal(np.load("z.npy"), (b - np.float32(1)) + b)
 
 
+def test_an_input_whose_name_another_gets_to_be_told_apart_has_a_name_of_its_own(
+    cli: Cli,
+) -> None:
+    for name, mask in (("one", "mask"), ("two", "mask"), ("three", "one.mask")):
+        builder = stitch.ComputationGraphBuilder(name)
+        sides = [builder.input(side, (2, 2), "float32") for side in ("h", mask)]
+        builder.output("y", (sides[0] + sides[1]) * 2.0)
+        stitch.compile(builder.build(), target="tiny").save(f"{name}.ttb")
+    words = [f"--module={name}.ttb" for name in ("one", "two", "three")]
+    done = cli("run", *words, "--wire", "one.y=two.h", "--wire", "two.y=three.h", "--init=ones")
+    assert (done.code, done.err) == (0, "") and "22." in done.out
+
+
 @pytest.mark.parametrize(
     ("wire", "said"),
     [

@@ -520,3 +520,31 @@ def test_work_that_repeats_is_remembered_among_work_that_does_not(
             one(programs[i % 12](programs[i // 12](x))).numpy()
         assert device.linking is not None
         assert any("run as one program" in note for note in device.linking.notes)
+
+
+def test_no_function_overtakes_another_though_linking_would_let_it() -> None:
+    desc = stitch.TensorDesc((4, 64), stitch.Layout(stitch.DataType.FLOAT32))
+    called: list[str] = []
+
+    @stitch.task(returns=desc)
+    def first() -> Any:
+        called.append("first")
+        return integers()
+
+    @stitch.task
+    def look(x: Any) -> None:
+        called.append("look")
+
+    @stitch.task(returns=desc)
+    def last() -> Any:
+        called.append("last")
+        return integers()
+
+    with stitch.open_device("tiny", aggregate="always") as device:
+        a, total = device.load(scaled("a", 2.0)), device.load(binary_op("total", "Add", (4, 64)))
+        made = one(a(device.call(first)))
+        device.call(look, made)
+        result = one(total(made, device.call(last)))
+        del made
+        result.numpy()
+    assert called == ["first", "look", "last"]

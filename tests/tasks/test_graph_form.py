@@ -26,6 +26,7 @@ from stitch.program import (
     TensorDesc,
 )
 from stitch.tasks import TaskGraph, aggregate, host_function, task
+from tests.support.lines_run import lines_run
 from tests.support.small_programs import HOST, program
 from tests.support.task_graphs import FUNCTIONS, PROGRAMS, random_graph
 
@@ -290,3 +291,17 @@ def test_whatever_is_changed_a_graph_or_a_format_error(seed: int, change: int) -
     except FormatError:
         return
     assert again.validate() == ()
+
+
+def test_writing_a_graph_takes_as_long_for_each_program_of_a_name_however_many_there_are() -> None:
+    def work(count: int) -> int:
+        graph = TaskGraph("many")
+        value = graph.input(HOST, "x0")
+        for _ in range(count):
+            made = graph.call(program("p", "Abs", 1), value)
+            assert not isinstance(made, tuple)
+            value = made
+        graph.output(value, "y")
+        return lines_run(lambda: graph.programs)
+
+    assert work(400) < 3 * work(200)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from stitch.program import FreeNames
 from stitch.runtime.loaded import LoadedProgram
 from stitch.tasks import Future, TaskGraph, TaskTable
 
@@ -21,12 +22,15 @@ def chain_graph(
     feeds: Sequence[Mapping[int, Slot]],
     name: str,
     results: Sequence[Slot] = (),
+    owners: Sequence[str] = (),
 ) -> tuple[TaskTable, tuple[Slot, ...]]:
     """The graph, and the slots that its inputs are, in their order: by programs, then positions.
 
     `feeds`: for each program the position of an input → the output that feeds it. `results`: the
-    outputs that are the graph's; those of the last program, if none are told.
+    outputs that are the graph's; those of the last program, if none are told. `owners`: what the
+    programs are called where slots of one name are told apart, else as they are.
     """
+    owners = owners or [program.name for program in programs]
     sources = tuple([
         (number, position)
         for number, program in enumerate(programs)
@@ -34,7 +38,7 @@ def chain_graph(
         if position not in feeds[number]
     ])  # fmt: skip
     graph = TaskGraph(name)
-    names = _told_apart(programs, sources)
+    names = _told_apart([(k, owners[k], programs[k].ports[i].name) for k, i in sources])
     inputs = {
         slot: graph.input(programs[slot[0]].program.input_desc(slot[1]), called)
         for slot, called in zip(sources, names, strict=True)
@@ -51,21 +55,24 @@ def chain_graph(
         outputs = graph.call(program, *given)
         made.append(outputs if isinstance(outputs, tuple) else (outputs,))
     last = len(programs) - 1
-    for number, position in results or [(last, o) for o in range(len(made[last]))]:
-        graph.output(made[number][position])
+    results = results or [(last, position) for position in range(len(made[last]))]
+    names = _told_apart([(k, owners[k], programs[k].program.outputs[o].name) for k, o in results])
+    for (number, position), called in zip(results, names, strict=True):
+        graph.output(made[number][position], called)
     return graph.table(), sources
 
 
-def _told_apart(programs: Sequence[LoadedProgram], slots: Sequence[Slot]) -> list[str]:
-    """The names of inputs; one that several programs use is told apart by its program, and by the
-    number of the call where these have one name too."""
-    names = [programs[number].ports[position].name for number, position in slots]
-    owners = [programs[number].name for number, _ in slots]
-    times, times_in = Counter(names), Counter(zip(owners, names, strict=True))
-    apart = []
-    for name, owner, (number, _) in zip(names, owners, slots, strict=True):
+def _told_apart(slots: Sequence[tuple[int, str, str]]) -> list[str]:
+    """The names of slots, given the numbers of their programs, what these are called, and their own
+    names: one that several programs use is told apart by its program, and by the number of the
+    call where these have one name too."""
+    times = Counter(name for _, _, name in slots)
+    times_in = Counter((owner, name) for _, owner, name in slots)
+    free, apart = FreeNames(), []
+    for number, owner, name in slots:
         if times_in[owner, name] > 1:
-            apart.append(f"{owner}.{number}.{name}")
+            called = f"{owner}.{number}.{name}"
         else:
-            apart.append(name if times[name] == 1 else f"{owner}.{name}")
+            called = name if times[name] == 1 else f"{owner}.{name}"
+        apart.append(free.free(called, owner))
     return apart

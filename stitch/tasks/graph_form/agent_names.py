@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stitch.program import FreeNames
 from stitch.tasks.agents import Agent, MergedAgent, ProgramAgent
 from stitch.tasks.host_calls import HostCall
 from stitch.tasks.host_functions import HostFunction
@@ -17,13 +18,14 @@ class AgentNames:
         self.programs: dict[str, ProgramAgent] = {}
         self.functions: dict[str, HostFunction] = {}
         self._names: dict[int, str] = {}
+        programs, functions = FreeNames(mark="#"), FreeNames(mark="#")
         for agent in _agents(row.agent for row in table.tasks):
             if type(agent) is ProgramAgent and id(agent.program) not in self._names:
-                name = _apart(agent.name, self.programs)
+                name = programs.free(agent.name)
                 self._names[id(agent.program)] = name
                 self.programs[name] = agent
             elif type(agent) is HostCall and id(agent.function) not in self._names:
-                name = _apart(agent.name, self.functions)
+                name = functions.free(agent.name)
                 self._names[id(agent.function)] = name
                 self.functions[name] = agent.function
 
@@ -42,11 +44,3 @@ def _agents(agents: Iterable[Agent]) -> Iterable[Agent]:
                 yield from _agents(member.agent for member in agent.members)
             else:
                 yield agent
-
-
-def _apart(name: str, taken: Iterable[str]) -> str:
-    known, number, chosen = set(taken), 1, name
-    while chosen in known:
-        number += 1
-        chosen = f"{name}#{number}"
-    return chosen

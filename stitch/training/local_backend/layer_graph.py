@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from stitch.compiler import Differentiated, differentiate, optimize
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph
-from stitch.program import ABSENT, InputKind, Operation, Value
+from stitch.program import ABSENT, FreeNames, InputKind, Operation, Value
 from stitch.training.local_backend.task_binding import gradient_name
 
 
@@ -109,16 +109,12 @@ def _names(
         names[slot.value] = slot.name
         if slot.name in states:
             names[slot.value] = after[slot.name] = f"{slot.name}.next"
-    taken = set(names.values())
+    free = FreeNames(names.values())
     for v, value in enumerate(graph.values):
         if v in names:
             continue
-        name, times = value.name, 1
-        while name in taken:
-            times += 1
-            name = f"{value.name}.{times}"
-        names[v] = name
-        taken.add(name)
+        names[v] = free.free(value.name)
+    taken = {*names.values()}
     both = [name for name in names.values() if gradient_name(name) in taken]
     if both or len(taken) < len(graph.values):
         known = list(names.values())
