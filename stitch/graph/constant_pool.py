@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.errors import CompileError, LayoutError
-from stitch.program import Array, Constant, DataType
+from stitch.program import Array, Constant, DataType, can_change
 
 #: Arrays up to this many bytes are compared by content.
 SMALL_NBYTES = 4096
@@ -41,7 +41,7 @@ class ConstantPool:
 
     def add(self, index: int, data: Array) -> Array:
         """Holds data for a value; a writable array is copied. Returns what is held, read-only."""
-        kept = np.array(data, order="C") if _can_change(data) else np.ascontiguousarray(data)
+        kept = np.array(data, order="C") if can_change(data) else np.ascontiguousarray(data)
         kept = kept.reshape(data.shape)
         constant = Constant(index, kept)
         self._constants.append(constant)
@@ -153,16 +153,6 @@ def _listed(given: Sequence[object], where: str, wanted: DataType | None) -> Arr
     if lost.any():
         raise _too_large(float(array[lost][0]), where, floating)
     return narrowed
-
-
-def _can_change(array: Array) -> bool:
-    """Whether anyone can still write the array, or an array that it is a view of."""
-    base: object = array
-    while isinstance(base, np.ndarray):
-        if base.flags.writeable:
-            return True
-        base = base.base
-    return False
 
 
 def _key(data: Array) -> _Key:

@@ -23,7 +23,6 @@ from stitch.program.link_rule import link_problem
 from stitch.program.operation import (
     ABSENT,
     NO_ATTRIBUTES,
-    Array,
     AttributeValue,
     Constant,
     InputKind,
@@ -44,6 +43,7 @@ from stitch.program.program import (
     structure_problems,
     summary,
 )
+from stitch.program.read_only import Array, as_read_only, can_change
 from stitch.program.seams import Seam, part_ranges, seam_problems
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "AttributeValue", "Body", "BodyPool", "Constant", "Contents", "DataType", "FreeNames",
     "InputKind", "InputSlot", "Layout", "MemoryLayout", "Operation", "OperationList", "Orientation",
     "OutputSlot", "Ownership", "Program", "Role", "Scratch", "Seam", "ShardSpec", "Space",
-    "TensorDesc", "Value", "ValueType", "body_lines", "dense_bytes", "host_layout", "link_problem",
-    "part_ranges", "placement_problems", "seam_problems", "structure_problems", "summary",
+    "TensorDesc", "Value", "ValueType", "as_read_only", "body_lines", "can_change", "dense_bytes",
+    "host_layout", "link_problem", "part_ranges", "placement_problems", "seam_problems",
+    "structure_problems", "summary",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from stitch.program.operation import Array
+from stitch.program.read_only import Array
 
 #: Bytes that are compared at once: what comparing takes of memory.
 PIECE_NBYTES = 1 << 16

@@ -7,15 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
 from stitch.errors import CompileError
 from stitch.program.data_type import DataType
 from stitch.program.layout import Layout, TensorDesc
+from stitch.program.read_only import Array, as_read_only
 
-Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 #: The index that stands for an optional operand that is not there.
 ABSENT = -1
@@ -135,9 +134,7 @@ class Constant:
 
     def __post_init__(self) -> None:
         if self.data.flags.writeable:
-            frozen = self.data.view()
-            frozen.flags.writeable = False
-            object.__setattr__(self, "data", frozen)
+            object.__setattr__(self, "data", as_read_only(self.data))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Constant):

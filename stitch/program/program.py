@@ -18,7 +18,6 @@ from stitch.program.bodies import (
 from stitch.program.layout import Space, TensorDesc
 from stitch.program.operation import (
     ABSENT,
-    Array,
     Constant,
     InputKind,
     InputSlot,
@@ -27,6 +26,7 @@ from stitch.program.operation import (
     Ownership,
     Value,
 )
+from stitch.program.read_only import Array
 from stitch.program.seams import Seam, part_ranges, seam_problems
 
 #: Slots on each side that a program's one-line form names.

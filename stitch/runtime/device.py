@@ -1,7 +1,7 @@
 """`RuntimeDevice`: a simulated machine with its queue. Calls queue tasks; reading a result runs it.
 
-The queue is a stretch of tasks. When the window closes the planner turns it into a plan, or a plan made
-earlier for the same work is replayed; then the backend runs it.
+The queue is a stretch of tasks. When the window closes the planner turns it into a plan, or a plan
+made earlier for the same work is replayed; then the backend runs it.
 """
 
 from __future__ import annotations

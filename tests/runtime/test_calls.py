@@ -42,11 +42,13 @@ def test_a_read_only_view_of_a_writable_array_is_captured_as_well() -> None:
         view = x.view()
         view.flags.writeable = False
         row = np.broadcast_to(x[1], (4, 64))
-        y, z = one(a(view)), one(a(row))
+        lent = np.asarray(x.data.toreadonly())
+        y, z, w = one(a(view)), one(a(row)), one(a(lent))
         expected = np.broadcast_to(integers()[1], (4, 64)) * 2 + 1
         x[:] = -5
         np.testing.assert_array_equal(y.numpy(), integers() * 2 + 1)
         np.testing.assert_array_equal(z.numpy(), expected)
+        np.testing.assert_array_equal(w.numpy(), integers() * 2 + 1)
 
 
 def test_a_read_only_array_is_not_copied_at_the_call() -> None:

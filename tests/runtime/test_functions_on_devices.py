@@ -79,6 +79,58 @@ def test_what_is_read_is_not_written() -> None:
         np.testing.assert_array_equal(x.numpy(), X)
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_what_is_read_cannot_be_made_writable(machine: str) -> None:
+    """It changed the tensor that the function read: silently wrong values."""
+
+    @task(returns=DESC)
+    def insist(x: Array) -> Array:
+        x.flags.writeable = True
+        x += 100
+        return x
+
+    with stitch.open_device(machine) as device:
+        x = device.tensor(X)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                one(device.call(insist, x)).numpy()
+        np.testing.assert_array_equal(x.numpy(), X)
+
+
+def test_a_function_that_reshapes_what_it_reads_finds_it_whole_in_the_next_run() -> None:
+    shapes = []
+
+    @task(returns=DESC)
+    def flatten(x: Array) -> Array:
+        shapes.append(x.shape)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x.shape = (256,)
+        return x.reshape(SHAPE)
+
+    with stitch.open_device("tiny") as device:
+        x = device.tensor(X)
+        for _ in range(4):
+            np.testing.assert_array_equal(one(device.call(flatten, x)).numpy(), X)
+    assert shapes == [SHAPE] * 4
+
+
+def test_what_a_function_reads_is_captured_where_it_is_given_on() -> None:
+    """It is read-only, and yet its bytes are the device's, which change."""
+    kept = []
+
+    @task(reads="x")
+    def give_on(x: Array) -> None:
+        kept.append(one(device.call(double, x)))
+
+    with stitch.open_device("host", window=8) as device:
+        x = device.tensor(X)
+        device.call(give_on, x)
+        device.wait()
+        device.write(x, X + 7)
+        np.testing.assert_array_equal(kept[0].numpy(), X * 2)
+
+
 def test_an_array_is_captured_at_the_call() -> None:
     with stitch.open_device("host") as device:
         given = X.copy()

@@ -54,6 +54,8 @@ def test_operation_hooks_see_the_numbers_and_cannot_change_them(layout: str) -> 
         found.append(context.outputs[0].copy())
         with pytest.raises(ValueError, match="read-only"):
             context.outputs[0][...] = 0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            context.outputs[0].flags.writeable = True
 
     wishes = (f"input.x.layout={layout}", f"output.y.layout={layout}")
     with stitch.open_device("tiny", debug=True) as device:

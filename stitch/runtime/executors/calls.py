@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 
-from stitch.program import Array, TensorDesc
+from stitch.program import Array, TensorDesc, as_read_only
 from stitch.runtime.executors.executor import (
     BoundProgram,
     PreparedProgram,
@@ -26,7 +26,7 @@ class FunctionCall(ABC):
 
     @abstractmethod
     def run(self, arrays: tuple[Array, ...]) -> None:
-        """Call it on its inputs and outputs; raises what the function raises."""
+        """Call it on its inputs (read-only) and outputs; raises what the function raises."""
 
     @abstractmethod
     def stop(self, why: str) -> None:
@@ -57,9 +57,9 @@ class CallKernel(PreparedProgram):
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
     ) -> BoundProgram:
         """One step, which calls with arrays over these bytes."""
-        described = zip((*inputs, *outputs), (*self.inputs, *self.outputs), strict=True)
-        arrays = [_dense(region, desc) for region, desc in described]
-        return BoundProgram((partial(call_in_turn, self.box, *arrays),), (), {}, 0)
+        read = [as_read_only(_dense(*one)) for one in zip(inputs, self.inputs, strict=True)]
+        left = [_dense(*one) for one in zip(outputs, self.outputs, strict=True)]
+        return BoundProgram((partial(call_in_turn, self.box, *read, *left),), (), {}, 0)
 
 
 def call_in_turn(box: CallBox, *arrays: Array) -> None:

@@ -135,7 +135,8 @@ class HostAgent:
         whose elements it returns."""
         returned = len(call.function.returns)
         inputs, outputs = arrays[: self.takes], arrays[self.takes :]
-        seen = [_read_only(array) for array in inputs]
+        # Views of their own: a function may give one another shape, and the next run has it again.
+        seen = [array.view() for array in inputs]
         for at, array in zip(call.updated, outputs[returned:], strict=True):
             seen[at] = array
         return seen, outputs[:returned]
@@ -219,12 +220,6 @@ class QueuedCall(FunctionCall):
 def _settled(argument: Any) -> Any:
     """What an argument stands for: results of earlier calls are there by now."""
     return argument.result() if type(argument) is HostResult else argument
-
-
-def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _leave(name: str, given: Any, into: Sequence[Array]) -> None:

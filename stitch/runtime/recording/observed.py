@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from stitch.linker import expanded
-from stitch.program import ABSENT, Array, Program
+from stitch.program import ABSENT, Program, as_read_only
 from stitch.runtime.backends import BoundPlan, BoundStep, Thunk
 from stitch.runtime.executors import BoundProgram
 from stitch.runtime.hooks import HookContext, Hooks, MomentHooks, call_hooks
@@ -60,8 +60,10 @@ class _Between:
         program, arrays = expanded(program), bound.arrays
         for index, first, stop in bound.operations:
             operation = program.operations[index]
-            inputs = tuple(None if i == ABSENT else _read_only(arrays[i]) for i in operation.inputs)
-            outputs = tuple(_read_only(arrays[i]) for i in operation.outputs if i != ABSENT)
+            inputs = tuple(
+                None if i == ABSENT else as_read_only(arrays[i]) for i in operation.inputs
+            )
+            outputs = tuple(as_read_only(arrays[i]) for i in operation.outputs if i != ABSENT)
             context = HookContext(program, operation, inputs, outputs)
             self._call(before, context)
             self.thunks += bound.steps[first:stop]
@@ -70,9 +72,3 @@ class _Between:
     def _call(self, moment: MomentHooks | None, context: HookContext) -> None:
         if moment is not None:
             self.thunks.append(partial(call_hooks, moment, context))
-
-
-def _read_only(array: Array) -> Array:
-    view = array.view()
-    view.flags.writeable = False
-    return view

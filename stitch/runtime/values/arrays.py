@@ -8,7 +8,7 @@ import numpy as np
 
 from stitch.budget import LARGE_NBYTES, claimed_array, copied
 from stitch.errors import LayoutError, LinkError
-from stitch.program import Array, DataType
+from stitch.program import Array, DataType, can_change
 
 
 def capture(
@@ -27,7 +27,7 @@ def capture(
     """
     dtype = data_type.dtype
     if type(array) is np.ndarray and array.dtype == dtype and array.shape == shape:
-        if borrow or _is_frozen(array):
+        if borrow or not can_change(array):
             return array
         return array.copy() if array.nbytes < LARGE_NBYTES else copied(array, what, allowed)
     elements = as_array(array, what)
@@ -39,15 +39,6 @@ def capture(
             remedy="reshape the array, or compile the program for this shape",
         )
     return converted(elements, data_type, what, allowed)
-
-
-def _is_frozen(array: Any) -> bool:
-    """Whether nobody can write to an array, nor to an array that it is a view of."""
-    while isinstance(array, np.ndarray):
-        if array.flags.writeable:
-            return False
-        array = array.base
-    return True
 
 
 def as_array(array: Any, what: str) -> Array:
