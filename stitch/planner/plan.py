@@ -219,11 +219,18 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """By which share more its copies and moves may take than the best plan's; None where it was
-        chosen by predicted uses, which it may pay for early."""
-        if self.request.later and self.chooses_who_leaves:
+        """By which share more its copies and moves may take than the best plan's; None where that
+        is not known: there is no bound, or predicted uses chose, which it may pay for early."""
+        if self.is_by_prediction:
             return None
-        return self.seconds / self.least_seconds - 1 if self.least_seconds > 0 else 0.0
+        if self.least_seconds > 0:
+            return self.seconds / self.least_seconds - 1
+        return None if self.seconds else 0.0
+
+    @property
+    def is_by_prediction(self) -> bool:
+        """Whether predicted uses chose who leaves."""
+        return bool(self.request.later) and self.chooses_who_leaves
 
     @property
     def seconds(self) -> float:

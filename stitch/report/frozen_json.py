@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -108,7 +109,10 @@ def _read_plain(hint: Any, data: object, where: str, depth: int) -> Any:
 def _read_float(data: object, where: str) -> float:
     if isinstance(data, str) and data in ("inf", "-inf", "nan"):
         return float(data)
-    if type(data) is int or type(data) is float:
+    if type(data) is float:
+        return data
+    # A whole number may have any number of digits.
+    if type(data) is int and abs(data) <= sys.float_info.max:
         return float(data)
     raise _wrong(where, "a number", data)
 

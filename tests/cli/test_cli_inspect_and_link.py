@@ -234,6 +234,15 @@ def test_a_record_with_forged_certificates_is_not_confirmed(
     assert "Traceback" not in done.err
 
 
+def test_a_number_that_no_float_holds_is_a_bad_file(cli: Cli, here: Path) -> None:
+    record = json.loads(_record_of_a_crowd())
+    step = next(s for plan in record["plans"].values() for s in plan["steps"] if "seconds" in s)
+    step["seconds"] = 10**400
+    (here / "large.json").write_text(json.dumps(record))
+    done = cli("inspect", "--check-plan=large.json")
+    assert done.code == 3 and "a number" in done.err and "internal" not in done.err
+
+
 FORGED_USES: dict[str, Callable[[list[list[int]]], list[list[int]]]] = {
     "no such value": lambda uses: [*uses, [1_000, 9]],
     "a negative value": lambda uses: [[-1, 9], *uses],

@@ -214,3 +214,13 @@ def test_a_bounce_names_the_pieces_that_are_set_aside() -> None:
         wrong = replace(made, steps=tuple(
             replace(s, certificate=forged) if s is step else s for s in made.steps))  # fmt: skip
         assert kinds(wrong) == ["certificate"]
+
+
+def test_a_bounce_that_does_not_say_how_much_is_undecided_and_no_bound_is_no_gap() -> None:
+    made = plan(cases.swapped())
+    step = bounced(made)
+    assert step.certificate is not None
+    silent = replace(step, certificate=replace(step.certificate, pieces=()))
+    unsaid = replace(made, steps=tuple(silent if s is step else s for s in made.steps))
+    assert kinds(unsaid) == ["undecided"]
+    assert made.seconds > made.least_seconds == 0 and made.gap is None

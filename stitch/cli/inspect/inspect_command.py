@@ -218,8 +218,10 @@ def _check_lines(
         facts = f"{counted(len(plans[index].steps), 'step')}, "
         facts += _of_kinds("certificate", kinds_of[index])
         gap = plans[index].gap
-        if gap is None:
+        if plans[index].is_by_prediction:
             facts += ", chosen by predicted uses"
+        elif gap is None:
+            facts += ", no bound known"
         elif gap > 0:
             facts += f", at most {gap:.1%} over the least simulated time"
         verdict = _of_kinds("problem", Counter(p.kind for p in problems)) if problems else "sound"

@@ -121,7 +121,9 @@ def _justify(
     else:
         defect = _amount_defect(run, step, sum(aside))
     # Records of old name what moves, or nothing, where now is said what is set aside.
-    if sorted(certificate.pieces) not in (sorted(aside), sorted(moved), []):
+    if not certificate.pieces and defect is None:
+        run.say("undecided", "it says nothing of the pieces that pass through another space")
+    elif sorted(certificate.pieces) not in (sorted(aside), sorted(moved)):
         defect = f"it speaks of pieces {listed(certificate.pieces)}, there are {listed(aside)}"
     if defect is not None:
         run.say("certificate", defect)
