@@ -31,7 +31,7 @@ from stitch.program import TILE_SHAPE, DataType, Layout, Space, TensorDesc, host
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Call = Callable[[], object]
 GOAL = 0.75
-SHAPES = ("2048x2048", "2000x1000", "8x16x60x100")
+SHAPES = ((2048, 2048), (2000, 1000), (8, 16, 60, 100))
 #: (host type, device type): with equal types nothing but the order of bytes changes.
 PAIRS = (
     (DataType.FLOAT32, DataType.FLOAT32),
@@ -163,20 +163,33 @@ def least_times(ways: dict[str, Call], rounds: int) -> dict[str, float]:
     return found
 
 
+def shape_of(text: str) -> tuple[int, ...]:
+    """A shape of two dimensions or more; raises `ArgumentTypeError` for what is none."""
+    sizes = text.split("x")
+    if len(sizes) < 2 or not all(size.isdecimal() and int(size) for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 2048x2048")
+    return tuple(map(int, sizes))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shapes", nargs="*", default=SHAPES, help="such as 2048x2048")
+    parser.add_argument("shapes", nargs="*", type=shape_of, default=SHAPES, help="2048x2048")
     parser.add_argument("--rounds", type=int, default=101)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 below a goal")
     options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error("--rounds is a number from 1 on")
     rows = [
-        measure(tuple(int(size) for size in shape.split("x")), host, device, options.rounds)
+        measure(shape, host, device, options.rounds)
         for shape in options.shapes
         for host, device in PAIRS
     ]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
+        for row in rows:
+            if row.misses_goal:
+                print(f"missed: {row.shape}, {row.host} to {row.device}", file=sys.stderr)
     else:
         print(
             f"{'shape':>14} {'host':>5} {'device':>6} {'tilize':>7} {'untilize':>8} "

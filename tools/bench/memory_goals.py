@@ -18,7 +18,7 @@ FILES = sorted(str(file) for file in (HERE / "minimalloc").glob("*.csv"))
 COMMANDS = (
     ("packing", *FILES, "--seconds", "1"),
     ("packing", *FILES, "--seconds", "10"),
-    ("fragmentation", *FILES, "--slack", "0.1"),
+    ("fragmentation", *FILES, "--slack", "0.1", "--random"),
     ("fragmentation", *FILES, "--slack", "0"),
     ("fragmentation", *FILES, "--slack", "0", "--known"),
     ("residency", "--seeds", "8"),

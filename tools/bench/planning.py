@@ -320,6 +320,9 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"planning.py: cannot read {error.filename}: {error.strerror}", file=sys.stderr)
         return FormatError.exit_code
+    except UnicodeDecodeError as error:
+        print(f"planning.py: a trace is no UTF-8 text: {error.reason}", file=sys.stderr)
+        return FormatError.exit_code
     except StitchError as error:
         print(f"planning.py: {error}", file=sys.stderr)
         return error.exit_code
@@ -332,8 +335,8 @@ def main(arguments: list[str] | None = None) -> int:
             times = (f"{us:9.2f}" if us is not None else "        -"
                      for us in (r.planning_us, r.binding_us, r.replayed_us))  # fmt: skip
             print(f"{r.kind:<12} {r.tasks:>6} {r.live:>6}            {' '.join(times)}")
-        for text in missed:
-            print(f"missed: {text}")
+    for text in missed:
+        print(f"missed: {text}", file=sys.stderr if options.json else sys.stdout)
     return 1 if options.check and missed else 0
 
 

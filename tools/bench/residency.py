@@ -304,6 +304,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
+    if options.seeds < 0:
+        parser.error("--seeds is a number from 0 on")
     try:
         rows = list(rows_of(options.traces, options.seeds))
     except OSError as error:
@@ -316,12 +318,16 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"residency.py: {error}", file=sys.stderr)
         return error.exit_code
     missed = misses(rows)
+    if all(row.ratio is None for row in rows):
+        missed.append(
+            "not compared: no HiGHS, whose optimum the goals are about (pip install highspy)"
+        )
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         _show(rows)
-        for miss in missed:
-            print(f"missed: {miss}")
+    for miss in missed:
+        print(f"missed: {miss}", file=sys.stderr if options.json else sys.stdout)
     return 1 if options.check and missed else 0
 
 

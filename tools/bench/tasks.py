@@ -199,8 +199,8 @@ def main(words: Sequence[str] | None = None) -> int:
             rate = row.missing or f"{row.per_second:12,.0f} tasks/s"
             kept = "" if row.kept is None else f"  {row.kept:6.1f} B kept a task"
             print(f"{row.graph:6} {row.tasks:9,} {row.way:20} {rate}{kept}")
-        for line in late:
-            print(f"MISSED {line}")
+    for line in late:
+        print(f"MISSED {line}", file=sys.stderr if options.json else sys.stdout)
     return 1 if options.check and late else 0
 
 
