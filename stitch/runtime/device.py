@@ -48,6 +48,8 @@ from stitch.ttb import SOURCE, Binary, load
 HOST_FUNCTION = instance_of("a host function (stitch.task makes one)", HostFunction)
 #: Tasks that a window holds unless said otherwise.
 DEFAULT_WINDOW = 64
+#: Each is a thread: more than any machine has processors for.
+MAX_LANES = 256
 #: What tells devices of one machine apart where they are named.
 _NUMBERS = count(1)
 
@@ -76,9 +78,9 @@ class RuntimeDevice(TensorAccess):
         if not isinstance(window, int) or window < 1:
             raise UsageError("a window holds at least one task", got=repr(window))
         AGGREGATE.check("open_device", "aggregate", aggregate)
-        if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
+        if not isinstance(lanes, int) or isinstance(lanes, bool) or not 1 <= lanes <= MAX_LANES:
             raise UsageError(
-                "a device has at least one lane", expected="lanes=1, 2, ...", got=repr(lanes)
+                f"a device has 1 to {MAX_LANES} lanes", expected="lanes=1, 2, ...", got=repr(lanes)
             )
         #: How many stretches of a plan may run beside each other, on as many threads.
         self.lanes = lanes

@@ -17,6 +17,8 @@ from stitch.tasks.task_table import NamedValue, TaskTable
 
 #: More than these are not worth listing.
 MAX_PROBLEMS = 50
+#: So many tasks of a circle are named.
+MAX_NAMED = 20
 
 
 def problems_of(table: TaskTable) -> tuple[Problem, ...]:
@@ -82,6 +84,8 @@ def order_problems(table: TaskTable) -> Iterator[Problem]:
         circle = cycle_of(edges_of(table.tasks))
         if circle:
             names = [table.task_name(index) for index in (*circle, circle[0])]
+            if len(names) > MAX_NAMED + 1:
+                names[MAX_NAMED:-1] = [f"{len(names) - MAX_NAMED - 1} more"]
             yield Problem("cycle", names[0], f"tasks wait for each other: {' -> '.join(names)}")
 
 

@@ -120,7 +120,7 @@ def forks_of(device: stitch.Device) -> list[PlanRun]:
     return runs
 
 
-@pytest.mark.parametrize("lanes", [0, -1, True, 1.5, "2", None])
+@pytest.mark.parametrize("lanes", [0, -1, True, 1.5, "2", None, 257, 10**9])
 def test_lanes_are_a_positive_whole_number(lanes: Any) -> None:
     with pytest.raises(UsageError) as caught:
         stitch.open_device("tiny", lanes=lanes)

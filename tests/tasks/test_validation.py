@@ -73,6 +73,21 @@ def test_tasks_that_wait_for_each_other_are_a_cycle() -> None:
     assert problems_of(own)[0].detail == "it reads what itself makes"
 
 
+def test_of_a_long_circle_some_are_named() -> None:
+    graph = TaskGraph("long")
+    value = graph.input(HOST, "x")
+    for _ in range(1000):
+        made = graph.call(program("p", "Abs", 1), value)
+        assert not isinstance(made, tuple)
+        value = made
+    graph.output(value, "y")
+    table = graph.table()
+    first, *others = table.tasks
+    circle = replace(table, tasks=(first._replace(inputs=(value.number,)), *others))
+    cycle = next(problem for problem in problems_of(circle) if problem.kind == "cycle")
+    assert " -> 980 more -> " in cycle.detail and len(cycle.detail) < 1000
+
+
 def test_a_task_has_the_inputs_and_outputs_of_its_agent() -> None:
     table = chain()
     first, second = table.tasks
