@@ -192,6 +192,31 @@ def test_programs_of_one_name_are_told_apart_by_their_files(cli: Cli, here: Path
     assert "'m in first.ttb'" in refused.err and "'m in wide.ttb'" in refused.err
 
 
+def test_inputs_called_as_those_told_apart_are_have_names_of_their_own(
+    cli: Cli, here: Path
+) -> None:
+    masked("p", "q")
+    (here / "r.yaml").write_text(MASKED.format(name="r").replace("mask", "p.mask"))
+    assert cli("compile", "r.yaml", "-o", "r.ttb").code == 0
+    done = cli("run", "p.ttb", "q.ttb", "r.ttb", "--wire=p.y=q.x", "--wire=q.y=r.x",
+               "--input=x=4x8xf32=" + "1 " * 32, "--input=p.mask=4x8xf32=" + "2 " * 32,
+               "--input=q.mask=4x8xf32=" + "3 " * 32, "--input=r.p.mask=4x8xf32=" + "5 " * 32,
+               "--result_file=r.json", "--output=@y.npy")  # fmt: skip
+    assert done.code == 0, done.err
+    told = [one["name"] for one in json.loads((here / "r.json").read_text())["inputs"]]
+    assert told == ["x", "p.mask", "q.mask", "r.p.mask"]
+    np.testing.assert_array_equal(np.load("y.npy"), 30)
+
+
+def test_inputs_of_one_file_given_twice_are_called_by_their_index(cli: Cli, here: Path) -> None:
+    masked("p")
+    done = cli("run", "p.ttb", "p.ttb", "--wire=0.y=1.x", "--input=x=4x8xf32=" + "1 " * 32,
+               "--input=0.mask=4x8xf32=" + "2 " * 32, "--input=1.mask=4x8xf32=" + "3 " * 32,
+               "--output=@y.npy")  # fmt: skip
+    assert done.code == 0, done.err
+    np.testing.assert_array_equal(np.load("y.npy"), 6)
+
+
 @pytest.mark.parametrize(("value", "said"), [("nan", "NaN"), ("inf", "infinite")])
 def test_results_that_are_no_numbers_are_noted(cli: Cli, here: Path, value: str, said: str) -> None:
     x = np.load("x.npy")
