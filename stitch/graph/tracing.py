@@ -64,9 +64,8 @@ def _described(name: str, desc: object, title: str) -> tuple[ValueType, tuple[Wi
     if isinstance(desc, ValueType):
         return desc, ()
     if isinstance(desc, TensorDesc):
-        stored = desc.layout.data_type
-        logical = DataType.FLOAT32 if stored.is_block else stored
-        return ValueType(desc.shape, logical), wishes_of("input", name, desc)
+        kind = ValueType(desc.shape, desc.layout.data_type.in_arrays)
+        return kind, wishes_of("input", name, desc)
     if isinstance(desc, np.ndarray | np.generic | bool | int | float):
         example = np.asarray(desc)
         return ValueType(example.shape, DataType.from_dtype(example.dtype)), ()

@@ -115,8 +115,7 @@ def parse_wish(text: str) -> Wish:
 
 def wishes_of(side: Side, slot: str | int, desc: TensorDesc) -> tuple[Wish, ...]:
     """The wishes that a desc spells out: all that differs from a plain host layout."""
-    kind = desc.layout.data_type
-    plain = Layout(DataType.FLOAT32 if kind.is_block else kind)
+    plain = Layout(desc.layout.data_type.in_arrays)
     return wishes_between(side, slot, plain, desc.layout)
 
 

@@ -56,12 +56,6 @@ class Side:
         return self.desc.layout.is_sharded
 
 
-def dense_type(desc: TensorDesc) -> DataType:
-    """The data type of a tensor's dense arrays: float32 for block formats."""
-    stored = desc.layout.data_type
-    return DataType.FLOAT32 if stored.is_block else stored
-
-
 def dense_twin(side: Side, machine: MachineShape) -> Side:
     """The same tensor as dense rows on the host."""
     desc = TensorDesc(side.desc.shape, host_layout(side.data_type))
@@ -74,7 +68,7 @@ def conversion_strips(source: Side, target: Side) -> Iterator[Strip]:
         yield from _dense_strips(source, target)
         return
     columns = source.desc.shape[-1] if source.desc.shape else 1
-    widest = max(dense_type(side.desc).itemsize for side in (source, target))
+    widest = max(side.data_type.in_arrays.itemsize for side in (source, target))
     for at in _strip_places(source.desc, widest):
         stages = list(_middle(source, target, at, columns))
         place, goal = _place(source, at, columns), _place(target, at, columns)
@@ -149,7 +143,7 @@ def _carry(ours: CellMap, theirs: CellMap, at: _StripPlace) -> Stage:
 
 def _middle(source: Side, target: Side, at: _StripPlace, columns: int) -> Iterator[Stage]:
     """Decode, cast, tilize or untilize, encode: those that are needed, from strip to strip."""
-    before, after = dense_type(source.desc).dtype, dense_type(target.desc).dtype
+    before, after = source.data_type.in_arrays.dtype, target.data_type.in_arrays.dtype
     shape = StripShape(at.outer, at.rows, columns, before.itemsize)
     tiles = shape.tiled_elements // _TILE_ELEMENTS
     if source.data_type.is_block:

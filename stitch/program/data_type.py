@@ -66,6 +66,11 @@ class DataType(enum.Enum):
         return _FACTS[self].mantissa_bits != 0
 
     @property
+    def in_arrays(self) -> DataType:
+        """What elements are in arrays, which hold them one by one: those of blocks are float32."""
+        return DataType.FLOAT32 if self.is_block else self
+
+    @property
     def is_narrow(self) -> bool:
         """Whether it is float8, float4, int4 or int2: one element a byte, nothing but casts.
 

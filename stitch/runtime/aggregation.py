@@ -36,6 +36,7 @@ from stitch.tasks import (
     TransformationKind,
     edges_of,
     groups_of,
+    members_of,
     merge_rows,
     order_of_groups,
 )
@@ -236,9 +237,7 @@ class Aggregation:
             return None, ()
         self._joined.update(notes[: MAX_NOTES - len(self._joined)])
         groups = [group if group in made else task for task, group in enumerate(groups)]
-        members_of: dict[int, list[int]] = {}
-        for task, group in enumerate(groups):
-            members_of.setdefault(group, []).append(task)
+        sets = members_of(groups)
         graph = window.nothing
         #: For each value its number in the linked work.
         at: dict[int, int] = {}
@@ -257,7 +256,7 @@ class Aggregation:
                 at[number] = len(at)
         linked = Linked(
             graph,
-            tuple([tuple(members_of[group]) for group in order]),
+            tuple([tuple(sets[group]) for group in order]),
             tuple([made[group][1] if group in made else None for group in order]),
             tuple(at),
             tuple([kept[number] for number in at]),
@@ -313,10 +312,7 @@ def _shown(names: Sequence[str]) -> str:
 
 def _sets(groups: Sequence[int]) -> list[list[int]]:
     """The sets of several tasks, in order."""
-    sets: dict[int, list[int]] = {}
-    for task, group in enumerate(groups):
-        sets.setdefault(group, []).append(task)
-    return [members for members in sets.values() if len(members) > 1]
+    return [members for members in members_of(groups).values() if len(members) > 1]
 
 
 def _outside(

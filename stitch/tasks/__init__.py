@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     )
     from stitch.tasks.composition import aggregate, compose, merge_rows
     from stitch.tasks.future import OUTSIDE, Future, Task
-    from stitch.tasks.grouping import groups_of, order_of_groups
+    from stitch.tasks.grouping import groups_of, members_of, order_of_groups
     from stitch.tasks.host_calls import HostCall, InputPlace, OutputPlace, host_call
     from stitch.tasks.host_functions import Handle, HostFunction, host_function, task
     from stitch.tasks.permissions import Permission
     from stitch.tasks.task_graph import TaskGraph
-    from stitch.tasks.task_order import edges_of, predecessors_of
+    from stitch.tasks.task_order import edges_of
     from stitch.tasks.task_table import NamedValue, TaskTable
     from stitch.tasks.validation import problems_of
 else:
@@ -36,14 +36,14 @@ else:
         __name__,
         {
             "composition": "aggregate compose merge_rows",
-            "grouping": "groups_of order_of_groups",
+            "grouping": "groups_of members_of order_of_groups",
             "agents": "Agent CopyAgent MergedAgent ProgramAgent TaskRow program_agent",
             "host_calls": "HostCall InputPlace OutputPlace host_call",
             "host_functions": "Handle HostFunction host_function task",
             "permissions": "Permission",
             "future": "OUTSIDE Future Task",
             "task_graph": "TaskGraph",
-            "task_order": "edges_of predecessors_of",
+            "task_order": "edges_of",
             "task_table": "NamedValue TaskTable",
             "validation": "problems_of",
         },
@@ -53,7 +53,6 @@ __all__ = [
     "OUTSIDE", "Agent", "CopyAgent", "Future", "Handle", "HostCall", "HostFunction", "InputPlace",
     "MergedAgent", "NamedValue", "NumberedTask", "OutputPlace", "Permission", "ProgramAgent",
     "Stretch", "Task", "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind",
-    "aggregate", "compose", "edges_of", "groups_of", "host_call", "host_function", "merge_rows",
-    "order_of_groups", "predecessors_of", "problems_of",
-    "program_agent", "task", "transformation_of",
+    "aggregate", "compose", "edges_of", "groups_of", "host_call", "host_function", "members_of",
+    "merge_rows", "order_of_groups", "problems_of", "program_agent", "task", "transformation_of",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from stitch.argument_kinds import ArgumentKind, instance_of, takes
 from stitch.errors import TaskError
 from stitch.tasks.agents import MergedAgent, TaskRow
 from stitch.tasks.future import Future, Task
-from stitch.tasks.grouping import groups_of, order_of_groups
+from stitch.tasks.grouping import groups_of, members_of, order_of_groups
 from stitch.tasks.task_graph import TaskGraph
 from stitch.tasks.task_order import edges_of
 from stitch.tasks.task_table import NamedValue, TaskTable
@@ -157,10 +157,7 @@ def _kind(task: TaskRow) -> type:
 
 def _rewritten(table: TaskTable, before: list[dict[int, bool]], groups: list[int]) -> TaskTable:
     """The table with each set of tasks as one task, in an order in which they may run."""
-    members: dict[int, list[int]] = {}
-    for task, group in enumerate(groups):
-        members.setdefault(group, []).append(task)
-    kept = _kept(table, before, groups)
+    members, kept = members_of(groups), _kept(table, before, groups)
     numbers = {value.value: i for i, value in enumerate(table.inputs)}
     rows: list[TaskRow] = []
     for group in order_of_groups(before, groups):

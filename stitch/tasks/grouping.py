@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
 
 #: Edges of a task: those before it, and whether the edge may vanish.
 Edges = Sequence[dict[int, bool]]
@@ -87,24 +88,27 @@ def _join_neighbours(before: Edges, sets: _Sets, *, forward: bool = True) -> boo
     return joined
 
 
+def members_of(groups: Sequence[int]) -> dict[int, list[int]]:
+    """The tasks of each set, in order; the sets in the order of their first tasks."""
+    members: dict[int, list[int]] = {}
+    for task, group in enumerate(groups):
+        members.setdefault(group, []).append(task)
+    return members
+
+
 def order_of_groups(before: Edges, groups: Sequence[int]) -> list[int]:
     """The sets in an order in which they may run: of those that may, the first."""
-    earlier: dict[int, set[int]] = {group: set() for group in groups}
-    later: dict[int, list[int]] = {group: [] for group in groups}
+    waiting = TopologicalSorter[int]()
     for task, edges in enumerate(before):
-        for other in edges:
-            if groups[other] != groups[task] and groups[other] not in earlier[groups[task]]:
-                earlier[groups[task]].add(groups[other])
-                later[groups[other]].append(groups[task])
-    waiting = {group: len(found) for group, found in earlier.items()}
-    ready = [group for group, count in waiting.items() if not count]
-    heapq.heapify(ready)
+        group = groups[task]
+        waiting.add(group, *{groups[other] for other in edges} - {group})
+    waiting.prepare()
+    ready: list[int] = []
     order = []
-    while ready:
+    while waiting:
+        for group in waiting.get_ready():
+            heapq.heappush(ready, group)
         group = heapq.heappop(ready)
         order.append(group)
-        for follower in later[group]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready, follower)
+        waiting.done(group)
     return order

@@ -8,6 +8,7 @@ read). Of two tasks that overwrite, the later reads what the earlier made (write
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Protocol
 
 
@@ -59,30 +60,10 @@ def edges_of(tasks: Sequence[Ordered]) -> list[dict[int, bool]]:
     return before
 
 
-def predecessors_of(tasks: Sequence[Ordered]) -> list[tuple[int, ...]]:
-    """For each task those that must have run before it, each once, in order."""
-    return [tuple(sorted(earlier)) for earlier in edges_of(tasks)]
-
-
 def cycle_of(before: Sequence[Collection[int]]) -> tuple[int, ...]:
     """Tasks that wait for each other in a circle; nothing where there is none."""
-    waiting = [len(earlier) for earlier in before]
-    after: list[list[int]] = [[] for _ in before]
-    for index, earlier in enumerate(before):
-        for task in earlier:
-            after[task].append(index)
-    ready = [index for index, count in enumerate(waiting) if not count]
-    while ready:
-        for index in after[ready.pop()]:
-            waiting[index] -= 1
-            if not waiting[index]:
-                ready.append(index)
-    stuck = next((index for index, count in enumerate(waiting) if count), None)
-    if stuck is None:
-        return ()
-    path: dict[int, None] = {}
-    while stuck not in path:
-        path[stuck] = None
-        stuck = next(task for task in before[stuck] if waiting[task])
-    walked = list(path)
-    return tuple(reversed(walked[walked.index(stuck) :]))
+    try:
+        TopologicalSorter(dict(enumerate(before))).prepare()
+    except CycleError as error:
+        return tuple(error.args[1][:-1])
+    return ()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.errors import TaskError, UsageError
-from stitch.tasks import MergedAgent, TaskGraph, aggregate, compose, predecessors_of, task
+from stitch.tasks import MergedAgent, TaskGraph, aggregate, compose, edges_of, task
 from stitch.tasks.grouping import groups_of
 from tests.support.small_programs import HOST, program
 from tests.support.task_graphs import inputs_of, interpreted, random_graph, same
@@ -312,7 +312,7 @@ def test_stopping_at_branches_merges_no_value_that_two_tasks_read(seed: int) -> 
 @settings(deadline=None)
 def test_composing_two_tasks_of_any_graph_is_refused_or_right(seed: int) -> None:
     graph = random_graph(seed, 7)
-    rows, before = graph.rows, predecessors_of(graph.rows)
+    rows, before = graph.rows, edges_of(graph.rows)
     reach = [{t} for t in range(len(rows))]
     for t, edges in enumerate(before):
         for e in edges:

@@ -10,7 +10,7 @@ import numpy as np
 
 from stitch.budget import LARGE_NBYTES, claimed_array, copied
 from stitch.memory import CopyKernel
-from stitch.program import Array, DataType, TensorDesc, host_layout
+from stitch.program import Array, TensorDesc, host_layout
 from stitch.runtime.backends.local_backend import LocalBackend
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.values import InstanceRecord
@@ -76,8 +76,7 @@ class InstanceBytes:
         if view is not None:
             small = view.nbytes < LARGE_NBYTES
             return view.copy() if small else copied(view, f"reading {desc.text()}", allowed)
-        kind = instance.desc.layout.data_type
-        target = DataType.FLOAT32 if kind.is_block else kind
+        target = instance.desc.layout.data_type.in_arrays
         what = f"reading {instance.desc.text()}"
         elements: Array = claimed_array(instance.desc.shape, target.dtype, what, allowed)
         host = TensorDesc(instance.desc.shape, host_layout(target))

@@ -64,7 +64,7 @@ class HostAgents:
         for argument in arguments:
             kind = type(argument)
             if kind is HostResult:
-                if argument.why is not None or argument._device is not self._device:
+                if argument.why is not None or argument.device is not self._device:
                     return None
             elif kind not in _OBJECTS:
                 return None
@@ -158,9 +158,8 @@ def _is_value(argument: object) -> bool:
 
 
 def _type_of(function: HostFunction, argument: Any) -> ValueType:
-    """What is given as an array: blocks as float32."""
+    """What is given as an array."""
     if type(argument) is Tensor:
-        data_type = argument.data_type
-        return ValueType(argument.shape, DataType.FLOAT32 if data_type.is_block else data_type)
+        return ValueType(argument.shape, argument.data_type.in_arrays)
     array = as_array(argument, f"an argument of {function.name!r}")
     return ValueType(array.shape, DataType.from_dtype(array.dtype))

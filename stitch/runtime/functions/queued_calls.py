@@ -17,7 +17,7 @@ import numpy as np
 
 from stitch.budget import Claim
 from stitch.errors import TaskError
-from stitch.program import Array, DataType, TensorDesc, ValueType, host_layout
+from stitch.program import Array, TensorDesc, ValueType, host_layout
 from stitch.runtime.executors import CallKernel, FunctionCall, PreparedProgram, ProgramBytes
 from stitch.runtime.values import ConstantRecord, InputPort
 from stitch.tasks import HostCall, Transformation, TransformationKind
@@ -248,8 +248,5 @@ def _leave(name: str, given: Any, into: Sequence[Array]) -> None:
 
 
 def _dense(desc: TensorDesc) -> TensorDesc:
-    """How a host function leaves what is described: dense in host memory, blocks as float32."""
-    data_type = desc.layout.data_type
-    if data_type.is_block:
-        data_type = DataType.FLOAT32
-    return TensorDesc(desc.shape, host_layout(data_type))
+    """How a host function leaves what is described: dense in host memory."""
+    return TensorDesc(desc.shape, host_layout(desc.layout.data_type.in_arrays))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stitch.errors import UsageError
-from stitch.program import DataType, Program, TensorDesc, ValueType
+from stitch.program import Program, TensorDesc, ValueType
 from stitch.runtime.functions import HostAgent
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.values import InputPort
@@ -105,6 +105,5 @@ class GraphRows:
 
 
 def _type_of(desc: TensorDesc) -> ValueType:
-    """What arrays of it are: blocks are read as float32."""
-    data_type = desc.layout.data_type
-    return ValueType(desc.shape, DataType.FLOAT32 if data_type.is_block else data_type)
+    """What arrays of it are."""
+    return ValueType(desc.shape, desc.layout.data_type.in_arrays)
