@@ -30,7 +30,6 @@ from stitch.tasks.growing_table import GrowingTable
 from stitch.tasks.host_calls import HostCall, host_call
 from stitch.tasks.host_functions import HostFunction, Names, Returns, host_function
 from stitch.tasks.task_table import TaskTable
-from stitch.tasks.text_forms import TextForms
 from stitch.tasks.validation import check_table, problems_of
 
 _DESC = instance_of("a TensorDesc", TensorDesc)
@@ -47,7 +46,7 @@ def _is_future(value: object) -> bool:
     return type(value) is Future
 
 
-class TaskGraph(TextForms):
+class TaskGraph:
     """Tasks in the order in which they were added; a future points at what is earlier.
 
     >>> from stitch.program import DataType, host_layout
@@ -202,6 +201,32 @@ class TaskGraph(TextForms):
         """
         return check_table(self._table())
 
+    # -- as text, written by `graph_form` ----------------------------------------------------------
+
+    @property
+    def programs(self) -> dict[str, ProgramSource]:
+        """What it calls, by the names of its text: a second program of one name is `name#2`."""
+        from stitch.tasks.graph_form import AgentNames
+
+        return {name: agent.source for name, agent in AgentNames(self._table()).programs.items()}
+
+    @property
+    def functions(self) -> dict[str, HostFunction]:
+        """Its host functions by the names of its text."""
+        from stitch.tasks.graph_form import AgentNames
+
+        return AgentNames(self._table()).functions
+
+    def as_json(self) -> str:
+        """The graph as JSON for `TaskGraph.from_json` (form: `stitch.tasks.graph_form`).
+
+        Programs and functions are named, not held. Raises `UsageError` for arguments of host
+        functions that JSON cannot hold.
+        """
+        from stitch.tasks.graph_form import table_as_json
+
+        return table_as_json(self._table())
+
     @staticmethod
     @takes(text=instance_of("a text", str, bytes), programs=optional(MAPPING),
            functions=optional(MAPPING))  # fmt: skip
@@ -220,6 +245,18 @@ class TaskGraph(TextForms):
         from stitch.tasks.graph_form import table_from_json
 
         return TaskGraph.of(table_from_json(text, programs or {}, functions or {}))
+
+    def text(self) -> str:
+        """The graph as readable text: one line for each input, task and output."""
+        from stitch.tasks.graph_form import table_text
+
+        return table_text(self._table())
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language, for `dot -Tsvg`."""
+        from stitch.tasks.graph_form import table_dot
+
+        return table_dot(self._table())
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -285,6 +322,17 @@ class TaskGraph(TextForms):
     def origin_of(self, number: int) -> tuple[int, int]:
         """The task that makes a value (`OUTSIDE` for an input), and which of its outputs it is."""
         return self._grown.origin_of(number)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both freeze to one table: the same tasks of equal programs and functions."""
+        if not isinstance(other, TaskGraph):
+            return NotImplemented
+        return self is other or self._table() == other._table()
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
+
+    def __str__(self) -> str:
+        return self.text()
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
