@@ -10,9 +10,8 @@ a binding runs.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
 
-from stitch.planner import ONE_LANE, Allocate, Buffer, Execute, Lanes, Plan, touched_by
+from stitch.planner import ONE_LANE, Allocate, Buffer, Copy, Execute, Lanes, Plan, Step
 from stitch.program import Program
 from stitch.runtime.backends import BoundPlan, BoundStep, HostMemory, LocalBackend
 from stitch.runtime.executors import PreparedProgram
@@ -42,8 +41,7 @@ class BoundParts:
         buffers = {b.number: b for b in plan.request.buffers}
         buffers |= {s.buffer.number: s.buffer for s in plan.steps if isinstance(s, Allocate)}
         elsewhere = {b.number for b in plan.request.buffers if b.address is not None} | set(results)
-        # By their addresses a step is bound.
-        touched = ((i, dict.fromkeys(chain(*touched_by(s)))) for i, s in enumerate(plan.steps))
+        touched = ((i, _touched_by(step)) for i, step in enumerate(plan.steps))
         #: The buffers of the steps that differ from one binding to the next.
         self._varying = {
             index: tuple([buffers[number] for number in numbers])
@@ -119,3 +117,14 @@ class BoundParts:
     def clear(self) -> None:
         """Keep nothing for the next time."""
         self._rest = None
+
+
+def _touched_by(step: Step) -> tuple[int, ...]:
+    """The numbers of the buffers whose addresses a step is bound to."""
+    if isinstance(step, Allocate):
+        return (step.buffer.number,)
+    if isinstance(step, Copy):
+        return step.source.buffer, step.target.buffer
+    if isinstance(step, Execute):
+        return tuple(dict.fromkeys([i.buffer for i in (*step.inputs, *step.outputs)]))
+    return ()
