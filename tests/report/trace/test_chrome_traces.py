@@ -14,9 +14,16 @@ import pytest
 
 import stitch
 from stitch.errors import UsageError
-from stitch.program import DataType, Layout, Space
+from stitch.machine import load_machine
+from stitch.planner import Instance
+from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.report import ChromeTrace
+from stitch.report.allocations import Place
 from stitch.report.trace import chrome_trace
+from stitch.report.trace.flows import MAX_STOPS, FlowLines, Slice
+from stitch.report.trace.memory import MemoryLines
+from stitch.report.trace.tracks import Line
+from stitch.runtime import Lying
 from tests.support.machines import without_path
 from tests.support.stitched_models import integers, one, scaled, tiny
 from tests.support.trace_format import Checked, checked
@@ -239,6 +246,47 @@ def test_a_full_space_shows_who_left_and_who_moved(bounces: bool) -> None:
     assert max(used) <= capacity
     assert max(used) > capacity // 2
     assert min(hole) < capacity // 4
+
+
+def test_what_a_program_waited_is_counted_from_the_end_of_the_last_one_that_it_waits_for() -> None:
+    found = under_pressure(tiny(l1_nbytes=3072))
+    programs = found.of("program")
+    first = {p.args["plan"]: p for p in reversed(programs)}
+    waits: set[bool] = set()
+    for flow in found.flows:
+        maker, reader = flow[0], flow[-1]
+        same = maker.kind == "program" and maker.args["plan"] == reader.args["plan"]
+        if same and first[maker.args["plan"]].start <= maker.start:
+            waited = (reader.start - maker.end) / 1e3
+            assert reader.args["waited_us"] == pytest.approx(waited)
+            waits.add(waited > 0)
+    assert waits == {True, False}, "some at once, some behind copies"
+
+
+def test_a_buffer_of_another_size_at_a_place_is_another() -> None:
+    told: list[Line] = []
+    memory, gone = MemoryLines(load_machine("tiny").shape), list[Place]()
+    small, large = Lying(Space.L1, 0x400, 64, "a"), Lying(Space.L1, 0x400, 128, "a")
+    for lying in (small, small, large):
+        memory.become({lying.place: lying}, 1, told.append, gone.append)
+    shown = [(line["ph"], line["id"], line["args"].get("size_per_bank")) for line in told]
+    assert shown == [("b", "0x1", 64), ("e", "0x1", None), ("b", "0x2", 128)]
+    assert gone == [small.place]
+
+
+def test_of_a_long_way_the_first_slice_and_the_last_ones_are_told() -> None:
+    flows, told = FlowLines(), list[Line]()
+    desc = TensorDesc((4,), Layout(DataType.FLOAT32))
+    slices = [Slice(1, 100 * at, 100 * at + 50, at == 0) for at in range(2 * MAX_STOPS)]
+    flows.begin({})
+    flows.make([Instance(0, 0, desc)], slices[0])
+    for at, by in enumerate(slices[1:-1]):
+        flows.copy(Instance(at, 0, desc), Instance(at + 1, 0, desc), by, whole=at % 2 == 0)
+    ready = flows.read([Instance(len(slices) - 2, 0, desc)], slices[-1], told.append)
+    assert ready == slices[0].end
+    stops = slices[len(slices) - MAX_STOPS : -1]
+    assert [line["ph"] for line in told] == ["s", *"t" * (MAX_STOPS - 1), "f"]
+    assert [line["ts"] for line in told[1:-1]] == [stop.start / 1e3 for stop in stops]
 
 
 def test_all_that_was_allocated_is_freed_or_open_at_the_end() -> None:
