@@ -548,3 +548,27 @@ def test_no_function_overtakes_another_though_linking_would_let_it() -> None:
         del made
         result.numpy()
     assert called == ["first", "look", "last"]
+
+
+@pytest.mark.parametrize("aggregate", ["never", "always"])
+def test_damaged_constants_are_found_however_programs_run(aggregate: str) -> None:
+    damaged = bytearray(scaled("b", 3.0).encode())
+    damaged[damaged.rfind(np.float32(3).tobytes())] ^= 1
+    with stitch.open_device("tiny", aggregate=aggregate) as device:
+        a = device.load(scaled("a", 2.0))
+        b = device.load(stitch.load(bytes(damaged), verify="metadata"))
+        with pytest.raises(StitchError, match="constants of the file are damaged"):
+            one(b(a(integers()))).numpy()
+
+
+def test_what_was_linked_is_not_taken_for_that_of_programs_that_came_later() -> None:
+    x, held = integers(), list[object]()
+    with stitch.open_device("tiny", aggregate="always") as device:
+        for turn in range(12):
+            a, b = device.load(scaled("a", turn + 1.0)), device.load(scaled("b", turn + 2.0))
+            made = one(b(a(x)))
+            np.testing.assert_array_equal(made.numpy(), expected(x, turn + 1, turn + 2))
+            # Somebody may still run it, whose parts are gone.
+            assert device.linking is not None
+            held += device.linking._programs.values()
+            del a, b, made
