@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,3 +82,18 @@ def test_what_cannot_be_linked_stays_merged(why: str) -> None:
     table = aggregate(graph, "keep").table()
     (task,) = link_tasks(table, TINY).tasks
     assert isinstance(task.agent, MergedAgent)
+
+
+def test_a_merged_task_whose_outputs_stand_in_another_order_stays_merged() -> None:
+    graph = TaskGraph()
+    x = graph.input(HOST, "x")
+    hidden = graph.call(program("a", "Abs", 1), x)
+    graph.output(hidden)
+    graph.output(graph.call(program("b", "Sub"), hidden, x))
+    table = aggregate(graph, "keep").table()
+    (row,) = table.tasks
+    agent = row.agent
+    assert isinstance(agent, MergedAgent) and len(agent.kept) == 2
+    turned = replace(agent, kept=agent.kept[::-1])
+    (task,) = link_tasks(replace(table, tasks=(row._replace(agent=turned),)), TINY).tasks
+    assert task.agent is turned

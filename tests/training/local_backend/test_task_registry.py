@@ -24,6 +24,8 @@ from stitch.training import (
     execute,
     task_signature,
 )
+from stitch.training.local_backend.operator_graphs import graph_key
+from tests.support.bodied_graphs import bodied_graph
 from tests.support.training.models import batches, mlp
 
 READ, WRITE, BOTH = Permission.READ_ONLY, Permission.WRITE_ONLY, Permission.READ_WRITE
@@ -377,3 +379,11 @@ def test_a_closed_backend_says_so() -> None:
         instance = ModelTrainingInstance(backend.graph, backend)
     with pytest.raises(UsageError, match="this backend is closed"):
         instance.forward()
+
+
+def test_operators_that_differ_in_what_they_stand_for_alone_are_not_alike() -> None:
+    graph = bodied_graph()
+    first, *others = graph.bodies
+    doubled = replace(first.constants[0], data=first.constants[0].data * 2)
+    changed = replace(graph, bodies=(replace(first, constants=(doubled,)), *others))
+    assert graph_key(graph) == graph_key(bodied_graph()) != graph_key(changed)
