@@ -48,12 +48,18 @@ def test_every_test_that_the_page_names_exists_in_the_file_that_it_names() -> No
 
 
 def test_a_test_in_another_file_than_the_row_names_is_noticed() -> None:
-    page = "The test (in `tests/a/test_a.py` where nothing else is said):\n\n" + "\n".join((
-        "| one | `test_one` |", "| two | `test_two`, `test_four` (`tests/b/test_b.py`) |",
+    usual, other, third = [
+        f"tests/tasks/test_{name}.py" for name in ("composition", "validation", "permissions")
+    ]
+    rows = [
+        "| one | `test_one` |",
+        f"| two | `test_two`, `test_four` (`{other}`) |",
         "| three | `test_three` (there too) |",
-        "| five | `test_five`, and in `tests/c/test_c.py` `test_six` |", "| seven | `test_seven` |",
-    ))  # fmt: skip
-    assert [(name, file[-4:-3]) for name, file in named(page)] == [
-        ("test_one", "a"), ("test_two", "b"), ("test_four", "b"), ("test_three", "b"),
-        ("test_five", "a"), ("test_six", "c"), ("test_seven", "a"),
+        f"| five | `test_five`, and in `{third}` `test_six` |",
+        "| seven | `test_seven` |",
+    ]
+    page = f"The test (in `{usual}` where nothing else is said):\n\n" + "\n".join(rows)
+    assert list(named(page)) == [
+        ("test_one", usual), ("test_two", other), ("test_four", other), ("test_three", other),
+        ("test_five", usual), ("test_six", third), ("test_seven", usual),
     ]  # fmt: skip
