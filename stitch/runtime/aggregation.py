@@ -46,6 +46,8 @@ from stitch.tasks import (
 MAX_KINDS = 512
 #: Linked programs, and reasons, that are remembered for `explain`.
 MAX_NOTES = 16
+#: Runs after which it is said of work that linking it gains nothing: of what comes once, nothing.
+REPEATED = 2
 AGGREGATE: Final = ArgumentKind(
     '"auto", "never" or "always"', lambda value: value in ("auto", "never", "always")
 )
@@ -71,7 +73,7 @@ class _Kind:
     """What is known of a kind of work."""
 
     runs: int = 0
-    #: At which run it is linked; None: not looked at yet.
+    #: At which run it is linked, or said to gain nothing; None: not looked at yet.
     when: int | None = None
     linked: Linked | None = None
     #: What is said of the programs that were linked, by the names of these.
@@ -93,6 +95,8 @@ class Aggregation:
         #: that stay apart for it, and how often it was found.
         self._joined: dict[str, str] = {}
         self._apart: dict[str, tuple[str, int]] = {}
+        #: The programs, by name, that would gain nothing in the work that is looked at.
+        self._idle: dict[str, None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -158,6 +162,7 @@ class Aggregation:
     def _look(self, kind: _Kind, window: Window, kept: tuple[bool, ...]) -> None:
         """Find out when it pays to link a kind of work, and do so when that has come."""
         tasks, agents = window.graph.tasks, window.agents
+        self._idle.clear()
         before = self._edges(tasks, agents)
         groups = groups_of(before)
         when = 0
@@ -167,11 +172,11 @@ class Aggregation:
             if not repeats:
                 for task in members:
                     groups[task] = task
-        kind.when = when
-        if not when:
-            kind.is_settled = True
-        elif kind.runs >= when:
-            if not self._is_always and self._device.runs_in_lanes(window, kept):
+        kind.when = when or (REPEATED if self._idle else 0)
+        if kind.runs >= kind.when:
+            if not when:
+                self._note_idle()
+            elif not self._is_always and self._device.runs_in_lanes(window, kept):
                 names = [agent.name for agent in agents if isinstance(agent, LoadedProgram)]
                 self._note_apart(_shown(names), "they run beside each other on lanes")
             else:
@@ -215,6 +220,8 @@ class Aggregation:
         terms = self._executor.link_terms([p for p in programs if p is not None])
         if terms.obstacle:
             self._note_apart(_shown([p.name for p in programs if p is not None]), terms.obstacle)
+        elif terms.repeats is None:
+            self._idle.update(dict.fromkeys([p.name for p in programs if p is not None]))
         return 0 if terms.obstacle or terms.repeats is None else max(1, terms.repeats)
 
     def _linked(
@@ -297,6 +304,11 @@ class Aggregation:
             self._note_apart(_shown([row.agent.name for row in rows]), error.brief())
             return None
         return row, program
+
+    def _note_idle(self) -> None:
+        if self._idle:
+            why = f"linked, the executor {self._executor.name!r} would be no faster"
+            self._note_apart(_shown([*self._idle]), why)
 
     def _note_apart(self, names: str, why: str) -> None:
         if why in self._apart or len(self._apart) < MAX_NOTES:
