@@ -11,12 +11,14 @@ so many bytes must be away, at the least cost (allocation theory; exact is an in
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from stitch.errors import LayoutError
 from stitch.machine import footprint, round_up
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.plan import Instance, PlanRequest, waiting_desc
-from stitch.program import Space, TensorDesc
+from stitch.program import DataType, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
 
 #: How far after a request's tasks predicted uses are looked at.
@@ -107,6 +109,9 @@ class _Reading:
     shared: set[int] = field(default_factory=set)
     #: How values lie outside of L1 too, in forms that have lost nothing.
     outside: dict[int, list[TensorDesc]] = field(default_factory=dict)
+    #: What lies in a space outside of L1, by value and descriptor; in which types values were made.
+    beside: set[tuple[int, TensorDesc]] = field(default_factory=set)
+    made_in: dict[int, DataType] = field(default_factory=dict)
     first_seconds: float = 0.0
     is_whole: bool = True
 
@@ -154,11 +159,15 @@ class _Reading:
         users: dict[int, list[tuple[int, Instance]]] = {}
         places = {b.number: b for b in request.buffers}
         for resident in request.residents:
-            origin = resident.instances[0].desc.layout.data_type
+            origin = self.made_in[resident.value] = resident.instances[0].desc.layout.data_type
             for instance in resident.instances:
                 users.setdefault(instance.buffer, []).append((resident.value, instance))
                 buffer = places[instance.buffer]
-                if buffer.space is not Space.L1 and instance.desc.layout.data_type is origin:
+                if buffer.space is Space.L1:
+                    continue
+                if buffer.address is not None:
+                    self.beside.add((resident.value, instance.desc))
+                if instance.desc.layout.data_type is origin:
                     self.outside.setdefault(resident.value, []).append(instance.desc)
         for buffer in request.buffers:
             inside = users.get(buffer.number, [])
@@ -217,18 +226,18 @@ class _Reading:
             bare = desc.without_address()
             held = self.open.get((value, bare))
             if i in given and not self._gives(task, value, bare, t, last_use):
-                # What is overwritten is a copy that is made for it, and wanted only here.
+                # What is overwritten is a copy that is made for it, and wanted only here; but other
+                # inputs of this task may be copied from it.
                 if desc.layout.space is Space.L1:
                     need += self._size(bare)
-                    self._copy(value, bare)
-                    self.is_whole &= task.inputs.count(value) == 1
+                self._copy(value, bare)
+                self.is_whole &= task.inputs.count(value) == 1
             elif held is not None:
                 used[id(held)] = held
             elif (value, bare) in self.pinned:
                 pass
             elif desc.layout.space is not Space.L1:
-                # A copy that is made outside; the value survives in it, if it has lost nothing.
-                self._is_outside(value, bare)
+                self._is_wanted_outside(value, bare)
             else:
                 held = self._copied(value, bare, t)
                 used[id(held)] = held
@@ -244,8 +253,10 @@ class _Reading:
         taken = dict(what.aliases)
         for o, (value, desc) in enumerate(zip(task.outputs, what.outputs, strict=True)):
             bare = desc.without_address()
+            self.made_in[value] = bare.layout.data_type
             if desc.layout.space is not Space.L1:
                 self.outside.setdefault(value, []).append(bare)
+                self.beside.add((value, bare))
                 continue
             size = self._size(bare)
             self._open(value, bare, self._new(frozenset({value}), bare, size, t + 1))
@@ -284,13 +295,34 @@ class _Reading:
     def _copy(self, value: int, desc: TensorDesc) -> None:
         """A copy that every plan makes, from wherever it takes least."""
         lying = [d for other, d in (*self.open, *self.pinned) if other == value]
-        sources = [*self.outside.get(value, ()), *lying, *map(waiting_desc, lying)]
-        self.first_seconds += min((self._seconds(s, desc) for s in sources), default=0.0)
+        sources = {*self.outside.get(value, ()), *lying, *self._left_as(value)}
+        seconds = []
+        for source in sources:
+            # Where nothing can come from, it does not.
+            with suppress(LayoutError):
+                seconds.append(self._seconds(source, desc))
+        self.first_seconds += min(seconds, default=0.0)
 
-    def _is_outside(self, value: int, desc: TensorDesc) -> None:
-        for (other, lying), held in self.open.items():
-            if other == value and lying.layout.data_type is desc.layout.data_type:
-                self.outside.setdefault(value, []).append(desc)
+    def _left_as(self, value: int) -> set[TensorDesc]:
+        """How a value may come to lie where it has left a space."""
+        inside = [desc for other, desc in self.open if other == value]
+        outside = [d for d in self.outside.get(value, ()) if (value, d) in self.beside]
+        left = {waiting_desc(desc) for desc in inside}
+        return left | {waiting_desc(desc, Space.HOST) for desc in (*inside, *outside)}
+
+    def _is_wanted_outside(self, value: int, desc: TensorDesc) -> None:
+        """A task reads a value in another space: every plan copies it there, once, unless it lies
+        there or comes there when it leaves; it survives in the copy, if that has lost nothing."""
+        kind = desc.layout.data_type
+        if (value, desc) not in self.beside:
+            if desc not in self._left_as(value):
+                self._copy(value, desc)
+            self.beside.add((value, desc))
+        inside = [(d.layout.data_type, held) for (v, d), held in self.open.items() if v == value]
+        if kind is self.made_in.get(value) or any(other is kind for other, _ in inside):
+            self.outside.setdefault(value, []).append(desc)
+        for other, held in inside:
+            if other is kind:
                 held.is_dirty = not self.holders[held.number].values <= self.outside.keys()
 
     def _stay(self, held: _Open, end: int, back_seconds: float) -> None:
