@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import json
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
+from tests.support.benches import load_bench
 
 
 @pytest.fixture
 def overhead() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_overhead", BENCH / "overhead.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses look their module up.
-    spec.loader.exec_module(module)
-    return module
+    return load_bench("overhead")
 
 
 def test_the_overhead_of_each_chain_is_reported(
@@ -57,9 +50,8 @@ def test_by_hand_is_the_network_that_the_programs_are(overhead: ModuleType) -> N
 
 
 @pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("peers")
+def peers() -> ModuleType:
+    return load_bench("peers")
 
 
 def test_ours_and_the_peers_give_the_same_results_and_are_reported(
@@ -184,9 +176,8 @@ def test_models_reach_every_peer(peers: ModuleType, capsys: pytest.CaptureFixtur
 
 
 @pytest.fixture
-def steady(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCH))
-    return importlib.import_module("steady")
+def steady() -> ModuleType:
+    return load_bench("steady")
 
 
 def test_every_row_of_what_repeats_is_measured_and_named(

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-FILE = Path(__file__).resolve().parents[2] / "tools" / "bench" / "memory_goals.py"
+from tests.support.benches import load_bench
 
 
 @pytest.fixture
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_memory_goals", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_bench("memory_goals")
 
 
 def test_all_six_benchmarks_are_there_and_a_miss_is_named(

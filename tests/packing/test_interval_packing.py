@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +12,10 @@ from hypothesis import strategies as st
 from stitch.errors import UsageError
 from stitch.packing import Interval, max_load, pack_intervals
 from stitch.packing.interval_packing import EXACT_BUFFERS
+from tests.support.benches import BENCHES
 from tests.support.packing_brute_force import clashes, lowest_peak
 
-CASES = Path(__file__).resolve().parents[2] / "tools" / "bench" / "minimalloc"
+CASES = BENCHES / "minimalloc"
 
 
 @st.composite

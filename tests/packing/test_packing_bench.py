@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.benches import BENCHES, run_bench
+
 HEADER = "id,lower,upper,size\n"
-
-
-def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "tools" / "bench" / "packing.py", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
 
 
 def test_a_row_for_each_file(tmp_path: Path) -> None:
     small = tmp_path / "small.csv"
     small.write_text("size,id,lower,upper\r\n10,a,0,2\r\n5,b,1,3\r\n10,c,2,4\r\n", encoding="utf-8")
-    case = ROOT / "tools" / "bench" / "minimalloc" / "A.csv"
-    done = bench(small, case, "--placements", "1000", "--json")
+    case = BENCHES / "minimalloc" / "A.csv"
+    done = run_bench("packing", small, case, "--placements", "1000", "--json")
     assert done.returncode == 0, done.stderr
     first, second = json.loads(done.stdout)
     assert first["file"] == str(small) and second["buffers"] == 154
@@ -39,9 +27,9 @@ def test_a_row_for_each_file(tmp_path: Path) -> None:
 
 
 def test_check_exits_1_where_the_goal_is_missed() -> None:
-    case = ROOT / "tools" / "bench" / "minimalloc" / "D.csv"
-    assert bench(case, "--placements", "1", "--check").returncode == 1
-    assert bench(case, "--placements", "1").returncode == 0
+    case = BENCHES / "minimalloc" / "D.csv"
+    assert run_bench("packing", case, "--placements", "1", "--check").returncode == 1
+    assert run_bench("packing", case, "--placements", "1").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +54,7 @@ def test_a_defect_is_one_error_with_its_line(
 ) -> None:
     file = tmp_path / "bad.csv"
     file.write_text(text, encoding="utf-8")
-    done = bench(file)
+    done = run_bench("packing", file)
     assert done.returncode == 3 and done.stdout == ""
     assert said in done.stderr and f"{file}:{line}\n" in done.stderr
     assert "Traceback" not in done.stderr
@@ -76,14 +64,14 @@ def test_no_buffers_no_text_and_no_file_are_bad_files(tmp_path: Path) -> None:
     file = tmp_path / "bad.csv"
     for content in (HEADER.encode(), b"\xff\xfe\0"):
         file.write_bytes(content)
-        done = bench(file)
+        done = run_bench("packing", file)
         assert done.returncode == 3 and str(file) in done.stderr and "Traceback" not in done.stderr
-    assert bench(tmp_path / "absent.csv").returncode == 3
+    assert run_bench("packing", tmp_path / "absent.csv").returncode == 3
 
 
 @pytest.mark.parametrize(
     "budget", [("--placements", "0"), ("--placements", "-1"), ("--seconds", "5")]
 )
 def test_a_budget_of_nothing_is_a_usage_error(budget: tuple[str, str]) -> None:
-    done = bench(*budget)
+    done = run_bench("packing", *budget)
     assert done.returncode == 2 and budget[0] in done.stderr

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-BENCHES = Path(__file__).resolve().parents[2] / "tools" / "bench"
-
-
-def bench(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, BENCHES / name, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(BENCHES.parents[1])},
-    )
+from tests.support.benches import run_bench
 
 
 def test_bytes_moved_are_near_the_optimum_of_brute_force() -> None:
-    done = bench("fragmentation.py", "--json")
+    done = run_bench("fragmentation", "--json")
     rows = json.loads(done.stdout)
     over = [row["moved_over_optimum"] for row in rows if row["moved_over_optimum"] is not None]
     # An optimum that lets buffers fit anywhere would be twice too low.
     assert len(over) == 2 and all(1 <= ratio <= 1.05 for ratio in over)
 
 
-@pytest.mark.parametrize(
-    ("name", "before"), [("fragmentation.py", ()), ("residency.py", ("--traces",))]
-)
+@pytest.mark.parametrize(("name", "before"), [("fragmentation", ()), ("residency", ("--traces",))])
 def test_a_file_that_is_not_there_is_named(name: str, before: tuple[str, ...]) -> None:
-    done = bench(name, *before, "nowhere.file")
+    done = run_bench(name, *before, "nowhere.file")
     assert done.returncode == 3 and done.stdout == ""
     assert "cannot read nowhere.file" in done.stderr and "Traceback" not in done.stderr
 
@@ -43,26 +28,26 @@ def test_a_file_that_is_not_there_is_named(name: str, before: tuple[str, ...]) -
 def test_an_empty_lifetime_is_named_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "b.csv"
     file.write_text("id,lower,upper,size\na,3,1,4\n", encoding="utf-8")
-    done = bench("fragmentation.py", file)
+    done = run_bench("fragmentation", file)
     assert done.returncode == 3 and f"{file}:2" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("fragmentation.py", "--slack=10"), "0.1 is ten per cent"),
-        (("fragmentation.py", "--slack=nan"), "0.1 is ten per cent"),
-        (("fragmentation.py", "--slack=-1"), "0.1 is ten per cent"),
-        (("moves.py", "--cases=0"), "--cases"),
-        (("moves.py", "--machines", "nosuch"), "nosuch"),
-        (("layout.py", "0x0"), "no shape"),
-        (("layout.py", "64"), "no shape"),
-        (("layout.py", "--rounds=0"), "--rounds"),
-        (("residency.py", "--seeds=-1"), "--seeds"),
+        (("fragmentation", "--slack=10"), "0.1 is ten per cent"),
+        (("fragmentation", "--slack=nan"), "0.1 is ten per cent"),
+        (("fragmentation", "--slack=-1"), "0.1 is ten per cent"),
+        (("moves", "--cases=0"), "--cases"),
+        (("moves", "--machines", "nosuch"), "nosuch"),
+        (("layout", "0x0"), "no shape"),
+        (("layout", "64"), "no shape"),
+        (("layout", "--rounds=0"), "--rounds"),
+        (("residency", "--seeds=-1"), "--seeds"),
     ],
 )
 def test_wrong_words_of_a_benchmark_are_one_clear_error(words: tuple[str, ...], said: str) -> None:
-    done = bench(*words)
+    done = run_bench(*words)
     assert done.returncode in (2, 3) and done.stdout == ""
     assert said in done.stderr and "Traceback" not in done.stderr
 
@@ -70,6 +55,6 @@ def test_wrong_words_of_a_benchmark_are_one_clear_error(words: tuple[str, ...], 
 def test_rows_are_of_the_files_that_are_given_under_their_paths(tmp_path: Path) -> None:
     file = tmp_path / "b.csv"
     file.write_text("id,lower,upper,size\na,0,2,4\nb,1,3,4\n", encoding="utf-8")
-    done = bench("fragmentation.py", file, "--json", "--check")
+    done = run_bench("fragmentation", file, "--json", "--check")
     assert done.returncode == 0, done.stderr
     assert [row["file"] for row in json.loads(done.stdout)] == [str(file)]

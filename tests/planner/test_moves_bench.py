@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-BENCHES = ROOT / "tools" / "bench"
+from tests.support.benches import BENCHES, run_bench
 
 
 def test_no_move_on_tiny_takes_more_than_1_1_of_the_best_of_the_fixed_ways() -> None:
-    done = subprocess.run(
-        [sys.executable, BENCHES / "moves.py", "--machines", "tiny", "--cases", "4", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = run_bench("moves", "--machines", "tiny", "--cases", "4", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert len(rows) == 60 and not any(row["problems"] for row in rows)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-FILE = Path(__file__).resolve().parents[2] / "tools" / "bench" / "planning.py"
+from tests.support.benches import load_bench
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_planning", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Dataclasses look their module up.
-    spec.loader.exec_module(module)
-    return module
+    return load_bench("planning")
 
 
 def test_a_row_for_each_point(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from stitch.planner import check_plan, plan
 from stitch.planner.residency import chain_of, choose
 from stitch.program import Space
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "tools" / "bench" / "residency.py", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+from tests.support.benches import load_bench, run_bench
 
 
 def test_a_row_for_each_chain_and_none_above_belady() -> None:
-    done = bench("--json", "--seeds", "2")
+    done = run_bench("residency", "--json", "--seeds", "2")
     assert done.returncode == 0, done.stderr
     rows = {row["chain"]: row for row in json.loads(done.stdout)}
     assert {"transformer", "cnn", "unet", "training", "loop"} <= rows.keys()
@@ -42,18 +25,10 @@ def test_a_row_for_each_chain_and_none_above_belady() -> None:
     assert rows["loop"]["belady_bytes"] < rows["loop"]["lru_bytes"]
 
 
-def test_residency_over_optimum_is_at_most_1_02_in_the_mean_and_1_05_on_every_chain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_residency_over_optimum_is_at_most_1_02_in_the_mean_and_1_05_on_every_chain() -> None:
     """In bytes and in simulated seconds: random 1.10, training 1.065, loop 1.045, U-net 1.004 once.
     The optimum is a bound that a wider search proves, and that it reaches."""
-    folder = ROOT / "tools" / "bench"
-    monkeypatch.syspath_prepend(folder)
-    spec = importlib.util.spec_from_file_location("bench_residency", folder / "residency.py")
-    assert spec is not None and spec.loader is not None
-    bench = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, bench)  # Dataclasses look their module up.
-    spec.loader.exec_module(bench)
+    bench = load_bench("residency")
     random = {f"random {s}": (4_608, bench.in_any_order(s, 56), 1) for s in range(8)}
     ratios: dict[str, float] = {}
     for name, (l1_nbytes, chain, rounds) in (bench.CHAINS | random).items():
@@ -74,6 +49,6 @@ def test_residency_over_optimum_is_at_most_1_02_in_the_mean_and_1_05_on_every_ch
 def test_a_file_that_is_no_record_is_one_clear_error(tmp_path: Path) -> None:
     file = tmp_path / "bad.json"
     file.write_text("{}", encoding="utf-8")
-    done = bench("--traces", file)
+    done = run_bench("residency", "--traces", file)
     assert done.returncode == 3 and done.stdout == ""
     assert "Traceback" not in done.stderr and done.stderr.startswith("residency.py: ")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stitch.ttb import encode
+from tests.support.benches import run_bench
 from tests.support.flatc import classes
 from tests.ttb.test_ttb_round_trip import binary_of
-
-BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench" / "load.py"
 
 
 def test_flatc_accessors_find_every_part_of_a_written_file() -> None:
@@ -39,8 +35,8 @@ def test_flatc_accessors_find_every_part_of_a_written_file() -> None:
 
 
 def test_the_load_benchmark_prints_its_figures_as_json() -> None:
-    command = [sys.executable, str(BENCH), "--json", "--operations=50", "--large_mb=2", "--runs=1"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    figures = json.loads(result.stdout)
+    done = run_bench("load", "--json", "--operations=50", "--large_mb=2", "--runs=1")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
     assert figures["operations_ms"] > 0
     assert set(figures["missed"]) <= set(figures)

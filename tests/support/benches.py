@@ -1,0 +1,38 @@
+"""Benchmarks of `tools/bench/`, loaded as modules or run as commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHES = ROOT / "tools" / "bench"
+
+
+def load_bench(name: str) -> ModuleType:
+    """A benchmark as a new module, with what lies beside it, as where it is run."""
+    spec = spec_from_file_location(f"bench_{name}", BENCHES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # Dataclasses look their module up.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHES)
+        spec.loader.exec_module(module)
+    return module
+
+
+def run_bench(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A benchmark in a process of its own."""
+    return subprocess.run(
+        [sys.executable, BENCHES / f"{name}.py", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
