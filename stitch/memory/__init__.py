@@ -7,6 +7,7 @@ prepared copies. Must not know: tasks, plans, programs, executors.
 from stitch.memory.allocator import Allocator
 from stitch.memory.byte_ranges import ByteRanges
 from stitch.memory.conversion import CopyKernel, prepare_copy
+from stitch.memory.gaps import FreeGaps
 from stitch.memory.space_memory import (
     LENT_ADDRESSES,
     POISON_BYTE,
@@ -16,5 +17,5 @@ from stitch.memory.space_memory import (
 
 __all__ = [
     "LENT_ADDRESSES", "POISON_BYTE", "Allocator", "Arrivals", "ByteRanges",
-    "CopyKernel", "SpaceMemory", "prepare_copy",
+    "CopyKernel", "FreeGaps", "SpaceMemory", "prepare_copy",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
+from stitch.memory.gaps import FreeGaps
 
 _SHIFT = 40
 _ADDRESS = (1 << _SHIFT) - 1
@@ -105,10 +106,15 @@ class Allocator:
         between them that fits, the lowest of equal ones. Nothing is taken.
 
         >>> Allocator(0, 1024, 16).fit(60, [(0, 40), (100, 200), (330, 500)], 3)
-        [256, 192, 960]
+        [256, 960, 896]
         """
+        return self.gaps(outside, size).take(size, count)
+
+    def gaps(self, outside: Sequence[tuple[int, int]] = (), least: int = 1) -> FreeGaps:
+        """What is free now outside of ranges (address, end) that are sorted and lie apart, where it
+        has room for `least` bytes per bank."""
         alignment = self.alignment
-        need = -(-size // alignment) or 1
+        need = -(-least // alignment) or 1
         gaps: list[tuple[int, int]] = []
         at = 0
         for start in self._sorted_starts():
@@ -120,14 +126,7 @@ class Allocator:
                 if stop - start >= need:
                     gaps.append((stop - start, start))
                 start = end if stop == end else -(-outside[at][1] // alignment)
-        places: list[int] = []
-        for granules, start in sorted(gaps):
-            # What is left of it is the smallest, too.
-            tops = range(start + granules - need, start - 1, -need)[: count - len(places)]
-            places += [top * alignment for top in tops]
-            if len(places) == count:
-                break
-        return places
+        return FreeGaps(gaps, alignment)
 
     def alloc_at(self, address: int, size: int) -> None:
         """Takes `[address, address + size)`.

@@ -70,6 +70,24 @@ def test_places_for_several_are_those_that_are_found_one_by_one(seed: int) -> No
     assert not any(at < end and start < at + size for at in places for start, end in outside)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_gaps_give_places_of_several_sizes_as_they_are_found_one_by_one(seed: int) -> None:
+    drawn = random.Random(seed)
+    allocator = Allocator(0, 16 * 200, 16)
+    for _ in range(drawn.randrange(12)):
+        address = 16 * drawn.randrange(190)
+        if allocator.is_free(address, 100):
+            allocator.alloc_at(address, 100)
+    outside = [(at, at + drawn.randrange(1, 300)) for at in range(0, 3200, 500)]
+    gaps, twin = allocator.gaps(outside), allocator.clone()
+    for _ in range(12):
+        size, count = drawn.randrange(300), drawn.randrange(5)
+        places = twin.fit(size, outside, count)
+        assert gaps.take(size, count) == places
+        for address in places:
+            twin.alloc_at(address, size)
+
+
 def test_an_unknown_address_cannot_be_freed() -> None:
     allocator = Allocator(0, 256, 16)
     address = allocator.alloc(32)

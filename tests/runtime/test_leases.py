@@ -17,6 +17,7 @@ from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.report import memory_views
 from stitch.runtime import LoadedProgram
 from stitch.runtime.recording.recording import Recording
+from tests.support.lines_run import lines_run
 from tests.support.stitched_models import (
     binary_op,
     consuming,
@@ -449,6 +450,18 @@ def test_places_for_one_set_are_found_where_several_do_not_fit() -> None:
         places = device.records.outside_of(gap, wanted, 4)
         assert places and {at for at in places[0] if top <= at < top + 4 * size} == set(places[0])
         assert len(set(places[0])) == 2
+
+
+def test_finding_places_takes_as_long_for_each_result_however_many_there_are() -> None:
+    with stitch.open_device("tiny") as device:
+        desc = TensorDesc((4,), Layout(F32, Space.L1))
+
+        def lines(count: int) -> int:
+            wanted = [Buffer(n, Space.L1, None, 16, desc, "a result") for n in range(count)]
+            return lines_run(lambda: device.records.outside_of({}, wanted, 1))
+
+        # All that lay apart was looked through again for each.
+        assert lines(400) < 5 * lines(100)
 
 
 def test_a_result_that_lies_where_its_recording_works_is_not_run_over() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.memory import Allocator, SpaceMemory
+from stitch.memory import Allocator, FreeGaps, SpaceMemory
 from stitch.planner import Buffer
 from stitch.program import Array, Space, TensorDesc
 from stitch.runtime.values.effects import Effects, InstanceRef, Place
@@ -200,14 +200,13 @@ class Records:
         """Free addresses for so many sets of buffers, or fewer, outside of ranges. Nothing has
         changed afterwards."""
         addresses: list[list[int]] = []
-        taken, most = ranges, count
+        gaps: dict[Space, FreeGaps] = {}
+        most = count
         for buffer in buffers:
-            space, size = buffer.space, buffer.size_per_bank
-            outside = taken.get(space, ())
-            addresses.append(self._allocators[space].fit(size, outside, most))
-            if len(buffers) > 1:
-                more = [(address, address + max(size, 1)) for address in addresses[-1]]
-                taken = {**taken, space: sorted([*outside, *more])}
+            space = buffer.space
+            if space not in gaps:
+                gaps[space] = self._allocators[space].gaps(ranges.get(space, ()))
+            addresses.append(gaps[space].take(buffer.size_per_bank, most))
             most = len(addresses[-1])
         places: list[tuple[int, ...]] = list(zip(*addresses, strict=False)) if buffers else [()]
         if not places and count > 1:
