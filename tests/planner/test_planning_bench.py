@@ -17,19 +17,8 @@ def bench() -> ModuleType:
 
 
 def test_a_row_for_each_point(bench: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "--tasks",
-        "3",
-        "12",
-        "--live",
-        "10",
-        "--doubled",
-        "5",
-        "10",
-        "--rounds",
-        "1",
-        "--json",
-    ]
+    words = ["--tasks", "3", "12", "--live", "10", "--doubled", "5", "10"]
+    words += ["--rounds", "1", "--json"]
     assert bench.main(words) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["kind"], row["tasks"], row["live"]) for row in rows] == [
@@ -40,34 +29,44 @@ def test_a_row_for_each_point(bench: ModuleType, capsys: pytest.CaptureFixture[s
     for row in rows:
         assert row["planning_us"] > 0 and row["binding_us"] > 0
         assert row["kind"] == "pressed" or row["replayed_us"] > 0
+        assert (row["elsewhere_us"] is None) == (row["kind"] in ("pressed", "fragmented"))
 
 
 def test_every_missed_goal_is_named(bench: ModuleType) -> None:
     row = bench.Row
-    fine = [row("kept", 100, 0, 900.0, 9.0, 1.0), row("kept", 10_000, 0, 1000.0, 9.0, 0.9)]
-    fine += [row("beside", 100, 200, 5000.0, 9.0, 1.0), row("beside", 10, 64, 999.0, 9.0, 7.0)]
-    fine += [row("fragmented", 10, 10, 4999.0, 9.0, 9.0), row("a.json", 10, 64, 1000.0)]
+    fine = [row("kept", 100, 0, 900.0, 9.0, 20.0, 1.0)]
+    fine += [row("kept", 10_000, 0, 1000.0, 9.0, 9.0, 0.9)]
+    fine += [row("beside", 100, 200, 5000.0, 9.0, 9.0, 1.0)]
+    fine += [row("beside", 10, 64, 999.0, 9.0, 90.0, 7.0), row("a.json", 10, 64, 1000.0)]
+    fine += [row("fragmented", 10, 10, 4999.0, 9.0, None, 9.0)]
     assert bench.misses(fine) == []
-    for bad in (
-        row("beside", 100, 64, 1001.0, 9.0, 1.0),
-        row("fragmented", 10, 10, 5001.0, 9.0, 1.0),
-        row("kept", 100, 0, 100.0, 9.0, 1.1),
-        row("pressed", 100, 0, 100.0, 9.0),
+    for bad, said in (
+        (row("beside", 100, 64, 1001.0, 9.0, 9.0, 1.0), "1001 us of planning"),
+        (row("fragmented", 10, 10, 5001.0, 9.0, None, 1.0), "5001 us of planning"),
+        (row("kept", 100, 0, 100.0, 9.0, 9.0, 1.1), "1.10 us a task replayed"),
+        (row("pressed", 100, 0, 100.0, 9.0), "planned or bound anew each time"),
+        (row("kept", 100, 0, 100.0, 9.0, 20.1, 1.0), "20.1 us a task bound at other addresses"),
+        (row("tree", 64, 0, 100.0, 9.0, None, 1.0), "never bound at other addresses"),
+        (row("independent", 64, 0, 501.0, 9.0, 9.0, 1.0), "501 us of planning"),
     ):
-        assert len(bench.misses([bad])) == 1
-    (grown,) = bench.misses([row("kept", 100, 0, 100.0, 1.0, 1.0), row("kept", 200, 0, 131.0)])
+        (missed,) = bench.misses([bad])
+        assert said in missed
+    short = row("kept", 100, 0, 100.0, 1.0, 1.0, 1.0)
+    (grown,) = bench.misses([short, row("kept", 200, 0, 131.0)])
     assert "1.31 of what 100 tasks take" in grown
-    tree = [row("tree", n, 0, us, 9.0, 1.0) for n, us in ((64, 100.0), (128, 120.0), (256, 145.0))]
+    tree = [
+        row("tree", n, 0, us, 9.0, 9.0, 1.0) for n, us in ((64, 100.0), (128, 120.0), (256, 145.0))
+    ]
     assert bench.misses(tree[:2]) == []
     (doubled,) = bench.misses(tree)
     assert "256 tasks" in doubled and "1.21 of what half as many take" in doubled
-    assert len(bench.misses([row("independent", 64, 0, 501.0, 9.0, 1.0)])) == 1
 
 
+@pytest.mark.parametrize("content", [b"{}", b"\xff\xfe\0"])
 def test_a_file_that_is_no_record_is_one_clear_error(
-    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     file = tmp_path / "bad.json"
-    file.write_text("{}", encoding="utf-8")
+    file.write_bytes(content)
     assert bench.main(["--traces", str(file)]) == 3
     assert capsys.readouterr().err.startswith("planning.py: ")
