@@ -52,4 +52,4 @@ def test_a_missed_goal_is_said_beside_json(
     monkeypatch.setattr(bench, "misses", lambda row: ["a goal"] * (row.device == "f32"))
     assert bench.main(["32x32", "--rounds", "1", "--json", "--check"]) == 1
     printed = capsys.readouterr()
-    assert json.loads(printed.out) and printed.err == "missed: a goal\n"
+    assert json.loads(printed.out) and printed.err == "goal missed: a goal\n"

@@ -28,7 +28,8 @@ def test_a_row_for_each_file(tmp_path: Path) -> None:
 
 def test_check_exits_1_where_the_goal_is_missed() -> None:
     case = BENCHES / "minimalloc" / "D.csv"
-    assert run_bench("packing", case, "--placements", "1", "--check").returncode == 1
+    done = run_bench("packing", case, "--placements", "1", "--check", "--json")
+    assert done.returncode == 1 and done.stderr.startswith(f"goal missed: {case}: ")
     assert run_bench("packing", case, "--placements", "1").returncode == 0
 
 

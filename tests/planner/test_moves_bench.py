@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import json
 
-from tests.support.benches import BENCHES, run_bench
+import pytest
+
+from tests.support.benches import BENCHES, load_bench, run_bench
 
 
 def test_no_move_on_tiny_takes_more_than_1_1_of_the_best_of_the_fixed_ways() -> None:
@@ -25,3 +27,16 @@ def test_what_judges_the_mover_has_nothing_of_it() -> None:
             if isinstance(node, ast.ImportFrom)
         }
         assert not any(name.startswith("stitch.planner.") for name in imported)
+
+
+def test_a_missed_goal_is_said_beside_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = load_bench("moves")
+    monkeypatch.setattr(bench, "KINDS", ("swap",))
+    monkeypatch.setattr(bench, "UTILISATIONS", (0.5,))
+    monkeypatch.setattr(bench, "TIME_GOAL", 0.1)
+    words = ["--machines", "tiny", "--cases", "1", "--json"]
+    assert bench.main([*words, "--check"]) == 1
+    assert "goal missed: tiny, swap at 0.50: " in capsys.readouterr().err
+    assert bench.main(words) == 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from stitch.planner import check_plan, plan
 from stitch.planner.residency import chain_of, choose
@@ -52,3 +55,16 @@ def test_a_file_that_is_no_record_is_one_clear_error(tmp_path: Path) -> None:
     done = run_bench("residency", "--traces", file)
     assert done.returncode == 3 and done.stdout == ""
     assert "Traceback" not in done.stderr and done.stderr.startswith("residency.py: ")
+
+
+def test_without_highs_the_goals_are_missed_as_nothing_is_compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = load_bench("residency")
+    small = next(iter(bench.CHAINS))
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    monkeypatch.setattr(bench, "CHAINS", {small: bench.CHAINS[small]})
+    assert bench.main(["--seeds", "0", "--json", "--check"]) == 1
+    printed = capsys.readouterr()
+    assert {row["ratio"] for row in json.loads(printed.out)} == {None}
+    assert "goal missed: not compared: no HiGHS" in printed.err

@@ -41,7 +41,7 @@ def test_check_says_whether_goals_were_reached(
     words = ["--sizes", "--tasks", "3", "--rounds", "1"]
     assert bench.main([*words, "--check"]) == code
     assert bench.main(words) == 0
-    assert ("MISSED 3 tiny programs" in capsys.readouterr().out) == bool(code)
+    assert ("goal missed: 3 tiny programs" in capsys.readouterr().err) == bool(code)
 
 
 @pytest.mark.parametrize("words", [["--lanes", "1"], ["--tasks", "0"], ["--sizes", "0"]])

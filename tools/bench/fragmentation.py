@@ -27,6 +27,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
+from command.outcome import refused, told
+from command.words import part
 from packing_ways.buffers_csv import read_buffers
 
 from stitch.errors import StitchError
@@ -424,17 +426,6 @@ def missed(row: Row, slack: float) -> list[str]:
     return misses
 
 
-def part(text: str) -> float:
-    """A part of the load, of `--slack`; raises `ArgumentTypeError` for what is none."""
-    try:
-        slack = float(text)
-    except ValueError:
-        slack = -1.0
-    if not 0 <= slack <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no part from 0 to 1: 0.1 is ten per cent")
-    return slack
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.csv")
@@ -447,32 +438,26 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         rows = [row_of_file(path, options.slack, known=options.known) for path in options.files]
     except StitchError as error:
-        print(f"fragmentation.py: {error}", file=sys.stderr)
-        return error.exit_code
+        return refused("fragmentation.py", error)
     if options.random or not options.files:
         rows += [row_of_random(count, 60, optimum=True) for count in (5, 9)]
         rows += [row_of_random(count, 20, optimum=False) for count in (64, 200)]
-    misses = [(row, missed(row, options.slack)) for row in rows]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
-        for row, texts in misses:
+    else:
+        print("file              moved B  /bound  /slide  above  worst ms  /optimum  fail: ours, "
+              "first, best, TLSF")  # fmt: skip
+        for row in rows:
+            optimum = "" if row.moved_over_optimum is None else f"{row.moved_over_optimum:.3f}"
+            known = "" if row.known_over_online is None else f"  known: {row.known_over_online:.2f}"
             print(
-                "".join(f"missed: {row.file}: {text}\n" for text in texts), end="", file=sys.stderr
+                f"{Path(row.file).name:<16} {row.bytes_moved:>8} {row.moved_over_bound:7.3f} "
+                f"{row.moved_over_best_slide:7.3f} {row.above_slide_calls:>6} "
+                f"{row.worst_call_ms:9.2f} {optimum:>9}  {row.failures}, {row.first_fit_failures}, "
+                f"{row.best_fit_failures}, {row.tlsf_failures}{known}"
             )
-        return 1 if options.check and any(text for _, text in misses) else 0
-    print("file              moved B  /bound  /slide  above  worst ms  /optimum  fail: ours, first,"
-          " best, TLSF")  # fmt: skip
-    for row, texts in misses:
-        optimum = "" if row.moved_over_optimum is None else f"{row.moved_over_optimum:.3f}"
-        print(
-            f"{Path(row.file).name:<16} {row.bytes_moved:>8} {row.moved_over_bound:7.3f} "
-            f"{row.moved_over_best_slide:7.3f} {row.above_slide_calls:>6} "
-            f"{row.worst_call_ms:9.2f} {optimum:>9}  {row.failures}, {row.first_fit_failures}, "
-            f"{row.best_fit_failures}, {row.tlsf_failures}"
-            f"{'' if row.known_over_online is None else f'  known: {row.known_over_online:.2f}'}"
-            f"{'  > goal: ' + '; '.join(texts) if texts else ''}"
-        )
-    return 1 if options.check and any(text for _, text in misses) else 0
+    missing = [f"{row.file}: {text}" for row in rows for text in missed(row, options.slack)]
+    return told(missing, check=options.check)
 
 
 if __name__ == "__main__":

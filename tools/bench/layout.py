@@ -24,6 +24,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from command.outcome import told
+from command.words import extents, from_one
 
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.memory import prepare_copy
@@ -179,29 +181,18 @@ def least_times(ways: dict[str, Call], rounds: int) -> dict[str, float]:
     return found
 
 
-def shape_of(text: str) -> tuple[int, ...]:
-    """A shape of two dimensions or more; raises `ArgumentTypeError` for what is none."""
-    sizes = text.split("x")
-    if len(sizes) < 2 or not all(size.isdecimal() and int(size) for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 2048x2048")
-    return tuple(map(int, sizes))
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("shapes", nargs="*", type=shape_of, default=SHAPES, help="2048x2048")
-    parser.add_argument("--rounds", type=int, default=101)
+    parser.add_argument("shapes", nargs="*", type=extents, default=SHAPES, help="2048x2048")
+    parser.add_argument("--rounds", type=from_one, default=101)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 below a goal")
     options = parser.parse_args(arguments)
-    if options.rounds < 1:
-        parser.error("--rounds is a number from 1 on")
     rows = [
         measure(shape, host, device, options.rounds)
         for shape in options.shapes
         for host, device in PAIRS
     ]
-    missed = [text for row in rows for text in misses(row)]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -219,9 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{row.shape:>14} {row.host:>5} {row.device:>6}{row.tilize:13.2f} {there}"
                 f"{row.untilize:15.2f} {back}  {row.memcpy_ms:.3f}"
             )
-    for text in missed:
-        print(f"missed: {text}", file=sys.stderr if options.json else sys.stdout)
-    return 1 if options.check and missed else 0
+    return told((text for row in rows for text in misses(row)), check=options.check)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from command.outcome import told
 
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import (
@@ -147,8 +148,8 @@ def main() -> int:
         print(json.dumps({**figures, "missed": late}))
     else:
         for name, figure in figures.items():
-            print(f"{name:28} {figure:10.3f}{'   MISSED' if name in late else ''}")
-    return 1 if arguments.check and late else 0
+            print(f"{name:28} {figure:10.3f}")
+    return told(late, check=arguments.check)
 
 
 if __name__ == "__main__":

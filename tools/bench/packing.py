@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from command.outcome import refused, told
+from command.words import from_one
 from packing_ways.buffers_csv import read_buffers
 
 from stitch.errors import StitchError
@@ -83,21 +85,13 @@ def ratio(peak: int, load: int) -> float:
     return peak / load if load else 1.0
 
 
-def positive(text: str) -> int:
-    """An option's count; argparse names the option where it is none."""
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
-    return number
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.csv")
     budget = parser.add_mutually_exclusive_group()
-    budget.add_argument("--placements", type=positive, metavar="N")
+    budget.add_argument("--placements", type=from_one, metavar="N")
     budget.add_argument("--seconds", type=int, choices=sorted(PLACEMENTS), default=1)
-    parser.add_argument("--cp-sat", type=positive, default=0, metavar="S", help="seconds of CP-SAT")
+    parser.add_argument("--cp-sat", type=from_one, default=0, metavar="S", help="seconds of CP-SAT")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
@@ -107,8 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         rows = [measure(path, placements, options.cp_sat) for path in files]
     except StitchError as error:
-        print(f"packing.py: {error}", file=sys.stderr)
-        return error.exit_code
+        return refused("packing.py", error)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -119,9 +112,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(
                 f"{Path(row.file).stem:<9} {row.buffers:>7} {row.peak:>10} {row.max_load:>10} "
                 f"{row.ratio:6.3f} {proved:>6} {row.placements:>11} {row.seconds:8.2f} {theirs:>7}"
-                f"{'  > goal' if row.ratio > goal else ''}"
             )
-    return 1 if options.check and any(row.ratio > goal for row in rows) else 0
+    missed = [f"{row.file}: {row.ratio:.3f} of {goal}" for row in rows if row.ratio > goal]
+    return told(missed, check=options.check)
 
 
 if __name__ == "__main__":

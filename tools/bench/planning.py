@@ -29,8 +29,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from command.outcome import refused, text_of, told
+from command.words import from_one
+
 import stitch
-from stitch.errors import FormatError, StitchError
+from stitch.errors import StitchError
 from stitch.machine import Machine, load_machine
 from stitch.planner import plan
 from stitch.program import DataType, Layout, Space, TensorDesc
@@ -270,7 +273,7 @@ def points(
 
 def row_of(path: Path, rounds: int) -> Row:
     """All plans of a record, made again."""
-    record = read_record(path.read_text(encoding="utf-8"))
+    record = read_record(text_of(path))
     requests = [made.request for made in record.plans.values()]
     least = 0.0
     for request in requests:
@@ -314,32 +317,26 @@ def misses(rows: Sequence[Row]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="*", type=int, default=TASKS, metavar="N", help="lengths")
-    parser.add_argument("--live", nargs="*", type=int, default=LIVE, metavar="N", help="beside")
     parser.add_argument(
-        "--doubled", nargs="*", type=int, default=DOUBLED, metavar="N", help="where all fits"
+        "--tasks", nargs="*", type=from_one, default=TASKS, metavar="N", help="lengths"
+    )
+    parser.add_argument(
+        "--live", nargs="*", type=from_one, default=LIVE, metavar="N", help="beside"
+    )
+    parser.add_argument(
+        "--doubled", nargs="*", type=from_one, default=DOUBLED, metavar="N", help="where all fits"
     )
     parser.add_argument("--traces", nargs="*", type=Path, default=[], metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=2, help="the least counts")
+    parser.add_argument("--rounds", type=from_one, default=2, help="the least counts")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
-    if min([1, *options.tasks, *options.live, *options.doubled, options.rounds]) < 1:
-        parser.error("--tasks, --live, --doubled and --rounds are at least 1")
     try:
         rows = [row_of(path, options.rounds) for path in options.traces]
         at = points(options.tasks, options.live, options.doubled)
         rows += [measure(*point, options.rounds) for point in at]
-    except OSError as error:
-        print(f"planning.py: cannot read {error.filename}: {error.strerror}", file=sys.stderr)
-        return FormatError.exit_code
-    except UnicodeDecodeError as error:
-        print(f"planning.py: a trace is no UTF-8 text: {error.reason}", file=sys.stderr)
-        return FormatError.exit_code
     except StitchError as error:
-        print(f"planning.py: {error}", file=sys.stderr)
-        return error.exit_code
-    missed = misses(rows)
+        return refused("planning.py", error)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -348,9 +345,7 @@ def main(arguments: list[str] | None = None) -> int:
             taken = (r.planning_us, r.binding_us, r.elsewhere_us, r.replayed_us)
             times = (f"{us:9.2f}" if us is not None else f"{'-':>9}" for us in taken)
             print(f"{r.kind:<12} {r.tasks:>6} {r.live:>6}            {' '.join(times)}")
-    for text in missed:
-        print(f"missed: {text}", file=sys.stderr if options.json else sys.stdout)
-    return 1 if options.check and missed else 0
+    return told(misses(rows), check=options.check)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from command.outcome import refused, text_of, told
+from command.words import from_zero
 from residency_ways.chains import (
     Chain,
     Work,
@@ -45,7 +47,7 @@ from residency_ways.chains import (
 from residency_ways.covers import RULES, Cost, by_rule, costs, optimum, total, while_held
 
 import stitch
-from stitch.errors import FormatError, StitchError
+from stitch.errors import StitchError
 from stitch.machine import Machine
 from stitch.planner import Copy, Execute, Plan, PlanRequest, Relocate, plan
 from stitch.planner.residency import StayChain, chain_of, choose
@@ -289,7 +291,7 @@ def rows_of(traces: Sequence[Path], seeds: int) -> Iterator[Row]:
         if row is not None:
             yield row
     for path in traces:
-        for number, made in read_record(path.read_text(encoding="utf-8")).plans.items():
+        for number, made in read_record(text_of(path)).plans.items():
             row = measure(f"{path}:{number}", made.request)
             if row is not None:
                 yield row
@@ -300,23 +302,14 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, epilog=TRACES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traces", nargs="*", type=Path, default=[], metavar="FILE")
-    parser.add_argument("--seeds", type=int, default=6, help="how many random chains")
+    parser.add_argument("--seeds", type=from_zero, default=6, help="how many random chains")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
-    if options.seeds < 0:
-        parser.error("--seeds is a number from 0 on")
     try:
         rows = list(rows_of(options.traces, options.seeds))
-    except OSError as error:
-        print(f"residency.py: cannot read {error.filename}: {error.strerror}", file=sys.stderr)
-        return FormatError.exit_code
-    except UnicodeDecodeError as error:
-        print(f"residency.py: a trace is no UTF-8 text: {error.reason}", file=sys.stderr)
-        return FormatError.exit_code
     except StitchError as error:
-        print(f"residency.py: {error}", file=sys.stderr)
-        return error.exit_code
+        return refused("residency.py", error)
     missed = misses(rows)
     if all(row.ratio is None for row in rows):
         missed.append(
@@ -326,9 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         _show(rows)
-    for miss in missed:
-        print(f"missed: {miss}", file=sys.stderr if options.json else sys.stdout)
-    return 1 if options.check and missed else 0
+    return told(missed, check=options.check)
 
 
 def _show(rows: Sequence[Row]) -> None:

@@ -34,6 +34,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 import torch
+from command.outcome import told
 from train_ways.models import Sizes, Subject, subjects
 from train_ways.ways import OPTIMIZERS, Step, our_step, torch_step
 
@@ -221,9 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
             show(rows)
     if options.json:
         print(json.dumps([asdict(row) for row in everything], indent=2))
-    for goal in missed:
-        print(f"goal missed: {goal}", file=sys.stderr)
-    return 1 if options.check and missed else 0
+    return told(missed, check=options.check)
 
 
 if __name__ == "__main__":

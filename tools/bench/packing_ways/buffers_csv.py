@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from command.outcome import text_of
+
 from stitch.errors import FormatError
 from stitch.packing import Interval
 
@@ -18,12 +20,7 @@ _LARGEST = 1 << 40
 
 def read_buffers(path: Path) -> list[Interval]:
     """The buffers of a file, in its order; raises `FormatError`."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise FormatError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path} is not UTF-8 text: {error.reason} at {error.start}") from error
+    lines = text_of(path).splitlines()
     order = _columns(lines[0] if lines else "", f"{path}:1")
     buffers, first_lines = [], dict[str, int]()
     for number, line in enumerate(lines[1:], 2):
