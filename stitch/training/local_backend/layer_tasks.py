@@ -8,9 +8,9 @@ Must not know: devices.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from stitch import ops
 from stitch.graph import ComputationGraph
@@ -275,7 +275,7 @@ class LayerTasks:
         where = {name: self.spaces.get(port.name(binding)) for name, port in ports.items()}
         spaces = {name: space for name, space in where.items() if space is not None}
         slots = (signature.tensors, tuple(signature.arguments))
-        key = (stem, graph_key(graph), slots, tuple(sorted(spaces.items(), key=_first)))
+        key = (stem, graph_key(graph), slots, tuple(sorted(spaces.items())))
         known = self._ids.get(key)
         if known is not None:
             return known
@@ -287,6 +287,3 @@ class LayerTasks:
         )
         self._ids[key] = task_id
         return task_id
-
-
-_first: Callable[[tuple[str, Any]], str] = lambda item: item[0]  # noqa: E731

@@ -147,6 +147,5 @@ def graph_key(graph: ComputationGraph) -> object:
             for o in graph.operations
         ]),
         tuple([(c.value, c.data.dtype.str, c.data.tobytes()) for c in graph.constants]),
-        tuple([wish.text() for wish in graph.wishes]),
         tuple([body.meaning for body in graph.bodies]),
     )  # fmt: skip
