@@ -28,7 +28,7 @@ class TensorAccessor:
     Functions take it as an array (`numpy`), programs as a handle (`tensor`, `put`).
     """
 
-    __slots__ = ("_array", "_store", "_zeros", "desc", "name", "permission")
+    __slots__ = ("_array", "_put", "_store", "_zeros", "desc", "name", "permission")
 
     def __init__(self, store: TaskStore, name: str, permission: Permission, *, zeros: bool) -> None:
         """`zeros`: what is read before it is there is zero, as a sum is before its first part."""
@@ -36,17 +36,22 @@ class TensorAccessor:
         self.desc: TensorDesc = store.desc(name)
         self._store, self._zeros = store, zeros
         self._array: Array | None = None
+        self._put: Tensor | None = None
 
     @property
     def tensor(self) -> Tensor:
         """A handle on the device's tensor; raises `TaskError` without permission to read."""
         self._require(self.permission.reads, "read")
-        return self._store.tensor(self.name)
+        return self._store.tensor(self.name) if self._put is None else self._put
 
     def put(self, tensor: Tensor) -> None:
-        """A device's tensor takes its place; raises `TaskError` without permission to write."""
+        """A device's tensor takes its place when the task has ended.
+
+        Raises `TaskError` without permission to write, `UsageError` for one that does not fit.
+        """
         self._require(self.permission.writes, "written")
-        self._store.hold(self.name, tensor)
+        self._store.check(self.name, tensor)
+        self._put = tensor
 
     def numpy(self) -> Array:
         """The elements: a read-only array, or one whose elements are written back when the task
@@ -58,13 +63,15 @@ class TensorAccessor:
         return self._array
 
     def _elements(self) -> Array:
-        is_there = self._store.find(self.name) is not None
+        is_there = self._put is not None or self._store.find(self.name) is not None
         if self.permission.reads and (is_there or not self._zeros):
-            return self._store.tensor(self.name).numpy()
+            return self.tensor.numpy()
         return np.zeros(self.desc.shape, self.desc.layout.data_type.dtype)
 
     def write_back(self) -> None:
-        """What was written into the array goes to the device."""
+        """What was put takes its place, and what was written into the array goes to the device."""
+        if self._put is not None:
+            self._store.replace(self.name, self._put)
         if self._array is not None and self.permission.writes:
             self._store.write(self.name, self._array)
 
@@ -138,7 +145,7 @@ class TaskArgumentAccessor:
         return slot in self.binding.gradients
 
     def finish(self) -> None:
-        """The task has ended: what it wrote into arrays goes to the device."""
+        """The task has ended: what it put and what it wrote into arrays counts from now on."""
         for access in self._given:
             access.write_back()
 

@@ -70,8 +70,13 @@ class TaskStore:
         return tensor
 
     def hold(self, name: str, tensor: Tensor) -> None:
-        """The tensor of a name is this one from now on; raises `UsageError` for another shape,
-        element type or device."""
+        """The tensor of a name is this one from now on; raises what `check` does."""
+        self.check(name, tensor)
+        self.replace(name, tensor)
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """Raise `UsageError` for a tensor that cannot be that of a name: of another shape, element
+        type or device."""
         wanted = self.desc(name)
         self.device.check_device(tensor, f"tensor {name!r}")
         given = tensor.desc
@@ -80,6 +85,9 @@ class TaskStore:
                 f"tensor {name!r} is described otherwise", expected=wanted.text(),
                 got=given.text(),
             )  # fmt: skip
+
+    def replace(self, name: str, tensor: Tensor) -> None:
+        """The tensor of a name is this one, which was checked, from now on."""
         self._cells.hold(self._number(name), tensor)
 
     def write(self, name: str, array: Any) -> None:

@@ -219,6 +219,8 @@ def test_get_task_impl_gives_what_the_task_does(backend: LocalTaskBackend) -> No
     slots = task.invocation.binding.tensors
     backend.set_tensor(str(slots["input0"]), np.full((4, 6), -1, np.float32))
     implementation = backend.get_task_impl(task.invocation)
-    implementation(backend.get_args(task.invocation))
+    accessor = backend.get_args(task.invocation)
+    implementation(accessor)
+    accessor.finish()
     made = backend.get_tensor(str(slots["output0"]))
     np.testing.assert_array_equal(made, np.zeros((4, 6)))

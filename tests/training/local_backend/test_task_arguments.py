@@ -118,6 +118,42 @@ def test_what_is_written_into_an_array_is_there_when_the_task_has_ended(
     assert backend.get_tensor("d").tolist() == [[7, 7], [7, 7]]
 
 
+def test_what_is_put_counts_when_the_task_has_ended_and_not_if_it_raises(
+    backend: LocalTaskBackend,
+) -> None:
+    signature = task_signature(outputs=["y"], arguments={"raises": bool})
+    ones, device = np.ones((2, 2), np.float32), backend.device
+
+    def putting(accessor: TaskArgumentAccessor) -> None:
+        taken = accessor.get_tensor("y", WRITE)
+        with pytest.raises(UsageError, match="'d' is described otherwise"):
+            taken.put(device.tensor(ones[0]))
+        taken.put(device.tensor(ones))
+        if accessor.get_argument("raises"):
+            raise ValueError("no")
+
+    backend.register_task("putting", signature, putting)
+    for raises in (True, False):
+        invocation = TaskInvocation("putting", TaskBinding({"y": "d"}, {}, {"raises": raises}))
+        if raises:
+            with pytest.raises(ValueError, match="no"):
+                backend.execute(invocation)
+        else:
+            backend.execute(invocation)
+        expected = np.full((2, 2), ord("d")) if raises else ones
+        np.testing.assert_array_equal(backend.get_tensor("d"), expected)
+
+
+def test_a_task_reads_what_it_has_put(backend: LocalTaskBackend) -> None:
+    accessor = given(backend, back=True)
+    gradient = accessor.get_tensor_grad("x", BOTH)
+    gradient.put(backend.device.tensor(np.ones((2, 2), np.float32)))
+    assert gradient.tensor.numpy().sum() == gradient.numpy().sum() == 4
+    assert backend.store.find("a.grad") is None
+    accessor.finish()
+    assert backend.get_tensor("a.grad").sum() == 4
+
+
 def test_a_gradient_is_added_to_zero_before_its_first_part(backend: LocalTaskBackend) -> None:
     for expected in (100, 200):
         accessor = given(backend, back=True)
