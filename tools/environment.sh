@@ -73,6 +73,9 @@ is_installed() {
 
 create_environment() {
   local base
+  # Clearing a link clears what it leads to: the environment of another checkout, perhaps.
+  [ ! -L "$VENV" ] || fail "$VENV is a link, and what it leads to is no environment of $ROOT" \
+    "remove the link, or name another place: STITCH_VENV=/path/to/environment $0"
   base="$(find_python)" || fail "Python 3.11, 3.12 or 3.13 with its venv module is needed" \
     "try: apt-get install python3 python3-venv" \
     "or name an interpreter: STITCH_PYTHON=/path/to/python3.12 $0"
