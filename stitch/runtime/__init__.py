@@ -6,9 +6,9 @@ what it runs was compiled elsewhere, by anyone.
 It is built in floors, each of which knows only those below it: executors/ compute; values/ are the
 records of what lies where; backends/ allocate, copy and run on behalf of plans; recording/ makes
 work that runs again; queue/ gathers the tasks that wait. On these stand tensors, loaded programs,
-functions/ of the host, the device, and graphs/, which call many tasks in one go. Where a floor
-needs something of the device, it says by a Protocol what that is. Events, hooks and history are
-known from recording/ on.
+functions/ of the host, the device, graphs/, which call many tasks in one go, and loops/, which
+hold what lies between two such calls. Where a floor needs something of the device, it says by a
+Protocol what that is. Events, hooks and history are known from recording/ on.
 """
 
 from stitch.runtime.aggregation import AGGREGATE
@@ -28,8 +28,7 @@ from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import elements, export, lend, reshaped, take_back
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.loop_cells import Cells
-from stitch.runtime.loop_stages import Conversion, LoopStage, ProgramCall
+from stitch.runtime.loops import Cells, LoopStage
 from stitch.runtime.pipeline import RuntimePipeline
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
@@ -37,9 +36,8 @@ from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
 
 __all__ = [
     "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells",
-    "Conversion",
     "Event", "Executor", "HookContext", "HostResult", "InputPort", "LoadedProgram", "PlanMade",
-    "PlanRun", "PlanStopped", "PreparedGraph", "ProgramCall", "ReadBack", "RuntimeDevice",
+    "PlanRun", "PlanStopped", "PreparedGraph", "ReadBack", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written", "capture",
     "elements", "export", "lend", "make_executor", "program_peak", "reshaped", "take_back",
     "chain_graph", "totals_of",

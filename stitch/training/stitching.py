@@ -17,14 +17,13 @@ from stitch.errors import UsageError
 from stitch.program import Array, InputKind, TensorDesc
 from stitch.runtime import (
     Cells,
-    Conversion,
     InputPort,
     LoadedProgram,
     LoopStage,
-    ProgramCall,
     RuntimeDevice,
     Tensor,
 )
+from stitch.tasks import Future, TaskGraph
 from stitch.training.graphs import GRADIENT_NORM
 from stitch.training.programs import LABEL, LOSS, TrainingPrograms
 
@@ -100,17 +99,31 @@ class Stitched:
             cells.number(prefix + slot.name, program.output_desc(i))
             for i, slot in enumerate(program.outputs)
         )
-        call = ProgramCall(agent, self.inputs, self.outputs)
-        conversions = [
-            Conversion(port, number, cells.descs[number])
-            for port, number in zip(agent.ports, self.inputs, strict=True)
-            if port.name in entering
-        ]
         #: What enters, in order.
-        self.entering = tuple(conversion.port for conversion in conversions)
+        self.entering = tuple([port for port in agent.ports if port.name in entering])
         #: Runs on arrays or tensors for what enters, in order; once more on what entered last.
-        self.run = LoopStage(cells, conversions, [call], lost_by)
-        self.again = LoopStage(cells, [], [call], lost_by) if conversions else self.run
+        self.run = self._stage(entering, lost_by)
+        self.again = self._stage((), lost_by) if self.entering else self.run
+
+    def _stage(self, entering: Container[str], lost_by: str) -> LoopStage:
+        """The program as a task graph between cells; what enters comes to its cell first."""
+        cells, graph = self.cells, TaskGraph(self.agent.name)
+        reads: list[int | None] = []
+        writes: list[int] = []
+        given: list[Future] = []
+        for port, cell in zip(self.agent.ports, self.inputs, strict=True):
+            value = graph.input(port.desc, port.name)
+            enters = port.name in entering
+            reads.append(None if enters else cell)
+            if enters:
+                value = graph.copy(value, cells.descs[cell])
+                graph.output(value)
+                writes.append(cell)
+            given.append(value)
+        made = graph.call(self.agent, *given)
+        for output in made if isinstance(made, tuple) else (made,):
+            graph.output(output)
+        return LoopStage(cells, graph.table(), reads, [*writes, *self.outputs], lost_by)
 
 
 @dataclass(frozen=True, slots=True)

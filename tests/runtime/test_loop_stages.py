@@ -14,7 +14,7 @@ import pytest
 import stitch
 from stitch.errors import TaskError
 from stitch.program import Array, Ownership
-from stitch.runtime import Cells, Conversion, HookContext, LoopStage, ProgramCall
+from stitch.runtime import Cells, HookContext, LoopStage
 from tests.support.stitched_models import held_by, model
 
 SHAPE = (4, 64)
@@ -44,13 +44,18 @@ class Loop:
         look, step = (device.load(compiled) for compiled in programs(device.machine))
         self.device, self.cells = device, Cells(device)
         self.cells.grow(4)
-        descs = [port.desc for port in look.ports]
-        self.look = LoopStage(
-            self.cells, [Conversion(look.ports[0], BATCH, descs[0])],
-            [ProgramCall(look, (BATCH, STATE), (SEEN,))],
-        )  # fmt: skip
-        self.step = LoopStage(self.cells, [], [ProgramCall(step, (STATE, SEEN), (STATE, SUM))])
-        self.desc = descs[1]
+        x, state = (port.desc for port in look.ports)
+        seeing, stepping = stitch.TaskGraph("look"), stitch.TaskGraph("step")
+        batch = seeing.copy(seeing.input(x, "x"), x)
+        seeing.output(batch)
+        seeing.output(seeing.call(look, batch, seeing.input(state, "state")))
+        states = [stepping.input(port.desc, port.name) for port in step.ports]
+        for made in stepping.call(step, *states):
+            stepping.output(made)
+        cells = self.cells
+        self.look = LoopStage(cells, seeing.table(), (None, STATE), (BATCH, SEEN))
+        self.step = LoopStage(cells, stepping.table(), (STATE, SEEN), (STATE, SUM))
+        self.desc = state
         self.begin(np.full(SHAPE, 64.0, np.float32))
 
     def begin(self, state: Array) -> None:
@@ -161,4 +166,59 @@ def test_an_interrupted_turn_takes_what_it_was_overwriting(turns: int) -> None:
             loop.tensor(STATE).numpy()
         loop.begin(x)
         loop.turn(x)
+        loop.check()
+
+
+@pytest.mark.parametrize("window", [1, 64])
+def test_a_stage_of_several_tasks_is_a_task_graph(window: int) -> None:
+    """Programs, a copy and a host function between cells, each in the next run's way or not."""
+    seen: list[float] = []
+
+    def note(x: Array) -> None:
+        seen.append(float(x[0, 0]))
+
+    with stitch.open_device("wormhole_n150", window=window) as device:
+        look, step = (device.load(compiled) for compiled in programs(device.machine))
+        for with_host in (False, True):
+            cells, graph = Cells(device), stitch.TaskGraph("turn")
+            cells.grow(2)
+            x, state = (graph.input(port.desc, port.name) for port in look.ports)
+            read = graph.copy(graph.call(look, x, state), look.ports[0].desc)
+            after, total = graph.call(step, state, read)
+            graph.output(after)
+            graph.output(total)
+            if with_host:
+                graph.host(note, total)
+            turn = LoopStage(cells, graph.table(), (None, 0), (0, 1))
+            expected = np.full(SHAPE, 8.0, np.float32)
+            tensor = device.empty(look.ports[1].desc)
+            device.write(tensor, expected)
+            cells.hold(0, tensor)
+            del tensor
+            for k in range(8):
+                given = np.full(SHAPE, float(k), np.float32)
+                turn([given])
+                found, summed = cells.tensor(0), cells.tensor(1)
+                assert found is not None
+                assert summed is not None
+                np.testing.assert_array_equal(summed.numpy(), (given + expected) * 2)
+                expected = expected * np.float32(0.5)
+                np.testing.assert_array_equal(found.numpy(), expected)
+                del found, summed
+            cells.close()
+        assert seen == [2 * (k + 8.0 / 2**k) for k in range(8)]
+        del look, step, graph, turn, cells, x, state, read, after, total
+        device.flush()
+        assert held_by(device) == []
+
+
+def test_a_cell_without_a_value_is_named_and_nothing_is_queued() -> None:
+    with stitch.open_device("wormhole_n150") as device:
+        loop = Loop(device)
+        loop.cells.drop((STATE,))
+        with pytest.raises(TaskError, match="input 'state' of 'look' has no value yet"):
+            loop.look([np.ones(SHAPE, np.float32)])
+        assert device.tasks.is_idle
+        loop.begin(np.ones(SHAPE, np.float32))
+        loop.turn(np.ones(SHAPE, np.float32))
         loop.check()

@@ -19,7 +19,7 @@ from tests.support.training.models import batches, compiled, mlp, values_of
 
 STEPS = 14
 #: How often a stage is planned alone before it always waits in the queue.
-TRIES = "stitch.runtime.loop_stages.MAX_TRIES"
+TRIES = "stitch.runtime.loops.loop_stage.MAX_TRIES"
 Meddling = Callable[[TrainingInstance, int, Any], None]
 
 

@@ -5,6 +5,9 @@ what calls them.
 """
 
 from stitch.runtime.graphs.chain_graph import chain_graph
+from stitch.runtime.graphs.graph_rows import GraphRows, check_links, ports_of, queue_rows
 from stitch.runtime.graphs.prepared import PreparedGraph
 
-__all__ = ["PreparedGraph", "chain_graph"]
+__all__ = [
+    "GraphRows", "PreparedGraph", "chain_graph", "check_links", "ports_of", "queue_rows",
+]  # fmt: skip

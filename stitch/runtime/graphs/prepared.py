@@ -18,10 +18,9 @@ import numpy as np
 from stitch.argument_kinds import arranged
 from stitch.errors import UsageError
 from stitch.program import Array, TensorDesc
-from stitch.runtime.arguments import check_inputs, link_argument, link_value
+from stitch.runtime.arguments import link_argument
 from stitch.runtime.device import RuntimeDevice
-from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
-from stitch.runtime.graphs.graph_rows import GraphRows
+from stitch.runtime.graphs.graph_rows import GraphRows, check_links, ports_of, queue_rows
 from stitch.runtime.known_work import Entries, KnownWork
 from stitch.runtime.queue import Done
 from stitch.runtime.recording import (
@@ -107,17 +106,15 @@ class PreparedGraph:
         if not table.tasks:
             raise UsageError(f"a {self._name} needs at least one task")
         self.device = device
-        rows = GraphRows(device, table, device.load)
-        self._rows = rows.all()
+        self._rows = GraphRows(device, table, device.load).all()
         #: Whether any task may fail by itself: the queue knows which others run nevertheless.
-        self._calls_host = any(isinstance(row.agent, HostAgent) for row in self._rows)
-        readers: dict[int, InputPort] = {}
+        self._calls_host = any(row.is_host for row in self._rows)
+        readers = ports_of(self._rows)
         gone = {value: f"given away to a {self._name}" for name, value in table.inputs
                 if name in takes}  # fmt: skip
         makers: dict[int, _Output] = {}
         for row in self._rows:
             for position, number in enumerate(row.inputs):
-                readers.setdefault(number, row.ports[position])
                 if position in row.gone:
                     gone[number] = f"donated to {row.name!r}"
             for number, output in zip(row.outputs, row.gives(device), strict=True):
@@ -346,10 +343,7 @@ class PreparedGraph:
             link_argument(device, self._name, port, argument, True)
             for port, argument in zip(ports, arguments, strict=True)
         ]
-        for row in self._rows:
-            for number, port in zip(row.inputs, row.ports, strict=True):
-                if number < self._count and port is not ports[number]:
-                    link_value(device, row.name, port, given[number])
+        check_links(device, self._rows, given)
         return given
 
     def _run(self, given: Sequence[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
@@ -406,22 +400,8 @@ class PreparedGraph:
         tasks = self.device.tasks
         for value in given:
             value.check_usable()
-        values = dict(enumerate(given))
         try:
-            for row in self._rows:
-                inputs, agent = [values[number] for number in row.inputs], row.agent
-                if agent is None:
-                    assert row.desc is not None, "a copy"
-                    results = [tasks.convert(inputs[0], row.desc)]
-                elif isinstance(agent, HostAgent):
-                    assert row.call is not None, "a host function's"
-                    check_inputs(agent, inputs)
-                    call = QueuedCall(agent, row.call, None)
-                    results = queue_call(tasks, agent, call, inputs)
-                else:
-                    check_inputs(agent, inputs)
-                    results = tasks.append(agent.transformation, agent, inputs, agent.outputs)
-                values.update(zip(row.outputs, results, strict=True))
+            values = queue_rows(tasks, self._rows, given)
         except BaseException:
             # The queue was empty before, and what earlier tasks took is its owner's again.
             for value in given:

@@ -1,10 +1,10 @@
-"""Stages: programs of a loop between cells, which hold its tensors from one run to the next.
+"""Stages: task graphs of a loop between cells, which hold its tensors from one run to the next.
 
 A cell holds a value as a handle does. A stage reads cells and leaves its results in cells, and what
 an output overwrites stays in its cell: where nobody else holds anything, a loop makes no handle and
-no value. Comes in: loaded programs, arrays of a call. Goes out: tensors of cells. A stage runs at
-once where the queue is empty and running it changes nothing but its results; else it waits in the
-queue, with what comes next, as any call. Must not know what the cells are for.
+no value. Comes in: the table of a task graph, arrays of a call. Goes out: tensors of cells. A stage
+runs at once where the queue is empty and running it changes nothing but its results; else it waits
+in the queue, with what comes next, as any call. Must not know what the cells are for.
 """
 
 from __future__ import annotations
@@ -16,44 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from stitch.errors import TaskError
 from stitch.program import TensorDesc
-from stitch.runtime.arguments import check_inputs, link_arguments
+from stitch.runtime.arguments import link_argument
+from stitch.runtime.graphs import GraphRows, check_links, ports_of, queue_rows
 from stitch.runtime.known_work import Entries, KnownRun, KnownWork
-from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.loop_cells import Cells, State, Then
+from stitch.runtime.loops.cell_states import Cells, State, Then
 from stitch.runtime.recording import Binding, Stopped, perform, stopped_by, tell_run, tell_stopped
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.tensor_access import target_desc
-from stitch.runtime.values import (
-    AnyLease,
-    ArgumentRecord,
-    InputPort,
-    Status,
-    ValueRecord,
-    capture,
-)
+from stitch.runtime.values import AnyLease, InputPort, Status, ValueRecord
+from stitch.tasks import TaskTable
 
 READY = Status.READY
 #: How often it is planned alone and has to wait after all, before it always waits.
 MAX_TRIES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """What a call is given in this place comes to a cell, in the layout that `desc` says."""
-
-    port: InputPort
-    cell: int
-    desc: TensorDesc
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramCall:
-    """A program reads cells and leaves its outputs in cells."""
-
-    program: LoadedProgram
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,35 +84,40 @@ class _KnownTurn:
 
 
 class LoopStage:
-    """Runs of programs between cells, called in one go with what is to be converted first.
+    """Runs of a task graph between cells, called in one go with what it is given.
 
-    `lost_by`: what is said of entries that were being overwritten when a run was interrupted.
+    `reads`: for each input of the graph its cell, None for what a call is given. `writes`: for each
+    output its cell. `lost_by`: what is said of entries that were being overwritten when a run was
+    interrupted.
     """
 
     def __init__(
         self,
         cells: Cells,
-        conversions: Sequence[Conversion],
-        calls: Sequence[ProgramCall],
+        table: TaskTable,
+        reads: Sequence[int | None],
+        writes: Sequence[int],
         lost_by: str = "a run that was interrupted",
     ) -> None:
-        self.cells, self.device = cells, cells.device
-        self.conversions, self.calls, self.lost_by = tuple(conversions), tuple(calls), lost_by
-        self._ports = tuple([(c.port.dtype, c.port.shape) for c in self.conversions])
-        filled = {c.cell for c in self.conversions}
-        read: dict[int, None] = {}
-        for call in self.calls:
-            read |= dict.fromkeys(n for n in call.inputs if n not in filled)
-            filled |= set(call.outputs)
-        #: The cells that it reads as they were before it.
-        self.reads, self.writes = tuple(read), tuple(filled)
+        self.cells, self.device, self.lost_by = cells, cells.device, lost_by
+        table = table.flattened()  # As for a `PreparedGraph`.
+        self._name, self._names = table.name or "task graph", [name for name, _ in table.inputs]
+        self._rows = GraphRows(cells.device, table, cells.device.load).all()
+        self._reads, self._made = tuple(reads), [number for _, number in table.outputs]
+        ports = ports_of(self._rows)
+        given = zip(table.inputs, reads, strict=True)
+        self._given = [ports[number] for (_, number), cell in given if cell is None]
+        self._forms = tuple([(port.dtype, port.shape) for port in self._given])
+        #: The cells that it reads as they were before it, and those that it writes.
+        self.reads, self.writes = tuple([n for n in reads if n is not None]), tuple(writes)
         self._known: KnownWork[_Details] = KnownWork(self.device)
         #: Which of the runs from a state are its own. (Itself would keep the cells alive.)
         self._key = object()
-        self._tries = MAX_TRIES
+        #: Host functions may fail by themselves: the queue knows what runs nevertheless.
+        self._tries = 0 if any(row.is_host for row in self._rows) else MAX_TRIES
 
     def __call__(self, arguments: Sequence[Any] = (), then: Then = None) -> None:
-        """Run once, now or with the queue; arrays or tensors for the conversions.
+        """Run once, now or with the queue, on arrays or tensors for what it is given.
 
         `then` is called when it is certain that it runs, perhaps twice.
         """
@@ -157,7 +138,7 @@ class LoopStage:
                     self._run(turn, arguments, then)
                     return
         # Lists call who knows what, so no lock is held.
-        given = [self._link(c, a) for c, a in zip(self.conversions, arguments, strict=True)]
+        given = [self._link(p, a) for p, a in zip(self._given, arguments, strict=True)]
         with device.lock:
             self._queue(given, then)
 
@@ -165,7 +146,7 @@ class LoopStage:
 
     def _takes(self, arguments: Sequence[Any]) -> bool:
         """Whether arrays are of the forms that were recorded."""
-        for argument, (dtype, shape) in zip(arguments, self._ports, strict=True):
+        for argument, (dtype, shape) in zip(arguments, self._forms, strict=True):
             if (
                 type(argument) is not np.ndarray
                 or argument.dtype is not dtype
@@ -276,34 +257,34 @@ class LoopStage:
     def _append(self, given: Sequence[ValueRecord], then: Then) -> None:
         """Put it into the queue, whose lock is held."""
         device, cells = self.device, self.cells
-        for conversion, value in zip(self.conversions, given, strict=True):
-            value.check_usable()
-            cells.hold_value(conversion.cell, device.tasks.convert(value, conversion.desc))
-        for call in self.calls:
-            tensors = [cells.handle(number) for number in call.inputs]
-            inputs = link_arguments(device, call.program, tensors, False)
-            check_inputs(call.program, inputs)
-            outputs = device.tasks.append(
-                call.program.transformation, call.program, inputs, call.program.outputs
-            )
-            after, gone = cells.changed(dict(zip(call.outputs, outputs, strict=True)), rests=False)
-            cells.become(after, outputs, gone, then if call is self.calls[-1] else None)
+        values = queue_rows(device.tasks, self._rows, self._inputs(given))
+        outputs = [values[number] for number in self._made]
+        after, gone = cells.changed(dict(zip(self.writes, outputs, strict=True)), rests=False)
+        cells.become(after, outputs, gone, then)
 
-    def _link(self, conversion: Conversion, argument: Any) -> ValueRecord:
-        """What a conversion is given, as a value."""
-        port, device = conversion.port, self.device
+    def _inputs(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
+        """A value for each input of the graph."""
+        arguments, held, inputs = iter(given), self.cells.values, []
+        for name, cell in zip(self._names, self._reads, strict=True):
+            value = next(arguments) if cell is None else held[cell]
+            if value is None:
+                raise TaskError(
+                    f"input {name!r} of {self._name!r} has no value yet",
+                    remedy="run what makes it, or write it",
+                )
+            inputs.append(value)
+        check_links(self.device, self._rows, inputs)
+        return inputs
+
+    def _link(self, port: InputPort, argument: Any) -> ValueRecord:
+        """What a call is given, as a value: other types of numbers are those of tensors."""
         if type(argument) is Tensor:
-            device.check_device(argument, port.origin)
-        elif type(argument) is np.ndarray and argument.dtype == port.dtype:
-            allowed = device.host_memory.allowed
-            host = capture(argument, port.shape, port.type.data_type, False, port.origin, allowed)
-            return ArgumentRecord(device, host, port)
-        else:
-            argument = device.tensor(argument)
-        value: ValueRecord = argument._record
-        value.check_usable()
-        target_desc(value.desc, conversion.desc, device.machine.shape)
-        return value
+            self.device.check_device(argument, port.origin)
+        elif type(argument) is not np.ndarray or argument.dtype != port.dtype:
+            argument = self.device.tensor(argument)
+        if type(argument) is Tensor:
+            return argument._record
+        return link_argument(self.device, self._name, port, argument, False)
 
     # -- what is remembered ----------------------------------------------------------------------
 
