@@ -228,6 +228,7 @@ class Residency:
         self.touch(buffer)
         gone = self.buffers.pop(buffer)
         del self.users[buffer]
+        self.made.pop(buffer, None)
         if gone.address is not None:
             self.allocators[gone.space].free(gone.address)
             self.steps.append(Free(buffer))

@@ -263,3 +263,14 @@ def test_the_smallest_change_that_would_do_is_named() -> None:
     with pytest.raises(OutOfMemoryError) as error:
         plan(scene.request(), spills=False)
     assert "buffer 2 (2048 B) elsewhere would do: 2048 B per bank are missing" in str(error.value)
+
+
+def test_what_an_attempt_copies_is_what_is_there_now() -> None:
+    """Else a task of a long chain takes longer than one of a short chain."""
+    scene = Scene(SMALL)
+    read_in(scene)
+    state = Residency(scene.request())
+    sizes = {k: len(v) for k, v in vars(state).items() if isinstance(v, dict | set)}
+    for _ in range(50):
+        state.free(state.allocate(L1, state.shape(L1).base, 16, desc_of(16, L1), "x"))
+    assert {k: len(v) for k, v in vars(state).items() if isinstance(v, dict | set)} == sizes
