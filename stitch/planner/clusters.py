@@ -93,7 +93,9 @@ def addresses_in(
 def moved_in(known: Plan) -> dict[int, tuple[Buffer, int]]:
     """The buffers that a plan moves inside their space, as they lay, and where to, by number."""
     moved = {n: at for s in known.steps if isinstance(s, Relocate) for n, at in s.targets}
-    made = [step.buffer for step in known.steps if isinstance(step, Allocate)] if moved else []
+    if not moved:
+        return {}
+    made = [step.buffer for step in known.steps if isinstance(step, Allocate)]
     those = (*known.request.buffers, *made)
     return {b.number: (b, moved[b.number]) for b in those if b.number in moved}
 

@@ -161,8 +161,8 @@ def _numbers(known: Plan, request: PlanRequest, values: Numbers) -> Numbers | No
     old, new = _by_number(known.request), _by_number(request)
     if any(_form(old[a]) != _form(new[b]) for a, b in numbers.items()):
         return None
-    leaving = {i.buffer for r in known.request.residents if r.value in values.keys() - used
-               for i in r.instances}  # fmt: skip
+    idle = values.keys() - used
+    leaving = {i.buffer for r in known.request.residents if r.value in idle for i in r.instances}
     if any(old[a].origin != new[numbers[a]].origin for a in leaving):
         return None
     # What else lies in a buffer may have kept it alive, so the same ones are shared, but for those

@@ -323,16 +323,19 @@ class Plan:
     def leaving(self) -> set[tuple[Space, int]]:
         """The buffers that are evicted, or freed while others hold what lies in them, with their
         spaces."""
-        living = {resident.value for resident in self.final_values}
-        residents = self.request.residents
-        held = {i.buffer for r in residents if r.value in living for i in r.instances}
-        spaces = {buffer.number: buffer.space for buffer in self.request.buffers}
-        leaving = set()
-        for step in self.steps:
-            if isinstance(step, Copy) and step.kind == "evict":
-                leaving.add((step.source.desc.layout.space, step.source.buffer))
-            elif isinstance(step, Free) and step.buffer in held:
-                leaving.add((spaces[step.buffer], step.buffer))
+        made = {step.buffer.number for step in self.steps if isinstance(step, Allocate)}
+        freed = [s.buffer for s in self.steps if isinstance(s, Free) and s.buffer not in made]
+        leaving = {
+            (step.source.desc.layout.space, step.source.buffer)
+            for step in self.steps
+            if isinstance(step, Copy) and step.kind == "evict"
+        }
+        if freed:
+            living = {resident.value for resident in self.final_values}
+            residents = self.request.residents
+            held = {i.buffer for r in residents if r.value in living for i in r.instances}
+            spaces = {buffer.number: buffer.space for buffer in self.request.buffers}
+            leaving |= {(spaces[buffer], buffer) for buffer in freed if buffer in held}
         return leaving
 
     @property

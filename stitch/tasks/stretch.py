@@ -108,6 +108,15 @@ class Stretch:
             graph = graph.before
         return tuple(reversed(tasks))
 
+    def taken_over(self) -> set[int]:
+        """The numbers of the values whose place an output takes over."""
+        taken, graph = set(), self
+        while graph.before is not None:
+            assert graph.transformation is not None
+            taken.update([graph.inputs[at] for _, at in graph.transformation.aliases])
+            graph = graph.before
+        return taken
+
     @property
     def sources(self) -> tuple[int, ...]:
         """The numbers of the values from outside."""

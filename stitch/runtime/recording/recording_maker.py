@@ -450,12 +450,7 @@ def _reads_lent(places: Places) -> bool:
 def _passing(window: Window, kept: tuple[bool, ...]) -> set[int]:
     """The sources that nobody will refer to: they are freed when the window has run, unless an
     output of its tasks takes their buffer."""
-    given = {
-        task.inputs[position]
-        for task in window.graph.tasks
-        for _, position in task.transformation.aliases
-    }
-    return {number for number, _ in window.sources if not kept[number]} - given
+    return {number for number, _ in window.sources if not kept[number]} - window.graph.taken_over()
 
 
 def _reads_fixed(plan: Plan, window: Window) -> bool:
