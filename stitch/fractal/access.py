@@ -1,0 +1,280 @@
+"""Access functions: parts of nests, windows, pairs. They make maps of maps, and copy no leaf, but
+where rows of several nests come into one (`join`, and padding).
+
+Of zipped nests each gives a tuple, one result for each part. Comes in: nests. Goes out: nests. Must
+not know functions over nests.
+"""
+
+from __future__ import annotations
+
+from operator import index as as_index
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.fractal.fractal_tensor import Element, FractalTensor
+from stitch.fractal.zipped import Nest, as_nest, each_part, zip
+
+
+def head(xs: Nest) -> Element:
+    """The first element. Raises `IndexError` for an empty list."""
+    return as_nest("head", xs)[0]
+
+
+def last(xs: Nest) -> Element:
+    """The last element. Raises `IndexError` for an empty list."""
+    return as_nest("last", xs)[-1]
+
+
+def tail(xs: Nest) -> Element:
+    """The last element: `fold(f, xs)` is `tail(scan(f, xs))`. Raises `IndexError` where there is
+    none.
+
+    >>> int(tail(FractalTensor([1, 2, 3])))
+    3
+    """
+    return as_nest("tail", xs)[-1]
+
+
+def gather(xs: Nest, numbers: Any) -> Any:
+    """Elements by number, in this order, perhaps repeated.
+
+    >>> gather(FractalTensor([[0], [1, 2]]), [1, 0, 1]).tolist()
+    [[1, 2], [0], [1, 2]]
+    """
+    chosen = numbers.tolist() if isinstance(numbers, FractalTensor) else list(numbers)
+    return each_part("gather", xs, lambda part: part[chosen])
+
+
+def unbind(xs: Nest) -> list[Element]:
+    """The elements of the outermost list."""
+    return list(as_nest("unbind", xs))
+
+
+def split(xs: Nest, count: int) -> Any:
+    """`count` lists of equally many elements one after the other; the last one has the rest.
+
+    >>> split(FractalTensor([0, 1, 2, 3, 4]), 2).tolist()
+    [[0, 1], [2, 3, 4]]
+    """
+    parts = _at_least("split", "count", count, 1)
+
+    def cut(part: FractalTensor) -> FractalTensor:
+        size = part.length // parts
+        sizes = [size] * (parts - 1) + [part.length - size * (parts - 1)]
+        chosen = np.arange(part.length, dtype=np.int64)
+        return FractalTensor.of(part.data, part.index.grouped(chosen, sizes, parts))
+
+    return each_part("split", xs, cut)
+
+
+def join(xs: Nest, *others: Nest) -> Any:
+    """The elements of one list after those of the other; rows are copied where data differ.
+
+    >>> join(FractalTensor([1]), FractalTensor([2, 3])).tolist()
+    [1, 2, 3]
+    """
+    nests = [as_nest("join", each) for each in (xs, *others)]
+    whole = nests[0]
+    if isinstance(whole, FractalTensor):
+        listed = FractalTensor(nests)
+        return FractalTensor.of(listed.data, listed.index.flattened())
+    zipped = [each.parts for each in nests if not isinstance(each, FractalTensor)]
+    if len({len(parts) for parts in zipped}) != 1 or len(zipped) < len(nests):
+        raise UsageError("join takes nests of as many parts each")
+    return tuple([join(*parts) for parts in map(list, _transposed(zipped))])
+
+
+def repeat(xs: Nest, times: int) -> Any:
+    """The nest so many times, one list deeper.
+
+    >>> repeat(FractalTensor([1, 2]), 2).tolist()
+    [[1, 2], [1, 2]]
+    """
+    count = _at_least("repeat", "times", times, 0)
+    return each_part("repeat", xs, lambda p: FractalTensor.of(p.data, p.index.repeated(count)))
+
+
+def enumerate(*nests: Nest) -> Nest:  # as the field calls it
+    """The nests zipped, after the number of each element.
+
+    >>> enumerate(FractalTensor([7, 8])).tolist()
+    [(0, 7), (1, 8)]
+    """
+    if not nests:
+        raise UsageError("enumerate takes at least one FractalTensor")
+    first = as_nest("enumerate", nests[0])
+    return zip(FractalTensor(np.arange(first.length, dtype=np.int64)), *nests)
+
+
+def product(xs: FractalTensor, ys: FractalTensor) -> tuple[FractalTensor, FractalTensor]:
+    """All pairs, as two nests deeper by one: for each of ys, all of xs.
+
+    >>> [n.tolist() for n in product(FractalTensor([0, 1, 2]), FractalTensor([0, 1]))]
+    [[[0, 1, 2], [0, 1, 2]], [[0, 0, 0], [1, 1, 1]]]
+    """
+    for each in (xs, ys):
+        if not isinstance(each, FractalTensor):
+            as_nest("product", each)
+            raise UsageError("product takes two FractalTensors", got="zipped nests")
+    across = FractalTensor.of(xs.data, xs.index.repeated(ys.length))
+    return across, FractalTensor.of(ys.data, ys.index.spread(xs.length))
+
+
+def slide(
+    xs: Nest, window_size: int, stride: int = 1, dilation: int = 1, padding: int = 0,
+    padding_value: Element | None = None,
+) -> Any:  # fmt: skip
+    """Windows of `window_size` elements, `dilation` apart, that begin `stride` apart: one deeper.
+
+    There are `(n + 2 * padding - dilation * (window_size - 1) - 1) // stride + 1`; none is shorter.
+    `padding_value`: the element put so many times before and after.
+
+    >>> slide(FractalTensor([0, 1, 2, 3, 4]), 3, stride=2).tolist()
+    [[0, 1, 2], [2, 3, 4]]
+    """
+    size, step, apart = _window("slide", window_size, stride, dilation)
+    before = _at_least("slide", "padding", padding, 0)
+
+    def windows(part: FractalTensor) -> FractalTensor:
+        padded = _padded(part, before, before, padding_value)
+        count = max(0, (padded.length - apart * (size - 1) - 1) // step + 1)
+        return FractalTensor.of(padded.data, padded.index.windows(count, size, step, apart))
+
+    return each_part("slide", xs, windows)
+
+
+def window(
+    index: int, xs: Nest, window_size: int, dilation: int = 1, padding_value: Element | None = None
+) -> Any:
+    """The window around element `index`; what lies outside is `padding_value`.
+
+    >>> window(0, FractalTensor([1, 2, 3]), 3, padding_value=0).tolist()
+    [0, 1, 2]
+    """
+    size, _, apart = _odd_window("window", window_size, dilation)
+
+    def around(part: FractalTensor) -> FractalTensor:
+        at, half = _within("window", index, part.length), apart * (size // 2)
+        before, after = max(0, half - at), max(0, at + half + 1 - part.length)
+        begin = at - half + before
+        padded = _padded(part, before, after, padding_value)
+        part_of = range(begin, begin + 2 * half + 1, apart)
+        return FractalTensor.of(padded.data, padded.index.sliced(part_of))
+
+    return each_part("window", xs, around)
+
+
+def shifted_slide(xs: Nest, window_size: int, dilation: int = 1) -> Any:
+    """The window around each element, which goes on at the other end of the list: one deeper.
+
+    >>> shifted_slide(FractalTensor([0, 1, 2, 3]), 3).tolist()
+    [[3, 0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 0]]
+    """
+    size, _, apart = _odd_window("shifted_slide", window_size, dilation)
+
+    def around(part: FractalTensor) -> FractalTensor:
+        every = np.arange(part.length, dtype=np.int64)[:, None]
+        chosen = ((every + _offsets(size, apart)) % max(1, part.length)).ravel()
+        return FractalTensor.of(part.data, part.index.grouped(chosen, size, part.length))
+
+    return each_part("shifted_slide", xs, around)
+
+
+def shifted_window(index: int, xs: Nest, window_size: int, dilation: int = 1) -> Any:
+    """The window around element `index`, which goes on at the other end of the list.
+
+    >>> shifted_window(0, FractalTensor([1, 2, 3, 4]), 3).tolist()
+    [4, 1, 2]
+    """
+    size, _, apart = _odd_window("shifted_window", window_size, dilation)
+
+    def around(part: FractalTensor) -> FractalTensor:
+        at = _within("shifted_window", index, part.length)
+        chosen = (at + _offsets(size, apart)) % part.length
+        return FractalTensor.of(part.data, part.index.taken(chosen))
+
+    return each_part("shifted_window", xs, around)
+
+
+def dilate(xs: Nest, dilation: int) -> Any:
+    """The elements `dilation` apart, as lists that begin with each of the first ones: one deeper.
+
+    >>> dilate(FractalTensor([0, 1, 2, 3, 4]), 2).tolist()
+    [[0, 2, 4], [1, 3]]
+    """
+    apart = _at_least("dilate", "dilation", dilation, 1)
+
+    def strands(part: FractalTensor) -> FractalTensor:
+        count = min(apart, part.length)
+        if count and part.length % apart == 0:
+            index = part.index.windows(count, part.length // apart, 1, apart)
+            return FractalTensor.of(part.data, index)
+        lists = [np.arange(n, part.length, apart, dtype=np.int64) for n in range(count)]
+        chosen = np.concatenate([np.empty(0, np.int64), *lists])
+        sizes = [len(each) for each in lists]
+        return FractalTensor.of(part.data, part.index.grouped(chosen, sizes, count))
+
+    return each_part("dilate", xs, strands)
+
+
+def _padded(xs: FractalTensor, before: int, after: int, value: Element | None) -> FractalTensor:
+    """A nest with an element put so many times before and after it."""
+    if not before and not after:
+        return xs
+    if value is None:
+        raise UsageError(
+            "elements outside of a list need a value",
+            remedy="give padding_value=, an element of the same form",
+        )
+    element = value if isinstance(value, FractalTensor) else np.asarray(value, xs.dtype)
+    joined: FractalTensor = join(FractalTensor([element]), xs)
+    chosen = np.concatenate([
+        np.zeros(before, np.int64), np.arange(1, xs.length + 1, dtype=np.int64),
+        np.zeros(after, np.int64),
+    ])  # fmt: skip
+    return FractalTensor.of(joined.data, joined.index.taken(chosen))
+
+
+def _transposed(parts: Any) -> list[tuple[Any, ...]]:
+    return [tuple([each[number] for each in parts]) for number in range(len(parts[0]))]
+
+
+def _offsets(size: int, apart: int) -> Any:
+    """Of a window around an element, where its elements lie from there."""
+    return (np.arange(size, dtype=np.int64) - size // 2) * apart
+
+
+def _window(call: str, size: int, stride: int, dilation: int) -> tuple[int, int, int]:
+    words = (("window_size", size), ("stride", stride), ("dilation", dilation))
+    a, b, c = [_at_least(call, name, value, 1) for name, value in words]
+    return a, b, c
+
+
+def _odd_window(call: str, size: int, dilation: int) -> tuple[int, int, int]:
+    """A window around an element has one in its middle."""
+    sizes = _window(call, size, 1, dilation)
+    if sizes[0] % 2 == 0:
+        raise UsageError(f"{call} takes an odd window_size, as one element is in the middle",
+                         got=str(size))  # fmt: skip
+    return sizes
+
+
+def _at_least(call: str, name: str, value: int, least: int) -> int:
+    try:
+        number = as_index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise UsageError(f"{call} takes a whole number of {least} or more as {name}",
+                         got=" ".join(repr(value).split())[:60])  # fmt: skip
+    return number
+
+
+def _within(call: str, index: int, length: int) -> int:
+    """The number of an element that is there; negative ones count from the end."""
+    number = as_index(index)
+    if not -length <= number < length:
+        raise IndexError(f"{call}: element {number} of a FractalTensor of length {length}")
+    return number % length

@@ -1,0 +1,188 @@
+"""Index maps: which row of its data each leaf of a nest is.
+
+There are three forms, the narrowest that says it is used: *affine* (a first row and a stride for
+each depth: nests whose lists are equally long), *rows* (each innermost list is a run of rows), and
+a *list*. Access functions only make maps of maps. Comes in: an index tree, and which elements are
+wanted. Goes out: the tree and the map of those. Must not know the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from stitch.fractal.index_tree import IndexTree, Numbers, runs, strides_of
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Leaf (i, j, …) is row `base + i * strides[0] + j * strides[1] + …`."""
+
+    base: int
+    strides: tuple[int, ...]
+
+    def rows(self, tree: IndexTree) -> Numbers:
+        """The row of each leaf, in order."""
+        lengths = tree.uniform
+        assert lengths is not None, "lists are equally long"
+        rows = np.array([self.base], np.int64)
+        for length, stride in zip(lengths, self.strides, strict=True):
+            rows = (rows[:, None] + np.arange(length, dtype=np.int64) * stride).ravel()
+        return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The leaves of each innermost list lie in rows one after the other, from its start on."""
+
+    starts: Numbers
+
+    def rows(self, tree: IndexTree) -> Numbers:
+        """The row of each leaf, in order."""
+        return runs(self.starts, np.diff(tree.offsets(tree.depth - 1)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listed:
+    """Each leaf has a row of its own choice."""
+
+    numbers: Numbers
+
+    def rows(self, tree: IndexTree) -> Numbers:
+        """The row of each leaf, in order."""
+        return self.numbers
+
+
+IndexMap: TypeAlias = Affine | Rows | Listed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Indexed:
+    """A nest of rows: its lengths, and which row each leaf is."""
+
+    tree: IndexTree
+    map: IndexMap
+
+    @staticmethod
+    def whole(tree: IndexTree) -> Indexed:
+        """Rows in their order, one for each leaf."""
+        if tree.uniform is not None:
+            return Indexed(tree, Affine(0, strides_of(tree.uniform)))
+        return Indexed(tree, Rows(tree.offsets(tree.depth - 1)[:-1]))
+
+    def rows(self) -> Numbers:
+        """The row of each leaf, in order."""
+        return self.map.rows(self.tree)
+
+    def narrowed(self) -> Indexed:
+        """The same in the narrowest form: affine, else rows, else a list."""
+        tree, rows = self.tree, self.rows()
+        if tree.uniform is not None and len(rows):
+            shaped = rows.reshape(tree.uniform)
+            strides = tuple([
+                int(np.take(shaped, 1, axis).flat[0]) - int(rows[0]) if length > 1 else 0
+                for axis, length in enumerate(tree.uniform)
+            ])  # fmt: skip
+            affine = Affine(int(rows[0]), strides)
+            if np.array_equal(affine.rows(tree), rows):
+                return Indexed(tree, affine)
+        offsets = tree.offsets(tree.depth - 1)
+        if len(rows) and np.all(np.diff(offsets)):
+            starts = rows[offsets[:-1]]
+            if np.array_equal(Rows(starts).rows(tree), rows):
+                return Indexed(tree, Rows(starts))
+        return Indexed(tree, Listed(rows))
+
+    def element(self, index: int) -> Indexed:
+        """One element of the outermost list of a nest of lists; 0 ≤ index < length."""
+        if isinstance(self.map, Affine):
+            base = self.map.base + index * self.map.strides[0]
+            return Indexed(IndexTree.of(self.tree.lengths[1:]), Affine(base, self.map.strides[1:]))
+        one = self.taken(np.array([index], np.int64))
+        return Indexed(one.tree.inside(), one.map)
+
+    def row(self, index: int) -> int:
+        """The row of one element of a nest of depth 1; 0 ≤ index < length."""
+        match self.map:
+            case Affine(base, (stride,)):
+                return base + index * stride
+            case Rows(starts):
+                return int(starts[0]) + index
+            case Listed(numbers):
+                return int(numbers[index])
+        raise AssertionError("depth 1")
+
+    def sliced(self, chosen: range) -> Indexed:
+        """Elements of the outermost list at equal distances: what is affine stays so."""
+        if isinstance(self.map, Affine):
+            first, *rest = self.map.strides
+            base = self.map.base + chosen.start * first if chosen else self.map.base
+            lengths = [len(chosen), *self.tree.lengths[1:]]
+            return Indexed(IndexTree.of(lengths), Affine(base, (first * chosen.step, *rest)))
+        if self.tree.depth == 1 and isinstance(self.map, Rows) and chosen.step == 1:
+            return Indexed(IndexTree.of([len(chosen)]), Rows(self.map.starts + chosen.start))
+        return self.taken(np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64))
+
+    def taken(self, chosen: Numbers) -> Indexed:
+        """Elements of the outermost list in this order, perhaps repeated."""
+        tree, kept = self.tree.taken(chosen)
+        if self.tree.depth > 1 and (starts := self._starts()) is not None:
+            return Indexed(tree, Rows(starts[kept[-2]]))
+        return Indexed(tree, Listed(self.rows()[kept[-1]]))
+
+    def windows(self, count: int, size: int, stride: int, dilation: int) -> Indexed:
+        """`count` windows of `size` elements of the outermost list, `dilation` apart, that begin
+        `stride` apart: a nest deeper by one."""
+        if isinstance(self.map, Affine):
+            first, *rest = self.map.strides
+            lengths = [count, size, *self.tree.lengths[1:]]
+            strides = (first * stride, first * dilation, *rest)
+            return Indexed(IndexTree.of(lengths), Affine(self.map.base, strides))
+        begins = np.arange(count, dtype=np.int64) * stride
+        chosen = (begins[:, None] + np.arange(size, dtype=np.int64) * dilation).ravel()
+        return self.grouped(chosen, size, count)
+
+    def repeated(self, times: int) -> Indexed:
+        """The nest so many times: a nest deeper by one."""
+        if isinstance(self.map, Affine):
+            return Indexed(
+                IndexTree.of([times, *self.tree.lengths]),
+                replace(self.map, strides=(0, *self.map.strides)),
+            )
+        chosen = np.tile(np.arange(self.tree.length, dtype=np.int64), times)
+        return self.grouped(chosen, self.tree.length, times)
+
+    def spread(self, times: int) -> Indexed:
+        """Each element of the outermost list so many times: a nest deeper by one.
+
+        >>> Indexed.whole(IndexTree.of([2])).spread(3).rows().tolist()
+        [0, 0, 0, 1, 1, 1]
+        """
+        if isinstance(self.map, Affine):
+            first, *rest = self.map.strides
+            lengths = [self.tree.length, times, *self.tree.lengths[1:]]
+            return Indexed(IndexTree.of(lengths), Affine(self.map.base, (first, 0, *rest)))
+        chosen = np.repeat(np.arange(self.tree.length, dtype=np.int64), times)
+        return self.grouped(chosen, times, self.tree.length)
+
+    def flattened(self) -> Indexed:
+        """The elements of the lists in the outermost one, one after the other: less deep by one."""
+        return Indexed(self.tree.inside(), Listed(self.rows())).narrowed()
+
+    def grouped(self, chosen: Numbers, sizes: int | Sequence[int], count: int) -> Indexed:
+        """Elements of the outermost list in `count` lists of these sizes: a nest deeper by one."""
+        taken = self.taken(chosen)
+        return Indexed(taken.tree.grouped(sizes, count), taken.map)
+
+    def _starts(self) -> Numbers | None:
+        """Where each innermost list begins, if each lies in rows one after the other."""
+        match self.map:
+            case Rows(starts):
+                return starts
+            case Affine(base, strides) if strides[-1] == 1:
+                outer = Indexed(IndexTree.of(self.tree.lengths[:-1]), Affine(base, strides[:-1]))
+                return outer.rows()
+        return None

@@ -1,0 +1,197 @@
+"""Nested Python lists become data and an index.
+
+Lists are walked depth by depth, however deep or long they are. Comes in: lists of numbers, arrays,
+tensors, or parts that are nests themselves. Goes out: one array or tensor with a row for each leaf,
+and which row is which leaf. Must not know what a nest offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from stitch.errors import StitchError, UsageError
+from stitch.fractal.index_map import Indexed, Listed
+from stitch.fractal.index_tree import IndexTree
+from stitch.program import Array, DataType
+from stitch.runtime import Tensor
+
+#: Lists of lists of leaves, an array or a tensor (a list along its first axis), or a nest.
+Nested: TypeAlias = Any
+#: The data and index of what is a nest itself, None of what is none.
+PartsOf: TypeAlias = "Callable[[object], tuple[Array | Tensor, Indexed] | None]"
+#: Lists that contain themselves have no end.
+MAX_DEPTH = 32
+
+
+def read_nested(
+    nested: Nested, leaf_shape: Sequence[int] | None, dtype: Any, parts_of: PartsOf
+) -> tuple[Array | Tensor, Indexed]:
+    """One array or tensor with a row for each leaf, and the index that says which is which.
+
+    `leaf_shape`, `dtype`: of the leaves, if they are to be checked, or if there are none. Raises
+    `UsageError`.
+    """
+    if isinstance(nested, np.ndarray | Tensor):
+        if not nested.shape:
+            raise UsageError(
+                "a FractalTensor is a list of leaves", got="one number", remedy="give a list of it"
+            )
+        data: Array | Tensor = nested if isinstance(nested, Tensor) else _kept(nested, dtype)
+        return _checked(data, Indexed.whole(IndexTree.of([len(nested)])), leaf_shape, dtype)
+    if not isinstance(nested, list | tuple):
+        raise UsageError(
+            "a FractalTensor is made of nested lists, an array, or FractalTensors",
+            got=f"{type(nested).__name__}: {' '.join(repr(nested).split())[:60]}",
+        )
+    lengths, elements = _walked(nested, parts_of)
+    tree = IndexTree.of(lengths)
+    found = [parts_of(element) for element in elements]
+    if any(part is not None for part in found):
+        data, index = _joined(tree, found)
+    else:
+        data = _rows(tree, elements, leaf_shape, dtype)
+        index = Indexed.whole(tree)
+    return _checked(data, index, leaf_shape, dtype)
+
+
+def _walked(nested: Sequence[Any], parts_of: PartsOf) -> tuple[list[list[int]], list[Any]]:
+    """The lengths of all lists by depth, and what lies in the innermost ones, in order."""
+    lengths, level = [[len(nested)]], list(nested)
+    while any(isinstance(element, list | tuple) for element in level):
+        other = next((i for i, e in enumerate(level) if not isinstance(e, list | tuple)), None)
+        if other is not None:
+            listed = next(i for i, e in enumerate(level) if isinstance(e, list | tuple))
+            tree, depth = IndexTree.of(lengths), len(lengths)
+            raise UsageError(
+                "a FractalTensor has one depth",
+                where=f"{tree.path(other, depth)} is a leaf, {tree.path(listed, depth)} a list",
+                remedy="put the leaf into lists of its own",
+            )
+        if len(lengths) == MAX_DEPTH:
+            raise UsageError("lists are nested too deeply", expected=f"at most {MAX_DEPTH} deep")
+        lengths.append([len(element) for element in level])
+        level = [inner for element in level for inner in element]
+    return lengths, level
+
+
+def _rows(
+    tree: IndexTree, leaves: Sequence[Any], leaf_shape: Sequence[int] | None, dtype: Any
+) -> Array:
+    """Leaves one after the other in one array."""
+    if not leaves:
+        return np.empty((0, *(leaf_shape or ())), _type(np.float32 if dtype is None else dtype))
+    try:
+        arrays = [_array(leaf) for leaf in leaves]
+    except (TypeError, ValueError, StitchError) as error:
+        raise UsageError("a leaf of a FractalTensor is a number, an array or a tensor",
+                         got=str(error)) from error  # fmt: skip
+    kind = _type(dtype) if dtype is not None else np.result_type(*{a.dtype for a in arrays})
+    for number, array in enumerate(arrays):
+        if array.shape != arrays[0].shape or (dtype is None and array.dtype.kind != kind.kind):
+            raise UsageError(
+                "the leaves of a FractalTensor have one shape and one kind of number",
+                where=f"leaf {tree.path(number, tree.depth)}",
+                expected=f"{arrays[0].dtype}{list(arrays[0].shape)}, as the first one",
+                got=f"{array.dtype}{list(array.shape)}",
+            )
+    return _kept(np.stack(arrays), kind)
+
+
+def _array(leaf: Any) -> Array:
+    """A leaf as an array; Python's whole numbers are int64, others float32."""
+    if isinstance(leaf, Tensor):
+        return leaf.numpy()
+    array = np.asarray(leaf)
+    if array.dtype == object or (array.dtype.kind in "USmMV" and array.dtype.names is not None):
+        raise TypeError(f"{type(leaf).__name__}: {' '.join(repr(leaf).split())[:60]}")
+    DataType.from_dtype(array.dtype)
+    if isinstance(leaf, float):
+        array = array.astype(np.float32)
+    return array
+
+
+def _joined(
+    tree: IndexTree, parts: Sequence[tuple[Array | Tensor, Indexed] | None]
+) -> tuple[Array | Tensor, Indexed]:
+    """Nests in lists: deeper nests, over the data of all, which is copied unless it is the same."""
+    first = parts[0]
+    for number, part in enumerate(parts):
+        if part is None or first is None:
+            raise UsageError(
+                "a FractalTensor has one depth",
+                where=f"{tree.path(number if first else 0, tree.depth)} is a leaf, others are "
+                "FractalTensors",
+                remedy="put the leaf into a FractalTensor of its own",
+            )
+        (data, index), (data0, index0) = part, first
+        if index.tree.depth != index0.tree.depth or data.shape[1:] != data0.shape[1:]:
+            raise UsageError(
+                "FractalTensors in one list have one depth and one shape of leaves",
+                where=f"element {tree.path(number, tree.depth)}",
+                expected=f"depth {index0.tree.depth}, leaves {list(data0.shape[1:])}",
+                got=f"depth {index.tree.depth}, leaves {list(data.shape[1:])}",
+            )
+    known = [part for part in parts if part is not None]
+    datas = list({id(data): data for data, _ in known}.values())
+    return joined_data(datas), _index_of(tree, known, datas)
+
+
+def joined_data(datas: Sequence[Array | Tensor]) -> Array | Tensor:
+    """The rows of these, one after the other; of one: itself."""
+    if len(datas) == 1:
+        return datas[0]
+    arrays = [data.numpy() if isinstance(data, Tensor) else data for data in datas]
+    kinds = {array.dtype for array in arrays}
+    if len(kinds) > 1:
+        raise UsageError(
+            "FractalTensors in one list have leaves of one type",
+            got=", ".join(sorted(map(str, kinds))),
+            remedy="convert them first",
+        )
+    return _kept(np.concatenate(arrays), None)
+
+
+def _index_of(
+    tree: IndexTree,
+    parts: Sequence[tuple[Array | Tensor, Indexed]],
+    datas: Sequence[Array | Tensor],
+) -> Indexed:
+    """Which row of the joined data each leaf is."""
+    begins, begin = {}, 0
+    for data in datas:
+        begins[id(data)] = begin
+        begin += len(data)
+    depth = parts[0][1].tree.depth
+    inner = [
+        np.concatenate([np.diff(index.tree.offsets(level)) for _, index in parts])
+        for level in range(depth)
+    ]
+    rows = np.concatenate([begins[id(data)] + index.rows() for data, index in parts])
+    whole = IndexTree.of([*tree.lengths, *inner])
+    return Indexed(whole, Listed(rows)).narrowed()
+
+
+def _checked(
+    data: Array | Tensor, index: Indexed, leaf_shape: Sequence[int] | None, dtype: Any
+) -> tuple[Array | Tensor, Indexed]:
+    if leaf_shape is not None and tuple(data.shape[1:]) != tuple(leaf_shape):
+        raise UsageError("leaves have another shape", expected=str(list(leaf_shape)),
+                         got=str(list(data.shape[1:])))  # fmt: skip
+    return data, index
+
+
+def _kept(array: Array, dtype: Any) -> Array:
+    """An array that nobody else writes to."""
+    DataType.from_dtype(array.dtype)
+    kept = np.array(array, None if dtype is None else _type(dtype), order="C")
+    kept.flags.writeable = False
+    return kept
+
+
+def _type(dtype: Any) -> np.dtype[Any]:
+    kind = dtype.dtype if isinstance(dtype, DataType) else np.dtype(dtype)
+    DataType.from_dtype(kind)
+    return kind

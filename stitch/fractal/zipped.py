@@ -1,0 +1,97 @@
+"""`Zipped`: nests of one length, whose elements belong together.
+
+Comes in: FractalTensors, or such. Goes out: tuples of elements. What accesses it accesses all parts
+alike. Must not know functions over nests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from stitch.errors import UsageError
+from stitch.fractal.fractal_tensor import Element, FractalTensor
+
+#: What parallel functions and access functions take: a nest, or several of one length.
+Nest: TypeAlias = "FractalTensor | Zipped"
+
+
+class Zipped:
+    """Nests of one length: element i is the tuple of the parts' elements i.
+
+    >>> pairs = zip(FractalTensor([1, 2]), FractalTensor([[7], [8, 9]]))
+    >>> [(int(a), b.tolist()) for a, b in pairs]
+    [(1, [7]), (2, [8, 9])]
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Nest]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def length(self) -> int:
+        """How many elements each part has."""
+        return self.parts[0].length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, chosen: int | slice | Sequence[int]) -> Any:
+        """A tuple of elements, or some elements of all parts."""
+        found = [part[chosen] for part in self.parts]
+        return Zipped(found) if isinstance(chosen, slice | list) else tuple(found)
+
+    def __iter__(self) -> Iterator[tuple[Element, ...]]:
+        return (self[number] for number in range(self.length))
+
+    def tolist(self) -> list[Any]:
+        """Tuples of the parts' elements, as nested lists and numbers."""
+        parts = [part.tolist() for part in self.parts]
+        return [tuple([part[number] for part in parts]) for number in range(self.length)]
+
+    def __repr__(self) -> str:
+        return f"zip({', '.join(map(repr, self.parts))})"
+
+
+def zip(*nests: Nest | tuple[Any, ...]) -> Nest:  # as the field calls it
+    """Nests of one length as one whose elements are tuples; of one nest: itself.
+
+    Raises `UsageError` for lengths that differ, saying which. Nothing is copied.
+
+    >>> len(zip(FractalTensor([1, 2]), FractalTensor([3, 4])))
+    2
+    """
+    parts = [as_nest("zip", each) for each in nests]
+    if not parts:
+        raise UsageError("zip takes at least one FractalTensor")
+    for number, part in enumerate(parts):
+        if part.length != parts[0].length:
+            raise UsageError(
+                "zip takes FractalTensors of one length",
+                expected=f"{parts[0].length}, as the first one",
+                got=f"{part.length}, argument {number}",
+                remedy="cut the longer one: xs[:n]",
+            )
+    return parts[0] if len(parts) == 1 else Zipped(parts)
+
+
+def as_nest(call: str, value: object) -> Nest:
+    """A nest, or the nests of a tuple zipped, as functions with several results give them. Raises
+    `TypeError` for anything else."""
+    if isinstance(value, FractalTensor | Zipped):
+        return value
+    if type(value) is tuple and value:
+        return zip(*value)
+    shown = " ".join(repr(value).split())[:60]
+    raise TypeError(
+        f"{call} takes a FractalTensor (or several, zipped), not {type(value).__name__}: {shown}"
+    )
+
+
+def each_part(call: str, nest: object, access: Callable[[FractalTensor], FractalTensor]) -> Any:
+    """What an access function gives for a nest; for several a tuple, one for each."""
+    whole = as_nest(call, nest)
+    if isinstance(whole, FractalTensor):
+        return access(whole)
+    return tuple([each_part(call, part, access) for part in whole.parts])
