@@ -22,27 +22,72 @@ from stitch.training.local_backend.task_binding import (
 from stitch.training.local_backend.task_store import TaskStore
 
 
+class _TensorInUse:
+    """A tensor while one task runs, however many of its slots are bound to it: what was put in its
+    place, or its elements, which the task writes to."""
+
+    __slots__ = ("_store", "desc", "elements", "name", "put")
+
+    def __init__(self, store: TaskStore, name: str) -> None:
+        self.name, self.desc, self._store = name, store.desc(name), store
+        self.put: Tensor | None = None
+        self.elements: Array | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is anything to read."""
+        written = self.put is not None or self.elements is not None
+        return written or self._store.find(self.name) is not None
+
+    def tensor(self) -> Tensor:
+        """A handle on what it holds now."""
+        if self.elements is not None:
+            return self._store.device.tensor(self.elements)
+        return self._store.tensor(self.name) if self.put is None else self.put
+
+    def replace(self, tensor: Tensor) -> None:
+        """It is this one when the task has ended, and what was written into it before is lost."""
+        self._store.check(self.name, tensor)
+        self.put, self.elements = tensor, None
+
+    def finish(self) -> None:
+        """The task has ended: its changes count from now on."""
+        if self.elements is not None:
+            self._store.write(self.name, self.elements)
+        elif self.put is not None:
+            self._store.replace(self.name, self.put)
+
+
 class TensorAccessor:
     """A tensor that a task was given, as far as its permission goes.
 
-    Functions take it as an array (`numpy`), programs as a handle (`tensor`, `put`).
+    Functions take it as an array (`numpy`), programs as a handle (`tensor`, `put`). Slots that are
+    bound to one tensor share what is written.
     """
 
-    __slots__ = ("_array", "_put", "_store", "_zeros", "desc", "name", "permission")
+    __slots__ = ("_array", "_used", "_zeros", "permission")
 
-    def __init__(self, store: TaskStore, name: str, permission: Permission, *, zeros: bool) -> None:
+    def __init__(self, used: _TensorInUse, permission: Permission, *, zeros: bool) -> None:
         """`zeros`: what is read before it is there is zero, as a sum is before its first part."""
-        self.name, self.permission = name, permission
-        self.desc: TensorDesc = store.desc(name)
-        self._store, self._zeros = store, zeros
+        self.permission = permission
+        self._used, self._zeros = used, zeros
         self._array: Array | None = None
-        self._put: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+        return self._used.name
+
+    @property
+    def desc(self) -> TensorDesc:
+        """How the tensor is described."""
+        return self._used.desc
 
     @property
     def tensor(self) -> Tensor:
         """A handle on the device's tensor; raises `TaskError` without permission to read."""
         self._require(self.permission.reads, "read")
-        return self._store.tensor(self.name) if self._put is None else self._put
+        return self._used.tensor()
 
     def put(self, tensor: Tensor) -> None:
         """A device's tensor takes its place when the task has ended.
@@ -50,30 +95,31 @@ class TensorAccessor:
         Raises `TaskError` without permission to write, `UsageError` for one that does not fit.
         """
         self._require(self.permission.writes, "written")
-        self._store.check(self.name, tensor)
-        self._put = tensor
+        self._used.replace(tensor)
+        self._array = None
 
     def numpy(self) -> Array:
         """The elements: a read-only array, or one whose elements are written back when the task
-        has ended; to write only, it holds zeros."""
-        if self._array is None:
-            self._require(self.permission is not Permission.NONE, "looked at")
+        has ended; to write only, it holds zeros, unless the task has written to it by another
+        slot."""
+        self._require(self.permission is not Permission.NONE, "looked at")
+        used = self._used
+        if self.permission.writes:
+            if used.elements is None:
+                used.elements = self._elements()
+            return used.elements
+        if used.elements is not None:
+            # Others may write to it, whoever only reads it may not.
+            self._array = used.elements.view()
+        elif self._array is None:
             self._array = self._elements()
-            self._array.flags.writeable = self.permission.writes
+        self._array.flags.writeable = False
         return self._array
 
     def _elements(self) -> Array:
-        is_there = self._put is not None or self._store.find(self.name) is not None
-        if self.permission.reads and (is_there or not self._zeros):
-            return self.tensor.numpy()
+        if self.permission.reads and (self._used.is_there or not self._zeros):
+            return self._used.tensor().numpy()
         return np.zeros(self.desc.shape, self.desc.layout.data_type.dtype)
-
-    def write_back(self) -> None:
-        """What was put takes its place, and what was written into the array goes to the device."""
-        if self._put is not None:
-            self._store.replace(self.name, self._put)
-        if self._array is not None and self.permission.writes:
-            self._store.write(self.name, self._array)
 
     def _require(self, allowed: bool, what: str) -> None:
         if not allowed:
@@ -98,7 +144,7 @@ class TaskArgumentAccessor:
         self.signature = signature
         self.binding = invocation.binding
         self._store = store
-        self._given: list[TensorAccessor] = []
+        self._used: dict[str, _TensorInUse] = {}
 
     @property
     def device(self) -> RuntimeDevice:
@@ -146,8 +192,8 @@ class TaskArgumentAccessor:
 
     def finish(self) -> None:
         """The task has ended: what it put and what it wrote into arrays counts from now on."""
-        for access in self._given:
-            access.write_back()
+        for used in self._used.values():
+            used.finish()
 
     def _one(self, slot: str, permission: Permission, *, is_gradient: bool) -> TensorAccessor:
         (access,) = self._all(slot, permission, is_gradient=is_gradient, variadic=False)
@@ -178,9 +224,13 @@ class TaskArgumentAccessor:
                 + ("any number of tensors" if known.variadic else "one tensor"),
                 remedy=f"ask with {method}{'_grad' if is_gradient else ''}",
             )
-        taken = tuple([
-            TensorAccessor(self._store, name, permission, zeros=is_gradient)
+        return tuple([
+            TensorAccessor(self._in_use(name), permission, zeros=is_gradient)
             for name in names_of(bound)
         ])  # fmt: skip
-        self._given += taken
-        return taken
+
+    def _in_use(self, name: str) -> _TensorInUse:
+        used = self._used.get(name)
+        if used is None:
+            used = self._used[name] = _TensorInUse(self._store, name)
+        return used

@@ -15,6 +15,7 @@ from stitch.runtime import RuntimeDevice
 from stitch.tasks import Permission
 from stitch.training import (
     LocalTaskBackend,
+    ModelTrainingInstance,
     RuntimeArgument,
     SlotKind,
     TaskArgumentAccessor,
@@ -254,3 +255,80 @@ def test_two_slots_of_one_name_are_refused() -> None:
 
 def test_tensors_lie_where_they_are_described(backend: LocalTaskBackend) -> None:
     assert backend.store.tensor("a").space is Space.HOST
+
+
+def test_slots_bound_to_one_tensor_add_to_it_together(backend: LocalTaskBackend) -> None:
+    """Each had an array of its own, and the last one written back won."""
+    binding = TaskBinding(
+        {"x": "a", "many": ("a", "a"), "mask": "b", "w": "c", "y": "d"},
+        arguments=dict(BINDING.arguments),
+    )
+    signature = backward_signature(FORWARD)
+    binding = backward_binding(binding, signature)
+
+    def add(access: TaskArgumentAccessor) -> None:
+        reading = access.get_tensor_grad("x", READ).numpy()
+        for slot in (
+            access.get_tensor_grad("x", BOTH), access.get_tensor_grad("x", BOTH),
+            *access.get_variadic_tensor_grad("many", BOTH),
+        ):  # fmt: skip
+            elements = slot.numpy()
+            elements += 1
+        assert (reading == 0).all() and (access.get_tensor_grad("x", READ).numpy() == 4).all()
+        assert (access.get_tensor_grad("x", READ).tensor.numpy() == 4).all()
+        assert (access.get_tensor_grad("x", WRITE).numpy() == 4).all()
+        with pytest.raises(ValueError, match="read-only"):
+            access.get_tensor_grad("x", READ).numpy()[0] = 1
+
+    backend.register_task("add", signature, add)
+    backend.execute(TaskInvocation("add", binding))
+    np.testing.assert_array_equal(backend.get_tensor("a.grad"), np.full((2, 2), 4, np.float32))
+
+
+def test_an_operator_that_reads_one_value_twice_gets_both_parts_of_its_gradient() -> None:
+    b = ComputationGraphBuilder("square")
+    z = b.op("Add", b.input("x", (2, 2), "float32"), b.parameter("w", np.full((2, 2), 3, "f4")))
+    b.output("y", b.op("Mul", z, z))
+    graph, found = b.build(), []
+
+    def mine(access: TaskArgumentAccessor) -> None:
+        dy = access.get_tensor_grad("output0", READ).numpy()
+        v = access.get_tensor("input0", READ).numpy()
+        for slot in ("input0", "input1"):
+            if access.has_grad(slot):
+                gradient = access.get_tensor_grad(slot, BOTH).numpy()
+                gradient += dy * v
+
+    for own in (False, True):
+        with LocalTaskBackend(graph) as backing:
+            instance = ModelTrainingInstance(graph, backing)
+            if own:
+                last = backing.tasks("backward")[0].invocation.task_id
+                backing.register_task(last, backing.signature(last), mine)
+            backing.set_tensor("x", np.ones((2, 2), np.float32))
+            instance.forward()
+            backing.set_tensor("y.grad", np.ones((2, 2), np.float32))
+            instance.backward()
+            found.append(backing.get_tensor("w.grad").tolist())
+    assert found == [[[8, 8], [8, 8]]] * 2
+
+
+@pytest.mark.parametrize("looks", ["before", "after", "writes", "never"])
+def test_a_tensor_that_is_put_stays_as_it_is(backend: LocalTaskBackend, looks: str) -> None:
+    signature = backward_signature(FORWARD)
+    mine = backend.device.tensor(np.full((2, 2), 7, np.float32))
+
+    def put(access: TaskArgumentAccessor) -> None:
+        gradient = access.get_tensor_grad("w", BOTH)
+        if looks == "before":
+            gradient.numpy()[:] = 1
+        gradient.put(mine)
+        if looks == "after":
+            assert (gradient.numpy() == 7).all()
+        if looks == "writes":
+            gradient.numpy()[:] += 1
+
+    backend.register_task("put", signature, put)
+    backend.execute(TaskInvocation("put", backward_binding(BINDING, signature)))
+    expected = 8 if looks == "writes" else 7
+    assert (backend.get_tensor("c.grad") == expected).all() and (mine.numpy() == 7).all()
