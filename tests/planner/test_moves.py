@@ -220,9 +220,42 @@ def test_one_tensor_leaves_and_the_others_move_inside_where_that_is_cheapest() -
 
 
 def test_a_hole_is_widened_by_what_lies_below_it_where_nothing_lies_above() -> None:
-    assert Pieces([Move(0, 100, 80), Move(80, 0, 100)]).run_of_sources(20) == (0, 20)
+    assert Pieces([Move(0, 100, 80), Move(80, 0, 100)]).window(20) == (0, 20)
     # Above the hole [180, 200) nothing lies that stands in the way.
-    assert Pieces([Move(0, 100, 100), Move(100, 0, 80)]).run_of_sources(30) == (150, 180)
+    assert Pieces([Move(0, 100, 100), Move(100, 0, 80)]).window(50) == (150, 200)
+
+
+def test_a_hole_is_widened_across_the_next_hole_up_to_where_nothing_is_wanted() -> None:
+    pieces = Pieces([Move(0, 40, 30), Move(40, 0, 20), Move(64, 20, 20), Move(90, 70, 10)])
+    assert pieces.open == [(30, 40), (60, 64)]
+    assert [pieces.window(size) for size in (30, 50, 60)] == [(30, 60), (30, 80), (20, 80)]
+    assert pieces.lying_in((30, 80)) == [(40, 60), (64, 80)]
+
+
+def test_what_lies_below_a_hole_is_set_aside_too_where_too_little_lies_above() -> None:
+    # Above the widest hole lie 496 bytes in the way: what lies below it is set aside as well.
+    moves = [Move(1168, 9664, 6576), Move(7776, 1040, 7824), Move(15_744, 8864, 640)]
+    assert seconds_on_tiny(moves, [(1024, 1040)]) < 1.75e-6
+
+
+def test_what_no_free_region_holds_whole_is_priced_in_parts() -> None:
+    # The first tensor fits only in two regions, the other two whole: five transfers, not six.
+    moves = [Move(3920, 10_560, 4112), Move(10_592, 3280, 1248), Move(12_080, 5616, 2320)]
+    free = [(1024, 3280), (8032, 10_560), (14_672, 16_384)]
+    assert seconds_on_tiny(moves, free) < 0.61e-6
+
+
+def test_holes_are_widened_as_soon_as_there_is_room_for_what_lies_beside_them() -> None:
+    # Room comes free where the first tensor lay, once holes have grown narrow.
+    moves = [Move(1616, 10_752, 5392), Move(8848, 4208, 6128)]
+    assert seconds_on_tiny(moves, [(1024, 1616), (16_144, 16_384)]) < 0.84e-6
+
+
+def seconds_on_tiny(moves: list[Move], free: list[tuple[int, int]]) -> float:
+    """Seconds on `tiny` of the moves that carry these out."""
+    prices = prices_of("tiny")
+    done, _ = break_cycles(moves, free, 1 << 16, prices, 16)
+    return prices.seconds(done)
 
 
 def test_of_nine_tensors_of_a_full_space_the_one_that_closes_all_cycles_leaves() -> None:

@@ -53,10 +53,15 @@ def cheapest_cut(
     """
     if not room or len(moves) > MOST_MOVES:
         return None
-    cuts = _Cuts(moves, open_, prices, away)
-    spans = cuts.cheapest(room)
-    if spans is None:
-        return None
+    cuts = _Cuts(moves, open_, free, prices, away)
+    ways = [_ordered(moves, spans, cuts, free, away=away) for spans in cuts.cheapest(room)]
+    return min(ways, key=prices.seconds, default=None)
+
+
+def _ordered(
+    moves: Sequence[Move], spans: Sequence[Span], cuts: _Cuts, free: Sequence[Span], *, away: bool
+) -> list[Move]:
+    """All moves once spans have given way."""
     parted = [_parts(move, spans, cuts.open) for move in moves]
     rest, early, aside = ([part for parts in parted for part in parts[i]] for i in range(3))
     first, _, last = order_moves(rest)
@@ -72,9 +77,15 @@ class _Cuts:
     """Which move waits for which others, and what it costs that parts of these give way."""
 
     def __init__(
-        self, moves: Sequence[Move], open_: Sequence[Span], prices: Prices, away: bool
+        self,
+        moves: Sequence[Move],
+        open_: Sequence[Span],
+        free: Sequence[Span],
+        prices: Prices,
+        away: bool,
     ) -> None:
         self.moves, self.prices, self.away = moves, prices, away
+        self.rooms = sorted((end - start for start, end in free), reverse=True)
         self.wholes = spans_of(moves, "source")
         #: Where a part that goes home at once saves more than another transfer takes.
         self.open = [
@@ -92,10 +103,14 @@ class _Cuts:
                     self.awaited[i, j] = max(start, first), min(end, last)
         self._known: dict[tuple[int, Span], tuple[float, int]] = {}
 
-    def cheapest(self, room: int) -> list[Span] | None:
-        """The parts to give way, in order and apart."""
+    def cheapest(self, room: int) -> list[list[Span]]:
+        """The parts to give way, in order and apart: of whole tensors, and of parts if cheaper.
+
+        Free regions may be too narrow for parts to lie whole, so either may be the cheaper one.
+        """
         wholes, least = self._cheapest(room, float("inf"), parts=False)
-        return self._cheapest(room, least, parts=True)[0] or wholes
+        parts = self._cheapest(room, least, parts=True)[0]
+        return [spans for spans in (parts, wholes) if spans is not None]
 
     def _cheapest(self, room: int, least: float, *, parts: bool) -> tuple[list[Span] | None, float]:
         """The first set of those that cost less, of whole tensors or of parts too; its price."""
@@ -139,7 +154,16 @@ class _Cuts:
 
     def _aside(self, size: int) -> float:
         prices = self.prices
-        return prices.out(size) + prices.back(size) if self.away else 2 * prices.inside(size)
+        if self.away:
+            return prices.out(size) + prices.back(size)
+        # What no free region can hold whole is cut, and each part of it takes two transfers.
+        seconds = 0.0
+        for room in self.rooms:
+            if size <= room:
+                break
+            seconds += 2 * prices.inside(room)
+            size -= room
+        return seconds + 2 * prices.inside(size)
 
 
 def _parts(move: Move, spans: Sequence[Span], open_: Sequence[Span]) -> _Parts:

@@ -202,7 +202,7 @@ def _leave(
 ) -> list[Move] | None:
     """As `_stay`, but what the hole is widened by first is outside from first to last."""
     pieces = Pieces(moves)
-    span = pieces.run_of_sources(size - pieces.widest)
+    span = pieces.window(size)
     parts = [part for move in moves for part in cut_at(move, span)]
     rest = [part for part in parts if not span[0] <= part.source < span[1]]
     away = [part for part in parts if span[0] <= part.source < span[1]]
@@ -235,8 +235,8 @@ def _stay(
     """All moves by holes, widened to `size` where there is room; None if it costs `most`.
 
     Where the widest hole is narrower than that by the factor `narrow`, bytes beside it are set
-    aside where anything else is free. Holes are followed until they are narrow (what was set aside
-    has come home, or borders of tensors have cut them up), and widened so many `times`.
+    aside where anything else is free. Holes are followed until they are so narrow (what was set
+    aside has come home, or borders of tensors have cut them up), and widened so many `times`.
     """
     targets = union(spans_of(moves, "target"))
     spare = minus(union([*free, *spans_of(moves, "source")]), targets)
@@ -247,14 +247,25 @@ def _stay(
         widest = max(pieces.open, key=lambda span: (span[1] - span[0], -span[0]), default=(0, 0))
         rooms = [*free, *(span for span in pieces.open if span != widest)] if size else []
         width = widest[1] - widest[0]
-        wanted = min(size - width, nbytes_of(rooms)) if width * narrow < size else 0
-        staged = pieces.run_of_sources(wanted) if wanted > 0 else (0, 0)
-        times -= wanted > 0
+        staged, lying = (0, 0), list[Span]()
+        if width * narrow < size and rooms:
+            staged = pieces.window(min(size, width + nbytes_of(rooms)))
+            lying, rooms = pieces.lying_in(staged), minus(union(rooms), [staged])
+            # Holes inside the window are no rooms: a byte less of it is a byte more of room.
+            staged = pieces.window(
+                staged[1] - staged[0] - max(0, nbytes_of(lying) - nbytes_of(rooms))
+            )
+            lying = pieces.lying_in(staged)
+        staged = staged if lying else (0, 0)
+        times -= bool(lying)
         pieces.part_at(staged)
-        places = places_for([staged], free, rooms[len(free) :])
+        places = places_for(lying, free, minus(pieces.open, [staged]))
         taken = union((place, place + taken) for _, place, taken in places)
-        least = min(size, width + staged[1] - staged[0]) // narrow
-        done = pieces.follow(staged, minus(pieces.open, taken), least, prices, most)
+        # Holes are followed until they would be widened, or are as many times narrower than what
+        # could be made of them.
+        least = (staged[1] - staged[0]) // narrow if lying else min(width, size // narrow)
+        holes = minus(minus(pieces.open, taken), [staged])
+        done = pieces.follow(staged, holes, least, prices, most)
         if done is None:
             return None
         if not done:

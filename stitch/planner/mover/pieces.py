@@ -29,18 +29,22 @@ class Pieces:
         self.open = minus(targets, self.sources)
         self.widest = max((end - start for start, end in self.open), default=0)
 
-    def run_of_sources(self, size: int) -> Span:
-        """Where a piece of at most `size` bytes is set aside: beside the widest hole if it can."""
-        hole = max(self.open, key=lambda s: (s[1] - s[0], -s[0]), default=(-1, -1))
-        runs = self._runs()
-        for start, end in runs:
-            if start == hole[1]:
-                return start, min(end, start + size)
-        for start, end in runs:
-            if end == hole[0]:
-                return max(start, end - size), end
-        start, end = max(runs, key=lambda run: (run[1] - run[0], -run[0]), default=(0, 0))
-        return start, min(end, start + size)
+    def window(self, size: int) -> Span:
+        """Where a hole of `size` bytes is made: beside the widest hole, above it, then below it.
+
+        All of it is wanted by someone. What lies in it has to be set aside; holes in it are free.
+        """
+        low, high = max(self.open, key=lambda s: (s[1] - s[0], -s[0]), default=(-1, -1))
+        if low < 0:
+            low, high = max(self._runs(), key=lambda r: (r[1] - r[0], -r[0]), default=(0, 0))
+            high = low
+        first, last = next((s for s in self._targets if s[0] <= low < s[1]), (low, high))
+        high = max(high, min(last, low + size))
+        return max(first, min(low, high - size)), high
+
+    def lying_in(self, span: Span) -> list[Span]:
+        """Sources inside a span."""
+        return minus([span], minus([span], self.sources)) if span[0] < span[1] else []
 
     def part_at(self, span: Span) -> None:
         """Moves whose source a span cuts are parted there."""
