@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import TaskError
+from stitch.errors import TaskError, UsageError
 from stitch.program import Array, Ownership
 from stitch.runtime import Cells, HookContext, LoopStage
 from tests.support.stitched_models import held_by, model
@@ -222,3 +222,28 @@ def test_a_cell_without_a_value_is_named_and_nothing_is_queued() -> None:
         loop.begin(np.ones(SHAPE, np.float32))
         loop.turn(np.ones(SHAPE, np.float32))
         loop.check()
+
+
+def test_a_graph_that_is_no_stage_is_one_clear_error() -> None:
+    with stitch.open_device("tiny") as device:
+        look = device.load(programs(device.machine)[0])
+        cells = Cells(device)
+        cells.grow(3)
+
+        def stage(outputs: int, *, spare: bool = False, passes: bool = False) -> LoopStage:
+            graph = stitch.TaskGraph("look")
+            x, state = (graph.input(port.desc, port.name) for port in look.ports)
+            if spare:
+                graph.input(look.ports[0].desc, "spare")
+            seen = graph.call(look, x, state)
+            for _ in range(outputs):
+                graph.output(x if passes else seen)
+            return LoopStage(cells, graph.table(), (0, 1, 2)[: 2 + spare], range(outputs))
+
+        stage(1)
+        with pytest.raises(UsageError, match="a stage leaves each value in one cell"):
+            stage(2)
+        with pytest.raises(UsageError, match="no task of a look reads its input 'spare'"):
+            stage(1, spare=True)
+        with pytest.raises(UsageError, match="is one of its inputs, which no task makes"):
+            stage(1, passes=True)

@@ -199,7 +199,7 @@ def test_programs_are_loaded_once() -> None:
     graph.output(value)
     with open_tiny() as device:
         prepared = device.prepare(graph)
-        assert len({id(row.agent) for row in prepared._rows}) == 1
+        assert len({id(row.agent) for row in prepared._graph._rows}) == 1
         assert one(prepared(np.zeros(SHAPE, np.float32))).numpy()[0, 0] == 1 + 3 + 9 + 27 + 81
 
 

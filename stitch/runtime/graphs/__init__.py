@@ -5,9 +5,7 @@ what calls them.
 """
 
 from stitch.runtime.graphs.chain_graph import chain_graph
-from stitch.runtime.graphs.graph_rows import GraphRows, check_links, ports_of, queue_rows
+from stitch.runtime.graphs.placed_graph import PlacedGraph
 from stitch.runtime.graphs.prepared import PreparedGraph
 
-__all__ = [
-    "GraphRows", "PreparedGraph", "chain_graph", "check_links", "ports_of", "queue_rows",
-]  # fmt: skip
+__all__ = ["PlacedGraph", "PreparedGraph", "chain_graph"]

@@ -1,7 +1,7 @@
 """The tasks of a task graph on one device: programs are loaded, host functions have agents.
 
-Comes in: the table of a task graph without merged tasks; values for its inputs. Goes out: for each
-task what is queued for it; the graph in the queue. Must not know how a graph runs.
+Comes in: the table of a task graph without merged tasks. Goes out: for each task what is queued for
+it. Must not know how a graph runs, nor what it is given.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from typing import Any
 
 from stitch.errors import UsageError
 from stitch.program import Program, TensorDesc, ValueType
-from stitch.runtime.arguments import check_inputs, link_value
-from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
+from stitch.runtime.functions import HostAgent
 from stitch.runtime.loaded import LoadedProgram
-from stitch.runtime.queue import TaskQueue
-from stitch.runtime.tensor_access import target_desc
-from stitch.runtime.values import InputPort, ValueRecord
+from stitch.runtime.values import InputPort
 from stitch.tasks import Agent, CopyAgent, HostCall, ProgramAgent, TaskTable
 from stitch.ttb import Binary
 
@@ -39,11 +36,6 @@ class GraphRow:
     outputs: tuple[int, ...]
     ports: tuple[InputPort, ...]
     gone: frozenset[int]
-
-    @property
-    def is_host(self) -> bool:
-        """Whether a host function runs it, which may fail by itself."""
-        return isinstance(self.agent, HostAgent)
 
     @property
     def name(self) -> str:
@@ -109,52 +101,6 @@ class GraphRows:
                 binary = source
             loaded = self._loaded[id(source)] = self._load(binary)
         return loaded
-
-
-def ports_of(rows: Sequence[GraphRow]) -> dict[int, InputPort]:
-    """By the numbers of what tasks read: what the first of these takes it for."""
-    readers: dict[int, InputPort] = {}
-    for row in rows:
-        for number, port in zip(row.inputs, row.ports, strict=True):
-            readers.setdefault(number, port)
-    return readers
-
-
-def check_links(device: Any, rows: Sequence[GraphRow], given: Sequence[ValueRecord]) -> None:
-    """Raise what says so where a value given to a graph is none for a task that reads it."""
-    for row in rows:
-        for number, port in zip(row.inputs, row.ports, strict=True):
-            if number >= len(given):
-                continue
-            if row.desc is None:
-                link_value(device, row.name, port, given[number])
-            else:
-                target_desc(given[number].desc, row.desc, device.machine.shape)
-
-
-def queue_rows(
-    tasks: TaskQueue, rows: Sequence[GraphRow], given: Sequence[ValueRecord]
-) -> list[ValueRecord]:
-    """Put a graph into the queue, whose lock is held; its values by their numbers, pending.
-
-    Raises `TaskError` for values that are gone, and tasks queued before the one that reads such a
-    value stay in the queue.
-    """
-    values = list(given)
-    for row in rows:
-        inputs, agent = [values[number] for number in row.inputs], row.agent
-        if agent is None:
-            assert row.desc is not None, "a copy"
-            inputs[0].check_usable()
-            values.append(tasks.convert(inputs[0], row.desc))
-            continue
-        check_inputs(agent, inputs)
-        if isinstance(agent, HostAgent):
-            assert row.call is not None, "a host function's"
-            values += queue_call(tasks, agent, QueuedCall(agent, row.call, None), inputs)
-        else:
-            values += tasks.append(agent.transformation, agent, inputs, agent.outputs)
-    return values
 
 
 def _type_of(desc: TensorDesc) -> ValueType:

@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from stitch.argument_kinds import arranged
-from stitch.errors import UsageError
-from stitch.program import Array, TensorDesc
+from stitch.program import Array
 from stitch.runtime.arguments import link_argument
 from stitch.runtime.device import RuntimeDevice
-from stitch.runtime.graphs.graph_rows import GraphRows, check_links, ports_of, queue_rows
+from stitch.runtime.graphs.placed_graph import MadeValue, PlacedGraph
 from stitch.runtime.known_work import Entries, KnownWork
 from stitch.runtime.queue import Done
 from stitch.runtime.recording import (
@@ -33,7 +32,7 @@ from stitch.runtime.recording import (
     tell_stopped,
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
-from stitch.runtime.values import InputPort, InstanceRef, Lease, Status, ValueRecord
+from stitch.runtime.values import InstanceRef, Lease, Status, ValueRecord
 from stitch.tasks import TaskTable
 
 READY = Status.READY
@@ -73,10 +72,6 @@ class _Again:
         return arrays
 
 
-#: A value's descriptor, the key of that, and which program makes it.
-_Output: TypeAlias = "tuple[TensorDesc, int, str]"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Details:
     """Of a recording: its results that lie in leases, and those that lie in the buffers of entries.
@@ -84,9 +79,9 @@ class _Details:
     `order`: for each output of the graph its position among both; None where it is the same.
     """
 
-    own: tuple[_Output, ...]
+    own: tuple[MadeValue, ...]
     #: Position of the entry, how the result lies there, and the result.
-    carried: tuple[tuple[int, InstanceRef, _Output], ...]
+    carried: tuple[tuple[int, InstanceRef, MadeValue], ...]
     order: tuple[int, ...] | None
 
 
@@ -101,49 +96,24 @@ class PreparedGraph:
     def __init__(
         self, device: RuntimeDevice, table: TaskTable, takes: Collection[str] = ()
     ) -> None:
-        table = table.flattened()  # The members of merged tasks are queued one by one.
-        self._table, self._name = table, table.name or "task graph"
-        if not table.tasks:
-            raise UsageError(f"a {self._name} needs at least one task")
-        self.device = device
-        self._rows = GraphRows(device, table, device.load).all()
-        #: Whether any task may fail by itself: the queue knows which others run nevertheless.
-        self._calls_host = any(row.is_host for row in self._rows)
-        readers = ports_of(self._rows)
-        gone = {value: f"given away to a {self._name}" for name, value in table.inputs
-                if name in takes}  # fmt: skip
-        makers: dict[int, _Output] = {}
-        for row in self._rows:
-            for position, number in enumerate(row.inputs):
-                if position in row.gone:
-                    gone[number] = f"donated to {row.name!r}"
-            for number, output in zip(row.outputs, row.gives(device), strict=True):
-                makers[number] = (*output, row.name)
-        unread = [name for name, value in table.inputs if value not in readers]
-        if unread:
-            raise UsageError(
-                f"no task of a {self._name} reads its input {unread[0]!r}",
-                remedy="leave it out, or add the task that reads it",
-            )
-        self._ports: tuple[InputPort, ...] = tuple([readers[value] for _, value in table.inputs])
+        self.device, self._graph = device, PlacedGraph(device, table)
+        graph, self._name = self._graph, self._graph.name
+        self._calls_host, self._ports = graph.calls_host, graph.ports
         self._count = len(self._ports)
-        given = [value for _, value in table.outputs]
         #: The numbers of its results, in the order in which tasks make them, and which of these
         #: each output of the graph is, where that is another order.
-        self._given = sorted(set(given))
-        self._order = _unless_same([self._given.index(value) for value in given])
-        passed = next((name for name, value in table.outputs if value not in makers), None)
-        if passed is not None:
-            raise UsageError(
-                f"output {passed!r} of a {self._name} is one of its inputs, which no task makes",
-                remedy="make it of a copy: graph.output(graph.copy(x, layout))",
-            )
+        self._given = sorted(set(graph.outputs))
+        self._order = _unless_same([self._given.index(number) for number in graph.outputs])
         #: What its results are described by, the keys of that, and which task makes them.
-        self._outputs: tuple[_Output, ...] = tuple([makers[value] for value in self._given])
+        self._outputs = tuple([graph.made[number] for number in self._given])
         #: Which of its inputs it takes over, and what is said of what was given there.
-        self._donated = tuple([
-            (at, gone[value]) for at, (_, value) in enumerate(table.inputs) if value in gone
-        ])  # fmt: skip
+        gone = {
+            at: f"given away to a {self._name}"
+            for at, name in enumerate(graph.input_names)
+            if name in takes
+        }
+        gone |= {at: why for at, why in graph.taken_over.items() if at < self._count}
+        self._donated = tuple(sorted(gone.items()))
         self._known: KnownWork[_Details] = KnownWork(device)
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
@@ -343,7 +313,7 @@ class PreparedGraph:
             link_argument(device, self._name, port, argument, True)
             for port, argument in zip(ports, arguments, strict=True)
         ]
-        check_links(device, self._rows, given)
+        self._graph.link(given)
         return given
 
     def _run(self, given: Sequence[ValueRecord]) -> Tensor | tuple[Tensor, ...]:
@@ -401,7 +371,7 @@ class PreparedGraph:
         for value in given:
             value.check_usable()
         try:
-            values = queue_rows(tasks, self._rows, given)
+            values = self._graph.queue(given)
         except BaseException:
             # The queue was empty before, and what earlier tasks took is its owner's again.
             for value in given:
@@ -420,19 +390,19 @@ class PreparedGraph:
     def __repr__(self) -> str:
         inputs = ", ".join([f"{name}: {kind}" for name, kind in self._input_types])
         outputs = ", ".join(desc.text() for desc, _, _ in self._outputs)
-        count = len(self._rows)
+        count = self._graph.task_count
         tasks = f"{count} task{'s' * (count != 1)}"
         return f"<{type(self).__name__}({inputs}) -> {outputs}; {tasks} on {self.device!r}>"
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The names of the inputs."""
-        return tuple([name for name, _ in self._table.inputs])
+        return self._graph.input_names
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """The names of the outputs."""
-        return tuple([name for name, _ in self._table.outputs])
+        return self._graph.output_names
 
     @property
     def _input_types(self) -> list[tuple[str, str]]:

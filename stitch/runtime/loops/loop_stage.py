@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from stitch.errors import TaskError
+from stitch.errors import TaskError, UsageError
 from stitch.program import TensorDesc
 from stitch.runtime.arguments import link_argument
-from stitch.runtime.graphs import GraphRows, check_links, ports_of, queue_rows
+from stitch.runtime.graphs import PlacedGraph
 from stitch.runtime.known_work import Entries, KnownRun, KnownWork
 from stitch.runtime.loops.cell_states import Cells, State, Then
 from stitch.runtime.recording import Binding, Stopped, perform, stopped_by, tell_run, tell_stopped
@@ -56,7 +56,7 @@ class _Details:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _KnownTurn:
+class _RunFromState:
     """A run from one state of the cells to another: what it reads, overwrites, and makes."""
 
     known: KnownRun[_Details]
@@ -100,21 +100,21 @@ class LoopStage:
         lost_by: str = "a run that was interrupted",
     ) -> None:
         self.cells, self.device, self.lost_by = cells, cells.device, lost_by
-        table = table.flattened()  # As for a `PreparedGraph`.
-        self._name, self._names = table.name or "task graph", [name for name, _ in table.inputs]
-        self._rows = GraphRows(cells.device, table, cells.device.load).all()
-        self._reads, self._made = tuple(reads), [number for _, number in table.outputs]
-        ports = ports_of(self._rows)
-        given = zip(table.inputs, reads, strict=True)
-        self._given = [ports[number] for (_, number), cell in given if cell is None]
-        self._forms = tuple([(port.dtype, port.shape) for port in self._given])
+        self._graph = PlacedGraph(cells.device, table)
+        if len({*self._graph.outputs}) < len(self._graph.outputs):
+            raise UsageError("a stage leaves each value in one cell", got="one output twice")
+        #: For each input its cell, None where a call is given it; what calls are given.
+        self._cell_of_input = tuple(reads)
+        given = zip(self._graph.ports, reads, strict=True)
+        self._given_ports = tuple([port for port, cell in given if cell is None])
+        self._given_forms = tuple([(port.dtype, port.shape) for port in self._given_ports])
         #: The cells that it reads as they were before it, and those that it writes.
         self.reads, self.writes = tuple([n for n in reads if n is not None]), tuple(writes)
         self._known: KnownWork[_Details] = KnownWork(self.device)
         #: Which of the runs from a state are its own. (Itself would keep the cells alive.)
         self._key = object()
         #: Host functions may fail by themselves: the queue knows what runs nevertheless.
-        self._tries = 0 if any(row.is_host for row in self._rows) else MAX_TRIES
+        self._tries = 0 if self._graph.calls_host else MAX_TRIES
 
     def __call__(self, arguments: Sequence[Any] = (), then: Then = None) -> None:
         """Run once, now or with the queue, on arrays or tensors for what it is given.
@@ -129,16 +129,16 @@ class LoopStage:
                 device.drain(resting=False)
             if (self._known and device.tasks.is_idle and not device.copies_forbidden
                     and self._takes(arguments)):  # fmt: skip
-                turn = self.cells.held.state.runs.get(self._key)
-                if turn is None or not turn.holds(
-                    device.records.generation, self._known.count_exposed(turn.entries)
+                run = self.cells.held.state.runs.get(self._key)
+                if run is None or not run.holds(
+                    device.records.generation, self._known.count_exposed(run.entries)
                 ):
-                    turn = self._found_turn()
-                if turn is not None:
-                    self._run(turn, arguments, then)
+                    run = self._run_from_here()
+                if run is not None:
+                    self._run(run, arguments, then)
                     return
         # Lists call who knows what, so no lock is held.
-        given = [self._link(p, a) for p, a in zip(self._given, arguments, strict=True)]
+        given = [self._link(p, a) for p, a in zip(self._given_ports, arguments, strict=True)]
         with device.lock:
             self._queue(given, then)
 
@@ -146,7 +146,7 @@ class LoopStage:
 
     def _takes(self, arguments: Sequence[Any]) -> bool:
         """Whether arrays are of the forms that were recorded."""
-        for argument, (dtype, shape) in zip(arguments, self._forms, strict=True):
+        for argument, (dtype, shape) in zip(arguments, self._given_forms, strict=True):
             if (
                 type(argument) is not np.ndarray
                 or argument.dtype is not dtype
@@ -160,25 +160,25 @@ class LoopStage:
         values = self.cells.values
         return tuple([values[number] for number in self.reads])
 
-    def _run(self, turn: _KnownTurn, arguments: Sequence[Any], then: Then) -> None:
+    def _run(self, run: _RunFromState, arguments: Sequence[Any], then: Then) -> None:
         """Run what is known into values that rest, and hand these over."""
-        device, binding = self.device, turn.binding
-        turn.lease.last_run = device.tasks.queued.number
+        device, binding = self.device, run.binding
+        run.lease.last_run = device.tasks.queued.number
         try:
             ran = perform(device, binding, arguments)
-            if then is None and not turn.gone:
-                self.cells.held.state = turn.after
+            if then is None and not run.gone:
+                self.cells.held.state = run.after
             else:
-                self.cells.become(turn.after, (), turn.gone, then)
+                self.cells.become(run.after, (), run.gone, then)
         except BaseException as error:
             stopped = stopped_by(error)
             if device.records.is_whole:
-                self._stopped(turn, stopped)
+                self._stopped(run, stopped)
             raise
         if ran is not True:
             tell_run(device, binding, ran)
 
-    def _found_turn(self) -> _KnownTurn | None:
+    def _run_from_here(self) -> _RunFromState | None:
         """What runs from here on, in places of an idle lease; None where nothing is known of it, or
         somebody else has what it would overwrite."""
         device, cells = self.device, self.cells
@@ -201,9 +201,9 @@ class LoopStage:
         results = [result.cell for result in details.results]
         after, gone = cells.changed(dict(zip(results, values, strict=True)))
         carried = details.overwritten(entries)
-        turn = _KnownTurn(known, binding, lease, entries, carried, tuple(values), after, gone)
-        cells.held.state.runs[self._key] = turn
-        return turn
+        run = _RunFromState(known, binding, lease, entries, carried, tuple(values), after, gone)
+        cells.held.state.runs[self._key] = run
+        return run
 
     def _found_run(self, entries: Entries) -> KnownRun[_Details] | None:
         """What serves these entries, if nobody else has those that it overwrites."""
@@ -217,12 +217,12 @@ class LoopStage:
                 return None
         return known
 
-    def _stopped(self, turn: _KnownTurn, stopped: Stopped) -> None:
+    def _stopped(self, run: _RunFromState, stopped: Stopped) -> None:
         """A run ended half-way: what it was overwriting is lost."""
-        for value in turn.carried:
+        for value in run.carried:
             self.device.give_up(value, self.lost_by)
             value.status = Status.LOST
-        tell_stopped(self.device, turn.binding, stopped)
+        tell_stopped(self.device, run.binding, stopped)
 
     # -- by way of the queue ---------------------------------------------------------------------
 
@@ -256,24 +256,24 @@ class LoopStage:
 
     def _append(self, given: Sequence[ValueRecord], then: Then) -> None:
         """Put it into the queue, whose lock is held."""
-        device, cells = self.device, self.cells
-        values = queue_rows(device.tasks, self._rows, self._inputs(given))
-        outputs = [values[number] for number in self._made]
+        cells = self.cells
+        values = self._graph.queue(self._inputs(given))
+        outputs = [values[number] for number in self._graph.outputs]
         after, gone = cells.changed(dict(zip(self.writes, outputs, strict=True)), rests=False)
         cells.become(after, outputs, gone, then)
 
     def _inputs(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
         """A value for each input of the graph."""
         arguments, held, inputs = iter(given), self.cells.values, []
-        for name, cell in zip(self._names, self._reads, strict=True):
+        for name, cell in zip(self._graph.input_names, self._cell_of_input, strict=True):
             value = next(arguments) if cell is None else held[cell]
             if value is None:
                 raise TaskError(
-                    f"input {name!r} of {self._name!r} has no value yet",
+                    f"input {name!r} of {self._graph.name!r} has no value yet",
                     remedy="run what makes it, or write it",
                 )
             inputs.append(value)
-        check_links(self.device, self._rows, inputs)
+        self._graph.link(inputs)
         return inputs
 
     def _link(self, port: InputPort, argument: Any) -> ValueRecord:
@@ -284,7 +284,7 @@ class LoopStage:
             argument = self.device.tensor(argument)
         if type(argument) is Tensor:
             return argument._record
-        return link_argument(self.device, self._name, port, argument, False)
+        return link_argument(self.device, self._graph.name, port, argument, False)
 
     # -- what is remembered ----------------------------------------------------------------------
 

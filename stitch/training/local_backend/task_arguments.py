@@ -45,7 +45,7 @@ class _TensorInUse:
             return self._store.device.tensor(self.elements)
         return self._store.tensor(self.name) if self.put is None else self.put
 
-    def replace(self, tensor: Tensor) -> None:
+    def take(self, tensor: Tensor) -> None:
         """It is this one when the task has ended, and what was written into it before is lost."""
         self._store.check(self.name, tensor)
         self.put, self.elements = tensor, None
@@ -95,7 +95,7 @@ class TensorAccessor:
         Raises `TaskError` without permission to write, `UsageError` for one that does not fit.
         """
         self._require(self.permission.writes, "written")
-        self._used.replace(tensor)
+        self._used.take(tensor)
         self._array = None
 
     def numpy(self) -> Array:

@@ -1,0 +1,104 @@
+"""`PlacedGraph`: a task graph on one device, ready to be queued.
+
+Comes in: the table of a task graph; values for its inputs. Goes out: what each input takes, what
+each output is, what is taken over; the graph in the queue. Must not know how a graph runs, nor who
+holds its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from stitch.errors import UsageError
+from stitch.program import TensorDesc
+from stitch.runtime.arguments import check_inputs, link_value
+from stitch.runtime.device import RuntimeDevice
+from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
+from stitch.runtime.graphs.graph_rows import GraphRows
+from stitch.runtime.tensor_access import target_desc
+from stitch.runtime.values import InputPort, ValueRecord
+from stitch.tasks import TaskTable
+
+#: A value's descriptor, the key of that, and which task makes it.
+MadeValue: TypeAlias = "tuple[TensorDesc, int, str]"
+
+
+class PlacedGraph:
+    """The tasks of a graph with the programs and agents of a device.
+
+    Raises `UsageError` for a graph without tasks, with an input that no task reads or an output
+    that no task makes, and for programs of another device.
+    """
+
+    def __init__(self, device: RuntimeDevice, table: TaskTable) -> None:
+        table = table.flattened()  # The members of merged tasks are queued one by one.
+        self.device, self.name = device, table.name or "task graph"
+        self.input_names = tuple([name for name, _ in table.inputs])
+        self.output_names = tuple([name for name, _ in table.outputs])
+        #: The values that its outputs are, by number.
+        self.outputs = tuple([number for _, number in table.outputs])
+        if not table.tasks:
+            raise UsageError(f"a {self.name} needs at least one task")
+        self._rows = GraphRows(device, table, device.load).all()
+        self.task_count = len(self._rows)
+        #: Whether any task may fail by itself: the queue knows which others run nevertheless.
+        self.calls_host = any(isinstance(row.agent, HostAgent) for row in self._rows)
+        #: What its tasks make, by number, and which of its inputs they take over, with why.
+        self.made: dict[int, MadeValue] = {}
+        self.taken_over: dict[int, str] = {}
+        readers: dict[int, InputPort] = {}
+        for row in self._rows:
+            for position, number in enumerate(row.inputs):
+                readers.setdefault(number, row.ports[position])
+                if position in row.gone:
+                    self.taken_over[number] = f"donated to {row.name!r}"
+            for number, output in zip(row.outputs, row.gives(device), strict=True):
+                self.made[number] = (*output, row.name)
+        unread = [name for name, number in table.inputs if number not in readers]
+        if unread:
+            raise UsageError(
+                f"no task of a {self.name} reads its input {unread[0]!r}",
+                remedy="leave it out, or add the task that reads it",
+            )
+        #: What each input takes, as the first task that reads it has it.
+        self.ports: tuple[InputPort, ...] = tuple([readers[number] for _, number in table.inputs])
+        passed = [name for name, number in table.outputs if number not in self.made]
+        if passed:
+            raise UsageError(
+                f"output {passed[0]!r} of a {self.name} is one of its inputs, which no task makes",
+                remedy="make it of a copy: graph.output(graph.copy(x, layout))",
+            )
+
+    def link(self, given: Sequence[ValueRecord]) -> None:
+        """Raise what says so where a value for an input is none for a task that reads it."""
+        for row in self._rows:
+            for number, port in zip(row.inputs, row.ports, strict=True):
+                if number >= len(given):
+                    continue
+                if row.desc is None:
+                    link_value(self.device, row.name, port, given[number])
+                else:
+                    target_desc(given[number].desc, row.desc, self.device.machine.shape)
+
+    def queue(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
+        """Put all tasks into the queue, whose lock is held; their values by number, pending.
+
+        Raises `TaskError` for values that are gone; tasks queued before the one that reads such a
+        value stay in the queue.
+        """
+        tasks, values = self.device.tasks, list(given)
+        for row in self._rows:
+            inputs, agent = [values[number] for number in row.inputs], row.agent
+            if agent is None:
+                assert row.desc is not None, "a copy"
+                inputs[0].check_usable()
+                values.append(tasks.convert(inputs[0], row.desc))
+                continue
+            check_inputs(agent, inputs)
+            if isinstance(agent, HostAgent):
+                assert row.call is not None, "a host function's"
+                values += queue_call(tasks, agent, QueuedCall(agent, row.call, None), inputs)
+            else:
+                values += tasks.append(agent.transformation, agent, inputs, agent.outputs)
+        return values
