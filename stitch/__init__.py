@@ -61,9 +61,9 @@ else:
             "training": "Adam AdamW LossTensor SGD TensorFuture TrainingInstance losses schedules",
             "version": "__version__",
         },
-        modules="api argument_kinds budget cli compiler documents errors files forms fractal frontend "
-        "graph linker linking machine memory model on_demand ops packing planner program report "
-        "runtime tasks training ttb version",
+        modules="api argument_kinds budget cli compiler documents errors files forms fractal "
+        "frontend graph linker linking machine memory model on_demand ops packing planner program "
+        "report runtime tasks training ttb version",
     )
 
 __all__ = [

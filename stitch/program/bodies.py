@@ -28,6 +28,7 @@ class Body:
     `inputs` are the values that stand for the operation's operands, `ABSENT` where that has none;
     `outputs` those that its results are: values that operations of the body make, no two alike.
 
+    >>> from stitch.program import DataType
     >>> kind = ValueType((2,), DataType.FLOAT32)
     >>> values = Value("x", kind), Value("y", kind)
     >>> body = Body((0,), (1,), values, (Operation("Relu", (0,), (1,)),))
@@ -106,6 +107,7 @@ def operation_line(
 class BodyPool:
     """Bodies by index, equal ones once.
 
+    >>> from stitch.program import DataType
     >>> pool, kind = BodyPool(), ValueType((2,), DataType.FLOAT32)
     >>> values = Value("x", kind), Value("y", kind)
     >>> body = Body((0,), (1,), values, (Operation("Relu", (0,), (1,)),))
