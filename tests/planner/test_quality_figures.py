@@ -157,6 +157,7 @@ def relayouts(machine: str, *, full: bool) -> tuple[float, int, int]:
     ("machine", "full", "microseconds", "moves"),
     [("tiny", True, 56.5, 242), ("wormhole_n150", True, 98.0, 221),
      ("tiny", False, 150.2, 2_100), ("wormhole_n150", False, 352.7, 2_100)],
+    ids=["tiny-full", "wormhole_n150-full", "tiny-gaps", "wormhole_n150-gaps"],
 )  # fmt: skip
 def test_relayouts_take_no_longer_and_no_more_moves_than_they_did(
     machine: str, full: bool, microseconds: float, moves: int
