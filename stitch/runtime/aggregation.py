@@ -73,7 +73,7 @@ class _Kind:
     """What is known of a kind of work."""
 
     runs: int = 0
-    #: At which run it is linked, or said to gain nothing; None: not looked at yet.
+    #: At which run it is linked, or, where that gains nothing, said to stay apart; None: not looked at yet.
     when: int | None = None
     linked: Linked | None = None
     #: What is said of the programs that were linked, by the names of these.
@@ -96,7 +96,7 @@ class Aggregation:
         self._joined: dict[str, str] = {}
         self._apart: dict[str, tuple[str, int]] = {}
         #: The programs, by name, that would gain nothing in the work that is looked at.
-        self._idle: dict[str, None] = {}
+        self._gain_nothing: dict[str, None] = {}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ class Aggregation:
     def _look(self, kind: _Kind, window: Window, kept: tuple[bool, ...]) -> None:
         """Find out when it pays to link a kind of work, and do so when that has come."""
         tasks, agents = window.graph.tasks, window.agents
-        self._idle.clear()
+        self._gain_nothing.clear()
         before = self._edges(tasks, agents)
         groups = groups_of(before)
         when = 0
@@ -172,10 +172,10 @@ class Aggregation:
             if not repeats:
                 for task in members:
                     groups[task] = task
-        kind.when = when or (REPEATED if self._idle else 0)
+        kind.when = when or (REPEATED if self._gain_nothing else 0)
         if kind.runs >= kind.when:
             if not when:
-                self._note_idle()
+                self._note_gain_nothing()
             elif not self._is_always and self._device.runs_in_lanes(window, kept):
                 names = [agent.name for agent in agents if isinstance(agent, LoadedProgram)]
                 self._note_apart(_shown(names), "they run beside each other on lanes")
@@ -221,7 +221,7 @@ class Aggregation:
         if terms.obstacle:
             self._note_apart(_shown([p.name for p in programs if p is not None]), terms.obstacle)
         elif terms.repeats is None:
-            self._idle.update(dict.fromkeys([p.name for p in programs if p is not None]))
+            self._gain_nothing.update(dict.fromkeys([p.name for p in programs if p is not None]))
         return 0 if terms.obstacle or terms.repeats is None else max(1, terms.repeats)
 
     def _linked(
@@ -305,10 +305,10 @@ class Aggregation:
             return None
         return row, program
 
-    def _note_idle(self) -> None:
-        if self._idle:
+    def _note_gain_nothing(self) -> None:
+        if self._gain_nothing:
             why = f"linked, the executor {self._executor.name!r} would be no faster"
-            self._note_apart(_shown([*self._idle]), why)
+            self._note_apart(_shown([*self._gain_nothing]), why)
 
     def _note_apart(self, names: str, why: str) -> None:
         if why in self._apart or len(self._apart) < MAX_NOTES:

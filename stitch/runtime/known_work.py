@@ -94,7 +94,8 @@ class KnownRun(Generic[D]):
 
 
 class KnownWork(Generic[D]):
-    """The runs of one kind of work that need no queue; `details` are what is said of each."""
+    """The runs of one kind of work that need no queue; `details`: how whoever runs them hands
+    out the results of each."""
 
     __slots__ = ("_device", "_known", "_recorded")
 

@@ -109,7 +109,7 @@ class Stretch:
         return tuple(reversed(tasks))
 
     def taken_over(self) -> set[int]:
-        """The numbers of the values whose place an output takes over."""
+        """The numbers of the inputs whose buffers an output of their task takes over."""
         taken, graph = set(), self
         while graph.before is not None:
             assert graph.transformation is not None

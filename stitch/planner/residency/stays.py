@@ -108,9 +108,9 @@ class _Reading:
     inside: set[int] = field(default_factory=set)
     shared: set[int] = field(default_factory=set)
     #: How values lie outside of L1 too, in forms that have lost nothing.
-    outside: dict[int, list[TensorDesc]] = field(default_factory=dict)
+    lossless_outside: dict[int, list[TensorDesc]] = field(default_factory=dict)
     #: What lies in a space outside of L1, by value and descriptor; in which types values were made.
-    beside: set[tuple[int, TensorDesc]] = field(default_factory=set)
+    lying_outside: set[tuple[int, TensorDesc]] = field(default_factory=set)
     made_in: dict[int, DataType] = field(default_factory=dict)
     first_seconds: float = 0.0
     is_whole: bool = True
@@ -166,9 +166,9 @@ class _Reading:
                 if buffer.space is Space.L1:
                     continue
                 if buffer.address is not None:
-                    self.beside.add((resident.value, instance.desc))
+                    self.lying_outside.add((resident.value, instance.desc))
                 if instance.desc.layout.data_type is origin:
-                    self.outside.setdefault(resident.value, []).append(instance.desc)
+                    self.lossless_outside.setdefault(resident.value, []).append(instance.desc)
         for buffer in request.buffers:
             inside = users.get(buffer.number, [])
             if buffer.space is not Space.L1 or buffer.address is None:
@@ -200,7 +200,7 @@ class _Reading:
 
     def _new(self, values: frozenset[int], desc: TensorDesc, size: int, since: int) -> _Open:
         self.holders.append(Holder(values, desc, self._seconds(desc, waiting_desc(desc))))
-        return _Open(len(self.holders) - 1, size, since, not values <= self.outside.keys())
+        return _Open(len(self.holders) - 1, size, since, not values <= self.lossless_outside.keys())
 
     def _seconds(self, source: TensorDesc, target: TensorDesc) -> float:
         return copy_cost(self.request.machine, source, target)[1]
@@ -208,7 +208,7 @@ class _Reading:
     def _back_seconds(self, held: _Open) -> float:
         """To bring back what waits in DRAM, or what is dropped for a copy outside."""
         holder = self.holders[held.number]
-        sources = [d for value in holder.values for d in self.outside.get(value, ())]
+        sources = [d for value in holder.values for d in self.lossless_outside.get(value, ())]
         if held.is_dirty or not sources or len(holder.values) > 1:
             sources = [waiting_desc(holder.desc)]
         return min(self._seconds(source, holder.desc) for source in sources)
@@ -255,8 +255,8 @@ class _Reading:
             bare = desc.without_address()
             self.made_in[value] = bare.layout.data_type
             if desc.layout.space is not Space.L1:
-                self.outside.setdefault(value, []).append(bare)
-                self.beside.add((value, bare))
+                self.lossless_outside.setdefault(value, []).append(bare)
+                self.lying_outside.add((value, bare))
                 continue
             size = self._size(bare)
             self._open(value, bare, self._new(frozenset({value}), bare, size, t + 1))
@@ -295,7 +295,7 @@ class _Reading:
     def _copy(self, value: int, desc: TensorDesc) -> None:
         """A copy that every plan makes, from wherever it takes least."""
         lying = [d for other, d in (*self.open, *self.pinned) if other == value]
-        sources = {*self.outside.get(value, ()), *lying, *self._left_as(value)}
+        sources = {*self.lossless_outside.get(value, ()), *lying, *self._left_as(value)}
         seconds = []
         for source in sources:
             # Where nothing can come from, it does not.
@@ -306,7 +306,9 @@ class _Reading:
     def _left_as(self, value: int) -> set[TensorDesc]:
         """How a value may come to lie where it has left a space."""
         inside = [desc for other, desc in self.open if other == value]
-        outside = [d for d in self.outside.get(value, ()) if (value, d) in self.beside]
+        outside = [
+            d for d in self.lossless_outside.get(value, ()) if (value, d) in self.lying_outside
+        ]
         left = {waiting_desc(desc) for desc in inside}
         return left | {waiting_desc(desc, Space.HOST) for desc in (*inside, *outside)}
 
@@ -314,16 +316,16 @@ class _Reading:
         """A task reads a value in another space: every plan copies it there, once, unless it lies
         there or comes there when it leaves; it survives in the copy, if that has lost nothing."""
         kind = desc.layout.data_type
-        if (value, desc) not in self.beside:
+        if (value, desc) not in self.lying_outside:
             if desc not in self._left_as(value):
                 self._copy(value, desc)
-            self.beside.add((value, desc))
+            self.lying_outside.add((value, desc))
         inside = [(d.layout.data_type, held) for (v, d), held in self.open.items() if v == value]
         if kind is self.made_in.get(value) or any(other is kind for other, _ in inside):
-            self.outside.setdefault(value, []).append(desc)
+            self.lossless_outside.setdefault(value, []).append(desc)
         for other, held in inside:
             if other is kind:
-                held.is_dirty = not self.holders[held.number].values <= self.outside.keys()
+                held.is_dirty = not self.holders[held.number].values <= self.lossless_outside.keys()
 
     def _stay(self, held: _Open, end: int, back_seconds: float) -> None:
         if held.idle_since < end and held.size:

@@ -17,7 +17,7 @@ from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import ValueRecord
 
-#: What else is so once values are in their cells.
+#: Called when it is certain that the cells change; perhaps twice.
 Then = Callable[[], object] | None
 #: States of cells that are remembered, with what comes after each.
 MAX_STATES = 64
@@ -116,29 +116,22 @@ class Cells:
         """A handle on what a cell holds, None where it is empty."""
         with self.device.lock:
             self.device.check_whole()
-            return self.handle(number)
-
-    def handle(self, number: int) -> Tensor | None:
-        """As `tensor`, for those who hold the device's lock."""
-        value = self.values[number]
-        return None if value is None else handle_on(value)
+            value = self.values[number]
+            return None if value is None else handle_on(value)
 
     def hold(self, number: int, tensor: Tensor | None) -> None:
         """A cell holds what a handle refers to, or nothing."""
         with self.device.lock:
             self.device.check_whole()
-            self.hold_value(number, None if tensor is None else tensor._record)
+            value = None if tensor is None else tensor._record
+            after, gone = self.changed({number: value}, rests=False)
+            held, dropped = self.held, self.device.deaths.dropped
+            # All at once: nothing can come in between these.
+            held.state = after
+            if value is not None:
+                value.handles += 1
+            dropped += gone
             self.device.drain()
-
-    def hold_value(self, number: int, value: ValueRecord | None) -> None:
-        """A cell holds a value, or nothing; the device's lock is held."""
-        after, gone = self.changed({number: value}, rests=False)
-        held, dropped = self.held, self.device.deaths.dropped
-        # All at once: nothing can come in between these.
-        held.state = after
-        if value is not None:
-            value.handles += 1
-        dropped += gone
 
     def drop(self, numbers: tuple[int, ...]) -> None:
         """Empty cells: their values are freed once nobody else holds them."""

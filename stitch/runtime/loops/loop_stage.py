@@ -66,7 +66,7 @@ class _RunFromState:
     carried: tuple[ValueRecord, ...]
     results: tuple[ValueRecord, ...]
     after: State
-    #: What has no place in that.
+    #: Values that leave their cells and do not rest there: their handles are given back.
     gone: Sequence[ValueRecord]
 
     def holds(self, generation: int, exposed: int | None) -> bool:
