@@ -73,7 +73,7 @@ class _Kind:
     """What is known of a kind of work."""
 
     runs: int = 0
-    #: At which run it is linked, or, where that gains nothing, said to stay apart; None: not looked at yet.
+    #: At which run it is linked, or said to gain nothing; None: it was not looked at yet.
     when: int | None = None
     linked: Linked | None = None
     #: What is said of the programs that were linked, by the names of these.
