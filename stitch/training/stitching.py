@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.program import Array, InputKind, TensorDesc
+from stitch.program import InputKind, TensorDesc
 from stitch.runtime import (
     Cells,
     InputPort,
@@ -22,6 +22,7 @@ from stitch.runtime import (
     LoopStage,
     RuntimeDevice,
     Tensor,
+    capture,
 )
 from stitch.tasks import Future, TaskGraph
 from stitch.training.graphs import GRADIENT_NORM
@@ -51,14 +52,15 @@ class NamedCells(Cells):
         return None if number is None else self.tensor(number)
 
     def put(self, name: str, array: Any) -> None:
-        """Write an array into a cell's tensor, which is made if there is none.
+        """Write an array into a cell's tensor; a new one, where it has none, or it was lost, or is
+        held elsewhere.
 
         Raises `UsageError` for an unknown name, `LinkError` where shape or kind of number differ.
         """
         number = self.numbers.get(name)
         if number is None:
             raise UsageError(f"training has no tensor {name!r}", expected=", ".join(self.numbers))
-        tensor = self.tensor(number)
+        tensor = self.tensor(number) if self.is_alone(number) else None
         if tensor is None:
             tensor = self.device.empty(self.descs[number])
         desc = self.descs[number]
@@ -185,14 +187,14 @@ def fitted(ports: Sequence[InputPort], batch: Sequence[Any], named: Mapping[str,
             got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
         )
     given = (*batch, *[named[name] for name in later])
-    return [
-        value if isinstance(value, Tensor) else _array(port, value)
-        for port, value in zip(ports, given, strict=True)
-    ]
+    return [_fitted(port, value) for port, value in zip(ports, given, strict=True)]
 
 
-def _array(port: InputPort, value: Any) -> Array:
-    array = np.asarray(value)
+def _fitted(port: InputPort, value: Any) -> Any:
+    try:
+        array = value if isinstance(value, Tensor) else np.asarray(value)
+    except ValueError:  # Ragged lists, which it names.
+        array = capture(value, port.shape, port.type.data_type, True, port.origin)
     if array.shape != port.shape:
         raise UsageError(
             f"input {port.name!r} has another shape",
@@ -200,8 +202,10 @@ def _array(port: InputPort, value: Any) -> Array:
             got=str(list(array.shape)),
             remedy="programs have fixed shapes: pad the batch, or compile for its size",
         )
+    if isinstance(array, Tensor):
+        return array
     if array.dtype.kind == port.dtype.kind or (
         array.dtype.kind == "f" and port.type.data_type.is_floating
     ):
         return array.astype(port.dtype, copy=False)
-    return array
+    return capture(array, port.shape, port.type.data_type, True, port.origin)

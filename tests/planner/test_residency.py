@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.machine import Path
+from stitch.machine import Path, footprint, load_machine
 from stitch.planner import Copy, Instance, Plan, PlanRequest, check_plan, plan
 from stitch.planner.copy_cost import copy_cost, foreseen_cost
 from stitch.planner.plan_picture import RULES
@@ -455,3 +455,29 @@ def test_what_is_dropped_comes_back_from_where_it_takes_least() -> None:
     scene.run(program("q", [desc_of(1024)], [desc_of(256, DRAM)]), a)
     stay = chain_of(scene.request()).stays[0]
     assert stay.back_seconds == copy_cost(scene.machine, below.desc, near.desc)[1]
+
+
+@pytest.mark.parametrize("name", ["wormhole_n150", "tiny", "blackhole_p150"])
+@pytest.mark.parametrize("space", [DRAM, Space.HOST])
+def test_a_bound_counts_that_what_is_dear_to_bring_back_may_wait_otherwise(
+    name: str, space: Space
+) -> None:
+    """A task reads a tiled tensor in rows elsewhere, which are dear to bring back to L1."""
+    machine = load_machine(name)
+    l1 = machine.shape.l1
+    assert l1 is not None
+    for width, share in product((4, 64, 1024), (16, 4, 2)):
+        rows = max(32, l1.capacity // share * l1.banks // (4 * width) // 32 * 32)
+        tiled = TensorDesc((rows, width), Layout(F32, L1, (32, 32)))
+        if footprint(tiled, machine.shape).size_per_bank > l1.capacity:
+            continue
+        scene = Scene(machine)
+        a = scene.tensor(tiled, -(-l1.base // l1.alignment) * l1.alignment, keep=True)
+        wanted = TensorDesc(tiled.shape, Layout(F32, space))
+        scene.run(program("p", [wanted], [], scratch=l1.capacity - 64), a)
+        scene.run(program("q", [tiled], []), a)
+        chain = chain_of(scene.request())
+        choice, made = choose(chain), plan(scene.request())
+        if choice is not None and chain.is_whole:
+            least = chain.first_seconds + choice.least_seconds
+            assert least <= made.seconds * (1 + 1e-9)

@@ -333,3 +333,20 @@ def test_arrays_that_lie_in_a_space_after_a_failure_are_read_as_they_are(window:
             assert np.array_equal(one(negate(X * turn)).numpy(), X * -turn), turn
         del negate
         assert used(device) == before
+
+
+def test_one_value_as_two_outputs_is_two_in_every_run() -> None:
+    """The fourth run, past the queue, gave one tensor."""
+    graph, model = TaskGraph(), stitch.compile(lambda x: x * np.float32(2), [X])
+    with stitch.open_device("wormhole_n150") as device:
+        program = device.load(model)
+        y = graph.call(program, graph.input(program.ports[0].desc, "x"))
+        graph.output(y, "one")
+        graph.output(y, "two")
+        call = device.prepare(graph)
+        for _ in range(6):
+            result = several(call(X))
+            for each in result:
+                np.testing.assert_array_equal(each.numpy(), X * 2)
+            assert len(result) == 2
+            del result, each

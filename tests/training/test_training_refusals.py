@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import CompileError, TaskError, UsageError
+from stitch.errors import CompileError, LayoutError, LinkError, TaskError, UsageError
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, InputKind, Space
+from stitch.runtime import HookContext
 from tests.support.training.models import batches, compiled, mlp, train, values_of
 
 
@@ -238,3 +239,53 @@ def test_a_loss_is_a_number_and_predictions_are_elements_where_they_are_compared
         bool(predicted)
     with pytest.raises(TypeError, match="compare the elements"):
         _ = predicted == 0
+
+
+@pytest.mark.parametrize("settled", [0, 8])
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8, np.bool_])
+def test_a_batch_of_another_kind_of_number_is_refused_and_the_next_step_works(
+    settled: int, kind: Any
+) -> None:
+    """It said that its own conversion "was freed"."""
+    model, same = compiled(), compiled()
+    train(model, batches(settled))
+    train(same, batches(settled))
+    x, _ = batches(1)[0]
+    with pytest.raises(LinkError, match=r"input 'x' of 'mlp' has another type[\s\S]*float32"):
+        model(np.ones(x.shape, kind))
+    train(model, batches(2))
+    train(same, batches(2))
+    for name, array in same.instance.state_dict().items():
+        np.testing.assert_array_equal(model.instance.state_dict()[name], array)
+
+
+@pytest.mark.parametrize("settled", [0, 8])
+def test_what_an_interrupted_update_lost_can_be_loaded_again(settled: int) -> None:
+    model = compiled(stitch.Adam(lr=0.01))
+    train(model, batches(settled + 1))
+    instance = model.instance
+    saved = instance.state_dict()
+
+    def interrupt(context: HookContext) -> None:
+        if context.program.name.endswith("update"):
+            raise KeyboardInterrupt
+
+    remove = instance.device.hooks.register(before_program=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, batches(1))
+        instance.device.flush()
+    remove()
+    instance.load_state_dict(saved)
+    for name, array in saved.items():
+        np.testing.assert_array_equal(instance.state_dict()[name], array)
+    train(model, batches(2))
+
+
+def test_a_batch_of_another_shape_is_named_be_it_an_array_a_tensor_or_a_list() -> None:
+    model = compiled()
+    tensor = model.start().device.tensor(np.ones((3, 2), np.float32))
+    for batch in (np.ones((3, 2), np.float32), tensor):
+        with pytest.raises(UsageError, match=r"input 'x' has another shape[\s\S]*\[3, 2\]"):
+            model(batch)
+    with pytest.raises(LayoutError, match="input 'x' of 'mlp' is not a numeric array"):
+        model([[1.0], [1.0, 2.0]])

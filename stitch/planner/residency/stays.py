@@ -208,9 +208,10 @@ class _Reading:
     def _back_seconds(self, held: _Open) -> float:
         """To bring back what waits in DRAM, or what is dropped for a copy outside."""
         holder = self.holders[held.number]
-        sources = [d for value in holder.values for d in self.lossless_outside.get(value, ())]
-        if held.is_dirty or not sources or len(holder.values) > 1:
-            sources = [waiting_desc(holder.desc)]
+        # It may wait in DRAM, too, where the copy outside is dear to bring back.
+        sources = [waiting_desc(holder.desc)]
+        if not held.is_dirty and len(holder.values) == 1:
+            sources += [d for v in holder.values for d in self.lossless_outside.get(v, ())]
         return min(self._seconds(source, holder.desc) for source in sources)
 
     def _read_task(self, t: int, last_use: Mapping[int, int]) -> int:

@@ -244,6 +244,7 @@ class PreparedGraph:
         straight = binding.straight
         if (
             lease.is_single and type(results) is Tensor and all_given and straight and not exposed
+            and known.details.order is None
         ):  # fmt: skip
             lease.again = _Again(
                 self._known, generation, entries if any(entries) else None, binding, straight,

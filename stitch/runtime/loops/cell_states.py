@@ -15,7 +15,7 @@ from typing import Any
 
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.tensor import Tensor, handle_on
-from stitch.runtime.values import ValueRecord
+from stitch.runtime.values import Status, ValueRecord
 
 #: Called when it is certain that the cells change; perhaps twice.
 Then = Callable[[], object] | None
@@ -118,6 +118,18 @@ class Cells:
             self.device.check_whole()
             value = self.values[number]
             return None if value is None else handle_on(value)
+
+    def is_alone(self, number: int) -> bool:
+        """Whether a cell's value may be written to: it is not lost, and nobody else holds it, nor
+        its bytes."""
+        with self.device.lock:
+            self.device.check_whole()
+            self.device.drain()
+            value = self.values[number]
+            if value is None or value.handles > 1 or value.status > Status.READY:
+                return False
+            buffers = [instance.buffer for instance in value.instances]
+            return not any(len(buffer.users) > 1 or buffer.pins for buffer in buffers)
 
     def hold(self, number: int, tensor: Tensor | None) -> None:
         """A cell holds what a handle refers to, or nothing."""

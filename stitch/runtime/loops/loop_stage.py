@@ -277,13 +277,11 @@ class LoopStage:
         return inputs
 
     def _link(self, port: InputPort, argument: Any) -> ValueRecord:
-        """What a call is given, as a value: other types of numbers are those of tensors."""
+        """What a call is given, as a value; a tensor that is copied first may be of any type."""
         if type(argument) is Tensor:
             self.device.check_device(argument, port.origin)
-        elif type(argument) is not np.ndarray or argument.dtype != port.dtype:
-            argument = self.device.tensor(argument)
-        if type(argument) is Tensor:
-            return argument._record
+            value: ValueRecord = argument._record
+            return value
         return link_argument(self.device, self._graph.name, port, argument, False)
 
     # -- what is remembered ----------------------------------------------------------------------

@@ -332,3 +332,27 @@ def test_a_tensor_that_is_put_stays_as_it_is(backend: LocalTaskBackend, looks: s
     backend.execute(TaskInvocation("put", backward_binding(BINDING, signature)))
     expected = 8 if looks == "writes" else 7
     assert (backend.get_tensor("c.grad") == expected).all() and (mine.numpy() == 7).all()
+
+
+def test_a_tensor_that_was_put_is_not_written_to_where_others_hold_it(
+    backend: LocalTaskBackend,
+) -> None:
+    """What a gradient rule gives on as it is, and what a caller keeps."""
+    signature = backward_signature(FORWARD)
+
+    def pass_on(access: TaskArgumentAccessor) -> None:
+        access.get_tensor_grad("w", BOTH).put(access.get_tensor_grad("y", READ).tensor)
+
+    def add(access: TaskArgumentAccessor) -> None:
+        elements = access.get_tensor_grad("w", BOTH).numpy()
+        elements += 1
+
+    before = backend.get_tensor("d.grad")
+    for name, function in (("pass_on", pass_on), ("add", add)):
+        backend.register_task(name, signature, function)
+        backend.execute(TaskInvocation(name, backward_binding(BINDING, signature)))
+    np.testing.assert_array_equal(backend.get_tensor("d.grad"), before)
+    np.testing.assert_array_equal(backend.get_tensor("c.grad"), before + 1)
+    kept = backend.store.tensor("c.grad")
+    backend.set_tensor("c.grad", before)
+    np.testing.assert_array_equal(kept.numpy(), before + 1)
