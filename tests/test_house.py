@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.benches import BENCH_NAMES
+
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("torch", "onnx", "onnxruntime", "ray", "safetensors", "plotly", "sklearn")
 #: Written by a generator, so neither their length nor their docstrings are ours.
@@ -480,7 +482,7 @@ def test_the_index_names_every_page_and_benchmark() -> None:
     linked = set(re.findall(r"\]\(([^)\s]+)\)", index))
     assert pages - linked == {"README.md"}
     listed = index.partition("Benchmarks")[2].partition("\n## ")[0]
-    benchmarks = {file.name for file in (ROOT / "tools" / "bench").glob("*.py")}
+    benchmarks = {f"{name}.py" for name in BENCH_NAMES}
     assert benchmarks == set(re.findall(r"^\| `(\w+\.py)` \|", listed, re.MULTILINE))
 
 

@@ -13,10 +13,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHES = ROOT / "tools" / "bench"
+#: The benchmarks by name; the other file holds what their command lines share.
+BENCH_NAMES = sorted({file.stem for file in BENCHES.glob("*.py")} - {"command_line"})
 
 
 def load_bench(name: str) -> ModuleType:
-    """A benchmark as a new module, with what lies beside it, as where it is run."""
+    """Import the benchmark `NAME.py` as `bench_NAME`, with `tools/bench` on the path while it is
+    imported."""
     spec = spec_from_file_location(f"bench_{name}", BENCHES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

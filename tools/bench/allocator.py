@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from command.outcome import told
-from command.words import from_one
+from command_line import exit_code_for, from_one
 
 from stitch.memory import Allocator
 
@@ -193,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         for row in rows
         if row.live == GOAL_LIVE and row.pair_us > GOAL_US
     ]
-    return told(missed, check=options.check)
+    return exit_code_for(missed, check=options.check)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from command.outcome import refused, told
-from command.words import part
+from command_line import exit_code_for, part, refused
 from packing_ways.buffers_csv import read_buffers
 
 from stitch.errors import StitchError
@@ -457,7 +456,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{row.best_fit_failures}, {row.tlsf_failures}{known}"
             )
     missing = [f"{row.file}: {text}" for row in rows for text in missed(row, options.slack)]
-    return told(missing, check=options.check)
+    return exit_code_for(missing, check=options.check)
 
 
 if __name__ == "__main__":

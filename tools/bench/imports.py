@@ -25,7 +25,7 @@ import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 
-from command.outcome import told
+from command_line import exit_code_for
 
 #: Milliseconds beyond `import numpy`, and how often its whole process.
 GOAL_MS, GOAL_RATIO = 110.0, 1.5
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     missed = [f"{at_hand:.0f} ms beyond {numpy}, not {GOAL_MS:.0f}"] if at_hand > GOAL_MS else []
     if ratio > GOAL_RATIO:
         missed.append(f"{version}: {ratio:.2f} x {process}, not {GOAL_RATIO}")
-    return told(missed, check=options.check)
+    return exit_code_for(missed, check=options.check)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from command.outcome import told
-from command.words import from_one
+from command_line import exit_code_for, from_one
 
 import stitch
 from stitch.program import Array
@@ -219,7 +218,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for row in rows
         if row.ratio < row.goal
     ]
-    return told(late, check=options.check)
+    return exit_code_for(late, check=options.check)
 
 
 if __name__ == "__main__":

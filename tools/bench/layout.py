@@ -24,8 +24,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from command.outcome import told
-from command.words import extents, from_one
+from command_line import exit_code_for, extents, from_one
 
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.memory import prepare_copy
@@ -210,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{row.shape:>14} {row.host:>5} {row.device:>6}{row.tilize:13.2f} {there}"
                 f"{row.untilize:15.2f} {back}  {row.memcpy_ms:.3f}"
             )
-    return told((text for row in rows for text in misses(row)), check=options.check)
+    return exit_code_for((text for row in rows for text in misses(row)), check=options.check)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from command.outcome import told
+from command_line import exit_code_for
 
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import (
@@ -149,7 +149,7 @@ def main() -> int:
     else:
         for name, figure in figures.items():
             print(f"{name:28} {figure:10.3f}")
-    return told(late, check=arguments.check)
+    return exit_code_for(late, check=arguments.check)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from command.outcome import refused, told
-from command.words import from_one
+from command_line import exit_code_for, from_one, refused
 from moves_ways.plain import Curves, Way, best_way, lands
 
 from stitch.errors import StitchError
@@ -247,7 +246,7 @@ def main(arguments: list[str] | None = None) -> int:
         for row in rows
         for text in missed(row)
     ]
-    return told(missing + slow, check=options.check)
+    return exit_code_for(missing + slow, check=options.check)
 
 
 if __name__ == "__main__":

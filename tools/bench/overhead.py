@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 import numpy as np
-from command.outcome import told
+from command_line import exit_code_for
 
 import stitch
 from stitch import ComputationGraphBuilder, DataType
@@ -220,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{row.calls_us:9.2f} {row.calls_ratio:5.2f} "
                 f"{row.calls_over_hand_us_per_program:18.2f}"
             )
-    return told(missed_goals(rows), check=options.check)
+    return exit_code_for(missed_goals(rows), check=options.check)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from command.outcome import refused, told
-from command.words import from_one
+from command_line import exit_code_for, from_one, refused
 from packing_ways.buffers_csv import read_buffers
 
 from stitch.errors import StitchError
@@ -114,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{row.ratio:6.3f} {proved:>6} {row.placements:>11} {row.seconds:8.2f} {theirs:>7}"
             )
     missed = [f"{row.file}: {row.ratio:.3f} of {goal}" for row in rows if row.ratio > goal]
-    return told(missed, check=options.check)
+    return exit_code_for(missed, check=options.check)
 
 
 if __name__ == "__main__":

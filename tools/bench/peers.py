@@ -49,7 +49,7 @@ from random import Random
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
-from command.outcome import told
+from command_line import exit_code_for
 from peer_ways import ours
 from peer_ways.cases import Absent, Case, NotAvailableError, Subject, Way
 from peer_ways.chains import CHAINS
@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(table(results[-1]), flush=True)
     if options.json:
         print(json.dumps([result.as_data() for result in results], indent=2))
-    return told(missed_goals(results), check=options.check)
+    return exit_code_for(missed_goals(results), check=options.check)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from command.outcome import refused, text_of, told
-from command.words import from_one
+from command_line import exit_code_for, from_one, refused, text_of
 
 import stitch
 from stitch.errors import StitchError
@@ -345,7 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
             taken = (r.planning_us, r.binding_us, r.elsewhere_us, r.replayed_us)
             times = (f"{us:9.2f}" if us is not None else f"{'-':>9}" for us in taken)
             print(f"{r.kind:<12} {r.tasks:>6} {r.live:>6}            {' '.join(times)}")
-    return told(misses(rows), check=options.check)
+    return exit_code_for(misses(rows), check=options.check)
 
 
 if __name__ == "__main__":

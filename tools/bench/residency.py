@@ -30,8 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from command.outcome import refused, text_of, told
-from command.words import from_zero
+from command_line import exit_code_for, from_zero, refused, text_of
 from residency_ways.chains import (
     Chain,
     Work,
@@ -319,7 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         _show(rows)
-    return told(missed, check=options.check)
+    return exit_code_for(missed, check=options.check)
 
 
 def _show(rows: Sequence[Row]) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import torch
-from command.outcome import told
+from command_line import exit_code_for
 from train_ways.models import Sizes, subjects
 
 from stitch.frontend.torch.compile import device_of
@@ -158,7 +158,7 @@ def main() -> int:
         for row in rows
         if row.way == "copied" and row.ratio < LEAST_RATIO
     ]
-    return told(missed, check=options.check)
+    return exit_code_for(missed, check=options.check)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from dataclasses import asdict, replace
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
-from command.outcome import told
+from command_line import exit_code_for
 from steady_ways import feeding, holding, observing, queueing, sessions, torch_graphs
 from steady_ways.measuring import FULL, QUICK, Effort, Row
 
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(row.text(), flush=True)
     if options.json:
         print(json.dumps([asdict(row) | {"missed": row.missed} for row in rows], indent=2))
-    return told((row.name for row in rows if row.missed), check=options.check)
+    return exit_code_for((row.name for row in rows if row.missed), check=options.check)
 
 
 if __name__ == "__main__":

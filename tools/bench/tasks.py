@@ -28,8 +28,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from command.outcome import told
-from command.words import from_one
+from command_line import exit_code_for, from_one
 
 import stitch
 from stitch.tasks import task
@@ -199,7 +198,7 @@ def main(words: Sequence[str] | None = None) -> int:
             rate = row.missing or f"{row.per_second:12,.0f} tasks/s"
             kept = "" if row.kept is None else f"  {row.kept:6.1f} B kept a task"
             print(f"{row.graph:6} {row.tasks:9,} {row.way:20} {rate}{kept}")
-    return told(missed(rows), check=options.check)
+    return exit_code_for(missed(rows), check=options.check)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 import torch
-from command.outcome import told
+from command_line import exit_code_for
 from train_ways.models import Sizes, Subject, subjects
 from train_ways.ways import OPTIMIZERS, Step, our_step, torch_step
 
@@ -222,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
             show(rows)
     if options.json:
         print(json.dumps([asdict(row) for row in everything], indent=2))
-    return told(missed, check=options.check)
+    return exit_code_for(missed, check=options.check)
 
 
 if __name__ == "__main__":

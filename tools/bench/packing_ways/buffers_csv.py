@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from command.outcome import text_of
+from command_line import text_of
 
 from stitch.errors import FormatError
 from stitch.packing import Interval

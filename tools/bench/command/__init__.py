@@ -1,1 +1,0 @@
-"""What the command lines of the benchmarks share."""

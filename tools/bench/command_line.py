@@ -1,0 +1,78 @@
+"""What the command lines of the benchmarks share: types of their words, and exit codes.
+
+Comes in: words, missed goals, errors. Goes out: numbers and shapes, of which argparse names the
+option and exits with 2 where a word is none; the exit code. Must not know what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from stitch.errors import FormatError, StitchError
+
+
+def from_zero(text: str) -> int:
+    """A whole number from 0 on."""
+    return _at_least(0, text)
+
+
+def from_one(text: str) -> int:
+    """A whole number from 1 on."""
+    return _at_least(1, text)
+
+
+def part(text: str) -> float:
+    """A number from 0 to 1, such as 0.1 for ten per cent."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    # What is no number at all (nan) is in no range.
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no part from 0 to 1: 0.1 is ten per cent")
+    return number
+
+
+def extents(text: str) -> tuple[int, ...]:
+    """The shape of a tensor of two dimensions or more, such as 2048x2048."""
+    sizes = text.split("x")
+    if len(sizes) < 2 or not all(_digits(size) and int(size) for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 2048x2048")
+    return tuple(map(int, sizes))
+
+
+def exit_code_for(missed: Iterable[str], *, check: bool) -> int:
+    """Print each missed goal to stderr; 1 if there is one and `check`, else 0."""
+    goals = list(missed)
+    for goal in goals:
+        print(f"goal missed: {goal}", file=sys.stderr)
+    return int(check and bool(goals))
+
+
+def refused(bench: str, error: StitchError) -> int:
+    """Print what is wrong with what a benchmark was given; the error's exit code."""
+    print(f"{bench}: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def text_of(path: Path) -> str:
+    """The text of a file that a benchmark was given; raises `FormatError`."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise FormatError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path} is not UTF-8 text: {error.reason} at {error.start}") from error
+
+
+def _at_least(least: int, text: str) -> int:
+    if not _digits(text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
+    return int(text)
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
