@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -62,12 +63,42 @@ def test_a_defect_is_one_error_with_its_line(
 
 
 def test_no_buffers_no_text_and_no_file_are_bad_files(tmp_path: Path) -> None:
-    file = tmp_path / "bad.csv"
-    for content in (HEADER.encode(), b"\xff\xfe\0"):
+    file = tmp_path / "buffers.csv"
+    for content, said in ((HEADER.encode(), "no buffers"), (b"\xff\xfe\0", "no UTF-8 text")):
         file.write_bytes(content)
         done = run_bench("packing", file)
         assert done.returncode == 3 and str(file) in done.stderr and "Traceback" not in done.stderr
-    assert run_bench("packing", tmp_path / "absent.csv").returncode == 3
+        assert said in done.stderr
+    done = run_bench("packing", tmp_path / "bufers.csv")
+    assert done.returncode == 3 and f"did you mean {str(file)!r}?" in done.stderr
+
+
+def test_a_byte_order_mark_before_the_header_is_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "marked.csv"
+    file.write_text(HEADER + "0,0,2,5\n", encoding="utf-8-sig")
+    done = run_bench("packing", file, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["peak"] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("packing", ()),
+        ("fragmentation", ()),
+        ("planning", ("--traces",)),
+        ("residency", ("--traces",)),
+    ],
+)
+def test_a_named_pipe_is_refused_without_waiting_for_its_writer(
+    tmp_path: Path, name: str, before: tuple[str, ...]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = run_bench(name, *before, pipe, seconds=60)
+    assert done.returncode == 3 and done.stdout == ""
+    assert "a named pipe" in done.stderr and str(pipe) in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def test_bytes_moved_are_near_the_optimum_of_brute_force() -> None:
 def test_a_file_that_is_not_there_is_named(name: str, before: tuple[str, ...]) -> None:
     done = run_bench(name, *before, "nowhere.file")
     assert done.returncode == 3 and done.stdout == ""
-    assert "cannot read nowhere.file" in done.stderr and "Traceback" not in done.stderr
+    assert "cannot read" in done.stderr and "nowhere.file" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_empty_lifetime_is_named_with_its_line(tmp_path: Path) -> None:

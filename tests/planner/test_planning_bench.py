@@ -69,4 +69,5 @@ def test_a_file_that_is_no_record_is_one_clear_error(
     file = tmp_path / "bad.json"
     file.write_bytes(content)
     assert bench.main(["--traces", str(file)]) == 3
-    assert capsys.readouterr().err.startswith("planning.py: ")
+    printed = capsys.readouterr().err
+    assert printed.startswith("planning.py: ") and str(file) in printed

@@ -30,12 +30,15 @@ def load_bench(name: str) -> ModuleType:
     return module
 
 
-def run_bench(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """A benchmark in a process of its own."""
+def run_bench(
+    name: str, *words: str | Path, seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A benchmark in a process of its own; raises `TimeoutExpired` after so many seconds."""
     return subprocess.run(
         [sys.executable, BENCHES / f"{name}.py", *words],
         capture_output=True,
         text=True,
         check=False,
+        timeout=seconds,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

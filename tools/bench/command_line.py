@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
-from stitch.errors import FormatError, StitchError
+from stitch.errors import StitchError
 
 
 def from_zero(text: str) -> int:
@@ -56,16 +55,6 @@ def refused(bench: str, error: StitchError) -> int:
     """Print what is wrong with what a benchmark was given; the error's exit code."""
     print(f"{bench}: {error}", file=sys.stderr)
     return error.exit_code
-
-
-def text_of(path: Path) -> str:
-    """The text of a file that a benchmark was given; raises `FormatError`."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise FormatError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path} is not UTF-8 text: {error.reason} at {error.start}") from error
 
 
 def _at_least(least: int, text: str) -> int:

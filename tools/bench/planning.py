@@ -29,9 +29,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from command_line import exit_code_for, from_one, refused, text_of
+from command_line import exit_code_for, from_one, refused
 
 import stitch
+from stitch.cli.module_files import read_document
 from stitch.errors import StitchError
 from stitch.machine import Machine, load_machine
 from stitch.planner import plan
@@ -272,7 +273,7 @@ def points(
 
 def row_of(path: Path, rounds: int) -> Row:
     """All plans of a record, made again."""
-    record = read_record(text_of(path))
+    record = read_document(str(path), read_record)
     requests = [made.request for made in record.plans.values()]
     least = 0.0
     for request in requests:

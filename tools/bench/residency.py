@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from command_line import exit_code_for, from_zero, refused, text_of
+from command_line import exit_code_for, from_zero, refused
 from residency_ways.chains import (
     Chain,
     Work,
@@ -46,6 +46,7 @@ from residency_ways.chains import (
 from residency_ways.covers import RULES, Cost, by_rule, costs, optimum, total, while_held
 
 import stitch
+from stitch.cli.module_files import read_document
 from stitch.errors import StitchError
 from stitch.machine import Machine
 from stitch.planner import Copy, Execute, Plan, PlanRequest, Relocate, plan
@@ -277,7 +278,8 @@ def misses(rows: Sequence[Row]) -> list[str]:
 
 
 def rows_of(traces: Sequence[Path], seeds: int) -> Iterator[Row]:
-    """Our chains, then those of records."""
+    """Our chains, then those of records, which are all read before anything is planned."""
+    records = [(path, read_document(str(path), read_record)) for path in traces]
     random = {f"random {s}": (4_608, in_any_order(s, 56), 1) for s in range(seeds)}
     chains = [(*chain, Space.DRAM) for chain in (CHAINS | random).items()]
     chains += [(*chain, Space.HOST) for chain in CHAINS.items()]
@@ -289,8 +291,8 @@ def rows_of(traces: Sequence[Path], seeds: int) -> Iterator[Row]:
         row = measure(name if home is Space.DRAM else f"{name}, host", request, ratio)
         if row is not None:
             yield row
-    for path in traces:
-        for number, made in read_record(text_of(path)).plans.items():
+    for path, record in records:
+        for number, made in record.plans.items():
             row = measure(f"{path}:{number}", made.request)
             if row is not None:
                 yield row

@@ -1,16 +1,15 @@
 """Buffers with lifetimes from CSV, in MiniMalloc's form: id, lower, upper, size.
 
-`[lower, upper)` is the lifetime, half open; columns may stand in any order. Every defect is one
-`FormatError` that names its line.
+`[lower, upper)` is the lifetime, half open; columns may stand in any order, and a byte order mark
+before them. Every defect is one `FormatError` that names its line.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from command_line import text_of
-
 from stitch.errors import FormatError
+from stitch.files import read_text, unreadable
 from stitch.packing import Interval
 
 COLUMNS = ("id", "lower", "upper", "size")
@@ -20,7 +19,7 @@ _LARGEST = 1 << 40
 
 def read_buffers(path: Path) -> list[Interval]:
     """The buffers of a file, in its order; raises `FormatError`."""
-    lines = text_of(path).splitlines()
+    lines = _text_of(path).removeprefix("\ufeff").splitlines()
     order = _columns(lines[0] if lines else "", f"{path}:1")
     buffers, first_lines = [], dict[str, int]()
     for number, line in enumerate(lines[1:], 2):
@@ -44,6 +43,17 @@ def read_buffers(path: Path) -> list[Interval]:
     if not buffers:
         raise FormatError("no buffers", where=str(path), expected="a row for each buffer")
     return buffers
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            "this is no UTF-8 text", where=str(path), got=f"{error.reason} at byte {error.start}"
+        ) from error
 
 
 def _columns(header: str, where: str) -> list[str]:
