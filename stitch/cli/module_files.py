@@ -145,9 +145,11 @@ def _program(binary: Binary, function: str, path: str) -> Program:
 def read_document(path: str, read: Callable[[str], _T]) -> _T:
     """What a text file holds; an error names the file."""
     try:
-        return read(read_text(path, errors="surrogateescape"))
+        text = read_text(path, errors="surrogateescape")
     except OSError as error:
         raise unreadable(path, error) from error
+    try:
+        return read(text)
     except FormatError as error:
         error.where = ", ".join(filter(None, (path, error.where)))
         raise

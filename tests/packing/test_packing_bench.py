@@ -97,7 +97,7 @@ def test_a_named_pipe_is_refused_without_waiting_for_its_writer(
     os.mkfifo(pipe)
     done = run_bench(name, *before, pipe, seconds=60)
     assert done.returncode == 3 and done.stdout == ""
-    assert "a named pipe" in done.stderr and str(pipe) in done.stderr
+    assert "a named pipe" in done.stderr and done.stderr.count(str(pipe)) == 1
     assert "Traceback" not in done.stderr
 
 
