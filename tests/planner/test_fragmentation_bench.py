@@ -33,26 +33,6 @@ def test_an_empty_lifetime_is_named_with_its_line(tmp_path: Path) -> None:
     assert done.returncode == 3 and f"{file}:2" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("fragmentation", "--slack=10"), "0.1 is ten per cent"),
-        (("fragmentation", "--slack=nan"), "0.1 is ten per cent"),
-        (("fragmentation", "--slack=-1"), "0.1 is ten per cent"),
-        (("moves", "--cases=0"), "--cases"),
-        (("moves", "--machines", "nosuch"), "nosuch"),
-        (("layout", "0x0"), "no shape"),
-        (("layout", "64"), "no shape"),
-        (("layout", "--rounds=0"), "--rounds"),
-        (("residency", "--seeds=-1"), "--seeds"),
-    ],
-)
-def test_wrong_words_of_a_benchmark_are_one_clear_error(words: tuple[str, ...], said: str) -> None:
-    done = run_bench(*words)
-    assert done.returncode in (2, 3) and done.stdout == ""
-    assert said in done.stderr and "Traceback" not in done.stderr
-
-
 def test_rows_are_of_the_files_that_are_given_under_their_paths(tmp_path: Path) -> None:
     file = tmp_path / "b.csv"
     file.write_text("id,lower,upper,size\na,0,2,4\nb,1,3,4\n", encoding="utf-8")

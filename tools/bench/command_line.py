@@ -7,6 +7,7 @@ option and exits with 2 where a word is none; the exit code. Must not know what 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable
 
@@ -23,13 +24,22 @@ def from_one(text: str) -> int:
     return _at_least(1, text)
 
 
+def several_from_one(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on with commas between, such as 2,8,64."""
+    return tuple(map(from_one, text.split(",")))
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return number
+
+
 def part(text: str) -> float:
     """A number from 0 to 1, such as 0.1 for ten per cent."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    # What is no number at all (nan) is in no range.
+    number = _number(text)
     if not 0 <= number <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no part from 0 to 1: 0.1 is ten per cent")
     return number
@@ -55,6 +65,13 @@ def refused(bench: str, error: StitchError) -> int:
     """Print what is wrong with what a benchmark was given; the error's exit code."""
     print(f"{bench}: {error}", file=sys.stderr)
     return error.exit_code
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan  # It is in no range.
 
 
 def _at_least(least: int, text: str) -> int:

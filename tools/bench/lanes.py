@@ -27,7 +27,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from command_line import exit_code_for, from_one
+from command_line import exit_code_for, from_one, from_zero
 
 import stitch
 from stitch.program import Array
@@ -193,7 +193,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--executors", nargs="+", default=["numpy"])
     parser.add_argument("--target", default="wormhole_n150")
     parser.add_argument("--rounds", type=from_one, default=100)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=from_zero, default=0)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(words)

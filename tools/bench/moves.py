@@ -23,7 +23,7 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from command_line import exit_code_for, from_one, refused
+from command_line import exit_code_for, from_one, from_zero, refused
 from moves_ways.plain import Curves, Way, best_way, lands
 
 from stitch.errors import StitchError
@@ -207,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--cases", type=from_one, default=4, help="cases of each kind and utilisation"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=from_zero, default=0)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)

@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 import numpy as np
-from command_line import exit_code_for
+from command_line import exit_code_for, from_one, several_from_one
 
 import stitch
 from stitch import ComputationGraphBuilder, DataType
@@ -196,17 +196,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--chains", default="2,8,64", help="numbers of programs")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument(
+        "--chains", type=several_from_one, default=(2, 8, 64), help="2,8,64: numbers of programs"
+    )
+    parser.add_argument("--width", type=from_one, default=64)
+    parser.add_argument("--batch", type=from_one, default=1)
     parser.add_argument("--machine", default="wormhole_n150")
-    parser.add_argument("--rounds", type=int, default=301)
+    parser.add_argument("--rounds", type=from_one, default=301)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
     rows = [
-        measure(options.machine, int(count), options.width, options.batch, options.rounds)
-        for count in options.chains.split(",")
+        measure(options.machine, count, options.width, options.batch, options.rounds)
+        for count in options.chains
     ]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))

@@ -49,7 +49,7 @@ from random import Random
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
-from command_line import exit_code_for
+from command_line import exit_code_for, from_one
 from peer_ways import ours
 from peer_ways.cases import Absent, Case, NotAvailableError, Subject, Way
 from peer_ways.chains import CHAINS
@@ -200,7 +200,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         )
     _add_sizes(parser)
     parser.add_argument(
-        "--rounds", type=int, default=0, help="instead of each subject's own number"
+        "--rounds", type=from_one, default=0, help="instead of each subject's own number"
     )
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
@@ -213,7 +213,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     sizes = parser.add_argument_group("models: how large")
-    sizes.add_argument("--splits", type=int, nargs="*", default=[2, 6], metavar="N",
+    sizes.add_argument("--splits", type=from_one, nargs="*", default=[2, 6], metavar="N",
                        help="into how many programs (default: 2 6)")  # fmt: skip
     for option, usual, text in (
         ("--batch", 1, "images or texts at a time"),
@@ -222,7 +222,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         ("--layers", 6, "layers of bert and gpt"),
         ("--width", 256, "width of their values, a multiple of 64"),
     ):
-        sizes.add_argument(option, type=int, default=usual, metavar="N",
+        sizes.add_argument(option, type=from_one, default=usual, metavar="N",
                            help=f"{text} (default: {usual})")  # fmt: skip
 
 

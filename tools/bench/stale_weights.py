@@ -27,7 +27,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import torch
-from command_line import exit_code_for
+from command_line import exit_code_for, from_one
 from train_ways.models import Sizes, subjects
 
 from stitch.frontend.torch.compile import device_of
@@ -128,7 +128,7 @@ def rows_of(subject: Any, options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Measure and print; 1 where a goal is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -136,11 +136,11 @@ def main() -> int:
     parser.add_argument("--models", default="mlp,transformer")
     parser.add_argument("--machine", default="wormhole_n150")
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adamw"))
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--batch", type=from_one, default=64)
+    parser.add_argument("--rounds", type=from_one, default=41)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows: list[Row] = []
     for subject in subjects(options.models.split(","), Sizes(options.batch)):

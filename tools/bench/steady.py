@@ -35,7 +35,7 @@ from dataclasses import asdict, replace
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
-from command_line import exit_code_for
+from command_line import exit_code_for, several_from_one
 from steady_ways import feeding, holding, observing, queueing, sessions, torch_graphs
 from steady_ways.measuring import FULL, QUICK, Effort, Row
 
@@ -52,8 +52,15 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--only", default=",".join(GROUPS), help="groups of rows")
     parser.add_argument("--quick", action="store_true", help="a few rounds of few lengths")
-    parser.add_argument("--lengths", default="", help="programs of the pipelines of `holding`")
-    parser.add_argument("--windows", default="", help="windows of its devices")
+    parser.add_argument(
+        "--lengths",
+        type=several_from_one,
+        default=(),
+        help="programs of the pipelines of `holding`",
+    )
+    parser.add_argument(
+        "--windows", type=several_from_one, default=(), help="windows of its devices"
+    )
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
@@ -68,9 +75,9 @@ def effort_of(options: argparse.Namespace) -> Effort:
     """What the command line allows to be spent."""
     effort = QUICK if options.quick else FULL
     if options.lengths:
-        effort = replace(effort, lengths=tuple(map(int, options.lengths.split(","))))
+        effort = replace(effort, lengths=options.lengths)
     if options.windows:
-        effort = replace(effort, windows=tuple(map(int, options.windows.split(","))))
+        effort = replace(effort, windows=options.windows)
     return effort
 
 

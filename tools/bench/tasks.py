@@ -28,7 +28,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from command_line import exit_code_for, from_one
+from command_line import exit_code_for, from_one, from_zero
 
 import stitch
 from stitch.tasks import task
@@ -180,7 +180,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--graphs", nargs="+", default=["chain", "dag"], choices=["chain", "dag"])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--rounds", type=from_one, default=3)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=from_zero, default=0)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(words)

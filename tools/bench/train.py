@@ -34,7 +34,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 import torch
-from command_line import exit_code_for
+from command_line import exit_code_for, from_one
 from train_ways.models import Sizes, Subject, subjects
 from train_ways.ways import OPTIMIZERS, Step, our_step, torch_step
 
@@ -174,15 +174,19 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", default=",".join(MODELS), help=", ".join(MODELS))
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--image", type=int, default=28, help="side of the cnn's images")
-    parser.add_argument("--length", type=int, default=32, help="tokens in the transformer's rows")
-    parser.add_argument("--width", type=int, default=128, help="of the transformer")
+    parser.add_argument("--batch", type=from_one, default=64)
+    parser.add_argument("--image", type=from_one, default=28, help="side of the cnn's images")
+    parser.add_argument(
+        "--length", type=from_one, default=32, help="tokens in the transformer's rows"
+    )
+    parser.add_argument("--width", type=from_one, default=128, help="of the transformer")
     parser.add_argument("--optimizer", default="sgd", choices=sorted(OPTIMIZERS))
     parser.add_argument("--executors", default="numpy,onnxruntime,auto,torch")
     parser.add_argument("--machines", default="host")
-    parser.add_argument("--rounds", type=int, default=61)
-    parser.add_argument("--compared", type=int, default=5, help="steps before anything is timed")
+    parser.add_argument("--rounds", type=from_one, default=61)
+    parser.add_argument(
+        "--compared", type=from_one, default=5, help="steps before anything is timed"
+    )
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--memory", action="store_true", help="also measure growth, apart")
     parser.add_argument("--grown", default="", help=argparse.SUPPRESS)
