@@ -10,6 +10,8 @@ from tests.support.benches import BENCH_NAMES, load_bench, run_bench
 
 #: They do without whole numbers.
 WITHOUT_NUMBERS = {"fragmentation", "memory_goals"}
+#: They import torch before anything else.
+OF_TORCH = {"stale_weights", "train"}
 
 
 class ParserMade(Exception):
@@ -45,7 +47,7 @@ def takes_whole_numbers(action: argparse.Action) -> bool:
 def test_every_whole_number_refuses_what_is_too_small(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name in ("stale_weights", "train"):
+    if name in OF_TORCH:
         pytest.importorskip("torch")
     parser = parser_of(name)
     options = [each.option_strings[0] for each in filter(takes_whole_numbers, parser._actions)]
@@ -78,9 +80,21 @@ def test_every_whole_number_refuses_what_is_too_small(
         (("load", "--large-mb=nan"), "--large-mb"),
         (("load", "--small-mb=0"), "--small-mb"),
         (("load", "--runs=0"), "--runs"),
+        (("overhead", "--machine=nosuch"), "nosuch"),
+        (("lanes", "--target=nosuch"), "nosuch"),
+        (("lanes", "--executors", "nosuch"), "nosuch"),
+        (("peers", "--width=96"), "multiples of 64"),
+        (("train", "--machines=host,nosuch"), "nosuch"),
+        (("train", "--executors=numpy,nosuch"), "no executor nosuch"),
+        (("train", "--width=126"), "multiples of 4"),
+        (("train", "--image=3"), "from 4 on"),
+        (("stale_weights", "--machine=nosuch"), "nosuch"),
+        (("stale_weights", "--models=mlp,nosuch"), "no model nosuch"),
     ],
 )
 def test_wrong_words_of_a_benchmark_are_one_clear_error(words: tuple[str, ...], said: str) -> None:
+    if words[0] in OF_TORCH:
+        pytest.importorskip("torch")
     done = run_bench(*words)
     assert done.returncode in (2, 3) and done.stdout == ""
     assert said in done.stderr and "Traceback" not in done.stderr

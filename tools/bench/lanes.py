@@ -27,10 +27,13 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from command_line import exit_code_for, from_one, from_zero
+from command_line import exit_code_for, from_one, from_zero, refused
 
 import stitch
+from stitch.errors import StitchError
+from stitch.machine import load_machine
 from stitch.program import Array
+from stitch.runtime.executors import EXECUTORS
 
 GOAL_PRODUCTS, GOAL_TINY = 1.6, 0.98
 #: A timing is of so many seconds of passes at least.
@@ -190,7 +193,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", type=from_one, nargs="*", default=[512])
     parser.add_argument("--tasks", type=from_one, default=64)
     parser.add_argument("--lanes", type=from_one, default=2)
-    parser.add_argument("--executors", nargs="+", default=["numpy"])
+    parser.add_argument("--executors", nargs="+", choices=list(EXECUTORS), default=["numpy"])
     parser.add_argument("--target", default="wormhole_n150")
     parser.add_argument("--rounds", type=from_one, default=100)
     parser.add_argument("--seed", type=from_zero, default=0)
@@ -199,6 +202,10 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.lanes < 2:
         parser.error("--lanes takes numbers from 2 on")
+    try:
+        load_machine(options.target)
+    except StitchError as error:
+        return refused("lanes.py", error)
     rows = []
     for executor in options.executors:
         rows += [products(size, options, executor) for size in options.sizes]

@@ -33,10 +33,12 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
 import numpy as np
-from command_line import exit_code_for, from_one, several_from_one
+from command_line import exit_code_for, from_one, refused, several_from_one
 
 import stitch
 from stitch import ComputationGraphBuilder, DataType
+from stitch.errors import StitchError
+from stitch.machine import load_machine
 from stitch.program import Array
 
 PIPELINE_GOAL = 1.3
@@ -206,6 +208,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
+    try:
+        load_machine(options.machine)
+    except StitchError as error:
+        return refused("overhead.py", error)
     rows = [
         measure(options.machine, count, options.width, options.batch, options.rounds)
         for count in options.chains

@@ -205,6 +205,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
+    if options.width % 64:
+        parser.error("--width takes multiples of 64: heads of bert and gpt are as wide")
     for option, names in DEFAULTS[options.suite].items():
         if getattr(options, option) is None:
             setattr(options, option, names)

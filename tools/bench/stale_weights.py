@@ -27,10 +27,12 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import torch
-from command_line import exit_code_for, from_one
-from train_ways.models import Sizes, subjects
+from command_line import exit_code_for, from_one, refused
+from train_ways.models import MODELS, Sizes, subjects
 
+from stitch.errors import StitchError
 from stitch.frontend.torch.compile import device_of
+from stitch.machine import load_machine
 from stitch.runtime import known_work
 from stitch.runtime.queue import exposure, task_queue
 
@@ -141,9 +143,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(arguments)
+    models = options.models.split(",")
+    unknown = [name for name in models if name not in MODELS]
+    if unknown:
+        parser.error(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    try:
+        load_machine(options.machine)
+    except StitchError as error:
+        return refused("stale_weights.py", error)
     torch.set_num_threads(1)
     rows: list[Row] = []
-    for subject in subjects(options.models.split(","), Sizes(options.batch)):
+    for subject in subjects(models, Sizes(options.batch)):
         rows += rows_of(subject, options)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))

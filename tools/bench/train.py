@@ -34,11 +34,14 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 import torch
-from command_line import exit_code_for, from_one
-from train_ways.models import Sizes, Subject, subjects
+from command_line import exit_code_for, from_one, refused
+from train_ways.models import MODELS, Sizes, Subject, subjects
 from train_ways.ways import OPTIMIZERS, Step, our_step, torch_step
 
-MODELS = ("mlp", "cnn", "transformer")
+from stitch.errors import StitchError
+from stitch.machine import load_machine
+from stitch.runtime.executors import EXECUTORS
+
 EAGER, COMPILED = "torch eager", "torch.compile"
 
 
@@ -196,9 +199,16 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     options.models = options.models.split(",")
     options.executors = options.executors.split(",")
     options.machines = options.machines.split(",")
-    unknown = [name for name in options.models if name not in MODELS]
-    if unknown:
-        parser.error(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    for what, given, known in (
+        ("model", options.models, MODELS), ("executor", options.executors, EXECUTORS)
+    ):  # fmt: skip
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"no {what} {', '.join(unknown)}; there are {', '.join(known)}")
+    if options.image < 4:
+        parser.error("--image takes numbers from 4 on: the cnn halves its images twice")
+    if options.width % Sizes().heads:
+        parser.error(f"--width takes multiples of {Sizes().heads}, the transformer's heads")
     return options
 
 
@@ -206,6 +216,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure and print; see the module's docstring for the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parsed(arguments)
+    try:
+        for name in options.machines:
+            load_machine(name)
+    except StitchError as error:
+        return refused("train.py", error)
     torch.set_num_threads(1)
     sizes = Sizes(options.batch, options.image, options.length, options.width)
     missed: list[str] = []

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+MODELS = ("mlp", "cnn", "transformer")
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
