@@ -287,5 +287,5 @@ def test_a_batch_of_another_shape_is_named_be_it_an_array_a_tensor_or_a_list() -
     for batch in (np.ones((3, 2), np.float32), tensor):
         with pytest.raises(UsageError, match=r"input 'x' has another shape[\s\S]*\[3, 2\]"):
             model(batch)
-    with pytest.raises(LayoutError, match="input 'x' of 'mlp' is not a numeric array"):
+    with pytest.raises(LayoutError, match="input 'x' of 'mlp' cannot become an array"):
         model([[1.0], [1.0, 2.0]])
