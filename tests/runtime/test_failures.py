@@ -15,7 +15,7 @@ from stitch.graph import ComputationGraphBuilder
 from stitch.planner import Plan, PlanRequest, plan
 from stitch.program import Array, DataType, InputKind, Layout, Ownership, Space, TensorDesc
 from stitch.runtime import HookContext, LoadedProgram
-from stitch.runtime.recording import recording_maker
+from stitch.runtime.recording import window_plans
 from tests.support.stitched_models import consuming, integers, model, one, scaled, tiny, used
 
 F32 = DataType.FLOAT32
@@ -275,7 +275,7 @@ def test_where_nothing_but_a_refusal_can_come_it_is_planned_once(
         with pytest.raises(stitch.OutOfMemoryError):
             while len(exports) < 1000:
                 exports.append(np.from_dlpack(one(program(integers()))))
-        monkeypatch.setattr(recording_maker, "plan", planned)
+        monkeypatch.setattr(window_plans, "plan", planned)
         with pytest.raises(stitch.OutOfMemoryError):
             one(program(integers())).numpy()
         assert len(requests) == 1 + spill

@@ -16,8 +16,8 @@ from stitch.machine import Machine
 from stitch.planner import Copy, Plan, foreseen_cost
 from stitch.program import Array, DataType, Layout, Space
 from stitch.runtime.recording.recording import Recording
-from stitch.runtime.recording.recording_maker import Planned, RecordingMaker
 from stitch.runtime.recording.window import Window
+from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from stitch.runtime.values import ValueRecord
 from tests.support.lines_run import lines_run
 from tests.support.stitched_models import model, one, scaled, tiny
@@ -44,10 +44,10 @@ def placed_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Plan, P
     """Every plan that was placed, beside what would have been planned there and then: it never
     costs more, and where something leaves, the same tensors leave in the same order."""
     pairs: list[tuple[Plan, Plan]] = []
-    place = RecordingMaker._placed
+    place = WindowPlans.placed
 
     def compared(
-        self: RecordingMaker, variants: Sequence[Recording], window: Window, kept: tuple[bool, ...]
+        self: WindowPlans, variants: Sequence[Recording], window: Window, kept: tuple[bool, ...]
     ) -> Planned | None:
         found = place(self, variants, window, kept)
         if found is not None:
@@ -57,7 +57,7 @@ def placed_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Plan, P
             pairs.append((found.plan, fresh.plan))
         return found
 
-    monkeypatch.setattr(RecordingMaker, "_placed", compared)
+    monkeypatch.setattr(WindowPlans, "placed", compared)
     yield pairs
 
 

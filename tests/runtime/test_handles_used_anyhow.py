@@ -26,9 +26,8 @@ from hypothesis.stateful import (
 from stitch.errors import OutOfMemoryError
 from stitch.planner import PlanRequest
 from stitch.runtime.executors import EXECUTORS
-from stitch.runtime.recording import RecordingMaker
-from stitch.runtime.recording.recording_maker import Planned
 from stitch.runtime.recording.window import Window
+from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from tests.support import plans_that_ran
 from tests.support.handle_world import STEPS, World
 from tests.support.planner.leaving_brute_force import needless
@@ -113,7 +112,7 @@ def campaign(
     `wanted`: until something had to leave, and something found no room, too (a round draws much of
     one kind, or nothing of it).
     """
-    planned = RecordingMaker.planned
+    planned = WindowPlans.planned
 
     class Use(AnyUse):
         seen: ClassVar[Counter[str]] = Counter()
@@ -121,7 +120,7 @@ def campaign(
 
     Use.window, Use.executor = window, executor
 
-    def remembering(self: RecordingMaker, work: Window, kept: tuple[bool, ...]) -> Planned:
+    def remembering(self: WindowPlans, work: Window, kept: tuple[bool, ...]) -> Planned:
         try:
             return planned(self, work, kept)
         except OutOfMemoryError:
@@ -134,7 +133,7 @@ def campaign(
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecordingMaker, "planned", remembering)
+        patch.setattr(WindowPlans, "planned", remembering)
         for draw in itertools.count(number, len(COMBINATIONS)):
             run_state_machine_as_test(seed(SEED + draw)(Use), settings=drawn)
             seen = Use.seen

@@ -374,7 +374,7 @@ def test_bound_steps_do_not_keep_what_was_lent_to_them() -> None:
             seen.append(weakref.ref(array))
             del array, tensor
         gc.collect()
-        assert sum(ref() is not None for ref in seen) <= 2 * recording.MAX_LENT_BINDINGS
+        assert sum(ref() is not None for ref in seen) <= 2 * recording_maker.MAX_LENT_BINDINGS
 
 
 def test_a_graph_whose_recording_was_dropped_makes_another(

@@ -47,7 +47,7 @@ def test_a_queue_that_is_put_in_order_is_interrupted_again() -> None:
         given = device.tensor(integers())
         result = one(b(one(a(given))))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device.maker, "planned", always_interrupt)
+            patch.setattr(device.maker.plans, "planned", always_interrupt)
             # As its tasks go back into the queue, the second of them.
             is_done = interrupt_once(patch, Stretch, "after", after=1)
             with pytest.raises(KeyboardInterrupt):
@@ -111,7 +111,7 @@ def test_what_an_interrupted_window_reads_is_not_dropped() -> None:
         given = device.tensor(integers())
         result = one(program(given))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device.maker, "planned", always_interrupt)
+            patch.setattr(device.maker.plans, "planned", always_interrupt)
             interrupt_once(patch, device.tasks, "end_run")
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
@@ -129,7 +129,7 @@ def test_a_settled_pipeline_does_not_overwrite_what_an_interrupted_window_reads(
             given = one(pipeline(integers()))
         result = one(b(given))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device.maker, "planned", always_interrupt)
+            patch.setattr(device.maker.plans, "planned", always_interrupt)
             interrupt_once(patch, device.tasks, "end_run")
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
@@ -163,7 +163,7 @@ def test_running_the_queue_after_an_interrupt_is_no_call_from_within() -> None:
         program = device.load(DOUBLED)
         result = one(program(integers()))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device.maker, "planned", always_interrupt)
+            patch.setattr(device.maker.plans, "planned", always_interrupt)
             interrupt_once(patch, device.tasks, "end_run")
             with pytest.raises(KeyboardInterrupt):
                 device.flush()

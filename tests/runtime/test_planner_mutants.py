@@ -18,7 +18,7 @@ import stitch
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
 from stitch.runtime.recording import Window
-from stitch.runtime.recording.recording_maker import Planned, RecordingMaker
+from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from tests.support import plans_that_ran
 from tests.support.machines import without_path
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
@@ -92,14 +92,14 @@ def scenario(device: stitch.Device) -> list[tuple[Array, Array]]:
 def is_right(machine: stitch.machine.Machine, mutation: Mutation | None) -> bool:
     """Whether the scenario's numbers come out, with the first plan changed."""
 
-    planned = RecordingMaker.planned
+    planned = WindowPlans.planned
 
-    def changed(self: RecordingMaker, window: Window, kept: tuple[bool, ...]) -> Planned:
+    def changed(self: WindowPlans, window: Window, kept: tuple[bool, ...]) -> Planned:
         chosen = planned(self, window, kept)
         return chosen if mutation is None else replace(chosen, plan=mutation(chosen.plan))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecordingMaker, "planned", changed)
+        patch.setattr(WindowPlans, "planned", changed)
         device = stitch.open_device(machine)
         try:
             return all(np.array_equal(found, right) for found, right in scenario(device))

@@ -11,7 +11,7 @@ import stitch
 from stitch.planner import Plan, PlanRequest, plan
 from stitch.program import Array, DataType, InputKind, Layout, Space, TensorDesc
 from stitch.runtime import LoadedProgram
-from stitch.runtime.recording import recording_maker
+from stitch.runtime.recording import window_plans
 from tests.support.stitched_models import binary_op, consuming, one, scaled, tiny
 
 SHAPE = (8, 64)
@@ -28,7 +28,7 @@ def test_work_under_pressure_that_lends_nothing_is_planned_in_one_picture(
         asked.append(request)
         return plan(request, spills=spills)
 
-    monkeypatch.setattr(recording_maker, "plan", counted)
+    monkeypatch.setattr(window_plans, "plan", counted)
     with stitch.open_device(machine) as device:
         program = device.load(scaled("s", 2.0, SHAPE, target=machine, wishes=IN_L1))
         results = [device.tensor(np.ones(SHAPE, np.float32))]

@@ -351,7 +351,7 @@ def test_an_interrupt_while_a_plan_is_made_leaves_the_queue_and_what_came_behind
             raise KeyboardInterrupt
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device.maker, "planned", interrupt)
+            patch.setattr(device.maker.plans, "planned", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
         assert all(tensor.is_pending for tensor in (first[0], *second))

@@ -54,10 +54,6 @@ from stitch.runtime.values import (
 MAX_LEASES = 2048
 #: New ones are made several at a time: at most this part of that.
 PART_AT_ONCE = 8
-#: Bindings of one lease to the places of what a run reads; the least recently used goes. What is
-#: lent at places of its own each time is kept alive by them.
-MAX_BINDINGS = 32
-MAX_LENT_BINDINGS = 8
 #: Claims the host's memory for buffers of a plan at more addresses.
 ClaimPlaces: TypeAlias = "Callable[[Plan, Sequence[tuple[Buffer, Sequence[int]]]], object]"
 
