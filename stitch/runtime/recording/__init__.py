@@ -4,9 +4,9 @@ Comes in: windows of tasks. Goes out: bindings that may run, and what their runs
 know handles, or what a queue is.
 """
 
+from stitch.runtime.recording.agent import Agent
 from stitch.runtime.recording.code import Ran, Straight
 from stitch.runtime.recording.forked import Stopped
-from stitch.runtime.recording.recorded_work import Agent, Site
 from stitch.runtime.recording.recording import Binding, Recording
 from stitch.runtime.recording.recording_maker import RecordingMaker
 from stitch.runtime.recording.recordings import Recordings
@@ -18,6 +18,7 @@ from stitch.runtime.recording.running import (
     tell_run,
     tell_stopped,
 )
+from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.what_is_left import said_of
 from stitch.runtime.recording.window import Window
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from stitch.planner import ONE_LANE, Allocate, Copy, Free, Lanes, Plan, Relocate, Step, lanes_of
 from stitch.runtime.backends import LocalBackend
 from stitch.runtime.executors import PreparedProgram, least_copy_microseconds
-from stitch.runtime.recording.recorded_work import Agent, Site
+from stitch.runtime.recording.agent import Agent
+from stitch.runtime.recording.site import Site
 
 
 def lanes_for(device: Site, plan: Plan, agents: Sequence[Agent | None]) -> Lanes:

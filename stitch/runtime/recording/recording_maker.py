@@ -19,8 +19,8 @@ from stitch.runtime.history import Tally
 from stitch.runtime.recording.foresight import Foresight
 from stitch.runtime.recording.lane_work import in_lanes, lanes_for
 from stitch.runtime.recording.next_uses import NextUses
-from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recording import Binding, Recording, sharing
+from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.window import Window
 from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from stitch.runtime.values import Forms, Lease, Places, effects_of

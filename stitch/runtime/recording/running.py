@@ -19,8 +19,8 @@ from stitch.runtime.executors import quietly
 from stitch.runtime.recording.code import Ran, Straight, written
 from stitch.runtime.recording.forked import Stopped
 from stitch.runtime.recording.observed import observed
-from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recording import Binding
+from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.what_is_left import after_failure, finder_of, place_all
 from stitch.runtime.recording.window import Window
 from stitch.runtime.values import Status, ValueRecord

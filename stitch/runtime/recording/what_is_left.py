@@ -24,8 +24,8 @@ from stitch.planner import (
     ranges_of,
 )
 from stitch.runtime.recording.forked import LaneFailure, Stopped, without_own_places
-from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recording import Binding, Recording
+from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.window import Window
 from stitch.runtime.values import Records, Status, ValueRecord, effects_of
 from stitch.tasks import NumberedTask

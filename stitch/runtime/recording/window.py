@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from stitch.runtime.executors import FunctionCall
-from stitch.runtime.recording.recorded_work import Agent
+from stitch.runtime.recording.agent import Agent
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, Forms, Places, ValueRecord
 from stitch.tasks import NumberedTask, Stretch, Transformation
 

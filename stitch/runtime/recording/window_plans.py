@@ -18,8 +18,8 @@ from stitch.errors import StitchError
 from stitch.planner import Plan, PlanRequest, copy_cost, foreseen_cost, placed, plan
 from stitch.program import Space
 from stitch.runtime.recording.next_uses import NextUses
-from stitch.runtime.recording.recorded_work import Site
 from stitch.runtime.recording.recording import Recording
+from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.window import Window
 from stitch.runtime.values import AnyLease, ConstantRecord, Picture, effects_of
 from stitch.tasks import NumberedTask
