@@ -208,10 +208,9 @@ class _Reading:
     def _back_seconds(self, held: _Open) -> float:
         """To bring back what waits in DRAM, or what is dropped for a copy outside."""
         holder = self.holders[held.number]
-        # It may wait in DRAM, too, where the copy outside is dear to bring back.
-        sources = [waiting_desc(holder.desc)]
-        if not held.is_dirty and len(holder.values) == 1:
-            sources += [d for v in holder.values for d in self.lossless_outside.get(v, ())]
+        sources = [d for value in holder.values for d in self.lossless_outside.get(value, ())]
+        if held.is_dirty or not sources or len(holder.values) > 1:
+            sources = [waiting_desc(holder.desc)]
         return min(self._seconds(source, holder.desc) for source in sources)
 
     def _read_task(self, t: int, last_use: Mapping[int, int]) -> int:
@@ -325,8 +324,22 @@ class _Reading:
         if kind is self.made_in.get(value) or any(other is kind for other, _ in inside):
             self.lossless_outside.setdefault(value, []).append(desc)
         for other, held in inside:
-            if other is kind:
-                held.is_dirty = not self.holders[held.number].values <= self.lossless_outside.keys()
+            if other is kind and held.is_dirty:
+                held.is_dirty = not self._is_clean_by(held)
+
+    def _is_clean_by(self, held: _Open) -> bool:
+        """Whether what was written nowhere goes for nothing now, as copies lie outside of L1 and
+        are not so dear to bring back that it is better written to DRAM as it is."""
+        holder = self.holders[held.number]
+        if not holder.values <= self.lossless_outside.keys():
+            return False
+        outside = [d for value in holder.values for d in self.lossless_outside[value]]
+        dear = min(self._seconds(source, holder.desc) for source in outside)
+        waiting = self._seconds(waiting_desc(holder.desc), holder.desc)
+        if waiting < dear <= holder.write_seconds + waiting:
+            # Which is better depends on how often it comes back.
+            self.is_whole = False
+        return dear <= holder.write_seconds + waiting
 
     def _stay(self, held: _Open, end: int, back_seconds: float) -> None:
         if held.idle_since < end and held.size:
