@@ -78,7 +78,7 @@ class Chain:
         results = free_outputs(modules, wires)
         called = _called(modules)
         table, sources = chain_graph(self.programs, feeds, "chain", results, called)
-        self._graph: PreparedGraph | None = PreparedGraph(device, table)
+        self._graph: PreparedGraph | None = PreparedGraph(device, table, title="the chain")
         taken = [(modules[k].program, modules[k].program.inputs[i]) for k, i in sources]
         self.inputs = tuple([
             RunInput(name, program.values[slot.value].type, slot.kind, own=slot.name)

@@ -86,6 +86,14 @@ def link_argument(
         if value.desc_key not in port.accepted or value.status > READY or value.consumed:
             link_value(device, name, port, value)
         return value
+    if hasattr(type(argument), "function_queue"):
+        raise UsageError(
+            f"{port.origin} is no value of a device",
+            expected=f"an array, or a tensor of {device!r}",
+            got=" ".join(repr(argument).split())[:60],
+            remedy="call programs on futures in their graph, graph.call(program, future); a host "
+            "function gives tensors where it says returns=desc",
+        )
     allowed = device.host_memory.allowed
     host = capture(argument, port.shape, port.type.data_type, borrow, port.origin, allowed)
     return ArgumentRecord(device, host, port)

@@ -34,4 +34,4 @@ class RuntimePipeline(PreparedGraph):
         for wire in chain_wires([loaded.program for loaded in self.programs]):
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
         table, _ = chain_graph(self.programs, feeds, "pipeline")
-        super().__init__(device, table)
+        super().__init__(device, table, title="the pipeline")

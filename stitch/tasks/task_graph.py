@@ -43,6 +43,12 @@ def _is_future(value: object) -> bool:
             got=f"{value.dtype} of shape {value.shape}",
             remedy="give it as an input: graph.input(desc)",
         )
+    if type(value) is not Future and hasattr(type(value), "function_queue"):
+        raise UsageError(
+            "a tensor of a device is no plain argument of a task of a graph",
+            got=" ".join(repr(value).split())[:60],
+            remedy="give it as an input: graph.input(desc), and the tensor at each run",
+        )
     return type(value) is Future
 
 

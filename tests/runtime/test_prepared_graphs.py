@@ -235,7 +235,7 @@ def test_what_cannot_be_prepared_says_why() -> None:
         x = passes.input(DESC, "x")
         passes.output(passes.call(double, x))
         passes.output(x, "same")
-        with pytest.raises(UsageError, match="'same' of a task graph is one of its inputs"):
+        with pytest.raises(UsageError, match="'same' of the task graph is one of its inputs"):
             device.prepare(passes)
         unread = TaskGraph()
         unread.input(DESC, "spare")
@@ -350,3 +350,44 @@ def test_one_value_as_two_outputs_is_two_in_every_run() -> None:
                 np.testing.assert_array_equal(each.numpy(), X * 2)
             assert len(result) == 2
             del result, each
+
+
+def test_messages_call_a_graph_by_its_name() -> None:
+    graph = TaskGraph("steps")
+    graph.output(graph.call(double, graph.input(DESC, "x")))
+    with open_tiny() as device:
+        call = device.prepare(graph)
+        with pytest.raises(UsageError, match=r"wrong inputs for task graph 'steps'"):
+            call(z=X)
+        with pytest.raises(UsageError, match=r"task graph 'e' needs at least one task[\s\S]*try"):
+            device.prepare(TaskGraph("e"))
+        with pytest.raises(UsageError, match=r"^the task graph needs at least one task"):
+            device.prepare(TaskGraph())
+
+
+def test_what_belongs_elsewhere_is_no_argument() -> None:
+    """A tensor of a device in a graph's call, and a graph's future in a device's."""
+    graph = TaskGraph("steps")
+    x = graph.input(DESC, "x")
+
+    @task(returns=DESC)
+    def first(a: Array, b: object) -> Array:
+        return a
+
+    with open_tiny() as device:
+        tensor = device.tensor(X)
+        program = device.load(stitch.compile(lambda x: x + x, [X], target="tiny", name="double"))
+        with pytest.raises(UsageError, match="a tensor of a device is no plain argument"):
+            first(x, tensor)
+        with pytest.raises(UsageError, match=r"input 'x' of 'double' is no value of a device"):
+            program(x)
+        for arguments in ((x, 1), (tensor, x)):
+            with pytest.raises(UsageError, match="a future of a task graph has no value"):
+                device.call(first, *arguments)
+
+        @task
+        def thing(a: Array) -> object:
+            return "object"
+
+        with pytest.raises(UsageError, match="is no value of a device"):
+            program(device.call(thing, tensor))

@@ -159,7 +159,10 @@ def rounds_of(
     taken = [unrolled.names.get((Reference(name), ())) for name in made.values()]
     device = next(iter(programs.values())).device
     graph = PreparedGraph(
-        device, unrolled.graph.table(), [name for name in taken if name is not None]
+        device,
+        unrolled.graph.table(),
+        [name for name in taken if name is not None],
+        title="the rounds of a pipeline",
     )
     inputs = tuple([(reference, dict(at)) for reference, at in unrolled.inputs])
     return Rounds(graph, count, step.index, inputs, tuple(made.values()))

@@ -21,7 +21,7 @@ from stitch.runtime.queue import Deaths, TaskQueue
 from stitch.runtime.recording import Recordings
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ArgumentRecord, ValueRecord, as_array, capture
-from stitch.tasks import HostCall, HostFunction, host_call
+from stitch.tasks import Future, HostCall, HostFunction, host_call
 
 #: What agents of one function differ in: the types of its tensors, and which of them it updates.
 _Form: TypeAlias = "tuple[tuple[ValueType, ...], tuple[int, ...]]"
@@ -153,7 +153,13 @@ def queue_call(
 
 
 def _is_value(argument: object) -> bool:
-    """Tensors and arrays are values; all else is given as it is."""
+    """Tensors and arrays are values; all else is given as it is, but for futures of graphs."""
+    if type(argument) is Future:
+        raise UsageError(
+            "a future of a task graph has no value on a device",
+            got=repr(argument),
+            remedy="call the function in its graph, graph.host(function, future), and prepare that",
+        )
     return isinstance(argument, Tensor | np.ndarray)
 
 

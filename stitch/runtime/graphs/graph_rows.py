@@ -6,7 +6,7 @@ it. Must not know how a graph runs, nor what it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,6 @@ from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.values import InputPort
 from stitch.tasks import Agent, CopyAgent, HostCall, ProgramAgent, TaskTable
 from stitch.ttb import Binary
-
-#: Gives a program of a device what it is loaded from.
-Load = Callable[[Any], LoadedProgram]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +54,8 @@ class GraphRow:
 class GraphRows:
     """Makes the rows of a table; each source of a program is loaded once."""
 
-    def __init__(self, device: Any, table: TaskTable, load: Load) -> None:
-        self._device, self._table, self._load = device, table, load
+    def __init__(self, device: Any, table: TaskTable, title: str) -> None:
+        self._device, self._table, self._title = device, table, title
         self._name = table.name or "task graph"
         self._given = {value: name for name, value in table.inputs}
         self._loaded: dict[int, LoadedProgram] = {}
@@ -87,7 +84,7 @@ class GraphRows:
         if isinstance(source, LoadedProgram):
             if source.device is not self._device:
                 raise UsageError(
-                    f"the programs of a {self._name} are on one device",
+                    f"the programs of {self._title} are on one device",
                     expected=f"{self._device!r}",
                     got=f"{source.name!r} on {source.device!r}",
                     remedy="load its file there: device.load(file)",
@@ -99,7 +96,7 @@ class GraphRows:
                 binary: Any = Binary((source,), self._device.machine.shape, "a task graph")
             else:
                 binary = source
-            loaded = self._loaded[id(source)] = self._load(binary)
+            loaded = self._loaded[id(source)] = self._device.load(binary)
         return loaded
 
 

@@ -31,16 +31,20 @@ class PlacedGraph:
     that no task makes, and for programs of another device.
     """
 
-    def __init__(self, device: RuntimeDevice, table: TaskTable) -> None:
+    def __init__(self, device: RuntimeDevice, table: TaskTable, title: str = "") -> None:
+        """`title`: what it is called in messages, where that is not its name."""
         table = table.flattened()  # The members of merged tasks are queued one by one.
         self.device, self.name = device, table.name or "task graph"
+        named = f"task graph {table.name!r}" if table.name else "the task graph"
+        self.title = title or named
         self.input_names = tuple([name for name, _ in table.inputs])
         self.output_names = tuple([name for name, _ in table.outputs])
         #: The values that its outputs are, by number.
         self.outputs = tuple([number for _, number in table.outputs])
         if not table.tasks:
-            raise UsageError(f"a {self.name} needs at least one task")
-        self._rows = GraphRows(device, table, device.load).all()
+            raise UsageError(f"{self.title} needs at least one task",
+                             remedy="add one: graph.call(program, x)")  # fmt: skip
+        self._rows = GraphRows(device, table, self.title).all()
         self.task_count = len(self._rows)
         #: Whether any task may fail by itself: the queue knows which others run nevertheless.
         self.calls_host = any(isinstance(row.agent, HostAgent) for row in self._rows)
@@ -58,7 +62,7 @@ class PlacedGraph:
         unread = [name for name, number in table.inputs if number not in readers]
         if unread:
             raise UsageError(
-                f"no task of a {self.name} reads its input {unread[0]!r}",
+                f"no task of {self.title} reads its input {unread[0]!r}",
                 remedy="leave it out, or add the task that reads it",
             )
         #: What each input takes, as the first task that reads it has it.
@@ -66,7 +70,7 @@ class PlacedGraph:
         passed = [name for name, number in table.outputs if number not in self.made]
         if passed:
             raise UsageError(
-                f"output {passed[0]!r} of a {self.name} is one of its inputs, which no task makes",
+                f"output {passed[0]!r} of {self.title} is one of its inputs, which no task makes",
                 remedy="make it of a copy: graph.output(graph.copy(x, layout))",
             )
 

@@ -94,10 +94,10 @@ class PreparedGraph:
     """
 
     def __init__(
-        self, device: RuntimeDevice, table: TaskTable, takes: Collection[str] = ()
+        self, device: RuntimeDevice, table: TaskTable, takes: Collection[str] = (), title: str = ""
     ) -> None:
-        self.device, self._graph = device, PlacedGraph(device, table)
-        graph, self._name = self._graph, self._graph.name
+        self.device, self._graph = device, PlacedGraph(device, table, title)
+        graph, self._title = self._graph, self._graph.title
         self._calls_host, self._ports = graph.calls_host, graph.ports
         self._count = len(self._ports)
         #: The numbers of its results, in the order in which tasks make them, and which of these
@@ -108,7 +108,7 @@ class PreparedGraph:
         self._outputs = tuple([graph.made[number] for number in self._given])
         #: Which of its inputs it takes over, and what is said of what was given there.
         gone = {
-            at: f"given away to a {self._name}"
+            at: f"given away to {self._title}"
             for at, name in enumerate(graph.input_names)
             if name in takes
         }
@@ -123,7 +123,7 @@ class PreparedGraph:
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Run the graph on arrays or tensors, by position or by name; gives its outputs, ready."""
         if named or len(arguments) != self._count:
-            arguments = arranged(f"the {self._name}", self._input_types, arguments, named)
+            arguments = arranged(self._title, self._input_types, arguments, named)
         # What is called is a local: a method that an object only has costs 20 ns more to be found.
         runs_here = self._runs_here
         with self.device.lock if runs_here() else self._lock:
@@ -311,7 +311,7 @@ class PreparedGraph:
         """The values that arguments stand for, by input."""
         device, ports = self.device, self._ports
         given = [
-            link_argument(device, self._name, port, argument, True)
+            link_argument(device, self._graph.name, port, argument, True)
             for port, argument in zip(ports, arguments, strict=True)
         ]
         self._graph.link(given)
@@ -386,7 +386,7 @@ class PreparedGraph:
     # -- names -----------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"a {self._name} belongs to its device: load its programs there again")
+        raise TypeError(f"{self._title} belongs to its device: load its programs there again")
 
     def __repr__(self) -> str:
         inputs = ", ".join([f"{name}: {kind}" for name, kind in self._input_types])

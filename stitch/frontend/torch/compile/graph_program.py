@@ -87,7 +87,7 @@ class GraphProgram:
             program = compile_graph(built.graph, machine, options).program
             loaded = self._device.load(Binary((program,), machine.shape, PRODUCER))
             table, _ = chain_graph((loaded,), ({},), "compiled graph")
-            self._prepared = PreparedGraph(self._device, table)
+            self._prepared = PreparedGraph(self._device, table, title="the compiled graph")
 
     @boxed
     def __call__(self, arguments: list[Any]) -> list[Any]:
