@@ -15,6 +15,7 @@ import numpy as np
 from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import Element, FractalTensor
 from stitch.fractal.zipped import Nest, as_nest, each_part, zip
+from stitch.program import Array
 
 
 def head(xs: Nest) -> Element:
@@ -43,7 +44,11 @@ def gather(xs: Nest, numbers: Any) -> Any:
     >>> gather(FractalTensor([[0], [1, 2]]), [1, 0, 1]).tolist()
     [[1, 2], [0], [1, 2]]
     """
-    chosen = numbers.tolist() if isinstance(numbers, FractalTensor) else list(numbers)
+    try:
+        chosen = list(numbers)
+    except TypeError:
+        raise UsageError("gather takes a list of whole numbers as numbers",
+                         got=" ".join(repr(numbers).split())[:60]) from None  # fmt: skip
     return each_part("gather", xs, lambda part: part[chosen])
 
 
@@ -228,13 +233,32 @@ def _padded(xs: FractalTensor, before: int, after: int, value: Element | None) -
             "elements outside of a list need a value",
             remedy="give padding_value=, an element of the same form",
         )
-    element = value if isinstance(value, FractalTensor) else np.asarray(value, xs.dtype)
+    element = value if isinstance(value, FractalTensor) else _padding(xs, value)
     joined: FractalTensor = join(FractalTensor([element]), xs)
     chosen = np.concatenate([
         np.zeros(before, np.int64), np.arange(1, xs.length + 1, dtype=np.int64),
         np.zeros(after, np.int64),
     ])  # fmt: skip
     return FractalTensor.of(joined.data, joined.index.taken(chosen))
+
+
+def _padding(xs: FractalTensor, value: Element) -> Array:
+    """A leaf to pad with, in the type of the others."""
+    given = np.asarray(value)
+    with np.errstate(all="ignore"):
+        leaf = given.astype(xs.dtype) if given.dtype.kind in "biuf" else given
+    # Floats are rounded as any, whole numbers and truths are kept.
+    is_held = given.dtype.kind not in "USOmM" and (
+        xs.dtype.kind not in "biu" or np.array_equal(leaf, given)
+    )
+    if xs.depth > 1 or given.shape != xs.leaf_shape or not is_held:
+        raise UsageError(
+            "padding_value is an element of the list",
+            expected=f"a nest of depth {xs.depth - 1}" if xs.depth > 1
+            else f"{xs.dtype}{list(xs.leaf_shape)}",
+            got=f"{given.dtype}{list(given.shape)}: {' '.join(repr(value).split())[:40]}",
+        )  # fmt: skip
+    return leaf
 
 
 def _transposed(parts: Any) -> list[tuple[Any, ...]]:

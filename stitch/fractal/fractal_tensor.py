@@ -19,7 +19,7 @@ from stitch.argument_kinds import WHOLE, optional, several, takes
 from stitch.errors import UsageError
 from stitch.fractal.index_map import Affine, Indexed
 from stitch.fractal.index_tree import IndexTree, strides_of
-from stitch.fractal.nested_lists import Nested, read_nested
+from stitch.fractal.nested_lists import Nested, read_nested, type_of
 from stitch.program import Array
 from stitch.runtime import Tensor
 
@@ -52,9 +52,6 @@ class FractalTensor:
     def __init__(
         self, nested: Nested, *, leaf_shape: Sequence[int] | None = None, dtype: Any = None
     ) -> None:
-        if type(nested) is FractalTensor:
-            self._data, self._index = nested._data, nested._index
-            return
         self._data, self._index = read_nested(nested, leaf_shape, dtype, _parts)
 
     @classmethod
@@ -97,8 +94,7 @@ class FractalTensor:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the leaves' elements, as arrays have it."""
-        data = self._data
-        return data.data_type.in_arrays.dtype if isinstance(data, Tensor) else data.dtype
+        return type_of(self._data)
 
     def width_by_depth(self, depth: int) -> list[int]:
         """The length of each list at a depth: 1 for the innermost, -1 for the outermost.
@@ -118,7 +114,7 @@ class FractalTensor:
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, chosen: int | slice | Sequence[int]) -> Element:
+    def __getitem__(self, chosen: int | slice | Sequence[int] | Array | FractalTensor) -> Element:
         """An element, some at equal distances, or some by number; nothing is copied.
 
         Raises `IndexError` for an element that is not there.
@@ -129,7 +125,7 @@ class FractalTensor:
             except ValueError:
                 raise UsageError("the step of a slice of a FractalTensor is not 0") from None
             return FractalTensor.of(self._data, self._index.sliced(part))
-        if isinstance(chosen, list | np.ndarray):
+        if isinstance(chosen, list | np.ndarray | FractalTensor):
             return FractalTensor.of(self._data, self._index.taken(self._numbers(chosen)))
         number = self._number(chosen)
         if self.depth > 1:
@@ -155,6 +151,10 @@ class FractalTensor:
                 remedy="take .tolist(), or .leaves() for the leaves one after the other",
             )
         return self.leaves().reshape(*lengths, *self.leaf_shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """As `numpy`."""
+        return np.array(self.numpy(), dtype, copy=bool(copy))
 
     def leaves(self) -> Array:
         """The leaves one after the other, as an array `[numel, *leaf_shape]`, to read."""
@@ -199,7 +199,7 @@ class FractalTensor:
             raise IndexError(f"element {number} of a FractalTensor of length {self.length}")
         return counted
 
-    def _numbers(self, chosen: Sequence[Any] | Array) -> Any:
+    def _numbers(self, chosen: Sequence[Any] | Array | FractalTensor) -> Any:
         return np.array([self._number(each) for each in chosen], np.int64)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stitch.errors import StitchError, UsageError
+from stitch.errors import LayoutError, StitchError, UsageError
 from stitch.fractal.index_map import Indexed, Listed
 from stitch.fractal.index_tree import IndexTree
 from stitch.program import Array, DataType
@@ -34,6 +34,9 @@ def read_nested(
     `leaf_shape`, `dtype`: of the leaves, if they are to be checked, or if there are none. Raises
     `UsageError`.
     """
+    known = parts_of(nested)
+    if known is not None:
+        return _checked(*known, leaf_shape, dtype)
     if isinstance(nested, np.ndarray | Tensor):
         if not nested.shape:
             raise UsageError(
@@ -88,16 +91,21 @@ def _rows(
     except (TypeError, ValueError, StitchError) as error:
         raise UsageError("a leaf of a FractalTensor is a number, an array or a tensor",
                          got=str(error)) from error  # fmt: skip
-    kind = _type(dtype) if dtype is not None else np.result_type(*{a.dtype for a in arrays})
+    if dtype is None and all(isinstance(leaf, bool | int | float) for leaf in leaves):
+        # Numbers of Python have the type that holds them all.
+        kinds = {array.dtype.kind for array in arrays}
+        dtype = np.float32 if "f" in kinds else np.int64 if "i" in kinds else np.bool_
     for number, array in enumerate(arrays):
-        if array.shape != arrays[0].shape or (dtype is None and array.dtype.kind != kind.kind):
+        is_alike = dtype is not None or array.dtype == arrays[0].dtype
+        if array.shape != arrays[0].shape or not is_alike:
             raise UsageError(
-                "the leaves of a FractalTensor have one shape and one kind of number",
+                "the leaves of a FractalTensor have one shape and one type",
                 where=f"leaf {tree.path(number, tree.depth)}",
                 expected=f"{arrays[0].dtype}{list(arrays[0].shape)}, as the first one",
                 got=f"{array.dtype}{list(array.shape)}",
+                remedy="give all leaves one shape, and one type or dtype=",
             )
-    return _kept(np.stack(arrays), kind)
+    return _kept(np.stack(arrays), dtype)
 
 
 def _array(leaf: Any) -> Array:
@@ -180,7 +188,18 @@ def _checked(
     if leaf_shape is not None and tuple(data.shape[1:]) != tuple(leaf_shape):
         raise UsageError("leaves have another shape", expected=str(list(leaf_shape)),
                          got=str(list(data.shape[1:])))  # fmt: skip
+    kind = type_of(data)
+    if dtype is not None and kind != _type(dtype):
+        raise UsageError(
+            "leaves have another type", expected=str(_type(dtype)), got=str(kind),
+            remedy="convert them first: what is a nest or a tensor already is not converted",
+        )  # fmt: skip
     return data, index
+
+
+def type_of(data: Array | Tensor) -> np.dtype[Any]:
+    """The type of the leaves' elements, as arrays have it."""
+    return data.data_type.in_arrays.dtype if isinstance(data, Tensor) else data.dtype
 
 
 def _kept(array: Array, dtype: Any) -> Array:
@@ -192,6 +211,14 @@ def _kept(array: Array, dtype: Any) -> Array:
 
 
 def _type(dtype: Any) -> np.dtype[Any]:
-    kind = dtype.dtype if isinstance(dtype, DataType) else np.dtype(dtype)
-    DataType.from_dtype(kind)
-    return kind
+    if isinstance(dtype, DataType):
+        return dtype.dtype
+    try:
+        kind = DataType.parse(dtype).dtype if isinstance(dtype, str) else np.dtype(dtype)
+        return DataType.from_dtype(kind).dtype
+    except (LayoutError, TypeError, ValueError) as error:
+        raise UsageError(
+            "the dtype of a FractalTensor is a type of numbers that is stored",
+            expected=", ".join([each.value for each in DataType if not each.is_block]),
+            got=" ".join(repr(dtype).split())[:60],
+        ) from error

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import Element, FractalTensor
+from stitch.program import Array
 
 #: What parallel functions and access functions take: a nest, or several of one length.
 Nest: TypeAlias = "FractalTensor | Zipped"
@@ -37,10 +40,11 @@ class Zipped:
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, chosen: int | slice | Sequence[int]) -> Any:
+    def __getitem__(self, chosen: int | slice | Sequence[int] | Array | FractalTensor) -> Any:
         """A tuple of elements, or some elements of all parts."""
         found = [part[chosen] for part in self.parts]
-        return Zipped(found) if isinstance(chosen, slice | list) else tuple(found)
+        is_some = isinstance(chosen, slice | list | np.ndarray | FractalTensor)
+        return Zipped(found) if is_some else tuple(found)
 
     def __iter__(self) -> Iterator[tuple[Element, ...]]:
         return (self[number] for number in range(self.length))

@@ -210,7 +210,7 @@ def test_elements_of_a_tensor_are_views_of_it() -> None:
         ([[1, 2], 3], r"one depth[\s\S]*\[1\] is a leaf, \[0\] a list"),
         ([[[1], 2], [[3], [4]]], r"\[0\]\[1\] is a leaf, \[0\]\[0\] a list"),
         ([[np.zeros(2)], [np.zeros(3)]], r"leaf \[1\]\[0\][\s\S]*float64\[2\][\s\S]*float64\[3\]"),
-        ([1, 2.5], r"one kind of number[\s\S]*leaf \[[01]\]"),
+        ([np.int32(1), 2.5], r"one type[\s\S]*leaf \[1\][\s\S]*int32[\s\S]*float32[\s\S]*dtype="),
         (["a"], "a leaf of a FractalTensor is a number"),
         ([None], "a leaf of a FractalTensor is a number"),
         ("abc", "made of nested lists"),
@@ -276,3 +276,46 @@ def test_lists_in_themselves_and_long_ones_end() -> None:
         FractalTensor(endless)
     long = FractalTensor([[k] for k in range(20_000)])
     assert long.numel == 20_000 and long[-1].tolist() == [19_999]
+
+
+def test_numbers_of_python_have_the_type_that_holds_them() -> None:
+    for numbers, kind in (([1, 2.5], np.float32), ([True, 2], np.int64), ([True], np.bool_)):
+        xs = FractalTensor(numbers)
+        assert xs.dtype == np.dtype(kind) and xs.tolist() == numbers
+    assert FractalTensor([1, 2], dtype="float32").dtype == np.dtype(np.float32)
+
+
+def test_a_type_or_shape_that_is_asked_for_is_given_or_refused() -> None:
+    xs = FractalTensor([1])
+    assert FractalTensor(xs, dtype="int64", leaf_shape=()).tolist() == [1]
+    with pytest.raises(UsageError, match=r"another type[\s\S]*float64[\s\S]*int64"):
+        FractalTensor(xs, dtype="float64")
+    with pytest.raises(UsageError, match=r"another type[\s\S]*float64[\s\S]*int64"):
+        FractalTensor([xs], dtype="float64")
+    with pytest.raises(UsageError, match="another shape"):
+        FractalTensor(xs, leaf_shape=(5,))
+    with pytest.raises(UsageError, match=r"type of numbers that is stored[\s\S]*floot"):
+        FractalTensor([1], dtype="floot")
+    with stitch.open_device("host") as device, pytest.raises(UsageError, match="another type"):
+        FractalTensor(device.tensor(np.ones(3, np.float32)), dtype="int32")
+
+
+def test_padding_is_an_element() -> None:
+    xs, rows = FractalTensor([1, 2, 3]), FractalTensor(np.ones((3, 2), np.float32))
+    assert ops.slide(xs, 2, padding=1, padding_value=np.float64(7)).tolist()[0] == [7, 1]
+    assert ops.window(0, rows, 3, padding_value=[0, 0.5]).tolist()[0] == [0, 0.5]
+    for nest, value in ((xs, 1.5), (rows, 0), (xs, [1]), (FractalTensor([[1]]), 1), (xs, "a")):
+        with pytest.raises(UsageError, match="padding_value is an element of the list"):
+            ops.window(0, nest, 3, padding_value=value)
+
+
+def test_some_elements_are_chosen_alike_everywhere() -> None:
+    xs = FractalTensor([1, 2, 3])
+    for numbers in ([2, 0], np.array([2, 0]), FractalTensor([2, 0])):
+        assert xs[numbers].tolist() == ops.gather(xs, numbers).tolist() == [3, 1]
+        assert ops.zip(xs, xs)[numbers].tolist() == [(3, 3), (1, 1)]
+    with pytest.raises(UsageError, match="gather takes a list of whole numbers"):
+        ops.gather(xs, 3)
+    assert np.asarray(FractalTensor([[1, 2]])).tolist() == [[1, 2]]
+    with pytest.raises(UsageError, match="ragged"):
+        np.asarray(FractalTensor(XSS))
