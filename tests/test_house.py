@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -429,6 +430,29 @@ def test_a_tool_is_executable_and_sound_bash(tool: str) -> None:
     assert file.stat().st_mode & 0o111
     checked = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("spelled", ["", ".venv", ".venv/", ".venv/./"])
+def test_a_linked_environment_of_another_checkout_is_left_alone(
+    spelled: str, tmp_path: Path
+) -> None:
+    """`python -m venv --clear` on a link empties what it leads to."""
+    here, other = tmp_path / "here", tmp_path / "other" / ".venv"
+    (here / "tools").mkdir(parents=True)
+    (other / "bin").mkdir(parents=True)
+    for name in ("tools/environment.sh", "pyproject.toml"):
+        shutil.copy2(ROOT / name, here / name)
+    for name in ("precious", ".stitch-installed", "bin/activate"):
+        (other / name).write_text("dev of another")
+    (here / ".venv").symlink_to(other)
+    venv = {"STITCH_VENV": f"{here}/{spelled}"} if spelled else {}
+    done = subprocess.run(
+        ["bash", "-c", "set -eu; . tools/environment.sh; prepare_environment test"],
+        cwd=here, capture_output=True, text=True, check=False, env={**os.environ, **venv},
+    )  # fmt: skip
+    assert done.returncode == 1 and "is a link" in done.stderr, done.stderr
+    left = {str(file.relative_to(other)) for file in other.rglob("*") if file.is_file()}
+    assert left == {"precious", ".stitch-installed", "bin/activate"}
 
 
 def test_test_files_have_names_of_their_own() -> None:

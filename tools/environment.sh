@@ -9,6 +9,10 @@
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 VENV="${STITCH_VENV:-$ROOT/.venv}"
 case "$VENV" in /*) ;; *) VENV="$PWD/$VENV" ;; esac
+# A link is a link however it is spelled.
+while :; do
+  case "$VENV" in */) VENV="${VENV%/}" ;; */.) VENV="${VENV%/.}" ;; *) break ;; esac
+done
 PYTHON="$VENV/bin/python"
 MARKER="$VENV/.stitch-installed"
 
@@ -73,9 +77,6 @@ is_installed() {
 
 create_environment() {
   local base
-  # Clearing a link clears what it leads to: the environment of another checkout, perhaps.
-  [ ! -L "$VENV" ] || fail "$VENV is a link, and what it leads to is no environment of $ROOT" \
-    "remove the link, or name another place: STITCH_VENV=/path/to/environment $0"
   base="$(find_python)" || fail "Python 3.11, 3.12 or 3.13 with its venv module is needed" \
     "try: apt-get install python3 python3-venv" \
     "or name an interpreter: STITCH_PYTHON=/path/to/python3.12 $0"
@@ -98,6 +99,9 @@ install_into_environment() {
 
 prepare_environment() {
   is_installed "$1" && return 0
+  # Clearing a link clears what it leads to: the environment of another checkout, perhaps.
+  [ ! -L "$VENV" ] || fail "$VENV is a link, and what it leads to is no environment of $ROOT" \
+    "remove the link, or name another place: STITCH_VENV=/path/to/environment $0"
   mkdir -p "$(dirname "$VENV")"
   # Two tools started at once must not install into one environment together.
   if command -v flock >/dev/null; then

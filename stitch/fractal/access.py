@@ -14,8 +14,12 @@ import numpy as np
 
 from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import Element, FractalTensor
+from stitch.fractal.index_tree import check_count
 from stitch.fractal.zipped import Nest, as_nest, each_part, zip
 from stitch.program import Array
+
+#: Windows, strides and counts are no larger.
+MAX_SIZE = 1 << 40
 
 
 def head(xs: Nest) -> Element:
@@ -63,7 +67,7 @@ def split(xs: Nest, count: int) -> Any:
     >>> split(FractalTensor([0, 1, 2, 3, 4]), 2).tolist()
     [[0, 1], [2, 3, 4]]
     """
-    parts = _at_least("split", "count", count, 1)
+    parts = check_count(_at_least("split", "count", count, 1))
 
     def cut(part: FractalTensor) -> FractalTensor:
         size = part.length // parts
@@ -110,7 +114,8 @@ def enumerate(*nests: Nest) -> Nest:  # as the field calls it
     if not nests:
         raise UsageError("enumerate takes at least one FractalTensor")
     first = as_nest("enumerate", nests[0])
-    return zip(FractalTensor(np.arange(first.length, dtype=np.int64)), *nests)
+    numbers = np.arange(check_count(first.length), dtype=np.int64)
+    return zip(FractalTensor(numbers), *nests)
 
 
 def product(xs: FractalTensor, ys: FractalTensor) -> tuple[FractalTensor, FractalTensor]:
@@ -161,12 +166,14 @@ def window(
     size, _, apart = _odd_window("window", window_size, dilation)
 
     def around(part: FractalTensor) -> FractalTensor:
-        at, half = _within("window", index, part.length), apart * (size // 2)
-        before, after = max(0, half - at), max(0, at + half + 1 - part.length)
-        begin = at - half + before
-        padded = _padded(part, before, after, padding_value)
-        part_of = range(begin, begin + 2 * half + 1, apart)
-        return FractalTensor.of(padded.data, padded.index.sliced(part_of))
+        at = _within("window", index, part.length)
+        chosen = at + _offsets(size, min(apart, part.length + 1))
+        is_outside = (chosen < 0) | (chosen >= part.length)
+        if not is_outside.any():
+            return FractalTensor.of(part.data, part.index.taken(chosen))
+        padded = _padded(part, 1, 0, padding_value)
+        chosen = np.where(is_outside, 0, chosen + 1)
+        return FractalTensor.of(padded.data, padded.index.taken(chosen))
 
     return each_part("window", xs, around)
 
@@ -180,8 +187,10 @@ def shifted_slide(xs: Nest, window_size: int, dilation: int = 1) -> Any:
     size, _, apart = _odd_window("shifted_slide", window_size, dilation)
 
     def around(part: FractalTensor) -> FractalTensor:
+        length = max(1, part.length)
+        check_count(part.length * size)
         every = np.arange(part.length, dtype=np.int64)[:, None]
-        chosen = ((every + _offsets(size, apart)) % max(1, part.length)).ravel()
+        chosen = ((every + _offsets(size, apart % length)) % length).ravel()
         return FractalTensor.of(part.data, part.index.grouped(chosen, size, part.length))
 
     return each_part("shifted_slide", xs, around)
@@ -197,7 +206,7 @@ def shifted_window(index: int, xs: Nest, window_size: int, dilation: int = 1) ->
 
     def around(part: FractalTensor) -> FractalTensor:
         at = _within("shifted_window", index, part.length)
-        chosen = (at + _offsets(size, apart)) % part.length
+        chosen = (at + _offsets(size, apart % part.length)) % part.length
         return FractalTensor.of(part.data, part.index.taken(chosen))
 
     return each_part("shifted_window", xs, around)
@@ -216,6 +225,7 @@ def dilate(xs: Nest, dilation: int) -> Any:
         if count and part.length % apart == 0:
             index = part.index.windows(count, part.length // apart, 1, apart)
             return FractalTensor.of(part.data, index)
+        check_count(part.length)
         lists = [np.arange(n, part.length, apart, dtype=np.int64) for n in range(count)]
         chosen = np.concatenate([np.empty(0, np.int64), *lists])
         sizes = [len(each) for each in lists]
@@ -235,6 +245,7 @@ def _padded(xs: FractalTensor, before: int, after: int, value: Element | None) -
         )
     element = value if isinstance(value, FractalTensor) else _padding(xs, value)
     joined: FractalTensor = join(FractalTensor([element]), xs)
+    check_count(before + xs.length + after)
     chosen = np.concatenate([
         np.zeros(before, np.int64), np.arange(1, xs.length + 1, dtype=np.int64),
         np.zeros(after, np.int64),
@@ -267,7 +278,7 @@ def _transposed(parts: Any) -> list[tuple[Any, ...]]:
 
 def _offsets(size: int, apart: int) -> Any:
     """Of a window around an element, where its elements lie from there."""
-    return (np.arange(size, dtype=np.int64) - size // 2) * apart
+    return (np.arange(check_count(size), dtype=np.int64) - size // 2) * apart
 
 
 def _window(call: str, size: int, stride: int, dilation: int) -> tuple[int, int, int]:
@@ -290,15 +301,16 @@ def _at_least(call: str, name: str, value: int, least: int) -> int:
         number = as_index(value)
     except TypeError:
         number = least - 1
-    if number < least or isinstance(value, bool):
+    if not least <= number <= MAX_SIZE or isinstance(value, bool):
         raise UsageError(f"{call} takes a whole number of {least} or more as {name}",
+                         expected=f"{least} to {MAX_SIZE}",
                          got=" ".join(repr(value).split())[:60])  # fmt: skip
     return number
 
 
 def _within(call: str, index: int, length: int) -> int:
     """The number of an element that is there; negative ones count from the end."""
-    number = as_index(index)
+    number = _at_least(call, "index", index, -MAX_SIZE)
     if not -length <= number < length:
         raise IndexError(f"{call}: element {number} of a FractalTensor of length {length}")
     return number % length

@@ -36,8 +36,8 @@ class FractalTensor:
     `FractalTensor(nested)` takes nested lists of numbers, arrays, tensors of one device, or other
     FractalTensors (one more list around them); an array or a tensor is a list along its first
     axis. Python's whole numbers become int64, others float32. `leaf_shape` and `dtype` are needed
-    where there is no leaf to tell. Raises `UsageError` for mixed depths, shapes or types, saying
-    where.
+    where there is no leaf to tell. A nest over a device's tensor shows what is written to that.
+    Raises `UsageError` for mixed depths, shapes or types, saying where.
 
     >>> xss = FractalTensor([[0, 1, 2], [3, 4]])
     >>> xss.depth, len(xss), xss.numel, xss[-1].tolist(), xss[0][1:].tolist()
@@ -102,6 +102,7 @@ class FractalTensor:
         >>> FractalTensor([[0, 1, 2], [3, 4], [5, 6, 7, 8]]).width_by_depth(-2)
         [3, 2, 4]
         """
+        WHOLE.check("width_by_depth", "depth", depth)
         counted = self.depth + depth + 1 if depth < 0 else depth
         if not 1 <= counted <= self.depth:
             raise UsageError(
@@ -180,20 +181,21 @@ class FractalTensor:
 
     def __repr__(self) -> str:
         kind = f"{self.dtype}{list(self.leaf_shape)}" if self.leaf_shape else str(self.dtype)
-        if isinstance(self._data, Tensor) or self.numel * _size(self.leaf_shape) > MAX_SHOWN:
+        many = sum(self._index.tree.counts) + self.numel * _size(self.leaf_shape)
+        if isinstance(self._data, Tensor) or many > 2 * MAX_SHOWN:
             widths = "; ".join(_shown(self._index.tree, d) for d in range(self.depth))
             return f"<FractalTensor: depth {self.depth}, lengths {widths}; {kind}>"
         return f"FractalTensor({self.tolist()}, {kind})"
 
     def _number(self, chosen: Any) -> int:
-        try:
-            number = as_index(chosen)
-        except TypeError:
+        is_index = hasattr(chosen, "__index__") and not isinstance(chosen, bool | np.bool_)
+        if not is_index:
             raise UsageError(
                 "an element of a FractalTensor is chosen by a whole number, some by a slice or a "
                 "list of numbers",
                 got=f"{type(chosen).__name__}: {' '.join(repr(chosen).split())[:60]}",
-            ) from None
+            )
+        number = as_index(chosen)
         counted = number + self.length if number < 0 else number
         if not 0 <= counted < self.length:
             raise IndexError(f"element {number} of a FractalTensor of length {self.length}")

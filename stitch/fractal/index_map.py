@@ -14,7 +14,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stitch.fractal.index_tree import IndexTree, Numbers, runs, strides_of
+from stitch.fractal.index_tree import (
+    IndexTree,
+    Numbers,
+    check_count,
+    runs,
+    spread,
+    strides_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +33,16 @@ class Affine:
 
     def rows(self, tree: IndexTree) -> Numbers:
         """The row of each leaf, in order."""
+        return self.rows_of(tree, np.arange(check_count(tree.numel), dtype=np.int64))
+
+    def rows_of(self, tree: IndexTree, leaves: Numbers) -> Numbers:
+        """The rows of some leaves by number."""
         lengths = tree.uniform
         assert lengths is not None, "lists are equally long"
-        rows = np.array([self.base], np.int64)
-        for length, stride in zip(lengths, self.strides, strict=True):
-            rows = (rows[:, None] + np.arange(length, dtype=np.int64) * stride).ravel()
+        rows = np.full(len(leaves), self.base, np.int64)
+        for length, span, stride in zip(lengths, strides_of(lengths), self.strides, strict=True):
+            if length > 1:
+                rows += leaves // span % length * stride
         return rows
 
 
@@ -117,6 +129,8 @@ class Indexed:
 
     def sliced(self, chosen: range) -> Indexed:
         """Elements of the outermost list at equal distances: what is affine stays so."""
+        if len(chosen) < 2:
+            chosen = range(chosen.start, chosen.start + len(chosen)) if chosen else range(0)
         if isinstance(self.map, Affine):
             first, *rest = self.map.strides
             base = self.map.base + chosen.start * first if chosen else self.map.base
@@ -124,13 +138,20 @@ class Indexed:
             return Indexed(IndexTree.of(lengths), Affine(base, (first * chosen.step, *rest)))
         if self.tree.depth == 1 and isinstance(self.map, Rows) and chosen.step == 1:
             return Indexed(IndexTree.of([len(chosen)]), Rows(self.map.starts + chosen.start))
+        check_count(len(chosen))
         return self.taken(np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64))
 
     def taken(self, chosen: Numbers) -> Indexed:
         """Elements of the outermost list in this order, perhaps repeated."""
         tree, kept = self.tree.taken(chosen)
-        if self.tree.depth > 1 and (starts := self._starts()) is not None:
-            return Indexed(tree, Rows(starts[kept[-2]]))
+        match self.map:
+            case Rows(starts) if self.tree.depth > 1:
+                return Indexed(tree, Rows(starts[kept[-2]]))
+            case Affine(base, (*outer, 1)) if outer:
+                lists = IndexTree.of(self.tree.lengths[:-1])
+                return Indexed(tree, Rows(Affine(base, tuple(outer)).rows_of(lists, kept[-2])))
+            case Affine():
+                return Indexed(tree, Listed(self.map.rows_of(self.tree, kept[-1])))
         return Indexed(tree, Listed(self.rows()[kept[-1]]))
 
     def windows(self, count: int, size: int, stride: int, dilation: int) -> Indexed:
@@ -141,9 +162,8 @@ class Indexed:
             lengths = [count, size, *self.tree.lengths[1:]]
             strides = (first * stride, first * dilation, *rest)
             return Indexed(IndexTree.of(lengths), Affine(self.map.base, strides))
-        begins = np.arange(count, dtype=np.int64) * stride
-        chosen = (begins[:, None] + np.arange(size, dtype=np.int64) * dilation).ravel()
-        return self.grouped(chosen, size, count)
+        begins = np.arange(check_count(count), dtype=np.int64) * (stride if count > 1 else 0)
+        return self.grouped(spread(begins, size, dilation), size, count)
 
     def repeated(self, times: int) -> Indexed:
         """The nest so many times: a nest deeper by one."""
@@ -152,6 +172,7 @@ class Indexed:
                 IndexTree.of([times, *self.tree.lengths]),
                 replace(self.map, strides=(0, *self.map.strides)),
             )
+        check_count(times * max(1, self.tree.length))
         chosen = np.tile(np.arange(self.tree.length, dtype=np.int64), times)
         return self.grouped(chosen, self.tree.length, times)
 
@@ -165,6 +186,7 @@ class Indexed:
             first, *rest = self.map.strides
             lengths = [self.tree.length, times, *self.tree.lengths[1:]]
             return Indexed(IndexTree.of(lengths), Affine(self.map.base, (first, 0, *rest)))
+        check_count(times * max(1, self.tree.length))
         chosen = np.repeat(np.arange(self.tree.length, dtype=np.int64), times)
         return self.grouped(chosen, times, self.tree.length)
 
@@ -176,13 +198,3 @@ class Indexed:
         """Elements of the outermost list in `count` lists of these sizes: a nest deeper by one."""
         taken = self.taken(chosen)
         return Indexed(taken.tree.grouped(sizes, count), taken.map)
-
-    def _starts(self) -> Numbers | None:
-        """Where each innermost list begins, if each lies in rows one after the other."""
-        match self.map:
-            case Rows(starts):
-                return starts
-            case Affine(base, strides) if strides[-1] == 1:
-                outer = Indexed(IndexTree.of(self.tree.lengths[:-1]), Affine(base, strides[:-1]))
-                return outer.rows()
-        return None

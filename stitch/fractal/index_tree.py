@@ -15,9 +15,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from stitch.errors import UsageError
+
 Numbers: TypeAlias = NDArray[np.int64]
 #: Of all lists at one depth: their one length, or each its own.
 Lengths: TypeAlias = "int | Numbers"
+#: So many numbers of lists or leaves are written down at most.
+MAX_NUMBERS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +81,7 @@ class IndexTree:
         [0, 2, 3]
         """
         lengths, count = self.lengths[depth], self.counts[depth]
+        check_count(count)
         if isinstance(lengths, int):
             return np.arange(count + 1, dtype=np.int64) * lengths
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -93,7 +98,7 @@ class IndexTree:
         """The numbers, among all of the next depth, of the elements of these lists of a depth."""
         lengths = self.lengths[depth]
         if isinstance(lengths, int):
-            return (chosen[:, None] * lengths + np.arange(lengths, dtype=np.int64)).ravel()
+            return spread(chosen * lengths, lengths, 1)
         return runs(self.offsets(depth)[chosen], lengths[chosen])
 
     def inside(self) -> IndexTree:
@@ -152,8 +157,31 @@ def runs(starts: Numbers, lengths: Numbers) -> Numbers:
     [5, 6, 0, 1, 2]
     """
     before = np.cumsum(lengths) - lengths
-    total = int(np.sum(lengths))
+    total = check_count(int(np.sum(lengths)))
     return np.repeat(starts - before, lengths) + np.arange(total, dtype=np.int64)
+
+
+def spread(starts: Numbers, length: int, stride: int) -> Numbers:
+    """From each start so many numbers, `stride` apart, one after the other.
+
+    >>> spread(np.array([5, 0]), 2, 3).tolist()
+    [5, 8, 0, 3]
+    """
+    if not len(starts) or not length:
+        return np.empty(0, np.int64)
+    check_count(len(starts) * length)
+    each = np.arange(length, dtype=np.int64) * (stride if length > 1 else 0)
+    return (starts[:, None] + each).ravel()
+
+
+def check_count(count: int) -> int:
+    """So many numbers may be written down; raises `UsageError` for more."""
+    if count > MAX_NUMBERS:
+        raise UsageError(
+            "a nest has too many lists or leaves to be numbered one by one",
+            expected=f"at most {MAX_NUMBERS}", got=str(count),
+        )  # fmt: skip
+    return count
 
 
 def strides_of(lengths: Sequence[int]) -> tuple[int, ...]:

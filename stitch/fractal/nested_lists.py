@@ -8,11 +8,12 @@ and which row is which leaf. Must not know what a nest offers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from stitch.errors import LayoutError, StitchError, UsageError
+from stitch.errors import LayoutError, UsageError
 from stitch.fractal.index_map import Indexed, Listed
 from stitch.fractal.index_tree import IndexTree
 from stitch.program import Array, DataType
@@ -22,8 +23,8 @@ from stitch.runtime import Tensor
 Nested: TypeAlias = Any
 #: The data and index of what is a nest itself, None of what is none.
 PartsOf: TypeAlias = "Callable[[object], tuple[Array | Tensor, Indexed] | None]"
-#: Lists that contain themselves have no end.
-MAX_DEPTH = 32
+#: Lists are no deeper, and have no more elements.
+MAX_DEPTH, MAX_ELEMENTS = 32, 1 << 26
 
 
 def read_nested(
@@ -62,7 +63,8 @@ def read_nested(
 
 def _walked(nested: Sequence[Any], parts_of: PartsOf) -> tuple[list[list[int]], list[Any]]:
     """The lengths of all lists by depth, and what lies in the innermost ones, in order."""
-    lengths, level = [[len(nested)]], list(nested)
+    level = _elements(nested)
+    lengths, seen = [[len(level)]], {id(nested)}
     while any(isinstance(element, list | tuple) for element in level):
         other = next((i for i, e in enumerate(level) if not isinstance(e, list | tuple)), None)
         if other is not None:
@@ -75,9 +77,29 @@ def _walked(nested: Sequence[Any], parts_of: PartsOf) -> tuple[list[list[int]], 
             )
         if len(lengths) == MAX_DEPTH:
             raise UsageError("lists are nested too deeply", expected=f"at most {MAX_DEPTH} deep")
-        lengths.append([len(element) for element in level])
-        level = [inner for element in level for inner in element]
-    return lengths, level
+        # One that is empty may stand at several depths.
+        full = {id(element) for element in level if element}
+        if not seen.isdisjoint(full):
+            raise UsageError("a list stands in itself, or at two depths",
+                             where=f"depth {len(lengths)}")  # fmt: skip
+        seen |= full
+        inner = [_elements(element) for element in level]
+        lengths.append([len(each) for each in inner])
+        if sum(lengths[-1]) > MAX_ELEMENTS:
+            raise UsageError(
+                "nested lists have too many elements", expected=f"at most {MAX_ELEMENTS}",
+                got=str(sum(lengths[-1])), remedy="give arrays as leaves, or one array",
+            )  # fmt: skip
+        level = list(chain.from_iterable(inner))
+    return lengths, list(level)
+
+
+def _elements(nested: Sequence[Any]) -> Sequence[Any]:
+    """What a list holds, whatever a class of its own says of it."""
+    if isinstance(nested, list):
+        return list.__getitem__(nested, slice(None))
+    assert isinstance(nested, tuple)
+    return tuple.__getitem__(nested, slice(None))
 
 
 def _rows(
@@ -85,10 +107,14 @@ def _rows(
 ) -> Array:
     """Leaves one after the other in one array."""
     if not leaves:
-        return np.empty((0, *(leaf_shape or ())), _type(np.float32 if dtype is None else dtype))
+        kind, shape = _type(np.float32 if dtype is None else dtype), tuple(leaf_shape or ())
+        try:
+            return np.empty((0, *shape), kind)
+        except ValueError as error:
+            raise UsageError("leaf_shape is no shape", got=str(list(shape))) from error
     try:
-        arrays = [_array(leaf) for leaf in leaves]
-    except (TypeError, ValueError, StitchError) as error:
+        arrays = [_array(leaf, is_rounded=dtype is None) for leaf in leaves]
+    except Exception as error:  # Whatever an object's own conversion raises.
         raise UsageError("a leaf of a FractalTensor is a number, an array or a tensor",
                          got=str(error)) from error  # fmt: skip
     if dtype is None and all(isinstance(leaf, bool | int | float) for leaf in leaves):
@@ -108,15 +134,15 @@ def _rows(
     return _kept(np.stack(arrays), dtype)
 
 
-def _array(leaf: Any) -> Array:
-    """A leaf as an array; Python's whole numbers are int64, others float32."""
+def _array(leaf: Any, *, is_rounded: bool) -> Array:
+    """A leaf as an array; Python's whole numbers are int64, others float32 (`is_rounded`)."""
     if isinstance(leaf, Tensor):
         return leaf.numpy()
     array = np.asarray(leaf)
     if array.dtype == object or (array.dtype.kind in "USmMV" and array.dtype.names is not None):
         raise TypeError(f"{type(leaf).__name__}: {' '.join(repr(leaf).split())[:60]}")
     DataType.from_dtype(array.dtype)
-    if isinstance(leaf, float):
+    if isinstance(leaf, float) and is_rounded:
         array = array.astype(np.float32)
     return array
 
@@ -205,7 +231,11 @@ def type_of(data: Array | Tensor) -> np.dtype[Any]:
 def _kept(array: Array, dtype: Any) -> Array:
     """An array that nobody else writes to."""
     DataType.from_dtype(array.dtype)
-    kept = np.array(array, None if dtype is None else _type(dtype), order="C")
+    kind = array.dtype if dtype is None else _type(dtype)
+    with np.errstate(all="ignore"):
+        kept = np.array(array, kind, order="C")
+    if kind.kind in "iub" and not np.array_equal(kept, array):
+        raise UsageError(f"some leaves are no numbers of {kind}", remedy="give a wider dtype=")
     kept.flags.writeable = False
     return kept
 

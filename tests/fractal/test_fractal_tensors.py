@@ -17,6 +17,7 @@ from stitch import fractal as ops
 from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
 from stitch.fractal.index_map import Affine, Listed, Rows
+from stitch.program import Array
 
 XSS = [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
 
@@ -272,8 +273,22 @@ def test_lists_may_be_empty() -> None:
 def test_lists_in_themselves_and_long_ones_end() -> None:
     endless: list[Any] = []
     endless.append(endless)
+    twice: list[Any] = []
+    twice.extend([twice, twice])
+    for bad in (endless, twice):
+        with pytest.raises(UsageError, match="a list stands in itself"):
+            FractalTensor(bad)
+    deep: Any = [1]
+    for _ in range(32):
+        deep = [deep]
     with pytest.raises(UsageError, match="nested too deeply"):
-        FractalTensor(endless)
+        FractalTensor(deep)
+    shared: Any = [1] * 64
+    for _ in range(5):
+        shared = [shared] * 64
+    with pytest.raises(UsageError, match="too many elements"):
+        FractalTensor(shared)
+    assert FractalTensor([(), [()], [(), (1,)]]).tolist() == [[], [[]], [[], [1]]]
     long = FractalTensor([[k] for k in range(20_000)])
     assert long.numel == 20_000 and long[-1].tolist() == [19_999]
 
@@ -319,3 +334,63 @@ def test_some_elements_are_chosen_alike_everywhere() -> None:
     assert np.asarray(FractalTensor([[1, 2]])).tolist() == [[1, 2]]
     with pytest.raises(UsageError, match="ragged"):
         np.asarray(FractalTensor(XSS))
+
+
+class Lies(list):  # type: ignore[type-arg]
+    """A list that says that it is longer."""
+
+    def __len__(self) -> int:
+        return 10**6
+
+
+class Raises:
+    def __array__(self, *_: object, **__: object) -> Array:
+        raise RuntimeError("as told")
+
+
+def test_foreign_objects_are_what_they_hold_or_one_clear_error() -> None:
+    assert FractalTensor([Lies([1, 2]), Lies([3])]).tolist() == [[1, 2], [3]]
+    with pytest.raises(UsageError, match=r"a leaf of a FractalTensor[\s\S]*as told"):
+        FractalTensor([Raises()])
+    with pytest.raises(UsageError, match="whole number"):
+        FractalTensor([1, 2])[[True, False]]
+    with pytest.raises(UsageError, match="no numbers of int8"):
+        FractalTensor([300], dtype="int8")
+    assert FractalTensor([0.1], dtype="float64").tolist() == [0.1]
+    for shape in ((-1,), (10**12,) * 3):
+        with pytest.raises(UsageError, match="leaf_shape is no shape"):
+            FractalTensor([], leaf_shape=shape)
+
+
+HUGE = 10**12
+
+
+def test_huge_sizes_cost_nothing_or_are_one_clear_error() -> None:
+    u, rows, none = FractalTensor([1, 2, 3]), FractalTensor([[1, 2], [3]]), FractalTensor([])
+    many = ops.repeat(u, HUGE)
+    assert many[HUGE - 1].tolist() == [1, 2, 3] and ops.gather(many, [3, 1]).numel == 6
+    assert ops.dilate(many, HUGE // 2).length == HUGE // 2
+    for xs in (u, rows, none):
+        assert ops.slide(xs, HUGE).tolist() == [] and len(repr(ops.slide(xs, HUGE))) < 200
+    assert ops.window(0, u, 3, HUGE, padding_value=0).tolist() == [0, 1, 0]
+    assert ops.shifted_window(0, u, 5, 2**40).tolist() == [
+        [1, 2, 3][k * 2**40 % 3] for k in (-2, -1, 0, 1, 2)
+    ]
+    assert u[-(10**30) : 10**30 : 10**30].tolist() == [1]
+    for empty in (ops.repeat(none, HUGE), ops.repeat(FractalTensor([[], []]), 10**7)):
+        assert len(repr(empty)) < 200
+    for call in (
+        lambda: ops.repeat(rows, HUGE), lambda: ops.split(u, HUGE), lambda: ops.enumerate(many),
+        lambda: ops.slide(u, 2, padding=HUGE, padding_value=0), lambda: ops.join(many, many),
+        lambda: ops.window(0, u, HUGE + 1, padding_value=0), lambda: ops.shifted_slide(u, HUGE + 1),
+        lambda: ops.shifted_window(0, u, HUGE + 1), lambda: many.tolist(),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match="too many lists or leaves"):
+            call()
+    for call in (
+        lambda: ops.slide(u, 1, dilation=10**30), lambda: ops.repeat(u, 2**63 - 1),
+        lambda: ops.window("0", u, 3),  # type: ignore[arg-type]
+        lambda: u.width_by_depth("x"),  # type: ignore[arg-type]
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match="takes a whole number"):
+            call()

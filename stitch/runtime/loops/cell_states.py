@@ -120,13 +120,13 @@ class Cells:
             return None if value is None else handle_on(value)
 
     def is_alone(self, number: int) -> bool:
-        """Whether a cell's value may be written to: it is not lost, and nobody else holds it, nor
-        its bytes."""
+        """Whether a cell's value may be written to: it is there, and nobody else holds it, nor its
+        bytes."""
         with self.device.lock:
             self.device.check_whole()
             self.device.drain()
             value = self.values[number]
-            if value is None or value.handles > 1 or value.status > Status.READY:
+            if value is None or value.handles > 1 or value.status is not Status.READY:
                 return False
             buffers = [instance.buffer for instance in value.instances]
             return not any(len(buffer.users) > 1 or buffer.pins for buffer in buffers)
