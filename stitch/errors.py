@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
+
+#: Of so many known names at most, the nearest to an unknown one is looked for.
+MAX_NEAR_NAMES = 1_000
+#: A longer word has no nearest one, and is none.
+MAX_NEAR_CHARACTERS = 200
+#: A comparison of two words costs up to their lengths' product: so much for one unknown word.
+MAX_NEAR_WORK = 1_000_000
 
 
 class StitchError(Exception):
@@ -155,7 +163,20 @@ def closest(word: str, known: Iterable[str], before: str = "") -> str:
 def nearest(
     word: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6
 ) -> tuple[str, ...]:
-    """The known words that are near to one, nearest first; `cutoff`: from 0 (any) to 1 (equal)."""
+    """The known words that are near to one, nearest first; `cutoff`: from 0 (any) to 1 (equal).
+
+    Words may come from hostile files: only the first of very many, and none that are very long,
+    are looked at.
+    """
     import difflib  # Few processes meet an unknown word.
 
-    return tuple(difflib.get_close_matches(word, list(known), most, cutoff))
+    if len(word) > MAX_NEAR_CHARACTERS:
+        return ()
+    work, names = 0, list[str]()
+    for name in islice(known, MAX_NEAR_NAMES):
+        if len(name) <= MAX_NEAR_CHARACTERS:
+            work += len(word) * len(name)
+            if work > MAX_NEAR_WORK:
+                break
+            names.append(name)
+    return tuple(difflib.get_close_matches(word, names, most, cutoff))
