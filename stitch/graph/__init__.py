@@ -8,7 +8,7 @@ from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph, check_types
 from stitch.graph.emitter import Given, Written
 from stitch.graph.json_form import as_json, from_json
-from stitch.graph.json_reader import JsonObject, objects_without_duplicates
+from stitch.graph.json_reader import JsonObject, objects_without_duplicates, shortened
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.graph.tracing import trace
@@ -28,6 +28,6 @@ __all__ = [
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "ComputationGraph",
     "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "Side", "SymbolicTensor",
     "Wish", "WishError", "Written", "as_json", "check_types", "from_json",
-    "objects_without_duplicates", "parse_wish", "trace", "wished_layout", "wishes_between",
-    "wishes_of",
+    "objects_without_duplicates", "parse_wish", "shortened", "trace", "wished_layout",
+    "wishes_between", "wishes_of",
 ]  # fmt: skip

@@ -28,7 +28,12 @@ import numpy as np
 
 from stitch.errors import CompileError, FormatError, LayoutError, Problem, UsageError
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.json_reader import JsonObject, objects_without_duplicates
+from stitch.graph.json_reader import (
+    MAX_CHARACTERS,
+    JsonObject,
+    objects_without_duplicates,
+    shortened,
+)
 from stitch.graph.wish import parse_wish
 from stitch.program import (
     ABSENT,
@@ -116,7 +121,7 @@ def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -
     try:
         return ComputationGraph(**parts)  # type: ignore[arg-type]  # each part is checked above
     except CompileError as error:
-        raise FormatError(error.what) from error
+        raise FormatError(shortened(error.what, 8 * MAX_CHARACTERS)) from error
 
 
 def _parsed(text: str | bytes) -> object:

@@ -7,6 +7,7 @@ field is defective) and `Problem`s. Must not know: graphs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from stitch.errors import Problem, closest
@@ -14,14 +15,29 @@ from stitch.errors import Problem, closest
 _Choice = TypeVar("_Choice")
 #: More defects than this are not worth listing.
 MAX_PROBLEMS = 50
+#: No place and no sentence of a defect is longer, whatever it repeats of the text.
+MAX_CHARACTERS = 240
 
 
 def objects_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The hook for `json.loads` that refuses an object with two equal keys (`ValueError`)."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError(f"a key stands twice in one object, among {sorted(fields)[:8]}")
+        some = [shortened(key, 40) for key in sorted(fields)[:8]]
+        raise ValueError(f"a key stands twice in one object, among {some}")
     return fields
+
+
+def shortened(text: str, most: int = MAX_CHARACTERS) -> str:
+    """A text of so many characters at most: of a longer one, how it begins and how it ends.
+
+    >>> shortened("values 1, 2, 3, 4, 5, 6, 7, 8 and 9", 20)
+    'values 1 ... 8 and 9'
+    """
+    if len(text) <= most:
+        return text
+    kept = most - len(" ... ")
+    return f"{text[: kept - kept // 2]} ... {text[len(text) - kept // 2 :]}"
 
 
 class JsonObject:
@@ -38,6 +54,11 @@ class JsonObject:
         else:
             self._note("not_an_object", where, f"an object is needed, not {_kind(data)}")
 
+    @property
+    def is_full(self) -> bool:
+        """Whether more defects would not be listed, so that nobody need look for words."""
+        return len(self._problems) >= MAX_PROBLEMS
+
     def get(self, key: str) -> object:
         """The field as it is, or None."""
         return self._fields.get(key)
@@ -45,6 +66,11 @@ class JsonObject:
     def problem(self, kind: str, key: str, detail: str) -> None:
         """Notes a defect of a field."""
         self._note(kind, f"{self.where}.{key}", detail)
+
+    def more_problems(self, problems: Iterable[Problem]) -> None:
+        """Notes defects of the whole that its reader finds: no more are found than are listed."""
+        for problem in islice(problems, MAX_PROBLEMS - len(self._problems)):
+            self._note(problem.kind, problem.where, problem.detail)
 
     def text(self, key: str) -> str:
         """A string."""
@@ -117,7 +143,7 @@ class JsonObject:
         value = self._fields.get(key)
         if isinstance(value, str) and value in choices:
             return choices[value]
-        near = closest(value, choices) if isinstance(value, str) else ""
+        near = "" if self.is_full or not isinstance(value, str) else closest(value, choices)
         self._wrong(key, " or ".join(choices) + (f" ({near})" if near else ""), value)
         return otherwise
 
@@ -125,6 +151,8 @@ class JsonObject:
         """Notes every field that has no meaning here."""
         words = tuple(allowed)
         for key in self._fields:
+            if self.is_full:
+                return
             if key not in words:
                 near = closest(key, words) or f"allowed: {', '.join(words)}"
                 self.problem("unknown_key", key, f"it has no meaning here; {near}")
@@ -134,8 +162,8 @@ class JsonObject:
         self.problem(kind, key, f"{wanted} is needed, not {_kind(value)}")
 
     def _note(self, kind: str, where: str, detail: str) -> None:
-        if len(self._problems) < MAX_PROBLEMS:
-            self._problems.append(Problem(kind, where, detail))
+        if not self.is_full:
+            self._problems.append(Problem(kind, shortened(where), shortened(detail)))
 
 
 def _is_integer(value: object) -> bool:

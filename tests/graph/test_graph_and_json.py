@@ -262,3 +262,14 @@ def test_an_output_that_aliases_an_input_that_is_not_there_is_a_defect(source: i
     form["outputs"][0]["aliases_input"] = source
     with pytest.raises(FormatError, match=f"it aliases input {source}: none"):
         from_json(json.dumps(form))
+
+
+def test_a_text_that_is_not_well_formed_is_refused_in_short() -> None:
+    text = (
+        '{"format": "stitch.computation_graph", "version": 1, "name": "%s", "inputs": [], '
+        '"outputs": [{"name": "y", "value": 3, "aliases_input": null}], "values": [], '
+        '"operations": [], "constants": [], "wishes": []}'
+    )
+    with pytest.raises(FormatError, match="is not well formed") as caught:
+        from_json(text % ("n" * 100_000))
+    assert len(str(caught.value)) < 3_000

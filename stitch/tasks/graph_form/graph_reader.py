@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from stitch.errors import FormatError, Problem, UsageError, closest
-from stitch.graph import JsonObject, objects_without_duplicates
+from stitch.graph import JsonObject, objects_without_duplicates, shortened
 from stitch.tasks.agents import (
     Agent,
     CopyAgent,
@@ -66,10 +66,10 @@ def table_from_json(
     descs = tuple([desc for _, desc in inputs if desc is not None])
     named = tuple([NamedValue(word, i) for i, (word, _) in enumerate(inputs)])
     table = TaskTable(root.text("name"), named, tuple(rows), tuple(outputs), descs)
-    problems += order_problems(table)
+    root.more_problems(order_problems(table))
     if not problems:
-        table = _described(table, problems)
-        problems += problems_of(table)
+        table = _described(table, root)
+        root.more_problems(problems_of(table))
     if problems:
         raise FormatError("not a sound task graph", problems=tuple(problems))
     return table
@@ -84,12 +84,12 @@ def _parsed(text: str | bytes) -> object:
         raise FormatError(f"not JSON: {error}") from error
 
 
-def _described(table: TaskTable, problems: list[Problem]) -> TaskTable:
+def _described(table: TaskTable, root: JsonObject) -> TaskTable:
     """The table with a descriptor for every value, as its agents say."""
     descs = list(table.descs)
     for index, row in enumerate(table.tasks):
         wrong = list(agent_problems(row, table.task_name(index)))
-        problems += wrong
+        root.more_problems(wrong)
         if wrong:
             return replace(table, descs=tuple(descs))
         descs += row.agent.outputs([descs[number] for number in row.inputs])
@@ -101,8 +101,8 @@ class _Reader:
 
     def __init__(self, given_programs: Programs, given_functions: Functions) -> None:
         self.given_programs, self.given_functions = given_programs, given_functions
-        #: What the text names, found or not.
-        self.named: dict[str, set[str]] = {"program": set(), "function": set()}
+        #: What the text names, found or not, in its order.
+        self.named: dict[str, dict[str, None]] = {"program": {}, "function": {}}
         self.programs: dict[str, ProgramAgent] = {}
         self.functions: dict[str, HostFunction] = {}
 
@@ -174,10 +174,10 @@ class _Reader:
     def _given(self, record: JsonObject, name: str, given: Mapping[str, Any], kind: str) -> Any:
         if name in self.named[kind]:
             record.problem("bad_name", "name", f"another {kind} has the name {name!r}")
-        self.named[kind].add(name)
+        self.named[kind][name] = None
         found = given.get(name)
         if found is None:
-            near = closest(name, given, "; ")
+            near = "" if record.is_full else closest(name, given, "; ")
             record.problem(f"unknown_{kind}", "name",
                            f"{kind} {name!r} is not given in {kind}s={near}")  # fmt: skip
         return found
@@ -185,16 +185,16 @@ class _Reader:
     def _known(self, record: JsonObject, kind: str, known: Mapping[str, _Agent]) -> _Agent | None:
         name = record.text(kind)
         if name not in self.named[kind]:
-            near = closest(name, self.named[kind], "; ")
+            near = "" if record.is_full else closest(name, self.named[kind], "; ")
             record.problem(f"unknown_{kind}", kind, f"the text has no {kind} {name!r}{near}")
         return known.get(name)
 
     def _compare(self, record: JsonObject, wanted: Mapping[str, Any], kind: str) -> None:
         for key, value in wanted.items():
             if record.get(key) != value:
-                shown = " ".join(json.dumps(record.get(key)).split())[:200]
-                record.problem("signature", key, f"the {kind} that is given has "
-                               f"{json.dumps(value)[:200]}, not {shown}")  # fmt: skip
+                has, said = (shortened(json.dumps(data), 100) for data in (value, record.get(key)))
+                what = f"the {kind} that is given has {has}, not {said}"
+                record.problem("signature", key, what)
 
 
 def _function(record: JsonObject, name: str, function: Callable[..., Any]) -> HostFunction | None:

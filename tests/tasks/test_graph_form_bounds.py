@@ -1,0 +1,127 @@
+"""However a text of a task graph is wrong: little work, and an error that can be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+import stitch.graph.json_reader
+import stitch.tasks.graph_form.graph_reader
+from stitch.errors import FormatError, closest
+from stitch.graph.json_reader import MAX_CHARACTERS, MAX_PROBLEMS
+from stitch.tasks import TaskGraph
+
+DESC = {"shape": [4], "data_type": "float32", "space": "host"}
+
+
+def refusal(**parts: Any) -> FormatError:
+    """What reading a text with these parts raises."""
+    lists: dict[str, Any] = {
+        key: [] for key in ("inputs", "programs", "functions", "tasks", "outputs")
+    }
+    body = {"format": "stitch.task_graph", "version": 1, "name": "t"} | lists | parts
+    with pytest.raises(FormatError) as caught:
+        TaskGraph.from_json(json.dumps(body))
+    error = caught.value
+    assert 0 < len(error.problems) <= MAX_PROBLEMS
+    for problem in error.problems:
+        assert max(len(problem.where), len(problem.detail)) <= MAX_CHARACTERS
+    return error
+
+
+def function(name: str) -> dict[str, Any]:
+    return {"name": name, "parameters": [], "returns": [], "writes": [], "updates": []}
+
+
+def copy(desc: dict[str, Any], *, reads: list[int], makes: list[int]) -> dict[str, Any]:
+    return {"copy": desc, "inputs": reads, "outputs": makes}
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"function": name, "arguments": [], "named": {}, "inputs": [], "outputs": []}
+
+
+@pytest.fixture
+def looked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words whose nearest is looked for."""
+    words: list[str] = []
+
+    def counted(word: str, known: Iterable[str], before: str = "") -> str:
+        words.append(word)
+        return closest(word, known, before)
+
+    for reader in (stitch.graph.json_reader, stitch.tasks.graph_form.graph_reader):
+        monkeypatch.setattr(reader, "closest", counted)
+    return words
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"functions": [function(f"f_{i}") for i in range(200)]},
+        {"tasks": [call(f"f_{i}") for i in range(200)]},
+        {"inputs": [{"name": f"x_{i}", "desc": DESC | {"space": "l2"}} for i in range(200)]},
+        {f"key_{i}": 0 for i in range(200)},
+        {"outputs": [{"name": f"y_{i}", "value": 0, "valeu": 0} for i in range(200)]},
+    ],
+    ids=["not given", "not in the text", "no such word", "keys", "keys of records"],
+)
+def test_a_nearest_word_is_looked_for_only_where_the_problem_is_listed(
+    parts: dict[str, Any], looked_for: list[str]
+) -> None:
+    assert len(refusal(**parts).problems) == MAX_PROBLEMS
+    assert len(looked_for) == MAX_PROBLEMS
+
+
+def test_problems_of_the_order_are_listed_up_to_the_limit() -> None:
+    unknown = [{"name": f"y_{i}", "value": 9} for i in range(200)]
+    error = refusal(outputs=unknown)
+    assert len(error.problems) == MAX_PROBLEMS
+    assert error.problems[0].detail == "value 9 is no input, and no task makes it"
+    both = refusal(outputs=unknown, other=0)
+    assert len(both.problems) == MAX_PROBLEMS and both.problems[0].kind == "unknown_key"
+
+
+def test_problems_of_members_are_listed_up_to_the_limit() -> None:
+    members = [copy(DESC, reads=[9999], makes=[i]) for i in range(200)]
+    merged = {"merged": members, "kept": [], "inputs": [], "outputs": []}
+    assert len(refusal(tasks=[merged]).problems) == MAX_PROBLEMS
+
+
+LONG = "n" * 100_000
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"tasks": [copy(DESC, reads=[], makes=list(range(1, 50_000)))]},
+        {"tasks": [call(LONG)]},
+        {"functions": [function(LONG)]},
+        {LONG: 0},
+        {"outputs": [{"name": LONG, "value": 3}]},
+        {"inputs": [{"name": LONG, "desc": DESC}] * 2},
+        {"inputs": [{"name": "x", "desc": DESC | {"shape": [-1] * 100_000}}]},
+        {
+            "inputs": [{"name": "x", "desc": DESC}],
+            "tasks": [copy(DESC | {"shape": [1] * 100_000}, reads=[0], makes=[1])],
+        },
+    ],
+    ids=["numbers", "call", "function", "key", "output", "input", "bad shape", "other shape"],
+)
+def test_what_an_error_repeats_of_the_text_is_short(parts: dict[str, Any]) -> None:
+    assert len(str(refusal(**parts))) < 1_000
+
+
+def test_a_long_sentence_keeps_how_it_begins_and_how_it_ends() -> None:
+    (problem,) = refusal(functions=[function(LONG)]).problems
+    assert problem.detail.startswith("function 'nnn")
+    assert problem.detail.endswith("nnn' is not given in functions=")
+
+
+def test_keys_that_stand_twice_are_repeated_in_short() -> None:
+    with pytest.raises(FormatError, match="a key stands twice") as caught:
+        TaskGraph.from_json(f'{{"{LONG}": 0, "{LONG}": 0}}')
+    assert len(str(caught.value)) < 1_000
