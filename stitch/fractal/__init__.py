@@ -1,7 +1,7 @@
-"""FractalTensor: nested lists of tensors, and access to parts of them.
+"""FractalTensor: nested lists of tensors, access to parts of them, and functions over them.
 
-Comes in: nested lists, arrays, tensors. Goes out: nests, which are views of one another. Must not
-know front ends, or training.
+Comes in: nested lists, arrays, tensors, functions. Goes out: nests, which are views of one another.
+Must not know front ends, or training.
 
 >>> from stitch import fractal as ops
 >>> ops.slide(ops.FractalTensor([0, 1, 2, 3]), 2).tolist()
@@ -26,10 +26,25 @@ from stitch.fractal.access import (
     window,
 )
 from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.functions import (
+    filter,
+    filterall,
+    fold,
+    foldl,
+    foldr,
+    forall,
+    map,
+    reduce,
+    scan,
+    scanl,
+    scanr,
+)
+from stitch.fractal.modes import mode
 from stitch.fractal.zipped import Zipped, zip
 
 __all__ = [
-    "FractalTensor", "Zipped", "dilate", "enumerate", "gather", "head", "join", "last", "product",
-    "repeat", "shifted_slide", "shifted_window", "slide", "split", "tail", "unbind", "window",
-    "zip",
+    "FractalTensor", "Zipped", "dilate", "enumerate", "filter", "filterall", "fold", "foldl",
+    "foldr", "forall", "gather", "head", "join", "last", "map", "mode", "product", "reduce",
+    "repeat", "scan", "scanl", "scanr", "shifted_slide", "shifted_window", "slide", "split",
+    "tail", "unbind", "window", "zip",
 ]  # fmt: skip

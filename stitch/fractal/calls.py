@@ -1,0 +1,131 @@
+"""Calls of user functions: what elements become for them, and what becomes of their results.
+
+Comes in: a function, elements of nests. Goes out: tensors for the function; nests of its results.
+Must not know which function over nests calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.fractal.eager import EagerTensor
+from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.modes import builder_in_use
+from stitch.fractal.zipped import Nest, Zipped
+from stitch.runtime import LoadedProgram, Tensor
+
+
+class UserFunction:
+    """A function with what it is given beside elements; its tensors are those of the mode in use.
+
+    A zipped element is given as one tuple, or part by part where the function has a parameter for
+    each.
+    """
+
+    __slots__ = ("_arguments", "_builder", "_function", "_is_spread", "_named", "call")
+
+    def __init__(
+        self, call: str, function: Any, arguments: Sequence[Any], named: dict[str, Any],
+        itr: Nest, *, states: int,
+    ) -> None:  # fmt: skip
+        """`call`: who calls, for messages; `states`: how many arguments stand before an element.
+        Raises `UsageError` for what cannot be called."""
+        if not callable(function):
+            raise UsageError(
+                f"{call} takes a function first", got=f"{type(function).__name__}: {function!r:.60}"
+            )
+        self.call, self._function, self._builder = call, function, builder_in_use()
+        self._arguments, self._named = arguments, named
+        parts = len(itr.parts) if isinstance(itr, Zipped) else 1
+        self._is_spread = parts > 1 and _takes_parts(function, states, parts, len(arguments), named)
+
+    def __call__(self, *given: Any) -> Any:
+        """The result for an element, after the state if there is one."""
+        *states, element = map(self.given, given)
+        elements = element if self._is_spread else (element,)
+        return self.result(self._function(*states, *elements, *self._arguments, **self._named))
+
+    def given(self, value: Any) -> Any:
+        """What the function is given for a value: leaves as tensors with data."""
+        if isinstance(value, tuple):
+            return tuple([self.given(each) for each in value])
+        if isinstance(value, FractalTensor | Zipped | EagerTensor):
+            return value
+        return self._builder.given(value)
+
+    def result(self, value: Any) -> Any:
+        """A result: a leaf as a tensor with data, several as a tuple. Raises `UsageError`."""
+        if isinstance(value, tuple | list):
+            return tuple([self.result(each) for each in value])
+        if isinstance(value, Zipped):
+            return tuple([self.result(each) for each in value.parts])
+        if isinstance(value, FractalTensor | EagerTensor):
+            return value
+        if isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
+            array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+            return self._builder.given(array.astype(np.float32) if type(value) is float else array)
+        raise UsageError(
+            f"the function of {self.call} gives tensors, numbers or FractalTensors",
+            got=f"{type(value).__name__}: {' '.join(repr(value).split())[:60]}",
+        )
+
+
+def nest_of(call: str, results: Sequence[Any]) -> Any:
+    """The results of one call after the other as one nest, deeper than each by one; where each is
+    several, a nest for each of these. Raises `UsageError` for results that are not alike."""
+    first = results[0]
+    for number, result in enumerate(results):
+        if form_of(result) != form_of(first):
+            raise UsageError(
+                f"the results of the function of {call} are not alike",
+                where=f"element {number}",
+                expected=f"{text_of(first)}, as for element 0",
+                got=text_of(result),
+            )
+    if isinstance(first, tuple):
+        parts = [[result[k] for result in results] for k in range(len(first))]
+        return tuple([nest_of(call, part) for part in parts])
+    if isinstance(first, FractalTensor):
+        return FractalTensor(list(results))
+    return FractalTensor([result.numpy() for result in results])
+
+
+def form_of(value: Any) -> Any:
+    """What does not change from round to round: depth, and shape and type of leaves."""
+    if isinstance(value, tuple):
+        return tuple([form_of(each) for each in value])
+    if isinstance(value, FractalTensor):
+        return value.depth, value.leaf_shape, value.dtype
+    return 0, value.shape, value.dtype
+
+
+def text_of(value: Any) -> str:
+    """The same in words."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(text_of, value))})"
+    depth, shape, dtype = form_of(value)
+    leaf = f"{dtype}{list(shape)}"
+    return leaf if not depth else f"a FractalTensor of depth {depth} over {leaf}"
+
+
+def _takes_parts(
+    function: Callable[..., Any], states: int, parts: int, more: int, named: dict[str, Any]
+) -> bool:
+    """Whether a function has a parameter for each part of an element."""
+    if isinstance(function, LoadedProgram):
+        return function.takes > states + 1 + more + len(named)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return True
+    places = [p for p in parameters if p.kind in kinds and p.name not in named]
+    needed = [p for p in places if p.default is inspect.Parameter.empty]
+    return len(needed) <= states + parts + more <= len(places)

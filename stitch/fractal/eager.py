@@ -1,0 +1,180 @@
+"""Eager tensors: each operation is computed as soon as it is written, on a device.
+
+They are what symbolic tensors are while a graph is built, with data: the same methods, operators and
+NumPy functions, so a function that runs element by element can be traced as it stands, and a
+debugger sees numbers. Comes in: arrays, a device. Goes out: tensors with data. Must not know nests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.compiler import compile_graph
+from stitch.graph import ComputationGraphBuilder, numpy_functions
+from stitch.graph.constant_pool import array_of
+from stitch.graph.emitter import Given, Written
+from stitch.graph.methods import LayerMethods
+from stitch.graph.symbolic import SymbolicTensor
+from stitch.program import Array, DataType, ValueType
+from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
+from stitch.ttb import Binary
+
+#: Programs of one operation that a builder keeps.
+MAX_PROGRAMS = 4096
+#: Constants of so many bytes are part of a program, as shapes and axes have to be.
+SMALL_NBYTES = 4096
+
+
+class EagerTensor(SymbolicTensor):
+    """A tensor whose data is there; made by an `EagerBuilder` only."""
+
+    __slots__ = ("_data", "_type", "is_constant")
+    __hash__ = SymbolicTensor.__hash__
+
+    def __init__(self, builder: Any, data: Array, *, is_constant: bool = False) -> None:
+        """`is_constant`: it was written down by the function, not computed or given."""
+        super().__init__(builder, 0)
+        self._data, self.is_constant = data, is_constant
+        self._type = ValueType(data.shape, DataType.from_dtype(data.dtype))
+
+    @property
+    def type(self) -> ValueType:
+        """Shape and data type."""
+        return self._type
+
+    @property
+    def name(self) -> str:
+        """Its elements, for messages."""
+        return np.array2string(self._data, threshold=16)
+
+    def numpy(self) -> Array:  # type: ignore[override]  # here there is data
+        """The elements, to read."""
+        return self._data
+
+    def tolist(self) -> Any:  # type: ignore[override]  # here there is data
+        """The elements as nested lists, or a number."""
+        return self._data.tolist()
+
+    def item(self) -> Any:  # type: ignore[override]  # here there is data
+        """The one element, as Python's number."""
+        return self._data.item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # type: ignore[override]  # here there is data
+        return np.array(self._data, dtype, copy=bool(copy))
+
+    def __bool__(self) -> bool:  # type: ignore[override]  # here there is data
+        return bool(self._data)
+
+    def __int__(self) -> int:  # type: ignore[override]  # here there is data
+        return int(self._data)
+
+    def __float__(self) -> float:  # type: ignore[override]  # here there is data
+        return float(self._data)
+
+    def __complex__(self) -> complex:  # type: ignore[override]  # here there is data
+        return complex(self._data)
+
+    def __index__(self) -> int:  # type: ignore[override]  # here there is data
+        return int(self._data.__index__())
+
+    def __repr__(self) -> str:
+        return f"<{self.type.text()}: {self.name}>"
+
+
+class EagerBuilder(LayerMethods):
+    """Computes each operation on a device as it is applied; raises what compiling it raises."""
+
+    __slots__ = ("_programs", "device")
+
+    def __init__(self, device: RuntimeDevice) -> None:
+        super().__init__("sequential")
+        self.device = device
+        self._programs: dict[Any, LoadedProgram] = {}
+
+    def given(self, data: Array | Tensor) -> EagerTensor:
+        """A tensor of this data, which nobody writes to."""
+        array = data.numpy() if isinstance(data, Tensor) else np.asarray(data)
+        return EagerTensor(self, array)
+
+    def constant(self, array: object) -> SymbolicTensor:
+        """A tensor of what a function wrote down."""
+        return EagerTensor(self, array_of(array, self._where()), is_constant=True)
+
+    def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
+        """A tensor as it is; tensors of devices, arrays and numbers as tensors of their data."""
+        if isinstance(given, EagerTensor):
+            return given
+        if isinstance(given, Tensor):
+            return self.given(given)
+        kind = None if like is None else like.data_type
+        return EagerTensor(self, array_of(given, self._where(), kind), is_constant=True)
+
+    def known_data(self, tensor: SymbolicTensor) -> Array | None:
+        """The data of a tensor."""
+        found = self.tensor(tensor)
+        assert isinstance(found, EagerTensor)
+        return found.numpy()
+
+    def apply(
+        self,
+        op: str,
+        operands: Sequence[Given],
+        outputs: int | Sequence[str],
+        attributes: Mapping[str, Written],
+        domain: str = "",
+    ) -> tuple[SymbolicTensor, ...]:
+        """One operation, computed: its results."""
+        like = next((o for o in operands if isinstance(o, SymbolicTensor)), None)
+        tensors = [None if o is None else self.tensor(o, like) for o in operands]
+        names = [f"{op.lower()}{i}" for i in range(outputs)] if isinstance(outputs, int) else (
+            list(outputs))  # fmt: skip
+        written = {name: value for name, value in attributes.items() if value is not None}
+        shown = tuple(sorted((name, repr(value)) for name, value in written.items()))
+        key = op, domain, shown, tuple(names), tuple(map(_form, tensors))
+        program = self._programs.get(key)
+        if program is None:
+            program = self._compiled(op, domain, tensors, names, written)
+            if len(self._programs) >= MAX_PROGRAMS:
+                self._programs.clear()
+            self._programs[key] = program
+        found = program(*[t.numpy() for t in tensors if t is not None and not _is_part(t)])
+        results = found if isinstance(found, tuple) else (found,)
+        return tuple([self.given(result) for result in results])
+
+    numpy_ufunc = numpy_functions.call_ufunc
+    numpy_function = numpy_functions.call_function
+
+    def _compiled(
+        self, op: str, domain: str, tensors: Sequence[Any], names: Sequence[str],
+        attributes: Mapping[str, Written],
+    ) -> LoadedProgram:  # fmt: skip
+        """A program of one operation."""
+        builder = ComputationGraphBuilder(op.lower())
+        given = [
+            None if t is None
+            else t.numpy() if _is_part(t)
+            else builder.input(f"input{i}", t.shape, t.data_type)
+            for i, t in enumerate(tensors)
+        ]  # fmt: skip
+        with builder.at(self._where()):
+            results = builder.apply(op, given, names, attributes, domain)
+        for name, result in zip(names, results, strict=True):
+            builder.output(name, result)
+        machine = self.device.machine
+        program = compile_graph(builder.build(), machine).program
+        return self.device.load(Binary((program,), machine.shape, "fractal"))
+
+
+def _is_part(tensor: Any) -> bool:
+    """Whether its elements are part of the program."""
+    return bool(tensor.is_constant and tensor.numpy().nbytes <= SMALL_NBYTES)
+
+
+def _form(tensor: Any) -> Any:
+    """What a program of one operation depends on."""
+    if tensor is None:
+        return None
+    return (tensor.type, tensor.numpy().tobytes()) if _is_part(tensor) else tensor.type
