@@ -1,7 +1,7 @@
 """Eager tensors: each operation is computed as soon as it is written, on a device.
 
-They are what symbolic tensors are while a graph is built, with data: the same methods, operators and
-NumPy functions, so a function that runs element by element can be traced as it stands, and a
+They are what symbolic tensors are while a graph is built, with data: the same methods, operators
+and NumPy functions, so a function that runs element by element can be traced as it stands, and a
 debugger sees numbers. Comes in: arrays, a device. Goes out: tensors with data. Must not know nests.
 """
 
@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 
 from stitch.compiler import compile_graph
-from stitch.graph import ComputationGraphBuilder, numpy_functions
-from stitch.graph.constant_pool import array_of
-from stitch.graph.emitter import Given, Written
-from stitch.graph.methods import LayerMethods
-from stitch.graph.symbolic import SymbolicTensor
+from stitch.graph import (
+    ComputationGraphBuilder,
+    Given,
+    LayerMethods,
+    SymbolicTensor,
+    Written,
+    array_of,
+    call_function,
+    call_ufunc,
+)
 from stitch.program import Array, DataType, ValueType
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.ttb import Binary
@@ -54,11 +59,11 @@ class EagerTensor(SymbolicTensor):
         """The elements, to read."""
         return self._data
 
-    def tolist(self) -> Any:  # type: ignore[override]  # here there is data
+    def tolist(self) -> Any:
         """The elements as nested lists, or a number."""
         return self._data.tolist()
 
-    def item(self) -> Any:  # type: ignore[override]  # here there is data
+    def item(self) -> Any:
         """The one element, as Python's number."""
         return self._data.item()
 
@@ -97,7 +102,9 @@ class EagerBuilder(LayerMethods):
     def given(self, data: Array | Tensor) -> EagerTensor:
         """A tensor of this data, which nobody writes to."""
         array = data.numpy() if isinstance(data, Tensor) else np.asarray(data)
-        return EagerTensor(self, array)
+        read_only = array.view()
+        read_only.flags.writeable = False
+        return EagerTensor(self, read_only)
 
     def constant(self, array: object) -> SymbolicTensor:
         """A tensor of what a function wrote down."""
@@ -144,8 +151,8 @@ class EagerBuilder(LayerMethods):
         results = found if isinstance(found, tuple) else (found,)
         return tuple([self.given(result) for result in results])
 
-    numpy_ufunc = numpy_functions.call_ufunc
-    numpy_function = numpy_functions.call_function
+    numpy_ufunc = call_ufunc
+    numpy_function = call_function
 
     def _compiled(
         self, op: str, domain: str, tensors: Sequence[Any], names: Sequence[str],

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.fractal.calls import UserFunction, form_of, nest_of, text_of
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.index_map import Indexed, Listed
 from stitch.fractal.index_tree import IndexTree
+from stitch.fractal.user_function import UserFunction, form_of, nest_of, text_of
 from stitch.fractal.zipped import Nest, Zipped, as_nest, each_part
 
 

@@ -6,10 +6,13 @@ Comes in: Python functions, calls of a builder, JSON. Goes out: checked, frozen
 
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph, check_types
+from stitch.graph.constant_pool import array_of
 from stitch.graph.emitter import Given, Written
 from stitch.graph.json_form import as_json, from_json
 from stitch.graph.json_reader import JsonObject, objects_without_duplicates, shortened
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
+from stitch.graph.methods import LayerMethods
+from stitch.graph.numpy_functions import call_function, call_ufunc
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.graph.tracing import trace
 from stitch.graph.wish import (
@@ -26,8 +29,8 @@ from stitch.graph.wish import (
 
 __all__ = [
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "ComputationGraph",
-    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "Side", "SymbolicTensor",
-    "Wish", "WishError", "Written", "as_json", "check_types", "from_json",
-    "objects_without_duplicates", "parse_wish", "shortened", "trace", "wished_layout",
-    "wishes_between", "wishes_of",
+    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Side",
+    "SymbolicTensor", "Wish", "WishError", "Written", "array_of", "as_json", "call_function",
+    "call_ufunc", "check_types", "from_json", "objects_without_duplicates", "parse_wish", "shortened",
+    "trace", "wished_layout", "wishes_between", "wishes_of",
 ]  # fmt: skip
