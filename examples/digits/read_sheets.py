@@ -20,9 +20,13 @@ from pathlib import Path
 # Lanes take the cores: threads of NumPy's products would be in their way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+try:
+    from PIL import Image
+except ImportError:
+    sys.exit("read_sheets.py needs Pillow: pip install pillow")
+
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from sheet_networks import CUT, WEIGHTS, Floats, Pixels, boxes_on, cuts_of, shrunk
 from sheet_networks import classifier as classifier_graph
 from sheet_networks import detector as detector_graph
@@ -148,8 +152,11 @@ def judged(sheet: Sheet, result: Path) -> tuple[int, int, int]:
     return found, right, len(told)
 
 
-def main() -> int:
-    """Draw sheets, read them, say what was found; the exit code says whether it is right."""
+def given_words() -> argparse.Namespace:
+    """What the command line says; words that cannot be right end the process before anything runs.
+
+    A trace overwrites the file that is there: its name must say that a trace is meant.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sheets", type=int, default=12, help="how many (default: 12)")
     parser.add_argument(
@@ -158,8 +165,23 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=2, help="threads for programs (default: 2)")
     parser.add_argument("--trace", type=Path, help="a file for Perfetto, such as trace.json.gz")
     words = parser.parse_args()
+    folder, trace = words.folder, words.trace
     if words.sheets < 1:
         parser.error("--sheets takes how many sheets to read: at least 1")
+    if words.lanes < 1:
+        parser.error("--lanes takes how many threads compute: at least 1")
+    if folder is not None and not all(p.is_dir() for p in (folder, *folder.parents) if p.exists()):
+        parser.error(f"--folder takes a folder, there or not: {folder} is a file, or in one")
+    if trace is not None and not trace.name.endswith((".json", ".json.gz")):
+        parser.error(f"--trace takes a file that ends in .json or .json.gz, not {trace}")
+    if trace is not None and (trace.is_dir() or not trace.parent.is_dir()):
+        parser.error(f"--trace takes a file in a folder that is there, not {trace}")
+    return words
+
+
+def main() -> int:
+    """Draw sheets, read them, say what was found; the exit code says whether it is right."""
+    words = given_words()
     with ExitStack() as stack:
         folder = words.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)

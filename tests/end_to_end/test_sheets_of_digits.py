@@ -146,6 +146,41 @@ def test_a_file_that_is_no_image_stops_its_own_sheet_only(
     assert counts == [len(each["digits"]) for each in told]
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--trace={tmp}/sheets.npz", "--trace takes a file that ends in .json or .json.gz, not"),
+        ("--trace={tmp}/nowhere/trace.json", "--trace takes a file in a folder that is there, not"),
+        ("--folder={tmp}/sheets.npz", "--folder takes a folder, there or not"),
+        ("--folder={tmp}/sheets.npz/more", "--folder takes a folder, there or not"),
+        ("--lanes=0", "--lanes takes how many threads compute: at least 1"),
+        ("--sheets=0", "--sheets takes how many sheets to read: at least 1"),
+    ],
+)
+def test_words_that_cannot_be_right_are_refused_before_anything_runs(
+    word: str, said: str, tmp_path: Path, example: dict[str, ModuleType],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "sheets.npz").write_bytes(b"weights")
+    monkeypatch.setattr(sys, "argv", ["read_sheets.py", word.format(tmp=tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        example["read_sheets"].main()
+    assert caught.value.code == 2 and said in capsys.readouterr().err
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"weights"]
+
+
+def test_a_missing_pillow_is_one_sentence() -> None:
+    code = (
+        "import runpy, sys; sys.modules['PIL'] = None; sys.path.insert(0, sys.argv[1]); "
+        "runpy.run_path(sys.argv[1] + '/read_sheets.py')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(DIGITS)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "read_sheets.py needs Pillow: pip install pillow\n"
+
+
 @pytest.mark.full
 def test_training_again_reads_as_well(
     tmp_path: Path, example: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
