@@ -20,7 +20,6 @@ from stitch.argument_kinds import (
     PATH,
     TEXT,
     WORDS,
-    ArgumentKind,
     either,
     instance_of,
     member_of,
@@ -56,29 +55,11 @@ _DEVICE = instance_of("an open device", RuntimeDevice)
 _WISH = either(TEXT, instance_of("a Wish", Wish))
 
 
-def _is_optimizer(value: object) -> bool:
-    from stitch.training import Optimizer
-
-    return isinstance(value, Optimizer | str | Mapping)
-
-
-def _is_loss(value: object) -> bool:
-    from stitch.training import Loss
-
-    return isinstance(value, Loss | str | Mapping)
-
-
-_OPTIMIZER = ArgumentKind(
-    "an optimizer of stitch (SGD, Adam, AdamW), its name, or a mapping", _is_optimizer
-)
-_LOSS = ArgumentKind("a loss of stitch.losses, its name, or a mapping", _is_loss)
-
-
 @takes(
     example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT),
     role=member_of(Role, "a role"), wishes=either(_WISH, several("a list of wishes", _WISH)),
-    input_shapes=optional(MAPPING), optimizer=optional(_OPTIMIZER), loss=optional(_LOSS),
-    weights=optional(MAPPING), trainable=optional(WORDS), algorithm=TEXT,
+    input_shapes=optional(MAPPING), weights=optional(MAPPING), trainable=optional(WORDS),
+    algorithm=TEXT,
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
@@ -135,8 +116,10 @@ def _compiled_for_training(
     options: dict[str, Any], algorithm: str, wishes: tuple[Wish, ...], weights: Mapping[str, Any],
     trainable: Iterable[str] | None,
 ) -> CompiledModel:  # fmt: skip
-    from stitch.training import as_trainable, compile_model
+    from stitch.training import LOSS_KIND, OPTIMIZER_KIND, as_trainable, compile_model
 
+    LOSS_KIND.check("compile", "loss", goal[0])
+    OPTIMIZER_KIND.check("compile", "optimizer", goal[1])
     how = _options(options)
     graph, values, twin = read_trainable(*source)
     model = as_trainable(graph.with_wishes(*wishes), {**values, **weights}, trainable, twin)

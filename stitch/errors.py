@@ -170,6 +170,7 @@ def nearest(
     """
     import difflib  # Few processes meet an unknown word.
 
+    word = str(word)
     if len(word) > MAX_NEAR_CHARACTERS:
         return ()
     work, names = 0, list[str]()

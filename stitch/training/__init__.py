@@ -23,6 +23,7 @@ from stitch.training.graphs import (
 )
 from stitch.training.instance import TrainingInstance
 from stitch.training.losses import (
+    LOSS_KIND,
     LOSSES,
     BCEWithLogitsLoss,
     CategoricalCrossEntropyLoss,
@@ -33,7 +34,14 @@ from stitch.training.losses import (
     loss_from_config,
 )
 from stitch.training.observing import LayerTime
-from stitch.training.optimizers import SGD, Adam, AdamW, Optimizer, optimizer_from_config
+from stitch.training.optimizers import (
+    OPTIMIZER_KIND,
+    SGD,
+    Adam,
+    AdamW,
+    Optimizer,
+    optimizer_from_config,
+)
 from stitch.training.programs import TrainingOptions, TrainingPrograms, home_space
 from stitch.training.schedules import (
     ConstantLR,
@@ -99,7 +107,8 @@ else:
     )
 
 __all__ = [
-    "ALGORITHMS", "LOSSES", "SGD", "Adam", "AdamW", "AlgorithmConfig", "BCEWithLogitsLoss",
+    "ALGORITHMS", "LOSSES", "LOSS_KIND", "OPTIMIZER_KIND", "SGD", "Adam", "AdamW",
+    "AlgorithmConfig", "BCEWithLogitsLoss",
     "CategoricalCrossEntropyLoss", "Checkpoint", "CheckpointFolder", "CompiledTraining",
     "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues", "CrossEntropyLoss",
     "IdentityLoss", "LayerTask", "LayerTime", "LocalTaskBackend", "Loss", "LossTensor", "MSELoss",

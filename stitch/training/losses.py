@@ -8,10 +8,12 @@ programs, devices, optimizers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, final
 
 import numpy as np
 
+from stitch.argument_kinds import instance_of
 from stitch.errors import CompileError, UsageError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, ValueType
@@ -192,6 +194,10 @@ LOSSES: tuple[type[Loss], ...] = (
 _BY_NAME: dict[str, type[Loss]] = {kind.name: kind for kind in LOSSES}
 #: PyTorch's word is for class numbers, where ours that look like it are not.
 _ALSO_CALLED = dict.fromkeys(("cross_entropy", "crossentropy"), CrossEntropyLoss.name)
+
+
+#: What stands for a loss: `loss_from_config` takes it.
+LOSS_KIND = instance_of("a loss of stitch.losses, its name, or a mapping", Loss, str, Mapping)
 
 
 def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:

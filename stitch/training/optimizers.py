@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, final
 
-from stitch.argument_kinds import NUMBER, ArgumentKind, several
+from stitch.argument_kinds import NUMBER, ArgumentKind, instance_of, several
 from stitch.errors import UsageError, closest
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
@@ -225,6 +225,12 @@ class AdamW(Adam):
 
 
 _BY_NAME: dict[str, type[Optimizer]] = {kind.name: kind for kind in (SGD, Adam, AdamW)}
+
+
+#: What stands for an optimizer: `optimizer_from_config` takes it.
+OPTIMIZER_KIND = instance_of(
+    "an optimizer of stitch (SGD, Adam, AdamW), its name, or a mapping", Optimizer, str, Mapping
+)
 
 
 def optimizer_from_config(config: Optimizer | str | dict[str, Any]) -> Optimizer:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from stitch.argument_kinds import MAPPING, WORDS, instance_of, optional, takes
+from stitch.argument_kinds import MAPPING, WORDS, instance_of, member_of, optional, takes
 from stitch.errors import CompileError, TaskError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.machine import load_machine
@@ -37,9 +37,11 @@ from stitch.training.local_backend.task_binding import (
 from stitch.training.local_backend.task_registry import TaskRegistry
 from stitch.training.local_backend.task_store import TaskStore
 from stitch.training.local_backend.trained_layers import check_names, trained_layers
-from stitch.training.losses import Loss, loss_from_config
-from stitch.training.optimizers import Optimizer, optimizer_from_config
+from stitch.training.losses import LOSS_KIND, Loss, loss_from_config
+from stitch.training.optimizers import OPTIMIZER_KIND, Optimizer, optimizer_from_config
 from stitch.training.programs import LABEL, LOSS
+
+_ROLE, _SPACE = member_of(Role, "a role"), member_of(Space, "a space")
 
 
 class LocalTaskBackend(TaskRegistry):
@@ -54,8 +56,9 @@ class LocalTaskBackend(TaskRegistry):
 
     @takes(
         graph=instance_of("a ComputationGraph", ComputationGraph),
-        device=optional(instance_of("a device", RuntimeDevice)), wanted=optional(WORDS),
-        weights=optional(MAPPING), spaces=optional(MAPPING),
+        device=optional(instance_of("a device", RuntimeDevice)),
+        optimizer=optional(OPTIMIZER_KIND), loss=optional(LOSS_KIND),
+        wanted=optional(WORDS), weights=optional(MAPPING), spaces=optional(MAPPING),
     )  # fmt: skip
     def __init__(
         self,
@@ -78,6 +81,8 @@ class LocalTaskBackend(TaskRegistry):
         if not layers.wanted and (self.loss or self.optimizer):
             raise CompileError(f"graph {graph.name!r} has nothing to train")
         machine = load_machine(_TARGET) if device is None else device.machine
+        for name, space in (spaces or {}).items():
+            _SPACE.check("LocalTaskBackend", f"the space of {name!r}", space)
         places = {name: Space(space) for name, space in (spaces or {}).items()}
         compiled = LayerTasks(layers, machine, places, self.loss, self.optimizer)
         check_names("spaces", places, compiled.names)
@@ -176,10 +181,12 @@ class LocalTaskBackend(TaskRegistry):
         """Run one task; see `stitch.training.execute`."""
         return execute(self, invocation)
 
+    @takes(role=_ROLE)
     def tasks(self, role: Role | str) -> tuple[LayerTask, ...]:
         """The tasks of a part of a step, in the order in which they run."""
         return self._compiled.stages[Role(role)]
 
+    @takes(role=_ROLE)
     def task_graph(self, role: Role | str) -> TaskGraph:
         """A part of a step as a task graph of programs: `aggregate` makes of it one task, which is
         the program of the whole. Its inputs and outputs are called after the tensors.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from stitch.argument_kinds import instance_of, takes, with_method
 from stitch.errors import TaskError, UsageError
 from stitch.graph import ComputationGraph
 from stitch.program import Role
@@ -65,12 +66,20 @@ class RuntimeBacking(Protocol):
 def execute(backing: RuntimeBacking, invocation: TaskInvocation) -> Any:
     """Run a task: fetch its accessor and its implementation, and call it; gives what it returns.
 
-    If it raises, nothing of what it put or wrote into arrays is kept. Raises `TaskError` for an
+    If it raises, nothing of what it put or wrote into arrays is kept, and a note on the error says
+    which task it was. Raises `TaskError` for an
     unknown task and for a result of another type than its signature says.
     """
     accessor = backing.get_args(invocation)
     implementation = backing.get_task_impl(invocation)
-    result = implementation(accessor)
+    try:
+        result = implementation(accessor)
+    except Exception as error:
+        # One that takes no note is raised as it is.
+        with suppress(Exception):
+            names = ", ".join(invocation.binding.names())
+            error.add_note(f"in task {invocation.task_id!r}, on tensors {names or '(none)'}")
+        raise
     kind = accessor.signature.returns
     if not isinstance(result, type(None) if kind is None else kind):
         raise TaskError(
@@ -89,6 +98,10 @@ class ModelTrainingInstance:
     really run; else None. Raises `UsageError` for a graph whose tasks the backing does not have.
     """
 
+    @takes(
+        graph=instance_of("a ComputationGraph", ComputationGraph),
+        backing=with_method("a RuntimeBacking, such as LocalTaskBackend(graph)", "stage"),
+    )
     def __init__(self, graph: ComputationGraph, backing: RuntimeBacking) -> None:
         if backing.graph is not graph:
             raise UsageError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.argument_kinds import instance_of
 from stitch.errors import TaskError, UsageError
 from stitch.program import Array, TensorDesc
 from stitch.runtime import RuntimeDevice, Tensor
@@ -20,6 +21,10 @@ from stitch.training.local_backend.task_binding import (
     names_of,
 )
 from stitch.training.local_backend.task_store import TaskStore
+
+_PERMISSION = instance_of(
+    f"a Permission ({', '.join(kind.name for kind in Permission)})", Permission
+)
 
 
 class _TensorInUse:
@@ -202,6 +207,8 @@ class TaskArgumentAccessor:
     def _all(
         self, slot: str, permission: Permission, *, is_gradient: bool, variadic: bool
     ) -> tuple[TensorAccessor, ...]:
+        if not isinstance(permission, Permission):
+            _PERMISSION.check("a task's accessor", "permission", permission)
         known = self.signature.tensor(slot)
         what = f"gradient of slot {slot!r}" if is_gradient else f"slot {slot!r}"
         allowed = known.gradient if is_gradient else known.permission

@@ -6,6 +6,7 @@ layers, graphs, programs.
 
 from __future__ import annotations
 
+from stitch.argument_kinds import TEXT, instance_of, takes
 from stitch.errors import TaskError, UsageError, closest
 from stitch.runtime import RuntimeDevice
 from stitch.training.local_backend.runtime_backing import TaskImplementation
@@ -23,6 +24,7 @@ class TaskRegistry:
         self._implementations: dict[str, TaskImplementation] = {}
         self._closed = False
 
+    @takes(task_id=TEXT, signature=instance_of("a TaskSignature", TaskSignature))
     def register_task(
         self, task_id: str, signature: TaskSignature, implementation: TaskImplementation
     ) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType, UnionType
 from typing import Any
 
+from stitch.argument_kinds import MAPPING, WORDS, takes
 from stitch.errors import UsageError, closest
 from stitch.tasks import Permission
 
@@ -82,6 +83,15 @@ class TaskSignature:
         return self.arguments[name]
 
 
+@takes(
+    inputs=WORDS,
+    optional=WORDS,
+    untrainable=WORDS,
+    weights=WORDS,
+    outputs=WORDS,
+    variadic=WORDS,
+    arguments=MAPPING,
+)
 def task_signature(
     *,
     inputs: Iterable[str] = (),

@@ -63,9 +63,9 @@ class TaskStore:
         tensor = self.find(name)
         if tensor is None:
             raise UsageError(
-                f"tensor {name!r} is not there yet: no task has made it, and nobody has written it",
+                f"tensor {name!r} is not there yet: no task has written it, and nobody has set it",
                 expected=self.desc(name).text(),
-                remedy=f"set_tensor({name!r}, array), or run what makes it first",
+                remedy=f"set_tensor({name!r}, array), or run a task that writes it",
             )
         return tensor
 
