@@ -510,6 +510,17 @@ def test_the_index_names_every_page_and_benchmark() -> None:
     assert benchmarks == set(re.findall(r"^\| `(\w+\.py)` \|", listed, re.MULTILINE))
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/README.md"])
+def test_the_tables_of_rooms_name_every_folder(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    named = {
+        word for row in rows for word in re.findall(r"`(?:stitch/)?(\w+)/`", row.split("|")[1])
+    }
+    rooms = {file.parent.name for file in (ROOT / "stitch").glob("*/__init__.py")}
+    assert rooms - named == set()
+
+
 def test_the_commands_are_those_of_the_project_file() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     scripts: dict[str, str] = project["project"]["scripts"]

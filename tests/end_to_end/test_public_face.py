@@ -15,7 +15,21 @@ import stitch
 from stitch.errors import CompileError, IncompatibleError, UsageError
 from stitch.program import DataType, Space
 from stitch.ttb import Binary
+from tests.support.explained import without_the_computers_bytes
 from tests.support.stitched_models import integers, model, one, scaled
+
+
+def test_explain_prints_of_the_fifteen_lines_what_the_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    code, said = (
+        page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "text")
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    printed = capsys.readouterr().out
+    assert without_the_computers_bytes(printed) == without_the_computers_bytes(said)
 
 
 def test_two_files_that_never_met_are_stitched(tmp_path: Path) -> None:
