@@ -1,7 +1,8 @@
 """Agents: who defines what a task does. Programs, copies, and calls of host functions.
 
-Comes in: programs (loaded, compiled, bare), descriptors. Goes out: frozen data that says how many
-inputs a task has, what it gives, and which inputs are gone afterwards. Must not know: graphs.
+Comes in: programs (loaded, compiled, bare, or a binary of one), descriptors. Goes out: frozen data
+that says how many inputs a task has, what it gives, and which inputs are gone afterwards. Must not
+know: graphs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from stitch.errors import UsageError
 from stitch.program import Program, TensorDesc
 from stitch.tasks.host_calls import HostCall
 from stitch.tasks.transformation import Transformation, transformation_of
+from stitch.ttb import Binary
 
 
 class HasProgram(Protocol):
@@ -24,7 +26,8 @@ class HasProgram(Protocol):
         """The program that it runs."""
 
 
-ProgramSource: TypeAlias = Program | HasProgram
+#: Of a binary, its only program.
+ProgramSource: TypeAlias = Program | HasProgram | Binary
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +196,31 @@ NAMES_SHOWN = 3
 
 def program_agent(source: ProgramSource) -> ProgramAgent:
     """The agent of a program, or of what holds one; raises `UsageError` for anything else."""
-    program = source if isinstance(source, Program) else getattr(source, "program", None)
+    program: object = source
+    if isinstance(source, Binary):
+        program = _only_program(source)
+    elif not isinstance(source, Program):
+        program = getattr(source, "program", None)
     if not isinstance(program, Program):
         raise UsageError(
-            "a task graph calls a Program, a loaded program or a compiled model",
+            "a task graph calls a Program, a loaded program, a compiled model or a Binary of one "
+            "program",
             got=f"{type(source).__name__}: {source!r:.60}",
             remedy="graph.host(function, ..., returns=desc) for a Python function"
             if callable(source)
-            else "of a binary with several programs, binary.program(name) is one",
+            else "stitch.load(path) reads a file",
         )
     what = transformation_of(program)
     return ProgramAgent(
         source, program, what, tuple([desc.without_address() for desc in what.outputs])
     )
+
+
+def _only_program(binary: Binary) -> Program:
+    if len(binary.programs) > 1:
+        names = [program.name for program in binary.programs]
+        raise UsageError(
+            f"a task graph calls one program, not a Binary of {len(names)} programs",
+            got=", ".join(names), remedy=f"choose one: binary.program({names[0]!r})",
+        )  # fmt: skip
+    return binary.programs[0]

@@ -252,10 +252,11 @@ class _Placed:
             return value
         inside = value.values() if isinstance(value, dict) else value
         if any(map(self.is_value, inside)):
+            stars = "**" if isinstance(value, dict) else "*"
             raise UsageError(
                 f"argument {parameter!r} of task {self.function.name!r} is a "
                 f"{type(value).__name__} with futures in it",
-                remedy=f"let the function take them one by one, as in *{parameter}",
+                remedy=f"let the function take them one by one, as in {stars}{parameter}",
             )
         return value
 

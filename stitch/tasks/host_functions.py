@@ -248,6 +248,7 @@ def task(
     """
 
     def decorated(function: Callable[..., Any]) -> HostFunction:
+        CALLABLE.check("stitch.task", "function", function)
         return host_function(
             function, returns=returns, reads=reads, writes=writes, updates=updates, name=name
         )

@@ -506,8 +506,10 @@ def test_queueing_inside_takes_as_long_each_however_much_it_is() -> None:
 def test_results_in_a_list_are_refused() -> None:
     with stitch.open_device("host") as device:
         first = device.call(named, "first")
-        with pytest.raises(UsageError, match="a list with results in it"):
+        with pytest.raises(UsageError, match=r"a list with results in it.*\n.* as in \*results$"):
             device.call(named, "second", [first])
+        with pytest.raises(UsageError, match=r"a dict with results.*\n.* as in \*\*results$"):
+            device.call(named, "second", {"first": first})
 
 
 def test_a_device_that_closes_after_an_error_says_why_nothing_ran() -> None:

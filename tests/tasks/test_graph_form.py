@@ -121,6 +121,18 @@ def test_plain_arguments_come_back_as_they_were() -> None:
             odd.as_json()
 
 
+@pytest.mark.parametrize(
+    ("number", "kind"), [(np.float32(3), "float"), (np.int64(3), "int"), (np.bool_(True), "bool")]
+)
+def test_numbers_of_numpy_are_answered_with_what_makes_them_pythons(
+    number: object, kind: str
+) -> None:
+    graph = TaskGraph("odd")
+    graph.host(lambda x, factor: x, graph.input(HOST), number, returns=HOST)
+    with pytest.raises(UsageError, match=rf"Python's numbers and texts: try {kind}\(x\)$"):
+        graph.as_json()
+
+
 def test_programs_and_functions_of_one_name_are_told_apart() -> None:
     graph = TaskGraph()
     x = graph.input(HOST)

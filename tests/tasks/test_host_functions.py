@@ -124,8 +124,8 @@ def test_coroutines_and_generators_are_no_host_functions() -> None:
         ((), {}, "missing a required argument: 'x'"),
         (("a",), {"out": "b"}, "may do nothing|leave out out"),
         (("a",), {"x": "b"}, "multiple values"),
-        (([1, "a"],), {}, "a list with futures in it"),
-        (({"k": "a"},), {}, "a dict with futures in it"),
+        (([1, "a"],), {}, r"a list with futures in it\n.* as in \*x$"),
+        (({"k": "a"},), {}, r"a dict with futures in it\n.* as in \*\*x$"),
     ],
 )
 def test_bad_calls_are_refused(
@@ -135,6 +135,12 @@ def test_bad_calls_are_refused(
 
     with pytest.raises(UsageError, match=message):
         call(host_function(function, returns=HOST, writes="out"), *arguments, **named)
+
+
+def test_what_is_no_function_is_told_with_the_name_that_was_written() -> None:
+    no_function: Any = 3
+    with pytest.raises(UsageError, match=r"^stitch\.task takes a function as function\n.*int: 3"):
+        task(returns=HOST)(no_function)
 
 
 def test_an_array_where_none_may_be_and_none_where_one_must_be() -> None:

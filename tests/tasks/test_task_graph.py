@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from stitch.errors import TaskError, UsageError
+from stitch.machine import load_machine
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.tasks import (
     OUTSIDE,
@@ -20,6 +22,7 @@ from stitch.tasks import (
     TaskGraph,
     task,
 )
+from stitch.ttb import Binary
 from tests.support.small_programs import DRAM, HOST, program
 
 
@@ -92,6 +95,22 @@ def test_programs_come_bare_loaded_or_compiled() -> None:
     for wrong in (len, SimpleNamespace(program=3), "a.ttb"):
         with pytest.raises(UsageError, match="calls a Program, a loaded program"):
             graph.call(wrong, x)  # type: ignore[arg-type]
+
+
+def test_a_binary_of_one_program_is_called_and_one_of_several_is_not() -> None:
+    bare = program()
+    shape = load_machine("tiny").shape
+    one = Binary((bare,), shape, "test")
+    graph = TaskGraph()
+    x = graph.input(HOST)
+    graph.call(one, x, x)
+    agent = graph.tasks[0].agent
+    assert isinstance(agent, ProgramAgent) and agent.program is bare and agent.source is one
+    two = Binary((bare, replace(bare, name="other")), shape, "test")
+    with pytest.raises(
+        UsageError, match=r"not a Binary of 2 programs\n  got: \w+, other\n.*binary\.program\('"
+    ):
+        graph.call(two, x, x)
 
 
 def test_kinds_of_agents() -> None:

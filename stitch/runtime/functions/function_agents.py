@@ -85,7 +85,8 @@ class HostAgents:
                     raise UsageError(
                         f"host function {function.name!r} is given a {type(argument).__name__} "
                         "with results in it, which are perhaps pending",
-                        remedy="let the function take them one by one, as in *results",
+                        remedy="let the function take them one by one, as in "
+                        + ("**results" if isinstance(argument, dict) else "*results"),
                     )
         types = tuple([_type_of(function, argument) for argument in given])
         agent = self.agent(call, types)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stitch.errors import UsageError
 from stitch.graph import JsonObject
 from stitch.tasks.host_calls import InputPlace, OutputPlace
@@ -40,12 +42,15 @@ def argument_out(value: object, where: str, depth: int = 0) -> Any:
             return {type(value).__name__: parts}
         if isinstance(value, dict) and all(type(key) is str for key in value):
             return {"dict": {k: argument_out(v, where, depth + 1) for k, v in value.items()}}
+    remedy = "give arrays as inputs of the graph; let the function find other objects by name"
+    if isinstance(value, np.generic) and type(value.item()) in (bool, int, float, str):
+        remedy = f"it holds Python's numbers and texts: try {type(value.item()).__name__}(x)"
     raise UsageError(
         "a task graph's JSON holds no such argument",
         where=where,
         expected="None, truth values, numbers, texts, paths; lists, tuples and dicts of them",
         got=f"{type(value).__name__}: {' '.join(repr(value).split())[:60]}",
-        remedy="give arrays as inputs of the graph; let the function find other objects by name",
+        remedy=remedy,
     )
 
 
