@@ -31,6 +31,6 @@ __all__ = [
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "ComputationGraph",
     "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Side",
     "SymbolicTensor", "Wish", "WishError", "Written", "array_of", "as_json", "call_function",
-    "call_ufunc", "check_types", "from_json", "objects_without_duplicates", "parse_wish", "shortened",
-    "trace", "wished_layout", "wishes_between", "wishes_of",
+    "call_ufunc", "check_types", "from_json", "objects_without_duplicates", "parse_wish",
+    "shortened", "trace", "wished_layout", "wishes_between", "wishes_of",
 ]  # fmt: skip
