@@ -68,7 +68,8 @@ class EagerTensor(SymbolicTensor):
         return self._data.item()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # type: ignore[override]  # here there is data
-        return np.array(self._data, dtype, copy=bool(copy))
+        array = self._data if dtype is None else self._data.astype(dtype, copy=False)
+        return array.copy() if copy else array
 
     def __bool__(self) -> bool:  # type: ignore[override]  # here there is data
         return bool(self._data)

@@ -155,7 +155,9 @@ class FractalTensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """As `numpy`."""
-        return np.array(self.numpy(), dtype, copy=bool(copy))
+        array = self.numpy()
+        array = array if dtype is None else array.astype(dtype, copy=False)
+        return array.copy() if copy else array
 
     def leaves(self) -> Array:
         """The leaves one after the other, as an array `[numel, *leaf_shape]`, to read."""

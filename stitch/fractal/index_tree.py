@@ -8,7 +8,7 @@ everywhere, its lengths may differ ("ragged"). Must not know where leaves lie, n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
@@ -35,6 +35,9 @@ class IndexTree:
 
     #: By depth. Equal lengths are one number, so equal trees look alike.
     lengths: tuple[Lengths, ...]
+    #: Counted once: `counts`, and `offsets` by depth.
+    _counted: list[tuple[int, ...]] = field(default_factory=list, repr=False)
+    _offsets: dict[int, Numbers] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(lengths: Sequence[Lengths | Sequence[int]]) -> IndexTree:
@@ -55,13 +58,16 @@ class IndexTree:
     @property
     def counts(self) -> tuple[int, ...]:
         """How many lists there are by depth, the one outermost first; at the end: leaves."""
+        if self._counted:
+            return self._counted[0]
         counts = [1]
         for lengths in self.lengths:
             if isinstance(lengths, int):
                 counts.append(counts[-1] * lengths)
             else:
                 counts.append(int(np.sum(lengths)))
-        return tuple(counts)
+        self._counted.append(tuple(counts))
+        return self._counted[0]
 
     @property
     def numel(self) -> int:
@@ -80,11 +86,15 @@ class IndexTree:
         >>> IndexTree.of([[2], [2, 1]]).offsets(1).tolist()
         [0, 2, 3]
         """
-        lengths, count = self.lengths[depth], self.counts[depth]
-        check_count(count)
-        if isinstance(lengths, int):
-            return np.arange(count + 1, dtype=np.int64) * lengths
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        known = self._offsets.get(depth)
+        if known is None:
+            lengths, count = self.lengths[depth], check_count(self.counts[depth])
+            if isinstance(lengths, int):
+                known = np.arange(count + 1, dtype=np.int64) * lengths
+            else:
+                known = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            self._offsets[depth] = known
+        return known
 
     def widths(self, depth: int) -> list[int]:
         """The length of each list at a depth; negative depths count from the leaves (0 outermost).

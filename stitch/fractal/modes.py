@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from threading import Lock
 
 from stitch.argument_kinds import instance_of, optional, takes
 from stitch.errors import UsageError, closest
@@ -17,6 +17,9 @@ from stitch.fractal.eager import EagerBuilder
 from stitch.runtime import RuntimeDevice
 
 MODES = ("sequential",)
+#: The builder of the device that is used where none is told, once it is needed.
+_made: list[EagerBuilder] = []
+_lock = Lock()
 _current: ContextVar[EagerBuilder | None] = ContextVar("fractal mode", default=None)
 
 
@@ -45,6 +48,8 @@ def builder_in_use() -> EagerBuilder:
     return _current.get() or _default()
 
 
-@cache
 def _default() -> EagerBuilder:
-    return EagerBuilder(RuntimeDevice("host"))
+    with _lock:
+        if not _made:
+            _made.append(EagerBuilder(RuntimeDevice("host")))
+        return _made[0]

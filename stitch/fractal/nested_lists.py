@@ -24,7 +24,7 @@ Nested: TypeAlias = Any
 #: The data and index of what is a nest itself, None of what is none.
 PartsOf: TypeAlias = "Callable[[object], tuple[Array | Tensor, Indexed] | None]"
 #: Lists are no deeper, and have no more elements.
-MAX_DEPTH, MAX_ELEMENTS = 32, 1 << 26
+MAX_DEPTH, MAX_ELEMENTS = 32, 1 << 24
 
 
 def read_nested(
@@ -78,20 +78,27 @@ def _walked(nested: Sequence[Any], parts_of: PartsOf) -> tuple[list[list[int]], 
         if len(lengths) == MAX_DEPTH:
             raise UsageError("lists are nested too deeply", expected=f"at most {MAX_DEPTH} deep")
         # One that is empty may stand at several depths.
-        full = {id(element) for element in level if element}
+        full = {id(element) for element in level if _length(element)}
         if not seen.isdisjoint(full):
             raise UsageError("a list stands in itself, or at two depths",
                              where=f"depth {len(lengths)}")  # fmt: skip
         seen |= full
-        inner = [_elements(element) for element in level]
-        lengths.append([len(each) for each in inner])
+        lengths.append([_length(element) for element in level])
         if sum(lengths[-1]) > MAX_ELEMENTS:
             raise UsageError(
                 "nested lists have too many elements", expected=f"at most {MAX_ELEMENTS}",
                 got=str(sum(lengths[-1])), remedy="give arrays as leaves, or one array",
             )  # fmt: skip
-        level = list(chain.from_iterable(inner))
+        level = list(chain.from_iterable(map(_elements, level)))
     return lengths, list(level)
+
+
+def _length(nested: Sequence[Any]) -> int:
+    """How many elements a list has, whatever a class of its own says of it."""
+    if isinstance(nested, list):
+        return list.__len__(nested)
+    assert isinstance(nested, tuple)
+    return tuple.__len__(nested)
 
 
 def _elements(nested: Sequence[Any]) -> Sequence[Any]:

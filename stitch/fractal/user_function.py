@@ -17,6 +17,7 @@ from stitch.fractal.eager import EagerTensor
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.modes import builder_in_use
 from stitch.fractal.zipped import Nest, Zipped
+from stitch.program import can_change
 from stitch.runtime import LoadedProgram, Tensor
 
 
@@ -68,7 +69,10 @@ class UserFunction:
             return value
         if isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
             array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
-            return self._builder.given(array.astype(np.float32) if type(value) is float else array)
+            if type(value) is float:
+                array = array.astype(np.float32)
+            # A function may write into its own array again.
+            return self._builder.given(array.copy() if can_change(array) else array)
         raise UsageError(
             f"the function of {self.call} gives tensors, numbers or FractalTensors",
             got=f"{type(value).__name__}: {' '.join(repr(value).split())[:60]}",
@@ -128,4 +132,5 @@ def _takes_parts(
         return True
     places = [p for p in parameters if p.kind in kinds and p.name not in named]
     needed = [p for p in places if p.default is inspect.Parameter.empty]
-    return len(needed) <= states + parts + more <= len(places)
+    # What is enough for one tuple takes one: parameters with a default are no parts.
+    return states + 1 + more < len(needed) <= states + parts + more <= len(places)

@@ -206,7 +206,8 @@ class Plan:
     `final_buffers` are the buffers alive at the end with their places; `final_values` the values
     alive at the end with their instances. `free_regions` (space, address, size per bank) must be
     free at the start; `touched` are the resident buffers that the plan reads, moves or frees.
-    `least_seconds`: what copies and moves take in any plan for the request; 0 where none is known.
+    `least_seconds`: what copies and moves take in any plan for the request that writes to DRAM only
+    what lies nowhere else; 0 where none is known.
     """
 
     request: PlanRequest

@@ -65,10 +65,8 @@ class NamedCells(Cells):
             tensor = self.device.empty(self.descs[number])
         desc = self.descs[number]
         kind = desc.layout.data_type
-        if kind.is_floating and not kind.is_block:
-            array = np.asarray(array)
-            if array.dtype.kind == "f" or array.dtype == kind.dtype:
-                array = array.astype(kind.dtype, copy=False)
+        if not kind.is_block:
+            array = capture(array, desc.shape, kind, True, f"tensor {name!r}")
         self.device.write(tensor, array)
         self.hold(number, tensor)
 
@@ -204,8 +202,6 @@ def _fitted(port: InputPort, value: Any) -> Any:
         )
     if isinstance(array, Tensor):
         return array
-    if array.dtype.kind == port.dtype.kind or (
-        array.dtype.kind == "f" and port.type.data_type.is_floating
-    ):
-        return array.astype(port.dtype, copy=False)
+    if array.dtype == port.dtype:
+        return array
     return capture(array, port.shape, port.type.data_type, True, port.origin)

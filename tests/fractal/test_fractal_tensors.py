@@ -283,9 +283,7 @@ def test_lists_in_themselves_and_long_ones_end() -> None:
         deep = [deep]
     with pytest.raises(UsageError, match="nested too deeply"):
         FractalTensor(deep)
-    shared: Any = [1] * 64
-    for _ in range(5):
-        shared = [shared] * 64
+    shared = [[1] * 5_000] * 5_000
     with pytest.raises(UsageError, match="too many elements"):
         FractalTensor(shared)
     assert FractalTensor([(), [()], [(), (1,)]]).tolist() == [[], [[]], [[], [1]]]
@@ -394,3 +392,12 @@ def test_huge_sizes_cost_nothing_or_are_one_clear_error() -> None:
     ):  # fmt: skip
         with pytest.raises(UsageError, match="takes a whole number"):
             call()
+
+
+def test_lists_of_a_ragged_nest_are_counted_once() -> None:
+    """Each element took time for all rows."""
+    nest = FractalTensor([[k] * (k % 3) for k in range(300)])
+    assert [row.tolist() for row in nest] == [[k] * (k % 3) for k in range(300)]
+    tree = nest.index.tree
+    assert tree.offsets(1) is tree.offsets(1) and tree.counts is tree.counts
+    assert np.asarray(nest[1:2], dtype=np.float32).dtype == np.dtype(np.float32)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from stitch import fractal as ops
 from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
 from stitch.program import Array
+from stitch.runtime import RuntimeDevice
 
 XS, XSS = [1, 2, 3, 4], [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
 
@@ -245,3 +248,43 @@ def test_the_page_says_what_its_lines_print(capsys: pytest.CaptureFixture[str]) 
     exec(compile(code, "docs/fractal.md", "exec"), {})
     said = [line.split("# ", 1)[1] for line in code.splitlines() if "# " in line]
     assert capsys.readouterr().out.splitlines() == said
+
+
+def test_a_function_may_write_into_its_own_array_again() -> None:
+    xs, buffer = (
+        FractalTensor(np.arange(6, dtype=np.float32).reshape(3, 2)),
+        np.zeros(2, np.float32),
+    )
+
+    def add_up(s: Any, x: Any) -> Any:
+        return np.add(np.asarray(s), np.asarray(x), out=buffer)
+
+    assert ops.scan(add_up, xs, np.zeros(2, np.float32)).tolist() == [[0, 1], [2, 4], [6, 9]]
+    first = np.zeros(2, np.float32)
+    folded = ops.fold(lambda s, x: s, xs[:0], first)
+    first[:] = 9
+    assert folded.tolist() == [0, 0]
+    assert np.asarray(folded, dtype=np.float64).dtype == np.dtype(np.float64)
+
+
+def test_a_parameter_with_a_default_is_no_part() -> None:
+    xs, ys = FractalTensor([1, 2]), FractalTensor([10, 20])
+    for f in (lambda p, w=2: p[0] * w, lambda p, *, w=2: p[0] * w, lambda a, b, w=2: a * w):
+        assert ops.map(f, ops.zip(xs, ys)).tolist() == [2, 4]
+    assert ops.scan(lambda s, p, w=2: s + p[1] * w, ops.zip(xs, ys), 0).tolist() == [20, 60]
+
+
+def test_the_default_device_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class Slow(RuntimeDevice):
+        def __init__(self, machine: str) -> None:
+            made.append(machine)
+            time.sleep(0.05)
+            super().__init__(machine)
+
+    monkeypatch.setattr("stitch.fractal.modes.RuntimeDevice", Slow)
+    monkeypatch.setattr("stitch.fractal.modes._made", [])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: ops.fold(add, FractalTensor(XS)).item(), range(8)))
+    assert found == [10] * 8 and made == ["host"]

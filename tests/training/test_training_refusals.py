@@ -289,3 +289,22 @@ def test_a_batch_of_another_shape_is_named_be_it_an_array_a_tensor_or_a_list() -
             model(batch)
     with pytest.raises(LayoutError, match="input 'x' of 'mlp' cannot become an array"):
         model([[1.0], [1.0, 2.0]])
+
+
+def test_whole_numbers_that_do_not_fit_are_refused() -> None:
+    """They wrapped around: token 2**32 + 1 was token 1."""
+    b = ComputationGraphBuilder("embedding")
+    tokens = b.input("tokens", (4,), "int32")
+    table = b.parameter("table", np.arange(24, dtype=np.float32).reshape(8, 3))
+    b.output("y", b.gather(table, tokens))
+    model = compiled(graph=b.build())
+    model.start()
+    kept = np.array([1, 2, 3, 4])
+    first = values_of(model(kept))
+    with pytest.raises(LinkError, match=r"input 'tokens'[\s\S]*some values do not fit"):
+        model(kept + 2**32)
+    np.testing.assert_array_equal(values_of(model(kept)), first)
+    with pytest.raises(LinkError, match=r"tensor 'table'[\s\S]*some values are too large"):
+        model.instance.set_tensor("table", np.full((8, 3), 1e300))
+    with pytest.raises(LayoutError, match="tensor 'table' cannot become an array"):
+        model.instance.set_tensor("table", [[1.0], [1.0, 2.0]])

@@ -31,12 +31,14 @@ class _TensorInUse:
     """A tensor while one task runs, however many of its slots are bound to it: what was put in its
     place, or its elements, which the task writes to."""
 
-    __slots__ = ("_store", "desc", "elements", "name", "put")
+    __slots__ = ("_store", "desc", "elements", "name", "put", "read")
 
     def __init__(self, store: TaskStore, name: str) -> None:
         self.name, self.desc, self._store = name, store.desc(name), store
         self.put: Tensor | None = None
         self.elements: Array | None = None
+        #: What slots that only read it have seen.
+        self.read: Array | None = None
 
     @property
     def is_there(self) -> bool:
@@ -53,7 +55,7 @@ class _TensorInUse:
     def take(self, tensor: Tensor) -> None:
         """It is this one when the task has ended, and what was written into it before is lost."""
         self._store.check(self.name, tensor)
-        self.put, self.elements = tensor, None
+        self.put, self.elements, self.read = tensor, None, None
 
     def finish(self) -> None:
         """The task has ended: its changes count from now on."""
@@ -70,13 +72,12 @@ class TensorAccessor:
     bound to one tensor share what is written.
     """
 
-    __slots__ = ("_array", "_used", "_zeros", "permission")
+    __slots__ = ("_used", "_zeros", "permission")
 
     def __init__(self, used: _TensorInUse, permission: Permission, *, zeros: bool) -> None:
         """`zeros`: what is read before it is there is zero, as a sum is before its first part."""
         self.permission = permission
         self._used, self._zeros = used, zeros
-        self._array: Array | None = None
 
     @property
     def name(self) -> str:
@@ -101,7 +102,6 @@ class TensorAccessor:
         """
         self._require(self.permission.writes, "written")
         self._used.take(tensor)
-        self._array = None
 
     def numpy(self) -> Array:
         """The elements: a read-only array, or one whose elements are written back when the task
@@ -115,15 +115,16 @@ class TensorAccessor:
             return used.elements
         if used.elements is not None:
             # Others may write to it, whoever only reads it may not.
-            self._array = used.elements.view()
-        elif self._array is None:
-            self._array = self._elements()
-        self._array.flags.writeable = False
-        return self._array
+            used.read = used.elements.view()
+        elif used.read is None:
+            used.read = self._elements()
+        used.read.flags.writeable = False
+        return used.read
 
     def _elements(self) -> Array:
-        if self.permission.reads and (self._used.is_there or not self._zeros):
-            return self._used.tensor().numpy()
+        used = self._used
+        if used.put is not None or (self.permission.reads and (used.is_there or not self._zeros)):
+            return used.tensor().numpy()
         return np.zeros(self.desc.shape, self.desc.layout.data_type.dtype)
 
     def _require(self, allowed: bool, what: str) -> None:

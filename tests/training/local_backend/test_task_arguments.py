@@ -356,3 +356,20 @@ def test_a_tensor_that_was_put_is_not_written_to_where_others_hold_it(
     kept = backend.store.tensor("c.grad")
     backend.set_tensor("c.grad", before)
     np.testing.assert_array_equal(kept.numpy(), before + 1)
+
+
+def test_what_is_put_is_seen_by_slots_that_read_it(backend: LocalTaskBackend) -> None:
+    signature = backward_signature(FORWARD)
+    five = backend.device.tensor(np.full((2, 2), 5, np.float32))
+
+    def put(access: TaskArgumentAccessor) -> None:
+        reading, writing = (access.get_tensor_grad("w", p) for p in (READ, WRITE))
+        assert (reading.numpy() == 0).all()
+        writing.put(five)
+        assert (reading.numpy() == 5).all() and (reading.tensor.numpy() == 5).all()
+        writing.numpy()[0, 0] = 9
+        assert reading.numpy()[0, 0] == 9
+
+    backend.register_task("put", signature, put)
+    backend.execute(TaskInvocation("put", backward_binding(BINDING, signature)))
+    np.testing.assert_array_equal(backend.get_tensor("c.grad"), [[9, 5], [5, 5]])
