@@ -116,7 +116,14 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
 
 @pytest.mark.parametrize(
     "name",
-    ["devices.md", "local_backend.md", "tasks.md", "training.md", "training_from_the_shell.md"],
+    [
+        "devices.md",
+        "fractal.md",
+        "local_backend.md",
+        "tasks.md",
+        "training.md",
+        "training_from_the_shell.md",
+    ],
 )
 def test_every_block_of_a_page_runs_in_an_empty_folder(
     wheel: Wheel, tmp_path: Path, name: str
@@ -139,7 +146,7 @@ def test_an_example_written_by_the_command_runs_as_its_page_says(
 
 def test_no_page_has_a_block_that_no_test_runs() -> None:
     run = {"README.md", "docs/devices.md", "docs/tasks.md", "docs/training.md"}
-    run |= {"docs/local_backend.md"}
+    run |= {"docs/fractal.md", "docs/local_backend.md"}
     run.add("docs/training_from_the_shell.md")
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
     strangers = []
