@@ -7,7 +7,7 @@ are computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,25 +151,27 @@ scan, fold = scanl, foldl
 def _states(
     call: str, f: Callable[..., Any], xs: Nest, initializer: Any, args: Sequence[Any],
     named: dict[str, Any], *, from_right: bool,
-) -> list[Any]:  # fmt: skip
-    """The states after each element, in the order in which they come."""
+) -> Iterator[Any]:  # fmt: skip
+    """The initializer, if there is one, and the states after each element as they come: a fold
+    keeps none."""
     function = UserFunction(call, f, args, named, xs, states=1)
     numbers = range(len(xs))[::-1] if from_right else range(len(xs))
-    states = [] if initializer is None else [function.result(initializer)]
+    if initializer is None and not numbers:
+        raise UsageError(f"{call} of an empty list needs an initializer")
+    state = None if initializer is None else function.result(initializer)
+    if state is not None:
+        yield state
     for round_, number in enumerate(numbers):
-        if not states:
-            states.append(function.given(xs[number]))
-            continue
-        before, after = states[-1], function(states[-1], xs[number])
-        if form_of(after) != form_of(before):
+        before, element = state, xs[number]
+        state = function.given(element) if before is None else function(before, element)
+        if before is not None and form_of(state) != form_of(before):
             raise UsageError(
                 f"the function of {call} changes the form of its state",
                 where=f"round {round_}, element {number}",
-                expected=text_of(before), got=text_of(after),
+                expected=text_of(before), got=text_of(state),
                 remedy="give a state of the initializer's depth, shape and type",
             )  # fmt: skip
-        states.append(after)
-    return states if initializer is None else states[1:]
+        yield state
 
 
 def _scanned(
@@ -177,31 +179,21 @@ def _scanned(
     named: dict[str, Any], *, from_right: bool,
 ) -> Any:  # fmt: skip
     xs = as_nest(call, itr)
-    states = _states(call, f, xs, initializer, args, named, from_right=from_right)
-    if not states:
-        first = UserFunction(call, f, args, named, xs, states=1).result(
-            _initial(call, initializer))  # fmt: skip
-        return each_part(call, nest_of(call, [first]), lambda part: part[:0])
-    return nest_of(call, states[::-1] if from_right else states)
+    states = [*_states(call, f, xs, initializer, args, named, from_right=from_right)]
+    after = states if initializer is None else states[1:]
+    if not after:
+        return each_part(call, nest_of(call, states), lambda part: part[:0])
+    return nest_of(call, after[::-1] if from_right else after)
 
 
 def _folded(
     call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: Sequence[Any],
     named: dict[str, Any], *, from_right: bool,
 ) -> Any:  # fmt: skip
-    xs = as_nest(call, itr)
-    states = _states(call, f, xs, initializer, args, named, from_right=from_right)
-    if states:
-        return states[-1]
-    function = UserFunction(call, f, args, named, xs, states=1)
-    return function.result(_initial(call, initializer))
-
-
-def _initial(call: str, initializer: Any) -> Any:
-    """The initializer of an empty list."""
-    if initializer is None:
-        raise UsageError(f"{call} of an empty list needs an initializer")
-    return initializer
+    xs, last = as_nest(call, itr), None
+    for state in _states(call, f, xs, initializer, args, named, from_right=from_right):
+        last = state
+    return last
 
 
 def _none_of(call: str, function: UserFunction, xs: Nest) -> Any:

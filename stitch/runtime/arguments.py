@@ -14,7 +14,7 @@ from stitch.runtime.backends import HostMemory
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ArgumentRecord, InputPort, Status, Store, ValueRecord, capture
-from stitch.tasks import Transformation
+from stitch.tasks import Handle, Transformation
 
 PENDING, READY = Status.PENDING, Status.READY
 PROGRAM = instance_of("a loaded program (from device.load)", LoadedProgram)
@@ -86,7 +86,7 @@ def link_argument(
         if value.desc_key not in port.accepted or value.status > READY or value.consumed:
             link_value(device, name, port, value)
         return value
-    if hasattr(type(argument), "function_queue"):
+    if isinstance(argument, Handle):
         raise UsageError(
             f"{port.origin} is no value of a device",
             expected=f"an array, or a tensor of {device!r}",

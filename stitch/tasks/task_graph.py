@@ -28,7 +28,7 @@ from stitch.tasks.agents import (
 from stitch.tasks.future import OUTSIDE, Future, Task, TaskList
 from stitch.tasks.growing_table import GrowingTable
 from stitch.tasks.host_calls import HostCall, host_call
-from stitch.tasks.host_functions import HostFunction, Names, Returns, host_function
+from stitch.tasks.host_functions import Handle, HostFunction, Names, Returns, host_function
 from stitch.tasks.task_table import TaskTable
 from stitch.tasks.validation import check_table, problems_of
 
@@ -37,19 +37,21 @@ _LAYOUT = instance_of("a Layout", Layout)
 
 
 def _is_future(value: object) -> bool:
+    if type(value) is Future:
+        return True
     if isinstance(value, np.ndarray) and value.ndim:
         raise UsageError(
             "an array is no plain argument of a task: it could change before the task runs",
             got=f"{value.dtype} of shape {value.shape}",
             remedy="give it as an input: graph.input(desc)",
         )
-    if type(value) is not Future and hasattr(type(value), "function_queue"):
+    if isinstance(value, Handle):
         raise UsageError(
             "a tensor of a device is no plain argument of a task of a graph",
             got=" ".join(repr(value).split())[:60],
             remedy="give it as an input: graph.input(desc), and the tensor at each run",
         )
-    return type(value) is Future
+    return False
 
 
 class TaskGraph:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import random
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -288,3 +289,17 @@ def test_the_default_device_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> N
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: ops.fold(add, FractalTensor(XS)).item(), range(8)))
     assert found == [10] * 8 and made == ["host"]
+
+
+def test_a_fold_keeps_no_state_but_the_last() -> None:
+    """Two take turns, however many rounds there are: a MB each, of 64."""
+    xs, first = FractalTensor(list(range(64))), np.zeros(1 << 18, np.float32)
+    with ops.mode("sequential", device=RuntimeDevice("host")):
+        ops.fold(lambda s, x: s + 1.0, xs[:2], first)
+        tracemalloc.start()
+        try:
+            folded = ops.fold(lambda s, x: s + 1.0, xs, first)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert float(folded[0]) == 64 and peak < 16 << 20

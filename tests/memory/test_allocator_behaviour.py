@@ -49,14 +49,20 @@ def test_neighbouring_holes_become_one() -> None:
     assert allocator.holes() == ((0, 480),)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_places_for_several_are_those_that_are_found_one_by_one(seed: int) -> None:
-    drawn = random.Random(seed)
+def in_pieces(drawn: random.Random) -> Allocator:
+    """A space with holes of many sizes."""
     allocator = Allocator(0, 16 * 200, 16)
     for _ in range(drawn.randrange(12)):
         address = 16 * drawn.randrange(190)
         if allocator.is_free(address, 100):
             allocator.alloc_at(address, 100)
+    return allocator
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_places_for_several_are_those_that_are_found_one_by_one(seed: int) -> None:
+    drawn = random.Random(seed)
+    allocator = in_pieces(drawn)
     outside = [
         (at, at + drawn.randrange(1, 300)) for at in range(0, 3200, drawn.randrange(400, 900))
     ]
@@ -73,11 +79,7 @@ def test_places_for_several_are_those_that_are_found_one_by_one(seed: int) -> No
 @pytest.mark.parametrize("seed", range(20))
 def test_gaps_give_places_of_several_sizes_as_they_are_found_one_by_one(seed: int) -> None:
     drawn = random.Random(seed)
-    allocator = Allocator(0, 16 * 200, 16)
-    for _ in range(drawn.randrange(12)):
-        address = 16 * drawn.randrange(190)
-        if allocator.is_free(address, 100):
-            allocator.alloc_at(address, 100)
+    allocator = in_pieces(drawn)
     outside = [(at, at + drawn.randrange(1, 300)) for at in range(0, 3200, 500)]
     gaps, twin = allocator.gaps(outside), allocator.clone()
     for _ in range(12):

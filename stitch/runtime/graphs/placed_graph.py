@@ -15,7 +15,7 @@ from stitch.program import TensorDesc
 from stitch.runtime.arguments import check_inputs, link_value
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
-from stitch.runtime.graphs.graph_rows import GraphRows
+from stitch.runtime.graphs.graph_rows import GraphRow, GraphRows
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import InputPort, ValueRecord
 from stitch.tasks import TaskTable
@@ -52,9 +52,13 @@ class PlacedGraph:
         self.made: dict[int, MadeValue] = {}
         self.taken_over: dict[int, str] = {}
         readers: dict[int, InputPort] = {}
+        #: Who reads what a run is given: the task, its port, and the number of the input.
+        self._links: list[tuple[GraphRow, InputPort, int]] = []
         for row in self._rows:
             for position, number in enumerate(row.inputs):
                 readers.setdefault(number, row.ports[position])
+                if number < len(table.inputs):
+                    self._links.append((row, row.ports[position], number))
                 if position in row.gone:
                     self.taken_over[number] = f"donated to {row.name!r}"
             for number, output in zip(row.outputs, row.gives(device), strict=True):
@@ -76,14 +80,12 @@ class PlacedGraph:
 
     def link(self, given: Sequence[ValueRecord]) -> None:
         """Raise what says so where a value for an input is none for a task that reads it."""
-        for row in self._rows:
-            for number, port in zip(row.inputs, row.ports, strict=True):
-                if number >= len(given):
-                    continue
-                if row.desc is None:
-                    link_value(self.device, row.name, port, given[number])
-                else:
-                    target_desc(given[number].desc, row.desc, self.device.machine.shape)
+        for row, port, number in self._links:
+            value = given[number]
+            if row.desc is None:
+                link_value(self.device, row.name, port, value)
+            elif value.desc.shape != row.desc.shape:
+                target_desc(value.desc, row.desc, self.device.machine.shape)
 
     def queue(self, given: Sequence[ValueRecord]) -> list[ValueRecord]:
         """Put all tasks into the queue, whose lock is held; their values by number, pending.

@@ -67,8 +67,8 @@ def execute(backing: RuntimeBacking, invocation: TaskInvocation) -> Any:
     """Run a task: fetch its accessor and its implementation, and call it; gives what it returns.
 
     If it raises, nothing of what it put or wrote into arrays is kept, and a note on the error says
-    which task it was. Raises `TaskError` for an
-    unknown task and for a result of another type than its signature says.
+    which task it was. Raises `TaskError` for an unknown task and for a result of another type than
+    its signature says.
     """
     accessor = backing.get_args(invocation)
     implementation = backing.get_task_impl(invocation)
