@@ -109,6 +109,7 @@ class ComputationGraphBuilder(LayerMethods):
                 tuple(self._values),
                 tuple(self._operations),
                 self._constants.constants(),
+                bodies=tuple(self._bodies.bodies),
             )
             self._graph = graph.with_wishes(*self._wishes)
         return self._graph

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,17 @@ from stitch.graph.known_values import KnownValues
 from stitch.graph.source_location import mistake, user_location
 from stitch.graph.symbolic import Operand, SymbolicTensor
 from stitch.graph.tensor_operations import Axes
-from stitch.program import ABSENT, Array, AttributeValue, DataType, Operation, Value, ValueType
+from stitch.program import (
+    ABSENT,
+    Array,
+    AttributeValue,
+    Body,
+    BodyPool,
+    DataType,
+    Operation,
+    Value,
+    ValueType,
+)
 
 #: An attribute as people write it: lists for tuples, booleans for ints, None for absent.
 Written = AttributeValue | bool | DataType | Sequence[int] | Sequence[float] | Sequence[str] | None
@@ -43,12 +54,14 @@ class Emitter:
     """
 
     __slots__ = (
-        "_constants", "_graph", "_known", "_location", "_made", "_names", "_operations", "_values",
-        "name",
+        "_bodies", "_constants", "_graph", "_known", "_location", "_made", "_names", "_operations",
+        "_values", "name",
     )  # fmt: skip
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, bodies: BodyPool | None = None) -> None:
+        """`bodies`: those of the graph that this is part of."""
         self.name = name
+        self._bodies = BodyPool() if bodies is None else bodies
         self._values: list[Value] = []
         self._operations: list[Operation] = []
         self._constants = ConstantPool()
@@ -89,8 +102,12 @@ class Emitter:
     ) -> tuple[SymbolicTensor, ...]:
         """Adds one operation and returns its results; raises `CompileError` if it does not fit.
 
-        Operands and `outputs` are those of `op`.
+        Operands and `outputs` are those of `op`. An operation on what a body under construction
+        makes becomes part of that body.
         """
+        inside = self.innermost(operands)
+        if inside is not self:
+            return inside.apply(op, operands, outputs, attributes, domain)
         self._check_open()
         TEXT.check("ComputationGraphBuilder.op", "op", op)
         domain = "" if domain == "ai.onnx" else domain
@@ -120,14 +137,54 @@ class Emitter:
         self._made.update(numbers)
         return results
 
+    def carry(
+        self, op: str, domain: str, body: Body, operands: Sequence[SymbolicTensor],
+        attributes: Mapping[str, AttributeValue],
+    ) -> tuple[SymbolicTensor, ...]:  # fmt: skip
+        """Adds an operation that carries a body, whose bodies are those of this graph, and gives
+        its results; raises `CompileError` for attributes of a scan that do not fit."""
+        self._check_open()
+        tensors = [self.tensor(operand) for operand in operands]
+        indices = tuple([t.index for t in tensors])
+        number = self._bodies.add(body)
+        draft = Operation(op, indices, (), attributes, domain, self._where(), number)
+        kinds = ops.infer_operation(
+            replace(draft, outputs=(ABSENT,) * len(body.outputs)), [t.type for t in tensors], (),
+            bodies=self._bodies.bodies,
+        )  # fmt: skip
+        results = tuple([self._value(op.lower(), kind) for kind in kinds])
+        numbers = tuple([t.index for t in results])
+        self._operations.append(replace(draft, outputs=numbers))
+        self._made.update(numbers)
+        return results
+
+    def innermost(self, operands: Sequence[object]) -> Emitter:
+        """The builder of the body that an operation on these belongs to, or this one."""
+        inside: Emitter = self
+        for operand in operands:
+            if type(operand) is SymbolicTensor:
+                builder: Any = operand.builder
+                if builder is not inside and builder.is_inside(inside):
+                    inside = builder
+        return inside
+
+    def is_inside(self, other: Emitter) -> bool:
+        """Whether this builds a body within what the other builds; no body is, that is finished."""
+        return False
+
+    @property
+    def bodies(self) -> BodyPool:
+        """The bodies of the graph so far."""
+        return self._bodies
+
     def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
         """A tensor as it is; arrays and numbers as constants, numbers of `like`'s data type.
 
         Raises `CompileError` for the tensor of another graph.
         """
         if isinstance(given, SymbolicTensor):
-            builder: object = given.builder
-            if builder is not self:
+            builder: Any = given.builder
+            if builder is not self and not builder.is_inside(self):
                 raise CompileError(
                     f"{given!r} belongs to another graph ({given.builder.name!r})",
                     where=f"graph {self.name!r} at {self._where()}",
@@ -161,7 +218,12 @@ class Emitter:
 
     def known_data(self, tensor: SymbolicTensor) -> Array | None:
         """The data of a tensor where it is small and known already (read-only), else None."""
-        return self._known.get(self.tensor(tensor).index)
+        found = self.tensor(tensor)
+        builder: Any = found.builder
+        known: Array | None = (
+            builder.known_data(found) if builder.is_inside(self) else self._known.get(found.index)
+        )
+        return known
 
     def _one(self, op: str, *operands: Given, **attributes: Written) -> SymbolicTensor:
         return self.apply(op, operands, 1, attributes)[0]

@@ -1,9 +1,10 @@
-"""Expansion: what operations stand for is written out, and no body is left.
+"""Expansion: what operations stand for is written out, and no body is left but those of scans.
 
 Comes in: a graph, or a program. Goes out: the same without bodies, operations in their order. It
 is what a program with bodies means: executors without a kernel for an operation compute this, and a
-program's scratch holds it. Of a body only what the operation's results need is written. Must not
-know: files, machines, executors.
+program's scratch holds it. Of a body only what the operation's results need is written. A scan runs
+its body in rounds: it stays, and what its body carries is written out there. Must not know: files,
+machines, executors.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from stitch.program import (
     Seam,
     Value,
     host_layout,
+    is_scan,
 )
 
 #: Whether an operation that carries a body keeps it.
@@ -93,13 +95,25 @@ class _Writing:
     def written(self) -> OperationList:
         """The list with all operations written."""
         self._write()
-        listed = self.listed
+        listed, bodies = self.listed, self.listed.bodies
+        if any(is_scan(operation) for operation in self.operations):
+            bodies = self._bodies_of_scans()
         return with_used_bodies(
             OperationList(
                 listed.name, listed.inputs, listed.outputs, tuple(self.values),
-                tuple(self.operations), tuple(self.constants), bodies=listed.bodies,
+                tuple(self.operations), tuple(self.constants), bodies=bodies,
             )
         )  # fmt: skip
+
+    def _bodies_of_scans(self) -> tuple[Body, ...]:
+        """The bodies, those that scans carry written out."""
+        found = list(self.listed.bodies)
+        wanted = {o.body for o in self.operations if is_scan(o)}
+        for index in reversed(range(len(found))):
+            if index in wanted:
+                found[index] = _written_body(found[index], self.listed.bodies, self.keep)
+                wanted.update(o.body for o in found[index].operations if is_scan(o))
+        return tuple(found)
 
     def _write(self) -> None:
         whole = dict(zip(range(len(self.values)), range(len(self.values)), strict=True))
@@ -113,7 +127,7 @@ class _Writing:
                 if len(pending) == 1:
                     self.firsts.append(len(self.operations))
                 here = self._moved(operation, at, values, location)
-                if here.body != ABSENT and not self.keep(here):
+                if here.body != ABSENT and not is_scan(here) and not self.keep(here):
                     entered = here
                     break
                 self.operations.append(here)
@@ -156,6 +170,19 @@ class _Writing:
     def _fresh(self, value: Value) -> int:
         self.values.append(value)
         return len(self.values) - 1
+
+
+def _written_body(body: Body, bodies: tuple[Body, ...], keep: Keep) -> Body:
+    """A body in which no operation carries one, but scans."""
+    if not any(o.body != ABSENT and not is_scan(o) and not keep(o) for o in body.operations):
+        return body
+    listed = OperationList("", (), (), body.values, body.operations, body.constants, bodies=bodies)
+    writing = _Writing(listed, keep)
+    writing._write()
+    return replace(
+        body, values=tuple(writing.values), operations=tuple(writing.operations),
+        constants=tuple(writing.constants),
+    )  # fmt: skip
 
 
 def _needed(body: Body, operation: Operation) -> Iterable[Operation]:

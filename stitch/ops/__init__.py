@@ -33,7 +33,7 @@ from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.inference import Inference, InferenceContext
 from stitch.ops.registry import is_elementwise, lookup, operators
 from stitch.ops.shape import known_by_type, slices_of
-from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, workspace
+from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
 from stitch.ops.window import windows_of
 from stitch.ops.work import estimated_steps, multiply_adds, program_work
@@ -43,7 +43,8 @@ __all__ = [
     "Attribute", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "Gradient", "GradientBuilder",
     "GradientContext", "Inference", "InferenceContext", "Kernel", "KernelArguments", "KernelMemory",
     "LINE_NBYTES", "OpDef", "OperationBytes", "Thunk", "WorkspaceContext", "WorkspaceRule", "bind",
-    "bytes_from_a_line", "computed_nbytes", "conversion_steps", "data_type_of_code",
+    "bytes_from_a_line", "computed_nbytes", "conversion_steps", "copy_steps",
+    "data_type_of_code",
     "estimated_steps", "evaluate", "evaluate_operation", "infer_operation", "infer_types", "int_of",
     "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
     "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "program_work",

@@ -19,6 +19,11 @@ from stitch.program import Array, AttributeValue, DataType
 Thunk = Callable[[], object]
 
 
+#: Binds the body of an operation to arrays for its inputs and outputs, all of them apart, and gives
+#: the steps of one round. Its own arrays are of the memory of kernels.
+BodyBinder = Callable[[Sequence[Array], Sequence[Array]], Sequence[Thunk]]
+
+
 @dataclass(frozen=True, slots=True)
 class KernelArguments(WithAttributes):
     """What a kernel is bound to.
@@ -29,6 +34,7 @@ class KernelArguments(WithAttributes):
     broadcast once, at binding. What is derived from constants goes into `memo`, which the executor
     keeps for the operation, so that binding it to other addresses derives nothing again.
     `types` are the data types that the outputs are rounded to; empty where that is not said.
+    `body` binds the body that the operation carries.
     """
 
     inputs: tuple[Array | None, ...]
@@ -37,6 +43,7 @@ class KernelArguments(WithAttributes):
     constant: tuple[bool, ...]
     memo: dict[str, Array] = field(default_factory=dict)
     types: tuple[DataType, ...] = ()
+    body: BodyBinder | None = None
 
     def given(self, index: int) -> Array:
         """The array of an operand that inference made sure is there."""

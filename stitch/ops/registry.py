@@ -13,6 +13,7 @@ from stitch.errors import CompileError, nearest
 from stitch.ops import (
     activation,
     arithmetic,
+    control,
     indexing,
     normalization,
     product,
@@ -29,7 +30,7 @@ from stitch.program import ABSENT, Operation
 
 _FAMILIES = (
     arithmetic, shape, reduction, indexing, product, window, normalization, activation, recurrent,
-    sampling, types, training,
+    sampling, types, training, control,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(family.OPERATORS for family in _FAMILIES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

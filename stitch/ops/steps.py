@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import cache, partial
 from typing import Any
@@ -63,11 +64,11 @@ class KernelMemory:
     that what was bound before never runs at the same time as what is bound from now on.
     """
 
-    __slots__ = ("_bytes", "_taken", "_tokens")
+    __slots__ = ("_bytes", "_first", "_taken", "_tokens")
 
     def __init__(self) -> None:
         self._bytes: Array = np.empty(0, np.uint8)
-        self._taken = 0
+        self._taken = self._first = 0
         self._tokens: list[Token[KernelMemory | None]] = []
 
     def __enter__(self) -> None:
@@ -87,8 +88,17 @@ class KernelMemory:
             self._bytes, self._taken = bytes_from_a_line(nbytes), 0
 
     def restart(self) -> None:
-        """Begin again at the first byte."""
-        self._taken = 0
+        """Begin again at the first byte, or behind what is `kept`."""
+        self._taken = self._first
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """What was taken until now is used by all that is bound within."""
+        before, self._first = self._first, self._taken
+        try:
+            yield
+        finally:
+            self._first = before
 
     def take(self, nbytes: int) -> Array:
         """The next so many bytes, from a cache line on; more are made where there are too few."""

@@ -15,7 +15,17 @@ from dataclasses import dataclass
 
 from stitch.ops import indexing, shape, types
 from stitch.ops.attributes import Attributes
-from stitch.program import ABSENT, DataType, Operation, Program, Space, Value, ValueType
+from stitch.program import (
+    ABSENT,
+    DataType,
+    Operation,
+    Program,
+    ScanForm,
+    Space,
+    Value,
+    ValueType,
+    is_scan,
+)
 
 _Shapes = Sequence[tuple[int, ...]]
 #: From the shapes of operands (empty where absent) and results, and attributes.
@@ -155,25 +165,54 @@ class ProgramWork:
 
 
 def program_work(program: Program) -> ProgramWork:
-    """The work of one run of a program, without padding."""
-    products: Counter[DataType] = Counter()
-    nbytes: Counter[Space] = Counter()
-    other = 0
-    for operation in program.operations:
-        inputs = [None if v == ABSENT else program.values[v] for v in operation.inputs]
-        outputs = [program.values[v] for v in operation.outputs if v != ABSENT]
-        present = [value for value in inputs if value is not None]
-        sizes = [math.prod(value.type.shape) for value in (*present, *outputs)]
-        for value, size in zip((*present, *outputs), sizes, strict=True):
-            layout = value.desc.layout
-            nbytes[layout.space] += layout.data_type.nbytes(size)
-        sums = sums_of_products(
-            operation,
-            [None if value is None else value.type for value in inputs],
-            [value.type for value in outputs],
-        )
-        if sums:
-            products[present[0].desc.layout.data_type] += 2 * sums
-        elif (operation.domain, operation.op) not in _MOVING:
-            other += max(sizes, default=0)
-    return ProgramWork(products, other, nbytes)
+    """The work of one run of a program, without padding; of a scan, of all its rounds."""
+    work = _Work(program)
+    work.add(program.operations, program.values, 1, None)
+    return ProgramWork(work.products, work.other, work.nbytes)
+
+
+class _Work:
+    """The work counted so far."""
+
+    def __init__(self, program: Program) -> None:
+        self.bodies = program.bodies
+        self.products: Counter[DataType] = Counter()
+        self.nbytes: Counter[Space] = Counter()
+        self.other = 0
+
+    def add(
+        self, operations: Sequence[Operation], values: Sequence[Value], times: int,
+        space: Space | None,
+    ) -> None:  # fmt: skip
+        """Operations that run so many times; values without layout lie in `space`."""
+        for operation in operations:
+            inputs = [None if v == ABSENT else values[v] for v in operation.inputs]
+            outputs = [values[v] for v in operation.outputs if v != ABSENT]
+            present = [value for value in inputs if value is not None]
+            if is_scan(operation):
+                # What is between its rounds lies where its results do.
+                body, home = self.bodies[operation.body], outputs[0].layout if outputs else None
+                inside = space if home is None else home.space
+                rounds = ScanForm.of(operation).count
+                self.add(body.operations, body.values, times * rounds, inside)
+                continue
+            sizes = [math.prod(value.type.shape) for value in (*present, *outputs)]
+            for value, size in zip((*present, *outputs), sizes, strict=True):
+                stored, where = _stored(value, space)
+                self.nbytes[where] += times * stored.nbytes(size)
+            sums = sums_of_products(
+                operation,
+                [None if value is None else value.type for value in inputs],
+                [value.type for value in outputs],
+            )
+            if sums:
+                self.products[_stored(present[0], space)[0]] += 2 * sums * times
+            elif (operation.domain, operation.op) not in _MOVING:
+                self.other += times * max(sizes, default=0)
+
+
+def _stored(value: Value, space: Space | None) -> tuple[DataType, Space]:
+    """In which type a value is stored, and where."""
+    if value.layout is None and space is not None:
+        return value.type.data_type, space
+    return value.desc.layout.data_type, value.desc.layout.space

@@ -4,7 +4,7 @@ Comes in: types, layouts, values, operations, slots. Goes out: frozen, checked `
 their text. Must not know: machines, files, kernels, memory.
 """
 
-from stitch.program.bodies import MAX_EXPANSION, Body, BodyPool
+from stitch.program.bodies import MAX_EXPANSION, Body, BodyPool, result_types
 from stitch.program.contents import Contents, dense_bytes
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
 from stitch.program.free_names import FreeNames
@@ -44,14 +44,16 @@ from stitch.program.program import (
     summary,
 )
 from stitch.program.read_only import Array, as_read_only, can_change
+from stitch.program.scans import SCAN, ScanForm, is_scan
 from stitch.program.seams import Seam, part_ranges, seam_problems
 
 __all__ = [
     "ABSENT", "BLOCK_ELEMENTS", "MAX_EXPANSION", "MAX_RANK", "NO_ATTRIBUTES", "TILE_SHAPE", "Array",
     "AttributeValue", "Body", "BodyPool", "Constant", "Contents", "DataType", "FreeNames",
     "InputKind", "InputSlot", "Layout", "MemoryLayout", "Operation", "OperationList", "Orientation",
-    "OutputSlot", "Ownership", "Program", "Role", "Scratch", "Seam", "ShardSpec", "Space",
+    "OutputSlot", "Ownership", "Program", "Role", "SCAN", "ScanForm", "Scratch", "Seam",
+    "ShardSpec", "Space",
     "TensorDesc", "Value", "ValueType", "as_read_only", "body_lines", "can_change", "dense_bytes",
-    "host_layout", "link_problem", "part_ranges", "placement_problems", "seam_problems",
-    "structure_problems", "summary",
+    "host_layout", "is_scan", "link_problem", "part_ranges", "placement_problems", "result_types",
+    "seam_problems", "structure_problems", "summary",
 ]  # fmt: skip

@@ -3,9 +3,10 @@
 Comes in: values, operations, constants; the operations that carry bodies. Goes out: `Body`, a pool
 in which equal ones are one, and every way in which they do not fit. Must not know: how they run.
 
-A body is what its operation means: whoever has no kernel for the operation computes the body. It
-sees its own inputs alone. Its values have no places: those depend on the operation that carries it.
-Its operations may carry bodies that stand before it in the list, so none is inside itself.
+A body is what its operation means: whoever has no kernel for the operation computes the body (once,
+or, of a scan, once a round: `scans`). It sees its own inputs alone. Its values have no places:
+those depend on the operation that carries it. Its operations may carry bodies that stand before it
+in the list, so none is inside itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from stitch.errors import Problem
 from stitch.program.operation import ABSENT, Constant, Operation, Value, ValueType
+from stitch.program.scans import ScanForm, is_scan
 
 #: Operations, values and constants that the bodies of one program may come to when they are written
 #: out: bodies of bodies describe any number in a few bytes.
@@ -241,22 +243,46 @@ def _carried_problems(
     if not operation.domain:
         yield Problem("bad_body", where, "an operator of ONNX's means what ONNX says, and has none")
     body = bodies[operation.body]
+    takes, makes = _types(body, body.inputs), _types(body, body.outputs)
+    if is_scan(operation):
+        try:
+            form = ScanForm.of(operation)
+        except ValueError as error:
+            yield Problem("bad_scan", where, str(error))
+            return
+        for problem in form.problems(takes, makes, operation.inputs):
+            yield Problem("bad_scan", where, problem)
+        takes, makes = form.operand_types(takes), form.result_types(makes)
     for side, ours, theirs in (
-        ("operand", operation.inputs, body.inputs),
-        ("result", operation.outputs, body.outputs),
-    ):
+        ("operand", operation.inputs, takes), ("result", operation.outputs, makes),
+    ):  # fmt: skip
         if len(ours) != len(theirs):
             detail = f"{len(ours)} {side}s, body {operation.body} has {len(theirs)}"
             yield Problem("bad_body", where, detail)
-        for i, (here, there) in enumerate(zip(ours, theirs, strict=False)):
+        for i, (here, its) in enumerate(zip(ours, theirs, strict=False)):
             # A result may be left out; what stands for an operand is there if the operand is.
-            if side == "operand" and (here == ABSENT) != (there == ABSENT):
+            if side == "operand" and (here == ABSENT) != (its is None):
                 yield Problem("bad_body", where, f"operand {i} is only on one side of the body")
-            elif 0 <= here < len(values) and 0 <= there < len(body.values):
-                mine, its = values[here].type, body.values[there].type
+            elif its is not None and 0 <= here < len(values):
+                mine = values[here].type
                 if mine != its:
                     detail = f"{side} {i} is {mine.text()}, in body {operation.body} {its.text()}"
                     yield Problem("bad_body", where, detail)
+
+
+def _types(body: Body, slots: Sequence[int]) -> list[ValueType | None]:
+    """The types of values, None for those that are not there."""
+    return [body.values[v].type if 0 <= v < len(body.values) else None for v in slots]
+
+
+def result_types(operation: Operation, bodies: Sequence[Body]) -> tuple[ValueType, ...]:
+    """The types of the results of an operation that carries a body; raises `ValueError` for
+    attributes of a scan that do not fit."""
+    made = bodies[operation.body].output_types
+    if not is_scan(operation):
+        return made
+    kinds = ScanForm.of(operation).result_types(made)
+    return tuple([kind for kind in kinds if kind is not None])
 
 
 def expansion_size(operations: Sequence[Operation], bodies: Sequence[Body]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from stitch.errors import CompileError, StitchError
 from stitch.machine import MachineShape
-from stitch.program import Array, Body, DataType, Program
+from stitch.program import Array, Body, DataType, Program, is_scan
 from stitch.ttb.problems import ProblemList
 
 
@@ -32,7 +32,7 @@ CURRENT = Version(1, 0)
 #: The ONNX operator set whose semantics programs follow.
 OPSET = 26
 #: The features that a file may require of this reader.
-FEATURES: frozenset[str] = frozenset({"bodies", "narrow_types", "seams"})
+FEATURES: frozenset[str] = frozenset({"bodies", "narrow_types", "scans", "seams"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ def _features(programs: tuple[Program, ...]) -> frozenset[str]:
         for v in values
     )
     seams = any(program.seams for program in programs)
-    wanted = {"bodies": bool(held), "narrow_types": narrow, "seams": seams}
+    scans = any(is_scan(operation) for part in parts for operation in part.operations)
+    wanted = {"bodies": bool(held), "narrow_types": narrow, "scans": scans, "seams": seams}
     return frozenset(name for name, is_used in wanted.items() if is_used)
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from stitch.ops import KernelArguments, infer_operation
+from stitch.ops import KernelArguments, copy_steps, infer_operation, workspace
 from stitch.program import ABSENT, Array, DataType, Operation
 from stitch.runtime.executors.executor import BoundProgram, Thunk
 from stitch.runtime.executors.host.chunks import (
@@ -24,7 +24,7 @@ from stitch.runtime.executors.host.chunks import (
     steps_by_chunks,
 )
 from stitch.runtime.executors.host.kernels import ForeignCall, Kernels
-from stitch.runtime.executors.host.staging import StagedRegions
+from stitch.runtime.executors.host.staging import StagedRegions, as_bytes
 
 
 class OperationBinding:
@@ -99,6 +99,7 @@ class OperationBinding:
                 self.values[v].type.data_type if v != ABSENT else DataType.from_dtype(a.dtype)
                 for v, a in zip(operation.outputs, results, strict=True)
             ),
+            None if operation.body == ABSENT else BodyBinding(prepared.inside(index)).bind,
         )
 
     def _unused(self, value: int, output: int, index: int) -> Array:
@@ -108,6 +109,7 @@ class OperationBinding:
             operation,
             [None if i == ABSENT else self.values[i].type for i in operation.inputs],
             [self.prepared.constants.get(i) for i in operation.inputs],
+            bodies=self.prepared.program.bodies,
         )
         return np.zeros(kinds[output].shape, kinds[output].data_type.compute_dtype)
 
@@ -115,10 +117,13 @@ class OperationBinding:
 class UnitBinding(OperationBinding):
     """One binding with values as they are arranged, unit by unit or operation by operation."""
 
-    def __init__(self, prepared: Kernels, regions: StagedRegions) -> None:
+    def __init__(
+        self, prepared: Kernels, regions: StagedRegions, workspace: Array | None = None
+    ) -> None:
         super().__init__(prepared, regions)
         self.arrangement = prepared.arrangement
-        self.workspace = prepared.workspace.region(self.arrangement.nbytes)
+        nbytes = self.arrangement.nbytes
+        self.workspace = prepared.workspace.region(nbytes) if workspace is None else workspace
         #: How many values are seen in each one's bytes, itself among them.
         self.seen_in = Counter(seen.root for seen in self.arrangement.seen.values())
         for value, seen in self.arrangement.seen.items():
@@ -221,3 +226,44 @@ class UnitBinding(OperationBinding):
             arrays[value] = self.arrays[value] = self.place(value)
         self.steps += call.bind(arrays)
         self.write(call.outputs)
+
+
+class BodyBinding:
+    """The body of a scan, bound to arrays; what it takes lies in the memory of kernels, since it is
+    one kernel of the program around it."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Thunk]:
+        """The steps of a round; arrays are of the compute types, one for each operand."""
+        kernels, program = self.kernels, self.kernels.program
+        memory = kernels.workspace.kernels
+        before: list[Thunk] = []
+        after: list[Thunk] = []
+        # One side of a scan's two never runs while the other does.
+        with memory.kept():
+            memory.restart()
+            region = memory.take(kernels.arrangement.nbytes)
+            scratch = memory.take(program.scratch.size_per_bank if kernels.is_staged else 0)
+            # Slots are called by the numbers of the operands that they are.
+            given = [inputs[int(slot.name.split()[1])] for slot in program.inputs]
+            values = [s.value for s in program.inputs] + [s.value for s in program.outputs]
+            stored = list(map(self._stored, values, (*given, *outputs)))
+            sides = stored[: len(given)], stored[len(given) :]
+            for array, place in zip(given, sides[0], strict=True):
+                before += copy_steps(array, place)
+            for array, place in zip(outputs, sides[1], strict=True):
+                after += copy_steps(place, array)
+            taken, made = (tuple(map(as_bytes, side)) for side in sides)
+            with memory.kept():
+                regions = StagedRegions(kernels.staging, taken, made, scratch)
+                bound = UnitBinding(kernels, regions, region).bound_by_units()
+        return (*before, *bound.steps, *after)
+
+    def _stored(self, value: int, array: Array) -> Array:
+        """Where a slot's value lies in its own type: the array itself, if it has that."""
+        dtype = self.kernels.program.values[value].type.data_type.dtype
+        if dtype == array.dtype:
+            return array
+        return workspace(array.shape, dtype)

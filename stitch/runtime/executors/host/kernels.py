@@ -8,15 +8,17 @@ definitions and attributes, its constants, what is computed together (`units`), 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
+from stitch.linker import program_of_body
 from stitch.machine import MachineShape
 from stitch.ops import KernelArguments, OpDef, lookup, resolve_attributes
-from stitch.program import Array, Operation, Program
+from stitch.program import Array, Operation, Program, ScanForm
 from stitch.runtime.executors.executor import Thunk, Workspace, found_once
 from stitch.runtime.executors.host.arrangement import Arrangement, arrange
 from stitch.runtime.executors.host.chunks import Unit, units_of
-from stitch.runtime.executors.host.staging import StagingArrays, computable
+from stitch.runtime.executors.host.staging import StagingArrays, computable, is_direct
 
 
 class ForeignCall(Protocol):
@@ -83,6 +85,34 @@ class Kernels:
         self.machine = machine
         self.staging = StagingArrays(program, machine)
         self.readers = program.readers()
+        self._inside: dict[int, Kernels] = {}
+
+    def inside(self, index: int) -> Kernels:
+        """The kernels of the body that an operation carries; operands that are constants here are
+        constants there."""
+        found = self._inside.get(index)
+        if found is None:
+            operation = self.program.operations[index]
+            data = self.program.constant_data()
+            form = ScanForm.of(operation)
+            first = form.states + form.sequences
+            known = {i: data[v] for i, v in enumerate(operation.inputs) if i >= first and v in data}
+            program = program_of_body(self.program, operation.body, known)
+            found = self._inside[index] = Kernels(program, self.machine, self.workspace)
+        return found
+
+    def in_workspace(self, workspace: Workspace) -> Self:
+        """The same kernels with bytes of their own; constants and what was derived from them are
+        shared."""
+        own = copy(self)
+        own.workspace, own.staging = workspace, StagingArrays(self.program, self.machine)
+        own._inside = {i: inside.in_workspace(workspace) for i, inside in self._inside.items()}
+        return own
+
+    @found_once
+    def is_staged(self) -> bool:
+        """Whether any value is computed elsewhere than where it lies."""
+        return not all(is_direct(value) for value in self.program.values)
 
     @found_once
     def units(self) -> tuple[Unit, ...]:

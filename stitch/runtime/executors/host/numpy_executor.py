@@ -12,7 +12,6 @@ bits, but where foreign calls compute some of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from functools import cache
 
@@ -30,7 +29,7 @@ from stitch.runtime.executors.executor import (
 from stitch.runtime.executors.host.bindings import OperationBinding, UnitBinding
 from stitch.runtime.executors.host.host_bytes import program_bytes
 from stitch.runtime.executors.host.kernels import Kernels
-from stitch.runtime.executors.host.staging import StagedRegions, StagingArrays
+from stitch.runtime.executors.host.staging import StagedRegions
 from stitch.runtime.executors.linking_terms import LinkTerms
 
 
@@ -92,9 +91,7 @@ class PreparedKernels(Kernels, PreparedProgram):
 
     def in_lane(self, workspace: Workspace) -> PreparedProgram:
         """With staging of its own; constants and what was derived from them are shared."""
-        own = copy(self)
-        own.workspace, own.staging = workspace, StagingArrays(self.program, self.machine)
-        return own
+        return self.in_workspace(workspace)
 
     def bind_plainly(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None

@@ -1,0 +1,162 @@
+"""Loops: a Python function on the tensors of one round becomes the body of a scan.
+
+Comes in: a builder, states, sequences, a function of one round. Goes out: the last states, and what
+the rounds give. The function runs once. Tensors of the graph around that it reads become operands
+that all rounds share; small constants are copied. Must not know: nests, front ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from stitch.errors import CompileError
+from stitch.graph import numpy_functions
+from stitch.graph.constant_pool import SMALL_NBYTES
+from stitch.graph.emitter import Emitter, Given
+from stitch.graph.methods import LayerMethods
+from stitch.graph.source_location import mistake
+from stitch.graph.symbolic import SymbolicTensor
+from stitch.program import SCAN, Body, ScanForm, ValueType
+
+Tensors = Sequence[SymbolicTensor]
+#: From states and the elements of a round: the states after it, and what it gives.
+Round = Callable[[Tensors, Tensors], tuple[Sequence[Given], Sequence[Given]]]
+
+
+@final
+class BodyBuilder(LayerMethods):
+    """Builds a body within a graph; `build` ends it.
+
+    `captured` are the tensors of the builder around it that it reads, in the order of the inputs
+    that stand for them.
+    """
+
+    __slots__ = ("_at", "_inputs", "_is_done", "around", "captured")
+
+    def __init__(self, name: str, around: Emitter) -> None:
+        super().__init__(name, around.bodies)
+        self.around = around
+        self.captured: list[SymbolicTensor] = []
+        self._inputs: list[int] = []
+        self._at: dict[int, SymbolicTensor] = {}
+        self._is_done = False
+
+    def input(self, name: str, kind: ValueType) -> SymbolicTensor:
+        """The next input of the body."""
+        tensor = self._value(name, kind)
+        self._inputs.append(tensor.index)
+        return tensor
+
+    def is_inside(self, other: Emitter) -> bool:
+        """Whether this builds a body within what the other builds; no body is, that is finished."""
+        around = self.around
+        return not self._is_done and (around is other or around.is_inside(other))
+
+    def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
+        """As of every builder; a tensor from around becomes an input, a small constant its copy."""
+        builder: Any = given.builder if isinstance(given, SymbolicTensor) else None
+        if builder is None or builder is self or builder.is_inside(self):
+            return super().tensor(given, like)
+        if not self.is_inside(builder):
+            return super().tensor(given, like)  # It says so.
+        outer = self.around.tensor(given)
+        found = self._at.get(outer.index)
+        if found is None:
+            data = self.around.known_data(outer) if outer.type.nbytes <= SMALL_NBYTES else None
+            if data is not None:
+                found = self.constant(data)
+            else:
+                found = self.input(outer.name, outer.type)
+                self.captured.append(outer)
+            self._at[outer.index] = found
+        return found
+
+    def close(self) -> None:
+        """No tensor of the graph around becomes part of it any more."""
+        self._is_done = True
+
+    def build(self, outputs: Sequence[Given]) -> Body:
+        """The body that makes these; the builder takes no more operations after it."""
+        values = []
+        for output in outputs:
+            tensor = self.tensor(output)
+            # An output is made here, and is one only once.
+            if tensor.index not in self._made:
+                tensor = self.identity(tensor)
+            self._made.discard(tensor.index)
+            values.append(tensor.index)
+        self.close()
+        return Body(
+            tuple(self._inputs), tuple(values), tuple(self._values), tuple(self._operations),
+            self._constants.constants(),
+        )  # fmt: skip
+
+    numpy_ufunc = numpy_functions.call_ufunc
+    numpy_function = numpy_functions.call_function
+
+
+def scan(
+    builder: Emitter,
+    f: Round,
+    states: Sequence[Given],
+    sequences: Tensors,
+    *,
+    count: int | None = None,
+    taken_backward: Sequence[bool] = (),
+    given_backward: Sequence[bool] = (),
+) -> tuple[tuple[SymbolicTensor, ...], tuple[SymbolicTensor, ...]]:
+    """The last states, and what rounds give, collected along a new axis 0.
+
+    `f(states, elements)` gives the states after a round and what it gives; element i of a round is
+    one of axis 0 of sequence i, from the last to the first where `taken_backward`. `count` is told
+    where there are no sequences. Raises `CompileError` for sequences that differ in length, and
+    states that change their type.
+
+    >>> import numpy as np
+    >>> from stitch.graph import ComputationGraphBuilder
+    >>> b = ComputationGraphBuilder("sums")
+    >>> xs = b.input("xs", (4, 2), "float32")
+    >>> (last,), (sums,) = scan(
+    ...     b, lambda s, x: ([s[0] + x[0]], [s[0] + x[0]]), [np.zeros(2, np.float32)], [xs])
+    >>> last.shape, sums.shape
+    ((2,), (4, 2))
+    """
+    owner = builder.innermost([*states, *sequences])
+    first = [owner.tensor(state) for state in states]
+    lists = [owner.tensor(sequence) for sequence in sequences]
+    lengths = {t.shape[:1] for t in lists} | ({(count,)} if count is not None else set())
+    if len(lengths) != 1 or () in lengths:
+        raise mistake(
+            "a scan goes over sequences of one length",
+            got=", ".join(t.type.text() for t in lists) or "no sequences, and no count",
+        )
+    ((rounds,),) = lengths
+    body = BodyBuilder(f"{owner.name}_round", owner)
+    inside = [body.input(f"state_{i}", t.type) for i, t in enumerate(first)]
+    elements = [
+        body.input(f"element_{i}", ValueType(t.shape[1:], t.data_type))
+        for i, t in enumerate(lists)
+    ]  # fmt: skip
+    try:
+        after, given = f(inside, elements)
+        after = [body.tensor(s, like) for s, like in zip(after, inside, strict=True)]
+        collected = [body.tensor(each) for each in given]
+        made = body.build([*after, *collected])
+    finally:
+        body.close()
+    form = ScanForm(
+        int(rounds), len(first), len(lists), len(collected),
+        tuple(taken_backward) or (False,) * len(lists),
+        tuple(given_backward) or (False,) * len(collected),
+    )  # fmt: skip
+    operands = [*first, *lists, *body.captured]
+    for problem in form.problems(made.input_types, made.output_types, [t.index for t in operands]):
+        raise CompileError(f"the body of a scan does not fit: {problem}", where=made_at(made))
+    results = owner.carry(SCAN[1], SCAN[0], made, operands, form.attributes)
+    return results[: form.states], results[form.states :]
+
+
+def made_at(body: Body) -> str:
+    """The line that made the last operation of a body."""
+    return body.operations[-1].location if body.operations else ""

@@ -1,0 +1,111 @@
+"""`Scan`: a body that runs once for each element of sequences, states going from round to round.
+
+The body is bound twice, to fixed arrays: states lie in two buffers that take turns, one of which is
+the result itself; elements of sequences are copied in, those of results are copied out. So a round
+makes no objects but views, and costs its copies beside its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import repeat
+
+import numpy as np
+
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
+from stitch.ops.inference import InferenceContext
+from stitch.ops.steps import copy_steps, workspace
+from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
+from stitch.program import SCAN, Array, ScanForm, ValueType
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    raise context.fail("a Scan is typed by the body that it carries, and there is none")
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    form = ScanForm.read(arguments.attributes, len(arguments.inputs), len(arguments.outputs))
+    bind = arguments.body
+    assert bind is not None, "a Scan carries a body"
+    operands = [arguments.given(i) for i in range(len(arguments.inputs))]
+    first, rest = operands[: form.states], operands[form.states :]
+    last, given = arguments.outputs[: form.states], arguments.outputs[form.states :]
+    if not form.count:
+        return [step for a, b in zip(first, last, strict=True) for step in copy_steps(a, b)]
+    sequences = _rows(rest[: form.sequences], form.taken_backward)
+    results = _rows(given, form.given_backward)
+    shared = rest[form.sequences :]
+    taken = [workspace(a.shape[1:], a.dtype) for a in rest[: form.sequences]]
+    made = [workspace(a.shape[1:], a.dtype) for a in given]
+    # The last round writes the results.
+    others = [workspace(a.shape, a.dtype) for a in last] if form.count > 1 else []
+    sides = [others, last] if form.count % 2 == 0 else [last, others]
+    rounds: list[tuple[Thunk, ...]] = []
+    for there, here in (sides, sides[::-1])[: min(form.count, 2)]:
+        before = here if form.count > 1 else first
+        rounds.append(tuple(bind([*before, *taken, *shared], [*there, *made])))
+    starts: list[Thunk] = []
+    if form.count > 1:
+        for source, buffer in zip(first, sides[1], strict=True):
+            starts += copy_steps(source, buffer)
+    slots = [[_row(a) for a in side] for side in (taken, made)]
+    return (*starts, partial(_run, form.count, rounds, slots[0], sequences, slots[1], results))
+
+
+def _rows(arrays: Sequence[Array], backward: Sequence[bool]) -> list[Array]:
+    """Sequences in the order of rounds."""
+    in_order = [a[::-1] if back else a for a, back in zip(arrays, backward, strict=True)]
+    return [a[:, np.newaxis] if a.ndim == 1 else a for a in in_order]
+
+
+def _row(slot: Array) -> Array:
+    """A place for one element, as it is in a sequence: what has no axes is no view there."""
+    return slot.reshape(1) if slot.ndim == 0 else slot
+
+
+def _run(
+    count: int,
+    rounds: Sequence[tuple[Thunk, ...]],
+    taken: Sequence[Array],
+    sequences: Sequence[Array],
+    made: Sequence[Array],
+    results: Sequence[Array],
+) -> None:
+    """All rounds, one after the other."""
+    copy, many = np.copyto, len(taken)
+    even, odd = rounds[0], rounds[-1]
+    rows = zip(*sequences, *results, strict=True) if many or made else repeat((), count)
+    for number, row in enumerate(rows):
+        for slot, element in zip(taken, row, strict=False):
+            copy(slot, element)
+        for step in odd if number & 1 else even:
+            step()
+        for slot, element in zip(made, row[many:], strict=True):
+            copy(element, slot)
+
+
+def _nbytes(context: WorkspaceContext) -> int:
+    """What states and elements take a second time; what a body takes is counted with it."""
+    return 2 * context.nbytes
+
+
+OPERATORS = (
+    OpDef(
+        SCAN[1],
+        (0, -1),
+        _infer,
+        _kernel,
+        outputs=(1, -1),
+        attributes=declared(
+            count=Attribute("int", required=True),
+            num_states=0,
+            num_scan_inputs=0,
+            scan_input_directions=Attribute("ints"),
+            scan_output_directions=Attribute("ints"),
+        ),
+        domain=SCAN[0],
+        workspace=WorkspaceRule(_nbytes, is_kept=False),
+        checks=True,
+    ),
+)
