@@ -8,7 +8,7 @@ debugger sees numbers. Comes in: arrays, a device. Goes out: tensors with data. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -59,6 +59,11 @@ class EagerTensor(SymbolicTensor):
         """The elements, to read."""
         return self._data
 
+    @property
+    def written(self) -> Array | None:
+        """The data, which any graph may take."""
+        return self._data
+
     def tolist(self) -> Any:
         """The elements as nested lists, or a number."""
         return self._data.tolist()
@@ -100,8 +105,10 @@ class EagerBuilder(LayerMethods):
         self.device = device
         self._programs: dict[Any, LoadedProgram] = {}
 
-    def given(self, data: Array | Tensor) -> EagerTensor:
+    def given(self, data: Array | Tensor | SymbolicTensor) -> SymbolicTensor:
         """A tensor of this data, which nobody writes to."""
+        if isinstance(data, SymbolicTensor):
+            return data
         array = data.numpy() if isinstance(data, Tensor) else np.asarray(data)
         read_only = array.view()
         read_only.flags.writeable = False
@@ -113,7 +120,7 @@ class EagerBuilder(LayerMethods):
 
     def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
         """A tensor as it is; tensors of devices, arrays and numbers as tensors of their data."""
-        if isinstance(given, EagerTensor):
+        if isinstance(given, SymbolicTensor):
             return given
         if isinstance(given, Tensor):
             return self.given(given)
@@ -135,6 +142,13 @@ class EagerBuilder(LayerMethods):
         domain: str = "",
     ) -> tuple[SymbolicTensor, ...]:
         """One operation, computed: its results."""
+        for operand in operands:
+            if type(operand) is SymbolicTensor:  # This is being traced.
+                builder: Any = operand.builder
+                return cast(
+                    "tuple[SymbolicTensor, ...]",
+                    builder.apply(op, operands, outputs, attributes, domain),
+                )
         like = next((o for o in operands if isinstance(o, SymbolicTensor)), None)
         tensors = [None if o is None else self.tensor(o, like) for o in operands]
         names = [f"{op.lower()}{i}" for i in range(outputs)] if isinstance(outputs, int) else (

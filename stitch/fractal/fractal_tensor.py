@@ -19,9 +19,8 @@ from stitch.argument_kinds import WHOLE, optional, several, takes
 from stitch.errors import UsageError
 from stitch.fractal.index_map import Affine, Indexed
 from stitch.fractal.index_tree import IndexTree, strides_of
-from stitch.fractal.nested_lists import Nested, read_nested, type_of
+from stitch.fractal.nested_lists import Data, Nested, read_nested, type_of
 from stitch.program import Array
-from stitch.runtime import Tensor
 
 #: An element: a nest that is less deep, or a leaf: a view of an array (its number, where it is
 #: one), or of a tensor.
@@ -45,7 +44,7 @@ class FractalTensor:
     """
 
     __slots__ = ("_data", "_index")
-    _data: Array | Tensor
+    _data: Data
     _index: Indexed
 
     @takes(leaf_shape=optional(several("a shape", WHOLE)))
@@ -55,14 +54,14 @@ class FractalTensor:
         self._data, self._index = read_nested(nested, leaf_shape, dtype, _parts)
 
     @classmethod
-    def of(cls, data: Array | Tensor, index: Indexed) -> FractalTensor:
+    def of(cls, data: Data, index: Indexed) -> FractalTensor:
         """The nest of these rows of an array or tensor, which nobody writes to any more."""
         nest = cls.__new__(cls)
         nest._data, nest._index = data, index
         return nest
 
     @property
-    def data(self) -> Array | Tensor:
+    def data(self) -> Data:
         """What the leaves are rows of."""
         return self._data
 
@@ -161,7 +160,7 @@ class FractalTensor:
 
     def leaves(self) -> Array:
         """The leaves one after the other, as an array `[numel, *leaf_shape]`, to read."""
-        data = self._data.numpy() if isinstance(self._data, Tensor) else self._data
+        data = self._data if isinstance(self._data, np.ndarray) else self._data.numpy()
         where, lengths = self._index.map, self._index.tree.uniform
         if isinstance(where, Affine) and where.strides == strides_of(lengths or ()):
             return data[where.base : where.base + self.numel]  # They are so already.
@@ -184,7 +183,7 @@ class FractalTensor:
     def __repr__(self) -> str:
         kind = f"{self.dtype}{list(self.leaf_shape)}" if self.leaf_shape else str(self.dtype)
         many = sum(self._index.tree.counts) + self.numel * _size(self.leaf_shape)
-        if isinstance(self._data, Tensor) or many > 2 * MAX_SHOWN:
+        if not isinstance(self._data, np.ndarray) or many > 2 * MAX_SHOWN:
             widths = "; ".join(_shown(self._index.tree, d) for d in range(self.depth))
             return f"<FractalTensor: depth {self.depth}, lengths {widths}; {kind}>"
         return f"FractalTensor({self.tolist()}, {kind})"
@@ -207,7 +206,7 @@ class FractalTensor:
         return np.array([self._number(each) for each in chosen], np.int64)
 
 
-def _parts(element: object) -> tuple[Array | Tensor, Indexed] | None:
+def _parts(element: object) -> tuple[Data, Indexed] | None:
     """The data and index of an element that is a nest itself."""
     return (element._data, element._index) if type(element) is FractalTensor else None
 

@@ -7,16 +7,18 @@ are computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from stitch.errors import UsageError
+from stitch.fractal.current import Call, Way
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.index_map import Indexed, Listed
 from stitch.fractal.index_tree import IndexTree
-from stitch.fractal.user_function import UserFunction, form_of, nest_of, text_of
+from stitch.fractal.modes import way_in_use
+from stitch.fractal.user_function import UserFunction, nest_of
 from stitch.fractal.zipped import Nest, Zipped, as_nest, each_part
 
 
@@ -29,11 +31,8 @@ def map(f: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) -> Any:
     >>> map(lambda x: x + x, FractalTensor([1, 2, 3])).tolist()
     [2, 4, 6]
     """
-    xs = as_nest("map", itr)
-    function = UserFunction("map", f, args, kwargs, xs, states=0)
-    if not len(xs):
-        return _none_of("map", function, xs)
-    return nest_of("map", [function(x) for x in xs])
+    xs, call, way = as_nest("map", itr), Call("map", f, args, kwargs), way_in_use()
+    return way.mapped(call, xs) if len(xs) else _none_of(call, way, xs)
 
 
 def forall(f: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) -> Any:
@@ -142,97 +141,74 @@ def reduce(
     >>> int(reduce(lambda a, b: a + b, FractalTensor([1, 2, 3, 4])))
     10
     """
-    return _folded("reduce", f, itr, initializer, args, kwargs, from_right=False)
+    return _folded(
+        "reduce", f, itr, initializer, args, kwargs, from_right=False, is_associative=True
+    )
 
 
 scan, fold = scanl, foldl
 
 
-def _states(
-    call: str, f: Callable[..., Any], xs: Nest, initializer: Any, args: Sequence[Any],
-    named: dict[str, Any], *, from_right: bool,
-) -> Iterator[Any]:  # fmt: skip
-    """The initializer, if there is one, and the states after each element as they come: a fold
-    keeps none."""
-    function = UserFunction(call, f, args, named, xs, states=1)
-    numbers = range(len(xs))[::-1] if from_right else range(len(xs))
-    if initializer is None and not numbers:
-        raise UsageError(f"{call} of an empty list needs an initializer")
-    state = None if initializer is None else function.result(initializer)
-    if state is not None:
-        yield state
-    for round_, number in enumerate(numbers):
-        before, element = state, xs[number]
-        state = function.given(element) if before is None else function(before, element)
-        if before is not None and form_of(state) != form_of(before):
-            raise UsageError(
-                f"the function of {call} changes the form of its state",
-                where=f"round {round_}, element {number}",
-                expected=text_of(before), got=text_of(state),
-                remedy="give a state of the initializer's depth, shape and type",
-            )  # fmt: skip
-        yield state
-
-
 def _scanned(
-    call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: Sequence[Any],
+    call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: tuple[Any, ...],
     named: dict[str, Any], *, from_right: bool,
 ) -> Any:  # fmt: skip
-    xs = as_nest(call, itr)
-    states = [*_states(call, f, xs, initializer, args, named, from_right=from_right)]
-    after = states if initializer is None else states[1:]
-    if not after:
-        return each_part(call, nest_of(call, states), lambda part: part[:0])
-    return nest_of(call, after[::-1] if from_right else after)
+    xs, way = as_nest(call, itr), way_in_use()
+    told = Call(call, f, args, named)
+    if len(xs):
+        return way.scanned(told, xs, initializer, from_right=from_right)
+    first = _initial(told, way, xs, initializer)
+    return each_part(call, nest_of(call, [first]), lambda part: part[:0])
 
 
 def _folded(
-    call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: Sequence[Any],
-    named: dict[str, Any], *, from_right: bool,
+    call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: tuple[Any, ...],
+    named: dict[str, Any], *, from_right: bool, is_associative: bool = False,
 ) -> Any:  # fmt: skip
-    xs, last = as_nest(call, itr), None
-    for state in _states(call, f, xs, initializer, args, named, from_right=from_right):
-        last = state
-    return last
+    xs, way = as_nest(call, itr), way_in_use()
+    told = Call(call, f, args, named)
+    if len(xs):
+        return way.folded(
+            told, xs, initializer, from_right=from_right, is_associative=is_associative
+        )
+    return _initial(told, way, xs, initializer)
 
 
-def _none_of(call: str, function: UserFunction, xs: Nest) -> Any:
+def _initial(call: Call, way: Way, xs: Nest, initializer: Any) -> Any:
+    """The only state of an empty list."""
+    if initializer is None:
+        raise UsageError(f"{call.name} of an empty list needs an initializer")
+    return UserFunction(call, way, xs, states=1).result(initializer)
+
+
+def _none_of(call: Call, way: Way, xs: Nest) -> Any:
     """An empty nest of what a function would give: it is tried on zeros, one in each list."""
-    example = _example(xs)
     try:
-        result = nest_of(call, [function(example)])
+        result = way.mapped(call, _example(xs))
     except Exception as error:
         raise UsageError(
-            f"what the function of {call} gives for an element of an empty list cannot be told",
+            f"what the function of {call.name} gives for an element of an empty list cannot be "
+            "told",
             got=f"of an element of zeros: {type(error).__name__}: {error}",
         ) from error
-    return each_part(call, result, lambda part: part[:0])
+    return each_part(call.name, result, lambda part: part[:0])
 
 
-def _example(xs: Nest) -> Any:
+def _example(xs: Nest) -> Nest:
+    """As many zeros as make one element."""
     if isinstance(xs, Zipped):
-        return tuple([_example(part) for part in xs.parts])
+        return Zipped([_example(part) for part in xs.parts])
     zeros = np.zeros((1, *xs.leaf_shape), xs.dtype)
-    index = Indexed.whole(IndexTree.of([1] * xs.depth))
-    return FractalTensor.of(zeros, index)[0]
+    return FractalTensor.of(zeros, Indexed.whole(IndexTree.of([1] * xs.depth)))
 
 
 def _kept(
-    call: str, predicate: Callable[..., Any], xs: Nest, args: Sequence[Any], named: dict[str, Any]
+    call: str, predicate: Callable[..., Any], xs: Nest, args: tuple[Any, ...], named: dict[str, Any]
 ) -> Any:
     """The numbers of the elements for which a predicate is true."""
-    function, kept = UserFunction(call, predicate, args, named, xs, states=0), []
-    for number, x in enumerate(xs):
-        said = function(x)
-        is_one = not isinstance(said, tuple | FractalTensor) and said.size == 1
-        if not is_one or said.dtype != np.bool_:
-            raise UsageError(
-                f"the predicate of {call} gives one bool", where=f"element {number}",
-                got=text_of(said), remedy="compare: x > 0",
-            )  # fmt: skip
-        if said.item():
-            kept.append(number)
-    return np.array(kept, np.int64)
+    if not len(xs):
+        return np.empty(0, np.int64)
+    return way_in_use().kept(Call(call, predicate, args, named), xs)
 
 
 def _leaves(call: str, xs: Nest) -> tuple[Nest, IndexTree]:

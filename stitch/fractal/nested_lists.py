@@ -16,20 +16,23 @@ import numpy as np
 from stitch.errors import LayoutError, UsageError
 from stitch.fractal.index_map import Indexed, Listed
 from stitch.fractal.index_tree import IndexTree
+from stitch.graph import SymbolicTensor
 from stitch.program import Array, DataType
 from stitch.runtime import Tensor
 
 #: Lists of lists of leaves, an array or a tensor (a list along its first axis), or a nest.
 Nested: TypeAlias = Any
+#: What leaves are rows of: an array, a device's tensor, or a value of a graph under construction.
+Data: TypeAlias = "Array | Tensor | SymbolicTensor"
 #: The data and index of what is a nest itself, None of what is none.
-PartsOf: TypeAlias = "Callable[[object], tuple[Array | Tensor, Indexed] | None]"
+PartsOf: TypeAlias = "Callable[[object], tuple[Data, Indexed] | None]"
 #: Lists are no deeper, and have no more elements.
 MAX_DEPTH, MAX_ELEMENTS = 32, 1 << 24
 
 
 def read_nested(
     nested: Nested, leaf_shape: Sequence[int] | None, dtype: Any, parts_of: PartsOf
-) -> tuple[Array | Tensor, Indexed]:
+) -> tuple[Data, Indexed]:
     """One array or tensor with a row for each leaf, and the index that says which is which.
 
     `leaf_shape`, `dtype`: of the leaves, if they are to be checked, or if there are none. Raises
@@ -38,12 +41,12 @@ def read_nested(
     known = parts_of(nested)
     if known is not None:
         return _checked(*known, leaf_shape, dtype)
-    if isinstance(nested, np.ndarray | Tensor):
+    if isinstance(nested, np.ndarray | Tensor | SymbolicTensor):
         if not nested.shape:
             raise UsageError(
                 "a FractalTensor is a list of leaves", got="one number", remedy="give a list of it"
             )
-        data: Array | Tensor = nested if isinstance(nested, Tensor) else _kept(nested, dtype)
+        data: Data = _kept(nested, dtype) if isinstance(nested, np.ndarray) else known_data(nested)
         return _checked(data, Indexed.whole(IndexTree.of([len(nested)])), leaf_shape, dtype)
     if not isinstance(nested, list | tuple):
         raise UsageError(
@@ -109,10 +112,19 @@ def _elements(nested: Sequence[Any]) -> Sequence[Any]:
     return tuple.__getitem__(nested, slice(None))
 
 
+def known_data(data: Tensor | SymbolicTensor) -> Data:
+    """The data of a tensor that is of no graph; a tensor of a graph, or of a device, itself."""
+    written = data.written if isinstance(data, SymbolicTensor) else None
+    return data if written is None else written
+
+
 def _rows(
     tree: IndexTree, leaves: Sequence[Any], leaf_shape: Sequence[int] | None, dtype: Any
-) -> Array:
-    """Leaves one after the other in one array."""
+) -> Data:
+    """Leaves one after the other in one array, or in one tensor of a graph."""
+    traced = [e for e in leaves if isinstance(e, SymbolicTensor) and e.written is None]
+    if traced:
+        return stacked(tree, leaves, traced[0])
     if not leaves:
         kind, shape = _type(np.float32 if dtype is None else dtype), tuple(leaf_shape or ())
         try:
@@ -141,6 +153,27 @@ def _rows(
     return _kept(np.stack(arrays), dtype)
 
 
+def stacked(tree: IndexTree, leaves: Sequence[Any], first: SymbolicTensor) -> SymbolicTensor:
+    """Leaves of a graph, of which this is one, one after the other; others become part of it."""
+    builder: Any = first.builder
+    inside = builder.innermost(leaves)
+    tensors = [inside.tensor(_host(leaf), first) for leaf in leaves]
+    for number, tensor in enumerate(tensors):
+        if tensor.type != tensors[0].type:
+            raise UsageError(
+                "the leaves of a FractalTensor have one shape and one type",
+                where=f"leaf {tree.path(number, tree.depth)}",
+                expected=f"{tensors[0].dtype}{list(tensors[0].shape)}, as the first one",
+                got=f"{tensor.dtype}{list(tensor.shape)}",
+            )
+    rows: SymbolicTensor = inside.stack(tensors)
+    return rows
+
+
+def _host(data: Any) -> Any:
+    return data.numpy() if isinstance(data, Tensor) else data
+
+
 def _array(leaf: Any, *, is_rounded: bool) -> Array:
     """A leaf as an array; Python's whole numbers are int64, others float32 (`is_rounded`)."""
     if isinstance(leaf, Tensor):
@@ -154,9 +187,7 @@ def _array(leaf: Any, *, is_rounded: bool) -> Array:
     return array
 
 
-def _joined(
-    tree: IndexTree, parts: Sequence[tuple[Array | Tensor, Indexed] | None]
-) -> tuple[Array | Tensor, Indexed]:
+def _joined(tree: IndexTree, parts: Sequence[tuple[Data, Indexed] | None]) -> tuple[Data, Indexed]:
     """Nests in lists: deeper nests, over the data of all, which is copied unless it is the same."""
     first = parts[0]
     for number, part in enumerate(parts):
@@ -180,25 +211,32 @@ def _joined(
     return joined_data(datas), _index_of(tree, known, datas)
 
 
-def joined_data(datas: Sequence[Array | Tensor]) -> Array | Tensor:
+def joined_data(datas: Sequence[Data]) -> Data:
     """The rows of these, one after the other; of one: itself."""
     if len(datas) == 1:
         return datas[0]
-    arrays = [data.numpy() if isinstance(data, Tensor) else data for data in datas]
-    kinds = {array.dtype for array in arrays}
+    kinds = {type_of(data) for data in datas}
     if len(kinds) > 1:
         raise UsageError(
             "FractalTensors in one list have leaves of one type",
             got=", ".join(sorted(map(str, kinds))),
             remedy="convert them first",
         )
+    traced = [data for data in datas if isinstance(data, SymbolicTensor)]
+    if traced:
+        builder: Any = traced[0].builder
+        joined: SymbolicTensor = builder.innermost(traced).concat(
+            [_host(each) for each in datas], 0
+        )
+        return joined
+    arrays = [data.numpy() if isinstance(data, Tensor) else data for data in datas]
     return _kept(np.concatenate(arrays), None)
 
 
 def _index_of(
     tree: IndexTree,
-    parts: Sequence[tuple[Array | Tensor, Indexed]],
-    datas: Sequence[Array | Tensor],
+    parts: Sequence[tuple[Data, Indexed]],
+    datas: Sequence[Data],
 ) -> Indexed:
     """Which row of the joined data each leaf is."""
     begins, begin = {}, 0
@@ -216,8 +254,8 @@ def _index_of(
 
 
 def _checked(
-    data: Array | Tensor, index: Indexed, leaf_shape: Sequence[int] | None, dtype: Any
-) -> tuple[Array | Tensor, Indexed]:
+    data: Data, index: Indexed, leaf_shape: Sequence[int] | None, dtype: Any
+) -> tuple[Data, Indexed]:
     if leaf_shape is not None and tuple(data.shape[1:]) != tuple(leaf_shape):
         raise UsageError("leaves have another shape", expected=str(list(leaf_shape)),
                          got=str(list(data.shape[1:])))  # fmt: skip
@@ -230,7 +268,7 @@ def _checked(
     return data, index
 
 
-def type_of(data: Array | Tensor) -> np.dtype[Any]:
+def type_of(data: Data) -> np.dtype[Any]:
     """The type of the leaves' elements, as arrays have it."""
     return data.data_type.in_arrays.dtype if isinstance(data, Tensor) else data.dtype
 

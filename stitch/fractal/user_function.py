@@ -13,34 +13,33 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.fractal.eager import EagerTensor
+from stitch.fractal.current import Call, Way
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.modes import builder_in_use
 from stitch.fractal.zipped import Nest, Zipped
+from stitch.graph import SymbolicTensor
 from stitch.program import can_change
 from stitch.runtime import LoadedProgram, Tensor
 
 
 class UserFunction:
-    """A function with what it is given beside elements; its tensors are those of the mode in use.
+    """A function with what it is given beside elements; its tensors are those of a way.
 
     A zipped element is given as one tuple, or part by part where the function has a parameter for
     each.
     """
 
-    __slots__ = ("_arguments", "_builder", "_function", "_is_spread", "_named", "call")
+    __slots__ = ("_arguments", "_function", "_is_spread", "_named", "_way", "call")
 
-    def __init__(
-        self, call: str, function: Any, arguments: Sequence[Any], named: dict[str, Any],
-        itr: Nest, *, states: int,
-    ) -> None:  # fmt: skip
-        """`call`: who calls, for messages; `states`: how many arguments stand before an element.
-        Raises `UsageError` for what cannot be called."""
+    def __init__(self, call: Call, way: Way, itr: Nest, *, states: int) -> None:
+        """`states`: how many arguments stand before an element. Raises `UsageError` for what cannot
+        be called."""
+        function, arguments, named = call.function, call.arguments, call.named
         if not callable(function):
             raise UsageError(
-                f"{call} takes a function first", got=f"{type(function).__name__}: {function!r:.60}"
+                f"{call.name} takes a function first",
+                got=f"{type(function).__name__}: {function!r:.60}",
             )
-        self.call, self._function, self._builder = call, function, builder_in_use()
+        self.call, self._function, self._way = call.name, function, way
         self._arguments, self._named = arguments, named
         parts = len(itr.parts) if isinstance(itr, Zipped) else 1
         self._is_spread = parts > 1 and _takes_parts(function, states, parts, len(arguments), named)
@@ -55,9 +54,9 @@ class UserFunction:
         """What the function is given for a value: leaves as tensors with data."""
         if isinstance(value, tuple):
             return tuple([self.given(each) for each in value])
-        if isinstance(value, FractalTensor | Zipped | EagerTensor):
+        if isinstance(value, FractalTensor | Zipped):
             return value
-        return self._builder.given(value)
+        return self._way.given(value)
 
     def result(self, value: Any) -> Any:
         """A result: a leaf as a tensor with data, several as a tuple. Raises `UsageError`."""
@@ -65,14 +64,16 @@ class UserFunction:
             return tuple([self.result(each) for each in value])
         if isinstance(value, Zipped):
             return tuple([self.result(each) for each in value.parts])
-        if isinstance(value, FractalTensor | EagerTensor):
+        if isinstance(value, FractalTensor):
             return value
+        if isinstance(value, SymbolicTensor):
+            return self._way.given(value)
         if isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
             array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
             if type(value) is float:
                 array = array.astype(np.float32)
             # A function may write into its own array again.
-            return self._builder.given(array.copy() if can_change(array) else array)
+            return self._way.given(array.copy() if can_change(array) else array)
         raise UsageError(
             f"the function of {self.call} gives tensors, numbers or FractalTensors",
             got=f"{type(value).__name__}: {' '.join(repr(value).split())[:60]}",
@@ -96,7 +97,7 @@ def nest_of(call: str, results: Sequence[Any]) -> Any:
         return tuple([nest_of(call, part) for part in parts])
     if isinstance(first, FractalTensor):
         return FractalTensor(list(results))
-    return FractalTensor([result.numpy() for result in results])
+    return FractalTensor(list(results))
 
 
 def form_of(value: Any) -> Any:

@@ -14,7 +14,7 @@ from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
 from stitch.graph.loops import BodyBuilder, scan
 from stitch.graph.methods import LayerMethods
 from stitch.graph.numpy_functions import call_function, call_ufunc
-from stitch.graph.symbolic import SymbolicTensor
+from stitch.graph.symbolic import NoDataError, SymbolicTensor
 from stitch.graph.tracing import trace
 from stitch.graph.wish import (
     LAYOUT_FIELDS,
@@ -30,8 +30,8 @@ from stitch.graph.wish import (
 
 __all__ = [
     "BodyBuilder", "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "ComputationGraph",
-    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Side",
-    "SymbolicTensor", "Wish", "WishError", "Written", "array_of", "as_json", "call_function",
-    "call_ufunc", "check_types", "from_json", "objects_without_duplicates", "parse_wish",
-    "scan", "shortened", "trace", "wished_layout", "wishes_between", "wishes_of",
+    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "NoDataError",
+    "Side", "SymbolicTensor", "Wish", "WishError", "Written", "array_of", "as_json",
+    "call_function", "call_ufunc", "check_types", "from_json", "objects_without_duplicates",
+    "parse_wish", "scan", "shortened", "trace", "wished_layout", "wishes_between", "wishes_of",
 ]  # fmt: skip

@@ -184,6 +184,8 @@ class Emitter:
         """
         if isinstance(given, SymbolicTensor):
             builder: Any = given.builder
+            if given.written is not None:
+                return self.constant(given.written)
             if builder is not self and not builder.is_inside(self):
                 raise CompileError(
                     f"{given!r} belongs to another graph ({given.builder.name!r})",

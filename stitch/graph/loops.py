@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+import numpy as np
+
 from stitch.errors import CompileError
 from stitch.graph import numpy_functions
 from stitch.graph.constant_pool import SMALL_NBYTES
@@ -56,6 +58,8 @@ class BodyBuilder(LayerMethods):
     def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
         """As of every builder; a tensor from around becomes an input, a small constant its copy."""
         builder: Any = given.builder if isinstance(given, SymbolicTensor) else None
+        if builder is None and isinstance(given, np.ndarray) and given.nbytes > SMALL_NBYTES:
+            return self.tensor(self.around.tensor(given))  # It is at home there.
         if builder is None or builder is self or builder.is_inside(self):
             return super().tensor(given, like)
         if not self.is_inside(builder):

@@ -41,6 +41,10 @@ def _both_ways(
     return operator, reflected
 
 
+class NoDataError(CompileError):
+    """The data of a tensor was asked for, which there is none of while a graph is built."""
+
+
 class SymbolicTensor:
     """A value of a graph under construction; immutable, made by a builder only.
 
@@ -63,6 +67,11 @@ class SymbolicTensor:
     def name(self) -> str:
         """The value's name in the graph."""
         return self.builder.name_of(self.index)
+
+    @property
+    def written(self) -> Array | None:
+        """The data, where it is there and any graph may take it: of a tensor of no graph."""
+        return None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -260,7 +269,7 @@ class SymbolicTensor:
         )
 
     def _no_data(self, wanted: str, remedy: str) -> CompileError:
-        return CompileError(
+        return NoDataError(
             f"a symbolic tensor has no data while the graph is built, so {wanted} is not known",
             where=f"{user_location()}, {self!r}",
             remedy=remedy,
