@@ -1,7 +1,8 @@
 """A stacked LSTM: an outer scan over layers, whose weights are zipped, around one over words.
 
-The cell gives two results, so the inner scan gives two nests; only what it says goes to the next
-layer. With time and depth independent but for that, cells on one diagonal could run together.
+The cell gives two results, so the inner scan gives two nests, of which one goes to the next layer.
+A cell waits for the one before it and the one below, so those on a diagonal do not wait for each
+other.
 """
 
 from __future__ import annotations

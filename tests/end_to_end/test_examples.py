@@ -110,6 +110,7 @@ OVER_NESTS = {
     "multi_head_attention": r"multi-head attention: 2 sentences of \[5, 12\], 3 heads",
     "selective_state_space": r"selective state space: 6 words of 4, 8x3 states",
     "shrinking_batch": r"shrinking batch: 12 words of 4 sentences, \[4, 3, 3, 1, 1\] at each place",
+    "sparse_attention": r"sparse attention: words \[7, 8\] see 3 each, 1 and 3 apart",
     "stacked_lstm": r"stacked LSTM: 3 layers of 5 words, mean of the last [+-]0\.0\d+",
     "stacked_rnn": r"stacked RNN: 3 sentences of 3 layers each, words \[4, 2, 5\]",
     "transformer": r"transformer layer: words \[4, 2\], 2 heads",

@@ -86,6 +86,19 @@ def test_elements_of_rows_are_no_constants_of_programs() -> None:
         assert len(builder._programs) == 2
 
 
+def test_primitives_are_traced() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return (
+            ops.softmax(ops.cat(ops.tanh(x), y, X, axis=1))
+            + ops.sigmoid(ops.stack([x, y]))[0, 0, 0]
+        )
+
+    with stitch.open_device("host") as device:
+        model = device.load(stitch.compile(function, [X, X + 1], target="host"))
+        found = np.asarray(model(X, X + 1))
+    np.testing.assert_allclose(found, np.asarray(function(X, X + 1)), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
