@@ -40,11 +40,13 @@ from stitch.fractal.functions import (
     scanr,
 )
 from stitch.fractal.modes import mode
+from stitch.fractal.primitives import cat, exp, flatten, relu, sigmoid, softmax, stack, tanh
 from stitch.fractal.zipped import Zipped, zip
 
 __all__ = [
-    "FractalTensor", "Zipped", "dilate", "enumerate", "filter", "filterall", "fold", "foldl",
-    "foldr", "forall", "gather", "head", "join", "last", "map", "mode", "product", "reduce",
-    "repeat", "scan", "scanl", "scanr", "shifted_slide", "shifted_window", "slide", "split",
-    "tail", "unbind", "window", "zip",
+    "FractalTensor", "Zipped", "cat", "dilate", "enumerate", "exp", "filter", "filterall",
+    "flatten", "fold", "foldl", "foldr", "forall", "gather", "head", "join", "last", "map",
+    "mode", "product", "reduce", "relu", "repeat", "scan", "scanl", "scanr", "shifted_slide",
+    "shifted_window", "sigmoid", "slide", "softmax", "split", "stack", "tail", "tanh", "unbind",
+    "window", "zip",
 ]  # fmt: skip

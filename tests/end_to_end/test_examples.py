@@ -98,6 +98,31 @@ def test_a_model_as_tasks_gives_times_of_every_operator_and_learns() -> None:
     assert re.search(r"^largest of relu.grad: [0-9.]+$", update, re.MULTILINE)
 
 
+#: What each of the examples over nests prints: lengths that follow from its sizes.
+OVER_NESTS = {
+    "attention": r"sequence to sequence with attention: \[3, 5\] words written",
+    "bidirectional": r"bidirectional RNN: words \[4, 1, 6\], 16 features",
+    "bigbird": r"BigBird: 6 blocks look at 6 of 7 blocks",
+    "convolution": r"convolution: images \[2, 4, 5, 4\], variance [0-9.]+",
+    "dilated_rnn": r"dilated RNN: dilations \(1, 2, 4\), words \[9, 6, 2\]",
+    "flash_attention": r"flash attention: 2 heads of 3 blocks, differs by \d\.\de-0[6-9] from .*",
+    "grid_rnn": r"grid RNN: 2 layers over grids of 2x3, 4x2",
+    "multi_head_attention": r"multi-head attention: 2 sentences of \[5, 12\], 3 heads",
+    "selective_state_space": r"selective state space: 6 words of 4, 8x3 states",
+    "shrinking_batch": r"shrinking batch: 12 words of 4 sentences, \[4, 3, 3, 1, 1\] at each place",
+    "sparse_attention": r"sparse attention: words \[7, 8\] see 3 each, 1 and 3 apart",
+    "stacked_lstm": r"stacked LSTM: 3 layers of 5 words, mean of the last [+-]0\.0\d+",
+    "stacked_rnn": r"stacked RNN: 3 sentences of 3 layers each, words \[4, 2, 5\]",
+    "transformer": r"transformer layer: words \[4, 2\], 2 heads",
+    "two_products": r"two products: 3 blocks of rows, differ by \d\.\de-0[6-9] from whole matrices",
+}
+
+
+@pytest.mark.parametrize("name", OVER_NESTS)
+def test_a_network_over_nests_says_what_came_out(name: str) -> None:
+    assert re.fullmatch(OVER_NESTS[name] + "\n", output_of(f"fractal/{name}.py"))
+
+
 def test_every_example_is_run_here() -> None:
     scripts = {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*.py")}
     tested = set(re.findall(r'output_of\("([^"]+)"\)', Path(__file__).read_text(encoding="utf-8")))
@@ -105,4 +130,5 @@ def test_every_example_is_run_here() -> None:
     # sheets in test_sheets_of_digits.py.
     elsewhere = {"prepare", "train_weights", "read_sheets", "sheets", "sheet_networks",
                  "train_sheets"}  # fmt: skip
+    tested |= {f"fractal/{name}.py" for name in OVER_NESTS}
     assert scripts - {f"digits/{name}.py" for name in elsewhere} == tested

@@ -131,7 +131,7 @@ def test_every_block_of_a_page_runs_in_an_empty_folder(
     assert run_page(wheel, ROOT / "docs" / name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["digits", "recurrent"])
+@pytest.mark.parametrize("name", ["digits", "fractal", "recurrent"])
 def test_an_example_written_by_the_command_runs_as_its_page_says(
     wheel: Wheel, tmp_path: Path, name: str
 ) -> None:
@@ -149,6 +149,7 @@ def test_no_page_has_a_block_that_no_test_runs() -> None:
     run |= {"docs/fractal.md", "docs/local_backend.md"}
     run.add("docs/training_from_the_shell.md")
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
+    run.add("examples/fractal/README.md")
     strangers = []
     for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/**/*.md")]):
         name = page.relative_to(ROOT).as_posix()

@@ -245,7 +245,7 @@ def test_tensors_of_a_function_have_data() -> None:
 
 def test_the_page_says_what_its_lines_print(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "fractal.md").read_text(encoding="utf-8")
-    code = page.split("```python\n")[1].split("```")[0]
+    code = "".join([block.split("```")[0] for block in page.split("```python\n")[1:]])
     exec(compile(code, "docs/fractal.md", "exec"), {})
     said = [line.split("# ", 1)[1] for line in code.splitlines() if "# " in line]
     assert capsys.readouterr().out.splitlines() == said

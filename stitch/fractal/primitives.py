@@ -1,0 +1,147 @@
+"""Primitives for the functions that run over nests: what NumPy has no name for, or another one.
+
+They take tensors with methods, whose builder applies them, and arrays, as elements of rows are; so
+they run in every mode. Comes in: tensors, or nests whose leaves become one. Goes out: tensors. Must
+not know how operations are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import UsageError
+from stitch.fractal.access import join
+from stitch.fractal.eager import EagerBuilder
+from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.modes import builder_in_use
+from stitch.fractal.zipped import Nest, Zipped
+from stitch.graph import LayerMethods, SymbolicTensor
+from stitch.runtime import Tensor
+
+
+def cat(*parts: Any, axis: int = 0) -> Any:
+    """Tensors one after the other along an axis, `[..., a, ...], [..., b, ...] -> [..., a + b,
+    ...]`; nests as `join` gives them. One list or tuple holds the parts.
+
+    Raises `UsageError` for nests beside tensors, or along another axis than 0.
+
+    >>> cat(np.zeros((1, 2)), np.ones((1, 3)), axis=1).tolist()
+    [[0.0, 0.0, 1.0, 1.0, 1.0]]
+    """
+    given: Sequence[Any] = parts
+    if len(parts) == 1 and isinstance(parts[0], list | tuple):
+        given = parts[0]
+    nests = [_is_nest(part) for part in given]
+    if not any(nests):
+        builder, tensors = _tensors("cat", given)
+        return builder.concat(tensors, axis)
+    if not all(nests) or axis != 0:
+        raise UsageError(
+            "cat takes tensors, or nests along axis 0",
+            got=f"{', '.join([type(part).__name__ for part in given])}; axis {axis}",
+            remedy="flatten or stack the nests into tensors",
+        )
+    return join(*given)
+
+
+def stack(xs: Any, axis: int = 0) -> Any:
+    """The leaves of a nest of depth 1, or several tensors, as one along a new axis: n times
+    `[...]` become `[n, ...]`. Raises `UsageError` for deeper nests and for none.
+
+    >>> stack(FractalTensor([[1, 2, 3]])[0]).tolist()
+    [1, 2, 3]
+    """
+    if isinstance(xs, FractalTensor) and xs.depth > 1:
+        raise UsageError("stack takes a nest of depth 1", got=f"depth {xs.depth}",
+                         remedy="flatten it, or map stack over it")  # fmt: skip
+    builder, tensors = _tensors("stack", list(xs))
+    return builder.stack(tensors, axis)
+
+
+def flatten(xs: FractalTensor) -> Any:
+    """All leaves of a nest one after the other along their first axis, `[n, ...]` each, as one
+    tensor `[numel * n, ...]`; numbers as a vector. Raises `UsageError` where there is no leaf.
+
+    >>> flatten(FractalTensor([[1, 2], [3]])).tolist()
+    [1, 2, 3]
+    """
+    if not isinstance(xs, FractalTensor):
+        raise UsageError("flatten takes a FractalTensor", got=type(xs).__name__)
+    builder, leaves = _tensors("flatten", list(_leaves(xs)))
+    return builder.concat(leaves, 0) if xs.leaf_shape else builder.stack(leaves, 0)
+
+
+def exp(x: Any) -> Any:
+    """e to the power of each element, in the shape of x."""
+    return _of_one("exp", x, lambda builder, tensor: builder.exp(tensor))
+
+
+def relu(x: Any) -> Any:
+    """Each element where it is positive, 0 elsewhere."""
+    return _of_one("relu", x, lambda builder, tensor: builder.relu(tensor))
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x)), in the shape of x.
+
+    >>> sigmoid(np.float32(0)).tolist()
+    0.5
+    """
+    return _of_one("sigmoid", x, lambda builder, tensor: builder.sigmoid(tensor))
+
+
+def softmax(x: Any, axis: int = -1) -> Any:
+    """exp(x) over its sum along an axis, in the shape of x."""
+    return _of_one("softmax", x, lambda builder, tensor: builder.softmax(tensor, axis))
+
+
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent of each element, in the shape of x."""
+    return _of_one("tanh", x, lambda builder, tensor: builder.tanh(tensor))
+
+
+def _of_one(call: str, x: Any, apply: Callable[[LayerMethods, Any], Any]) -> Any:
+    builder, (tensor,) = _tensors(call, [x])
+    return apply(builder, tensor)
+
+
+def _tensors(call: str, values: Sequence[Any]) -> tuple[LayerMethods, list[Any]]:
+    """The builder of the first tensor that has one, and the values as it takes them."""
+    if not values:
+        raise UsageError(f"{call} takes at least one tensor")
+    for value in values:
+        if _is_nest(value) or not isinstance(
+            value, SymbolicTensor | Tensor | np.ndarray | np.generic | bool | int | float
+        ):
+            raise UsageError(f"{call} takes tensors", got=type(value).__name__,
+                             remedy=f"map it: ops.map(ops.{call}, xs)"
+                             if _is_nest(value) else None)  # fmt: skip
+    found = next((v.builder for v in values if isinstance(v, SymbolicTensor)), builder_in_use())
+    assert isinstance(found, LayerMethods)
+    return found, [_given(found, value) for value in values]
+
+
+def _given(builder: LayerMethods, value: Any) -> Any:
+    """An element of a row is data, not a constant that each program would hold another one of."""
+    if not isinstance(builder, EagerBuilder) or isinstance(value, SymbolicTensor):
+        return value
+    if isinstance(value, Tensor):
+        return builder.given(value)
+    return builder.given(np.asarray(value, np.float32 if type(value) is float else None))
+
+
+def _is_nest(value: Any) -> bool:
+    return isinstance(value, FractalTensor | Zipped) or (
+        type(value) is tuple and bool(value) and all(map(_is_nest, value))
+    )
+
+
+def _leaves(xs: Nest) -> Iterator[Any]:
+    for element in xs:
+        if isinstance(element, FractalTensor):
+            yield from _leaves(element)
+        else:
+            yield element
