@@ -26,7 +26,9 @@ class Call:
 
 
 class Way(Protocol):
-    """How calls are computed."""
+    """How calls are computed; `builder` applies operations to tensors that have none."""
+
+    builder: Any
 
     def given(self, data: Any) -> Any:
         """A leaf as functions are given it."""

@@ -1,10 +1,10 @@
 """In parallel: a call is traced into a graph, its loops are scheduled, and it runs as one program.
 
 The function is traced anew at each call, so that nothing that it reads can be stale; a program that
-was compiled before for the same graph is run again. Where lengths depend on data inside a function,
-the outermost call goes element by element, and what is inside it in parallel. Comes in: calls,
-nests with data, a device. Goes out: nests over tensors of the device. Must not know how loops are
-scheduled.
+was compiled before for the same graph is run again. Where a function asks for data, as `filter` and
+Python's `if` do, the call goes element by element, and what is inside its function in parallel.
+Comes in: calls, nests with data, a device. Goes out: nests over tensors of the device. Must not
+know how loops are scheduled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stitch.fractal.sequential import Sequential, check_bool
 from stitch.fractal.traced import LengthsOfDataError, Traced
 from stitch.fractal.value_forms import Form
 from stitch.fractal.zipped import Nest, Zipped
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, NoDataError, SymbolicTensor
 from stitch.program import Body
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.ttb import Binary
@@ -36,6 +36,7 @@ class Parallel:
 
     def __init__(self, device: RuntimeDevice, sequential: Sequential) -> None:
         self.device, self.sequential = device, sequential
+        self.builder = sequential.builder
         self._programs: OrderedDict[Hashable, LoadedProgram] = OrderedDict()
 
     def given(self, data: Any) -> Any:
@@ -81,7 +82,7 @@ class Parallel:
         tracing = GraphTracing(f"fractal_{call.name}")
         try:
             form = tracing.trace(write, call, xs, initializer)
-        except LengthsOfDataError:
+        except (LengthsOfDataError, NoDataError):
             with using(self):
                 return otherwise()
         graph = tracing.graph()

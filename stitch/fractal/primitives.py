@@ -7,7 +7,7 @@ not know how operations are computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from stitch.errors import UsageError
 from stitch.fractal.access import join
 from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.modes import builder_in_use
-from stitch.fractal.zipped import Nest, Zipped
+from stitch.fractal.modes import way_in_use
+from stitch.fractal.value_forms import rows_of
+from stitch.fractal.zipped import Zipped
 from stitch.graph import LayerMethods, SymbolicTensor
 from stitch.runtime import Tensor
 
@@ -57,6 +58,11 @@ def stack(xs: Any, axis: int = 0) -> Any:
     if isinstance(xs, FractalTensor) and xs.depth > 1:
         raise UsageError("stack takes a nest of depth 1", got=f"depth {xs.depth}",
                          remedy="flatten it, or map stack over it")  # fmt: skip
+    if isinstance(xs, FractalTensor) and xs.numel:
+        rows, rank = _rows(xs), len(xs.leaf_shape) + 1
+        order = list(range(1, rank))
+        order.insert(range(rank)[axis], 0)
+        return rows if order[0] == 0 else rows.transpose(order)
     builder, tensors = _tensors("stack", list(xs))
     return builder.stack(tensors, axis)
 
@@ -70,8 +76,10 @@ def flatten(xs: FractalTensor) -> Any:
     """
     if not isinstance(xs, FractalTensor):
         raise UsageError("flatten takes a FractalTensor", got=type(xs).__name__)
-    builder, leaves = _tensors("flatten", list(_leaves(xs)))
-    return builder.concat(leaves, 0) if xs.leaf_shape else builder.stack(leaves, 0)
+    if not xs.numel:
+        raise UsageError("flatten takes at least one tensor")
+    rows = _rows(xs)
+    return rows.reshape(-1, *xs.leaf_shape[1:]) if xs.leaf_shape else rows
 
 
 def exp(x: Any) -> Any:
@@ -119,7 +127,11 @@ def _tensors(call: str, values: Sequence[Any]) -> tuple[LayerMethods, list[Any]]
             raise UsageError(f"{call} takes tensors", got=type(value).__name__,
                              remedy=f"map it: ops.map(ops.{call}, xs)"
                              if _is_nest(value) else None)  # fmt: skip
-    found = next((v.builder for v in values if isinstance(v, SymbolicTensor)), builder_in_use())
+    traced = [v for v in values if isinstance(v, SymbolicTensor) and v.written is None]
+    first: Any = traced[0].builder.innermost(traced) if traced else None  # type: ignore[attr-defined]
+    found = first or next(
+        (v.builder for v in values if isinstance(v, SymbolicTensor)), way_in_use().builder
+    )
     assert isinstance(found, LayerMethods)
     return found, [_given(found, value) for value in values]
 
@@ -139,9 +151,8 @@ def _is_nest(value: Any) -> bool:
     )
 
 
-def _leaves(xs: Nest) -> Iterator[Any]:
-    for element in xs:
-        if isinstance(element, FractalTensor):
-            yield from _leaves(element)
-        else:
-            yield element
+def _rows(xs: FractalTensor) -> Any:
+    """The leaves one after the other, as one tensor `[numel, *leaf]`."""
+    if isinstance(xs.data, SymbolicTensor):
+        return rows_of(xs, xs.data)
+    return way_in_use().given(xs.leaves())

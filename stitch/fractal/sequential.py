@@ -18,14 +18,15 @@ from stitch.fractal.zipped import Nest
 
 
 class Sequential:
-    """Runs functions element by element; `leaves` makes the leaves that they are given."""
+    """Runs functions element by element; `builder` makes and computes the tensors that they are
+    given."""
 
-    def __init__(self, leaves: Any) -> None:
-        self.leaves = leaves
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
 
     def given(self, data: Any) -> Any:
         """A leaf, with data."""
-        return self.leaves.given(data)
+        return self.builder.given(data)
 
     def mapped(self, call: Call, xs: Nest) -> Any:
         """The results one after the other."""

@@ -8,6 +8,8 @@ from functools import partial
 from types import EllipsisType
 from typing import Any
 
+import numpy as np
+
 from stitch.argument_kinds import WHOLE
 from stitch.errors import LayoutError, UsageError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
@@ -60,6 +62,11 @@ class Tensor:
     def data_type(self) -> DataType:
         """The storage type of its elements."""
         return self._record.desc.layout.data_type
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy type of one element, as `numpy()` gives it."""
+        return self.data_type.in_arrays.dtype
 
     @property
     def volume(self) -> int:

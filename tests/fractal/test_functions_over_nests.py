@@ -19,6 +19,7 @@ import stitch
 from stitch import fractal as ops
 from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
+from stitch.fractal.modes import MODES
 from stitch.program import Array
 from stitch.runtime import RuntimeDevice
 
@@ -40,10 +41,18 @@ def device(request: pytest.FixtureRequest) -> Iterator[stitch.Device]:
         yield opened
 
 
-def test_the_values_of_the_document(device: stitch.Device) -> None:
+@pytest.fixture(params=MODES)
+def within(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A mode, on the default device."""
+    with ops.mode(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_the_values_of_the_document(device: stitch.Device, name: str) -> None:
     xs, xss, pairs = FractalTensor(XS), FractalTensor(XSS), FractalTensor(XS)
     even = functools.partial(lambda x: x % 2 == 0)
-    with ops.mode("sequential", device=device):
+    with ops.mode(name, device=device):
         found = {
             "map": (ops.map(lambda x: x + x, xs), [2, 4, 6, 8]),
             "map fold": (ops.map(lambda row: ops.fold(add, row), xss), [3, 7, 26]),
@@ -86,18 +95,20 @@ def test_the_values_of_the_document(device: stitch.Device) -> None:
             "forall": (ops.forall(lambda x: x + 1, xss), [[1, 2, 3], [4, 5], [6, 7, 8, 9]]),
             "filterall": (ops.filterall(even, xss), [[0, 2], [4], [6, 8]]),
         }  # fmt: skip
-    for name, (result, expected) in found.items():
-        assert lists(result) == expected, name
+    for case, (result, expected) in found.items():
+        assert lists(result) == expected, case
     with pytest.raises(TypeError, match="map takes a FractalTensor"):
         ops.map(even, [1, 2])  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("within")
 def test_a_scan_whose_state_is_two_things_gives_both() -> None:
     scanned = ops.scan(lambda s, x: (x, x), FractalTensor(XS), (0, 0))
     assert lists(scanned) == (XS, XS)
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.usefixtures("within")
 def test_functions_are_those_of_lists(seed: int) -> None:
     choice, count = random.Random(seed), itertools.count()
     rows = [
@@ -127,6 +138,7 @@ def test_functions_are_those_of_lists(seed: int) -> None:
     ]
 
 
+@pytest.mark.usefixtures("within")
 def test_elements_of_zipped_nests_come_as_one_or_by_part() -> None:
     xs, ys = FractalTensor([1, 2]), FractalTensor([[10], [20, 30]])
 
@@ -143,6 +155,7 @@ def test_elements_of_zipped_nests_come_as_one_or_by_part() -> None:
     assert ops.map(lambda p, k: p[0] * k, ops.zip(xs, xs), 5).tolist() == [5, 10]
 
 
+@pytest.mark.usefixtures("within")
 def test_a_stacked_recurrent_network_is_that_of_numpy() -> None:
     """map over a batch, scan over layers, scan over words, as the document has it."""
     rng, depth, hidden = np.random.default_rng(0), 3, 8
@@ -170,6 +183,7 @@ def test_a_stacked_recurrent_network_is_that_of_numpy() -> None:
             np.testing.assert_allclose(np.array(got), np.array(expected), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("within")
 def test_a_loaded_program_is_a_function() -> None:
     with stitch.open_device("host") as device:
         cell = device.load(
@@ -185,6 +199,7 @@ def test_a_loaded_program_is_a_function() -> None:
         np.testing.assert_allclose(found.numpy(), [first, np.tanh(first + xs[1])], rtol=1e-6)
 
 
+@pytest.mark.usefixtures("within")
 def test_empty_lists_give_empty_nests_or_the_initializer() -> None:
     empty, rows = FractalTensor([], leaf_shape=(2,), dtype="float32"), FractalTensor([[1], [2]])[:0]
     mapped = ops.map(lambda x: (x.sum(), x @ np.ones((2, 3), np.float32)), empty)
@@ -201,6 +216,7 @@ def test_empty_lists_give_empty_nests_or_the_initializer() -> None:
         ops.map(lambda x: 1 // int(x.sum()), empty)
 
 
+@pytest.mark.usefixtures("within")
 def test_what_a_function_must_not_do_is_one_clear_error() -> None:
     xs, xss = FractalTensor([1.0, 2.0]), FractalTensor(XSS)
     with pytest.raises(
@@ -268,6 +284,7 @@ def test_a_function_may_write_into_its_own_array_again() -> None:
     assert np.asarray(folded, dtype=np.float64).dtype == np.dtype(np.float64)
 
 
+@pytest.mark.usefixtures("within")
 def test_a_parameter_with_a_default_is_no_part() -> None:
     xs, ys = FractalTensor([1, 2]), FractalTensor([10, 20])
     for f in (lambda p, w=2: p[0] * w, lambda p, *, w=2: p[0] * w, lambda a, b, w=2: a * w):
@@ -285,7 +302,8 @@ def test_the_default_device_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> N
             super().__init__(machine)
 
     monkeypatch.setattr("stitch.fractal.modes.RuntimeDevice", Slow)
-    monkeypatch.setattr("stitch.fractal.modes._made", [])
+    monkeypatch.setattr("stitch.fractal.modes._devices", [])
+    monkeypatch.setattr("stitch.fractal.modes._ways", {})
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: ops.fold(add, FractalTensor(XS)).item(), range(8)))
     assert found == [10] * 8 and made == ["host"]
