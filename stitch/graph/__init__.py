@@ -11,6 +11,7 @@ from stitch.graph.emitter import Given, Written
 from stitch.graph.json_form import as_json, from_json
 from stitch.graph.json_reader import JsonObject, objects_without_duplicates, shortened
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
+from stitch.graph.lifting import Lifted, LiftedValue, Unliftable, lift
 from stitch.graph.loops import BodyBuilder, scan
 from stitch.graph.methods import LayerMethods
 from stitch.graph.numpy_functions import call_function, call_ufunc
@@ -29,9 +30,10 @@ from stitch.graph.wish import (
 )
 
 __all__ = [
-    "BodyBuilder", "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "ComputationGraph",
-    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "NoDataError",
-    "Side", "SymbolicTensor", "Wish", "WishError", "Written", "array_of", "as_json",
-    "call_function", "call_ufunc", "check_types", "from_json", "objects_without_duplicates",
-    "parse_wish", "scan", "shortened", "trace", "wished_layout", "wishes_between", "wishes_of",
+    "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "BodyBuilder", "ComputationGraph",
+    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Lifted",
+    "LiftedValue", "NoDataError", "Side", "SymbolicTensor", "Unliftable", "Wish", "WishError",
+    "Written", "array_of", "as_json", "call_function", "call_ufunc", "check_types", "from_json",
+    "lift", "objects_without_duplicates", "parse_wish", "scan", "shortened", "trace",
+    "wished_layout", "wishes_between", "wishes_of",
 ]  # fmt: skip

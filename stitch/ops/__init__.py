@@ -1,9 +1,9 @@
 """Operators: one definition per operator, and the three ways of using one.
 
 Comes in: ONNX names (opset 26), operand types, arrays. Goes out: result types, steps bound to
-arrays, results, gradients said in operators, what computing takes. Must not know: graphs, devices,
-files. A family of operators is a folder, with their gradient rules and the operators that compute a
-gradient; what all families use lies above them.
+arrays, results, gradients and forms for many lanes said in operators, what computing takes. Must
+not know: graphs, devices, files. A family of operators is a folder, with their gradient and
+batching rules and the operators that compute a gradient; what all families use lies above them.
 """
 
 from stitch.ops.activation import GELU_CUBE, GELU_HEIGHT, GELU_RATE
@@ -20,6 +20,7 @@ from stitch.ops.applying import (
     operand_nbytes,
 )
 from stitch.ops.attributes import int_of
+from stitch.ops.batching import Batching, BatchingContext
 from stitch.ops.definition import (
     Attribute,
     Kernel,
@@ -40,12 +41,12 @@ from stitch.ops.work import estimated_steps, multiply_adds, program_work
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
 __all__ = [
-    "Attribute", "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "Gradient", "GradientBuilder",
-    "GradientContext", "Inference", "InferenceContext", "Kernel", "KernelArguments", "KernelMemory",
-    "LINE_NBYTES", "OpDef", "OperationBytes", "Thunk", "WorkspaceContext", "WorkspaceRule", "bind",
-    "bytes_from_a_line", "computed_nbytes", "conversion_steps", "copy_steps",
-    "data_type_of_code",
-    "estimated_steps", "evaluate", "evaluate_operation", "infer_operation", "infer_types", "int_of",
+    "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "Attribute", "Batching",
+    "BatchingContext", "Gradient", "GradientBuilder", "GradientContext", "Inference",
+    "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "OpDef", "OperationBytes",
+    "Thunk", "WorkspaceContext", "WorkspaceRule", "bind", "bytes_from_a_line",
+    "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
+    "evaluate", "evaluate_operation", "infer_operation", "infer_types", "int_of",
     "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
     "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "program_work",
     "resolve_attributes", "slices_of", "windows_of", "workspace", "workspace_nbytes",

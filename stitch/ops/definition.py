@@ -10,6 +10,7 @@ from typing import Any
 
 from stitch.errors import CompileError, closest
 from stitch.ops.attributes import Attributes, WithAttributes
+from stitch.ops.batching import Batching
 from stitch.ops.gradient import Gradient
 from stitch.ops.inference import Inference
 from stitch.ops.workspaces import WorkspaceRule, twice
@@ -109,7 +110,8 @@ class OpDef:
 
     `elementwise`: each output element depends on the input elements at its own place only, so an
     output may overwrite an input that is not read later. `gradient` is its vector-Jacobian rule
-    (`stitch.ops.gradient`), None where it has none. `workspace` says how many bytes the kernel
+    (`stitch.ops.gradient`) and `batching` how it is applied to many lanes at once
+    (`stitch.ops.batching`), None where it has none. `workspace` says how many bytes the kernel
     takes for itself (`stitch.ops.workspaces` has rules to choose from). An operator that `checks`
     looks at the data of operands, also where its results have no elements.
     """
@@ -123,6 +125,7 @@ class OpDef:
     domain: str = ""
     elementwise: bool = False
     gradient: Gradient | None = None
+    batching: Batching | None = None
     workspace: WorkspaceRule = twice
     checks: bool = False
 

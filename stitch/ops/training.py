@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import Attributes, float_of, string_of
+from stitch.ops.batching import BatchingContext
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import INT64
 from stitch.ops.inference import InferenceContext
@@ -101,10 +102,17 @@ def _kernel(states: int, step: Step, arguments: KernelArguments) -> Sequence[Thu
     ]
 
 
+def _batching(context: BatchingContext) -> Sequence[Any] | None:
+    """Parameters of all lanes at once, if they share the rate and the number of the step."""
+    if context.varies(0, 1):
+        return None
+    return context.again(*context.operands[:2], *context.all_broadcast()[2:])
+
+
 def _operator(name: str, states: int, step: Step, **attributes: Attribute) -> OpDef:
     return OpDef(
         name, (3, -1), partial(_infer, states), partial(_kernel, states, step), outputs=(1, -1),
-        attributes=attributes, domain=DOMAIN,
+        attributes=attributes, domain=DOMAIN, batching=_batching,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.ops.batching import BatchingContext, broadcasting
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
 from stitch.ops.gradient import GradientContext, Slope, of_first
@@ -140,6 +141,11 @@ def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
     )
 
 
+def _prelu_lanes(context: BatchingContext) -> Sequence[Any]:
+    """The slope must broadcast to the operand, so that one has all lanes."""
+    return context.again(context.broadcast(0), context.aligned(1, context.rank()))
+
+
 def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
     x = arguments.given(0)
     return (partial(np.maximum, x, zero(x), out=arguments.outputs[0]),)
@@ -245,19 +251,20 @@ def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaul
     allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
     return OpDef(
         name, (1, 1), same_as_first(allowed), chain_kernel(workspaces, chain),
-        attributes=declared(**defaults), elementwise=True, gradient=of_first(slope),
-        workspace=few,
+        attributes=declared(**defaults), elementwise=True,
+        batching=broadcasting, gradient=of_first(slope), workspace=few,
     )  # fmt: skip
 
 
 OPERATORS = (
     OpDef(
         "Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu, elementwise=True,
+        batching=broadcasting,
         gradient=of_first(_relu_slope), workspace=few,
     ),
     OpDef(
-        "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True, gradient=_prelu_gradient,
-        workspace=operands(1),
+        "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True,
+        batching=_prelu_lanes, gradient=_prelu_gradient, workspace=operands(1),
     ),
     _activation("Sigmoid", 0, lambda x, out, _: sigmoid_steps(x, out), _sigmoid_slope),
     _activation(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
+from stitch.ops.batching import broadcasting, of_equal_shapes
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import GradientContext, of_first
@@ -121,11 +122,12 @@ def _by_tanh(x: Array, slope: Array, work: Work) -> list[Thunk]:
 OPERATORS = (
     OpDef(
         "Gelu", (1, 1), _infer, chain_kernel(ERF_WORKSPACES + 1, _gelu),
-        attributes=declared(approximate="none"), elementwise=True, gradient=of_first(_slope),
-        workspace=few,
+        attributes=declared(approximate="none"), elementwise=True,
+        batching=broadcasting, gradient=of_first(_slope), workspace=few,
     ),
     OpDef(
         "GeluGradient", (2, 2), _infer_gradient, _gradient_kernel,
-        attributes=declared(approximate="none"), domain="stitch", workspace=few,
+        attributes=declared(approximate="none"), domain="stitch",
+        batching=of_equal_shapes, workspace=few,
     ),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.ops.batching import along_axis
 from stitch.ops.definition import Kernel, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import Gradient, GradientContext, no_gradient
@@ -200,7 +201,7 @@ def _operator(
 ) -> OpDef:
     return OpDef(
         name, (1, 1), _infer, kernel, attributes=declared(axis=-1), gradient=gradient,
-        workspace=WorkspaceRule(nbytes),
+        batching=along_axis, workspace=WorkspaceRule(nbytes),
     )  # fmt: skip
 
 
@@ -211,6 +212,6 @@ OPERATORS = (
     OpDef(
         "SoftmaxGradient", (2, 2), _infer_gradient, _softmax_gradient,
         attributes=declared(axis=-1), domain="stitch",
-        workspace=WorkspaceRule(_gradient_nbytes, is_kept=False),
+        batching=along_axis, workspace=WorkspaceRule(_gradient_nbytes, is_kept=False),
     ),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.ops.batching import broadcasting
 from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, FLOATS, INTEGERS, NUMERIC, SIGNED_NUMERIC
 from stitch.ops.gradient import GradientContext, Slope, of_first
@@ -45,8 +46,8 @@ def _unary(
 
     gradient = None if slope is None else of_first(slope)
     return OpDef(
-        name, (1, 1), same_as_first(allowed), kernel, elementwise=True, gradient=gradient,
-        workspace=few,
+        name, (1, 1), same_as_first(allowed), kernel, elementwise=True,
+        batching=broadcasting, gradient=gradient, workspace=few,
     )  # fmt: skip
 
 

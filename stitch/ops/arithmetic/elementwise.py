@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.arithmetic import elementwise_gradients as gradients
+from stitch.ops.batching import BatchingContext, broadcasting
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, INTEGERS, NUMERIC
 from stitch.ops.gradient import Gradient
@@ -48,7 +49,16 @@ def binary(
         return (partial(function, a, b, out=arguments.outputs[0]),)
 
     infer = infer_broadcast(allowed, result)
-    return OpDef(name, (2, 2), infer, kernel, elementwise=True, gradient=gradient, workspace=few)
+    return OpDef(
+        name,
+        (2, 2),
+        infer,
+        kernel,
+        elementwise=True,
+        batching=broadcasting,
+        gradient=gradient,
+        workspace=few,
+    )
 
 
 def _divide(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -153,9 +163,29 @@ def _clip(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
+def _clip_lanes(context: BatchingContext) -> Sequence[Any]:
+    """Where a bound is not one number any more, an extreme of two operands."""
+    if not context.varies(1, 2):
+        return context.again(*context.operands)
+    rank, value = context.rank(), context.operands[0]
+    for index, op in ((1, "Max"), (2, "Min")):
+        if context.has(index):
+            value = context.apply(op, value, context.aligned(index, rank))
+    return (value,)
+
+
 def _variadic(name: str, kernel: Any, allowed: frozenset[DataType], gradient: Gradient) -> OpDef:
     infer = infer_broadcast(allowed)
-    return OpDef(name, (1, -1), infer, kernel, elementwise=True, gradient=gradient, workspace=few)
+    return OpDef(
+        name,
+        (1, -1),
+        infer,
+        kernel,
+        elementwise=True,
+        batching=broadcasting,
+        gradient=gradient,
+        workspace=few,
+    )
 
 
 OPERATORS = (
@@ -163,23 +193,25 @@ OPERATORS = (
     binary("Sub", np.subtract, NUMERIC, gradient=gradients.sub),
     binary("Mul", np.multiply, NUMERIC, gradient=gradients.mul),
     OpDef(
-        "Div", (2, 2), infer_broadcast(NUMERIC), _divide, elementwise=True, gradient=gradients.div,
-        workspace=operands(1),
+        "Div", (2, 2), infer_broadcast(NUMERIC), _divide, elementwise=True,
+        batching=broadcasting, gradient=gradients.div, workspace=operands(1),
     ),
     OpDef(
         "Mod", (2, 2), _infer_mod, _mod, attributes=declared(fmod=0), elementwise=True,
+        batching=broadcasting,
         gradient=gradients.mod, workspace=few,
     ),
     OpDef(
-        "Pow", (2, 2), _infer_pow, _pow, elementwise=True, gradient=gradients.pow_, workspace=few,
+        "Pow", (2, 2), _infer_pow, _pow, elementwise=True,
+        batching=broadcasting, gradient=gradients.pow_, workspace=few,
     ),
     _variadic("Max", _fold(np.maximum), NUMERIC, gradients.extreme),
     _variadic("Min", _fold(np.minimum), NUMERIC, gradients.extreme),
     _variadic("Sum", _fold(np.add), FLOATS, gradients.add),
     _variadic("Mean", _fold(np.add, average=True), FLOATS, gradients.mean),
     OpDef(
-        "Clip", (1, 3), _infer_clip, _clip, elementwise=True, gradient=gradients.clip,
-        workspace=few,
+        "Clip", (1, 3), _infer_clip, _clip, elementwise=True,
+        batching=_clip_lanes, gradient=gradients.clip, workspace=few,
     ),
     binary("BitwiseAnd", np.bitwise_and, INTEGERS),
     binary("BitwiseOr", np.bitwise_or, INTEGERS),

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.ops.batching import broadcasting
 from stitch.ops.definition import OpDef, Thunk
 from stitch.ops.element_types import FLOATS
 from stitch.ops.gradient import GradientContext
@@ -112,6 +113,6 @@ def _gradient(context: GradientContext) -> Sequence[Any]:
 OPERATORS = (
     OpDef(
         "Erf", (1, 1), same_as_first(FLOATS), chain_kernel(ERF_WORKSPACES, erf_steps),
-        elementwise=True, gradient=_gradient, workspace=few,
+        elementwise=True, batching=broadcasting, gradient=_gradient, workspace=few,
     ),
 )  # fmt: skip

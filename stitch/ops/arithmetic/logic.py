@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.arithmetic.elementwise import binary, infer_broadcast
+from stitch.ops.batching import broadcasting
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BOOLEAN, EVERY, FLOATS, FLOATS8, NUMERIC, UNSIGNED
 from stitch.ops.gradient import GradientContext
@@ -115,18 +116,22 @@ OPERATORS = (
     binary("And", np.logical_and, BOOLEAN),
     binary("Or", np.logical_or, BOOLEAN),
     binary("Xor", np.logical_xor, BOOLEAN),
-    OpDef("IsNaN", (1, 1), _infer_truth, _is_nan, elementwise=True, workspace=few),
     OpDef(
-        "IsInf", (1, 1), _infer_truth, _is_inf,
-        attributes=declared(detect_negative=1, detect_positive=1), elementwise=True, workspace=few,
+        "IsNaN", (1, 1), _infer_truth, _is_nan, elementwise=True,
+        batching=broadcasting, workspace=few,
     ),
     OpDef(
-        "Where", (3, 3), _infer_where, _where, elementwise=True, gradient=where_gradient,
-        workspace=few,
+        "IsInf", (1, 1), _infer_truth, _is_inf,
+        attributes=declared(detect_negative=1, detect_positive=1), elementwise=True,
+        batching=broadcasting, workspace=few,
+    ),
+    OpDef(
+        "Where", (3, 3), _infer_where, _where, elementwise=True,
+        batching=broadcasting, gradient=where_gradient, workspace=few,
     ),
     OpDef(
         "BitShift", (2, 2), _infer_shift, _shift,
         attributes=declared(direction=Attribute("string", required=True)), elementwise=True,
-        workspace=few,
+        batching=broadcasting, workspace=few,
     ),
 )  # fmt: skip

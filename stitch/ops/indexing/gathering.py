@@ -12,8 +12,10 @@ from functools import partial
 
 import numpy as np
 
+from stitch.ops.batching import along_axis
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
+from stitch.ops.indexing import indexing_batching as batching
 from stitch.ops.indexing import indexing_gradients as gradients
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import (
@@ -279,25 +281,28 @@ def _top_workspace(context: WorkspaceContext) -> int:
 OPERATORS = (
     OpDef(
         "Gather", (2, 2), _infer_gather, _gather, attributes=declared(axis=0),
-        gradient=gradients.gather, workspace=WorkspaceRule(_gather_workspace), checks=True,
+        gradient=gradients.gather,
+        batching=batching.gather, workspace=WorkspaceRule(_gather_workspace), checks=True,
     ),
     OpDef(
         "GatherElements", (2, 2), _infer_elements, _gather_elements, attributes=declared(axis=0),
-        gradient=gradients.gather_elements, workspace=WorkspaceRule(element_index_nbytes),
+        gradient=gradients.gather_elements,
+        batching=along_axis, workspace=WorkspaceRule(element_index_nbytes),
         checks=True,
     ),
     OpDef(
         "GatherND", (2, 2), _infer_gather_nd, _gather_nd, attributes=declared(batch_dims=0),
-        gradient=gradients.gather_nd, workspace=WorkspaceRule(row_index_nbytes), checks=True,
+        gradient=gradients.gather_nd,
+        batching=batching.gather_rows, workspace=WorkspaceRule(row_index_nbytes), checks=True,
     ),
     OpDef(
         "ReverseSequence", (2, 2), _infer_reverse, _reverse,
         attributes=declared(batch_axis=1, time_axis=0), gradient=gradients.reverse_sequence,
-        workspace=operands(3, is_kept=False), checks=True,
+        batching=batching.reverse_sequence, workspace=operands(3, is_kept=False), checks=True,
     ),
     OpDef(
         "TopK", (2, 2), _infer_top, _top, outputs=(1, 2),
         attributes=declared(axis=-1, largest=1, sorted=1), gradient=gradients.top,
-        workspace=WorkspaceRule(_top_workspace, is_kept=False),
+        batching=batching.top, workspace=WorkspaceRule(_top_workspace, is_kept=False),
     ),
 )  # fmt: skip

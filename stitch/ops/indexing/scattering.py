@@ -11,8 +11,10 @@ from functools import partial
 import numpy as np
 
 from stitch.errors import TaskError
+from stitch.ops.batching import along_axis
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, INT64, MOVED, NUMERIC
+from stitch.ops.indexing import indexing_batching as batching
 from stitch.ops.indexing import indexing_gradients as gradients
 from stitch.ops.indexing.gathering import (
     check_element_indices,
@@ -211,19 +213,21 @@ def _cache(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS = (
     OpDef(
         "TensorScatter", (2, 3), _infer_cache, _cache,
-        attributes=declared(axis=-2, mode="linear"), workspace=few, checks=True,
+        attributes=declared(axis=-2, mode="linear"),
+        batching=batching.cache, workspace=few, checks=True,
     ),
     OpDef(
         "ScatterElements", (3, 3), _infer_elements, _elements,
         attributes=declared(axis=0, reduction="none"), gradient=gradients.scatter_elements,
-        workspace=WorkspaceRule(element_index_nbytes), checks=True,
+        batching=along_axis, workspace=WorkspaceRule(element_index_nbytes), checks=True,
     ),
     OpDef(
         "ScatterND", (3, 3), _infer_nd, _nd, attributes=declared(reduction="none"),
-        gradient=gradients.scatter_nd, workspace=WorkspaceRule(_nd_workspace), checks=True,
+        gradient=gradients.scatter_nd,
+        batching=batching.scatter_rows, workspace=WorkspaceRule(_nd_workspace), checks=True,
     ),
     OpDef(
         "OneHot", (3, 3), _infer_one_hot, _one_hot, attributes=declared(axis=-1),
-        gradient=gradients.one_hot, workspace=operands(1),
+        gradient=gradients.one_hot, batching=batching.one_hot, workspace=operands(1),
     ),
 )  # fmt: skip

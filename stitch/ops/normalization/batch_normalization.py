@@ -9,9 +9,11 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
+from stitch.ops.batching import in_first_axis
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
+from stitch.ops.normalization import normalization_batching as batching
 from stitch.ops.normalization import normalization_gradients as gradients
 from stitch.ops.normalization.layer_normalization import EPSILON
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
@@ -220,11 +222,11 @@ OPERATORS = (
         attributes=declared(
             alpha=9.999999747378752e-05, beta=0.75, bias=1.0, size=Attribute("int", required=True),
         ),
-        gradient=gradients.response,
+        gradient=gradients.response, batching=in_first_axis(),
     ),
     OpDef(
         "BatchNormalization", (5, 5), _infer_batch, _batch, outputs=(1, 3),
         attributes=declared(epsilon=EPSILON, momentum=0.8999999761581421, training_mode=0),
-        gradient=gradients.batch, workspace=operands(1 / 2, is_kept=False),
+        gradient=gradients.batch, batching=batching.batch, workspace=operands(1 / 2, is_kept=False),
     ),
 )  # fmt: skip

@@ -8,9 +8,11 @@ from functools import partial
 
 import numpy as np
 
+from stitch.ops.batching import along_axis
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, data_type_of_code
 from stitch.ops.inference import InferenceContext
+from stitch.ops.normalization import normalization_batching as batching
 from stitch.ops.normalization import normalization_gradients as gradients
 from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_chunks, standardize
 from stitch.ops.steps import along, copy_steps, scalar, workspace
@@ -204,29 +206,31 @@ OPERATORS = (
     OpDef(
         "MeanVarianceNormalization", (1, 1), _infer_mean_variance, _mean_variance,
         attributes=declared(axes=(0, 2, 3)), gradient=gradients.mean_variance,
+        batching=batching.mean_variance,
     ),
     OpDef(
         "LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER,
-        gradient=gradients.layer, workspace=operands(1 / 2, is_kept=False),
+        gradient=gradients.layer, batching=batching.layer, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "RMSNormalization", (2, 2), _infer_layer, _rms, attributes=_LAYER, gradient=gradients.rms,
-        workspace=operands(1 / 2, is_kept=False),
+        batching=batching.layer, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "InstanceNormalization", (3, 3), partial(_infer_channels, 3), _by_groups,
         attributes=declared(epsilon=EPSILON), gradient=gradients.group,
-        workspace=operands(1 / 2, is_kept=False),
+        batching=batching.by_channel, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "GroupNormalization", (3, 3), _infer_group, _by_groups,
         attributes=declared(
             epsilon=EPSILON, num_groups=Attribute("int", required=True), stash_type=1
         ),
-        gradient=gradients.group, workspace=operands(1 / 2, is_kept=False),
+        gradient=gradients.group,
+        batching=batching.by_channel, workspace=operands(1 / 2, is_kept=False),
     ),
     OpDef(
         "LpNormalization", (1, 1), _infer_norm, _norm, attributes=declared(axis=-1, p=2),
-        gradient=gradients.norm, workspace=operands(1 / 2, is_kept=False),
+        gradient=gradients.norm, batching=along_axis, workspace=operands(1 / 2, is_kept=False),
     ),
 )  # fmt: skip

@@ -17,6 +17,7 @@ import numpy as np
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
+from stitch.ops.normalization.normalization_batching import layer_gradient
 from stitch.ops.reduction import SPREAD_FROM, row_chunks
 from stitch.ops.steps import CHUNK_SIZE, fill_step, scalar, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
@@ -120,6 +121,7 @@ def _workspace(context: WorkspaceContext) -> int:
 OPERATORS = (
     OpDef(
         "LayerNormalizationGradient", (5, 5), _infer, _kernel, (1, 3), attributes=declared(axis=-1),
-        domain="stitch", workspace=WorkspaceRule(_workspace, is_kept=False),
+        domain="stitch",
+        batching=layer_gradient, workspace=WorkspaceRule(_workspace, is_kept=False),
     ),
 )  # fmt: skip

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from stitch.ops.batching import in_first_axis
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
+from stitch.ops.product.product_batching import dft
 from stitch.ops.steps import PIECE_NBYTES, pieces_of
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
@@ -166,10 +168,10 @@ def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS = (
     OpDef(
         "DFT", (1, 3), _infer_dft, _dft, attributes=declared(inverse=0, onesided=0),
-        workspace=WorkspaceRule(_dft_workspace, is_kept=False),
+        batching=dft, workspace=WorkspaceRule(_dft_workspace, is_kept=False),
     ),
     OpDef(
         "STFT", (2, 4), _infer_stft, _stft, attributes=declared(onesided=1),
-        workspace=WorkspaceRule(_stft_workspace, is_kept=False),
+        batching=in_first_axis(1, 2, 3), workspace=WorkspaceRule(_stft_workspace, is_kept=False),
     ),
 )  # fmt: skip

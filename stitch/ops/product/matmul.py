@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.attributes import float_of, int_of
+from stitch.ops.batching import of_last_axes
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, PRODUCTS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.product import product_batching as batching
 from stitch.ops.steps import fill_step, scalar
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes, few, operands
 from stitch.program import Array, ValueType
@@ -241,11 +243,17 @@ def gemm_gradient(context: GradientContext) -> Sequence[Any]:
 
 
 OPERATORS = (
-    OpDef("Det", (1, 1), _infer_det, _det, workspace=operands(3, is_kept=False)),
-    OpDef("MatMul", (2, 2), _infer_matmul, _matmul, gradient=matmul_gradient, workspace=few),
+    OpDef(
+        "Det", (1, 1), _infer_det, _det,
+        batching=of_last_axes, workspace=operands(3, is_kept=False),
+    ),
+    OpDef(
+        "MatMul", (2, 2), _infer_matmul, _matmul, gradient=matmul_gradient,
+        batching=batching.matmul, workspace=few,
+    ),
     OpDef(
         "Gemm", (2, 3), _infer_gemm, _gemm,
         attributes=declared(alpha=1.0, beta=1.0, transA=0, transB=0), gradient=gemm_gradient,
-        workspace=WorkspaceRule(_gemm_nbytes),
+        batching=batching.gemm, workspace=WorkspaceRule(_gemm_nbytes),
     ),
 )  # fmt: skip

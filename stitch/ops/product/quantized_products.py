@@ -14,6 +14,7 @@ import numpy as np
 from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BYTES
 from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.product import quantized_batching as batching
 from stitch.ops.product.matmul import product_shape
 from stitch.ops.types import REALS
 from stitch.ops.window import CONVOLUTION
@@ -249,18 +250,20 @@ def _qlinear_conv(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS = (
     OpDef(
         "MatMulInteger", (2, 4), _infer_matmul_integer, _matmul_integer,
-        workspace=_product_workspace((0, 1), 2),
+        batching=batching.matmul_integer, workspace=_product_workspace((0, 1), 2),
     ),
     OpDef(
         "QLinearMatMul", (8, 8), _infer_qlinear_matmul, _qlinear_matmul,
-        workspace=_product_workspace((0, 3), 6),
+        batching=batching.qlinear_matmul, workspace=_product_workspace((0, 3), 6),
     ),
     OpDef(
         "ConvInteger", (2, 4), _infer_conv_integer, _conv_integer,
-        attributes=CONVOLUTION.attributes, workspace=_conv_workspace(1),
+        attributes=CONVOLUTION.attributes,
+        batching=batching.conv_integer, workspace=_conv_workspace(1),
     ),
     OpDef(
         "QLinearConv", (8, 9), _infer_qlinear_conv, _qlinear_conv,
-        attributes=CONVOLUTION.attributes, workspace=_conv_workspace(3),
+        attributes=CONVOLUTION.attributes,
+        batching=batching.qlinear_conv, workspace=_conv_workspace(3),
     ),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, decl
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.recurrent.gate_functions import Gate, check_names, gates_of, names_of
+from stitch.ops.recurrent.recurrent_batching import recurrent
 from stitch.ops.recurrent.recurrent_gradients import recurrent_gradient
 from stitch.ops.steps import check_range
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
@@ -256,7 +257,8 @@ def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:
     return OpDef(
         layer.name, (3, most), partial(_infer, layer), partial(_kernel, layer),
         outputs=(1, layer.states + 1), attributes={**_ATTRIBUTES, **more},
-        gradient=recurrent_gradient, workspace=WorkspaceRule(_workspace, is_kept=False),
+        gradient=recurrent_gradient,
+        batching=recurrent, workspace=WorkspaceRule(_workspace, is_kept=False),
         checks=True,
     )  # fmt: skip
 

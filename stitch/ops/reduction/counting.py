@@ -16,6 +16,7 @@ from stitch.ops.attributes import Attributes, int_of, ints_of, string_of
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import INDICES
 from stitch.ops.inference import InferenceContext
+from stitch.ops.reduction.reduction_batching import counted
 from stitch.program import Array, DataType, ValueType
 
 _MODES = ("TF", "IDF", "TFIDF")
@@ -112,6 +113,6 @@ OPERATORS = (
             mode=Attribute("string", required=True), ngram_counts=_NUMBERS, ngram_indexes=_NUMBERS,
             pool_int64s=Attribute("ints"), pool_strings=Attribute("strings"),
             weights=Attribute("floats"),
-        ),
+        ), batching=counted,
     ),
 )  # fmt: skip

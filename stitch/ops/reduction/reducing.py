@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from stitch.ops.batching import along_axis
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import BOOLEAN, BYTES, INT64, NUMERIC, PRODUCTS
 from stitch.ops.gradient import Slope, of_first
 from stitch.ops.inference import InferenceContext
+from stitch.ops.reduction import reduction_batching as batching
 from stitch.ops.reduction import reduction_gradients as gradients
 from stitch.ops.reduction.row_statistics import LONG_ROW
 from stitch.ops.steps import fill_step, scalar
@@ -222,6 +224,7 @@ def _reduce(name: str, body: Body, slope: Slope, allowed: frozenset[DataType] = 
     return OpDef(
         name, (1, 2), partial(_infer, allowed), _kernel(body),
         attributes=declared(keepdims=1, noop_with_empty_axes=0), gradient=of_first(slope),
+        batching=batching.reduce,
         workspace=integers(3, few if name in _IN_ONE_PASS else operands(2)),
     )  # fmt: skip
 
@@ -255,7 +258,7 @@ def _argument(function: Callable[..., object]) -> Callable[[KernelArguments], Se
 def _argument_operator(name: str, function: Callable[..., object]) -> OpDef:
     return OpDef(
         name, (1, 1), _infer_argument, _argument(function),
-        attributes=declared(axis=0, keepdims=1, select_last_index=0),
+        attributes=declared(axis=0, keepdims=1, select_last_index=0), batching=along_axis,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from stitch.ops.definition import Kernel, KernelArguments, OpDef, Thunk, declare
 from stitch.ops.element_types import INDICES, PRODUCTS, onnx_code
 from stitch.ops.gradient import Gradient, GradientContext
 from stitch.ops.inference import InferenceContext
+from stitch.ops.reduction.reduction_batching import running
 from stitch.ops.steps import fill_step
 from stitch.ops.workspaces import few
 from stitch.program import ValueType
@@ -79,7 +80,8 @@ def _operator(
 ) -> OpDef:
     return OpDef(
         name, (2, 2), _infer, _running(function, neutral),
-        attributes=declared(exclusive=0, reverse=0), gradient=gradient, workspace=few,
+        attributes=declared(exclusive=0, reverse=0), gradient=gradient,
+        batching=running, workspace=few,
     )  # fmt: skip
 
 

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, string_of
+from stitch.ops.batching import in_first_axis
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.sampling.resampling import cubic_weight
+from stitch.ops.sampling.sampling_batching import deform_conv
 from stitch.ops.steps import PIECE_NBYTES, pieces_of, stretches
 from stitch.ops.window import (
     CONVOLUTION,
@@ -246,11 +248,11 @@ OPERATORS = (
     OpDef(
         "GridSample", (2, 2), _infer_grid, _grid,
         attributes=declared(align_corners=0, mode="linear", padding_mode="zeros"),
-        workspace=WorkspaceRule(_grid_workspace, is_kept=False),
+        batching=in_first_axis(), workspace=WorkspaceRule(_grid_workspace, is_kept=False),
     ),
     OpDef(
         "DeformConv", (3, 5), _infer_deform, _deform,
         attributes=declared(**_DEFORM_ATTRIBUTES, offset_group=1),
-        workspace=WorkspaceRule(_deform_workspace),
+        batching=deform_conv, workspace=WorkspaceRule(_deform_workspace),
     ),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, INT64
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.sampling.grid_sampling import bilinear
+from stitch.ops.sampling.sampling_batching import roi_align
 from stitch.ops.steps import check_indices, stretches
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
@@ -181,6 +182,6 @@ OPERATORS = (
             coordinate_transformation_mode="half_pixel", mode="avg", output_height=1,
             output_width=1, sampling_ratio=0, spatial_scale=1.0,
         ),
-        workspace=WorkspaceRule(_workspace, is_kept=False), checks=True,
+        batching=roi_align, workspace=WorkspaceRule(_workspace, is_kept=False), checks=True,
     ),
 )  # fmt: skip

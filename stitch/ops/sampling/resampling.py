@@ -20,6 +20,7 @@ from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, decl
 from stitch.ops.element_types import EVERY, FLOATS
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
+from stitch.ops.sampling.sampling_batching import resize
 from stitch.ops.steps import along, copy_steps, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
@@ -360,6 +361,6 @@ OPERATORS = (
             cubic_coeff_a=-0.75, exclude_outside=0, extrapolation_value=0.0,
             keep_aspect_ratio_policy="stretch", mode="nearest", nearest_mode="round_prefer_floor",
         ),
-        gradient=_gradient, workspace=WorkspaceRule(_workspace),
+        gradient=_gradient, batching=resize, workspace=WorkspaceRule(_workspace),
     ),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from stitch.ops.element_types import (
     data_type_of_code,
 )
 from stitch.ops.inference import InferenceContext
+from stitch.ops.shape.shape_batching import eye_like
 from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step, stretches
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
@@ -173,6 +174,6 @@ OPERATORS = (
     OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
     OpDef(
         "EyeLike", (1, 1), _infer_eye, _eye, attributes=declared(dtype=Attribute("int"), k=0),
-        workspace=few,
+        batching=eye_like, workspace=few,
     ),
 )  # fmt: skip

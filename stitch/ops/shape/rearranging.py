@@ -9,10 +9,12 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.attributes import Attributes, ints_of
+from stitch.ops.batching import along_axis, in_first_axis, of_last_axes
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.shape import rearranging_gradients as gradients
+from stitch.ops.shape import shape_batching as batching
 from stitch.ops.steps import copy_steps, fill_step
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import ValueType
@@ -267,33 +269,44 @@ def _trilu_workspace(context: WorkspaceContext) -> int:
 OPERATORS = (
     OpDef(
         "Transpose", (1, 1), _infer_transpose, _transpose,
-        attributes=declared(perm=Attribute("ints")), gradient=gradients.transpose, workspace=few,
+        attributes=declared(perm=Attribute("ints")), gradient=gradients.transpose,
+        batching=batching.transpose, workspace=few,
     ),
     OpDef(
         "Concat", (1, -1), _infer_concat, _concat,
         attributes=declared(axis=Attribute("int", required=True)), gradient=gradients.concat,
-        workspace=few,
+        batching=along_axis, workspace=few,
     ),
     OpDef(
         "Split", (1, 2), _infer_split, _split, outputs=(1, -1),
         attributes=declared(axis=0, num_outputs=Attribute("int")), gradient=gradients.split,
-        workspace=few,
+        batching=batching.split, workspace=few,
     ),
-    OpDef("Slice", (3, 5), _infer_slice, _slice, gradient=gradients.slice_, workspace=few),
-    OpDef("Expand", (2, 2), _infer_expand, _expand, gradient=gradients.expand, workspace=few),
-    OpDef("Tile", (2, 2), _infer_tile, _tile, gradient=gradients.tile, workspace=few),
+    OpDef(
+        "Slice", (3, 5), _infer_slice, _slice, gradient=gradients.slice_,
+        batching=batching.slice_, workspace=few,
+    ),
+    OpDef(
+        "Expand", (2, 2), _infer_expand, _expand, gradient=gradients.expand,
+        batching=batching.expand, workspace=few,
+    ),
+    OpDef(
+        "Tile", (2, 2), _infer_tile, _tile, gradient=gradients.tile,
+        batching=batching.tile, workspace=few,
+    ),
     OpDef(
         "DepthToSpace", (1, 1), partial(_infer_blocks, False), _depth_to_space,
         attributes=declared(blocksize=Attribute("int", required=True), mode="DCR"),
-        gradient=gradients.depth_to_space, workspace=few,
+        gradient=gradients.depth_to_space, batching=in_first_axis(), workspace=few,
     ),
     OpDef(
         "SpaceToDepth", (1, 1), partial(_infer_blocks, True), _space_to_depth,
         attributes=declared(blocksize=Attribute("int", required=True)),
-        gradient=gradients.space_to_depth, workspace=few,
+        gradient=gradients.space_to_depth, batching=in_first_axis(), workspace=few,
     ),
     OpDef(
         "Trilu", (1, 2), _infer_trilu, _trilu, attributes=declared(upper=1),
-        gradient=gradients.trilu, workspace=WorkspaceRule(_trilu_workspace),
+        gradient=gradients.trilu,
+        batching=of_last_axes, workspace=WorkspaceRule(_trilu_workspace),
     ),
 )  # fmt: skip

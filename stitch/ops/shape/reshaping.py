@@ -17,6 +17,7 @@ from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, decl
 from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Inference, InferenceContext, Shape, same_as_first
+from stitch.ops.shape import shape_batching as batching
 from stitch.ops.steps import copy_steps, fill_step
 from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, Operation, ValueType
@@ -192,7 +193,7 @@ def _shown(value: object) -> str:
 def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults: int) -> OpDef:
     return OpDef(
         name, inputs, infer, reinterpret, attributes=declared(**defaults), elementwise=True,
-        gradient=reshape_gradient, workspace=few,
+        gradient=reshape_gradient, batching=batching.same_order, workspace=few,
     )  # fmt: skip
 
 
@@ -211,18 +212,18 @@ OPERATORS = (
     OpDef(
         "Dropout", (1, 3), _infer_dropout, _dropout, outputs=(1, 2),
         attributes=declared(seed=Attribute("int")), elementwise=True, gradient=reshape_gradient,
-        workspace=few,
+        batching=batching.dropout, workspace=few,
     ),
     OpDef(
         "Shape", (1, 1), _infer_shape, _shape, attributes=declared(end=Attribute("int"), start=0),
-        workspace=few,
+        batching=batching.shape_of, workspace=few,
     ),
     # Operand 0 as it is, if operands 1 and 2 are equal; else a TaskError that names what the
     # attribute says. ONNX expansion: Identity(operand 0), without the check.
     OpDef(
         "Expect", (3, 3), _infer_expect, _expect,
         attributes=declared(name=Attribute("string", required=True)), domain="stitch",
-        workspace=few, checks=True,
+        batching=batching.expect, workspace=few, checks=True,
     ),
-    OpDef("Size", (1, 1), _infer_size, _size, workspace=few),
+    OpDef("Size", (1, 1), _infer_size, _size, batching=batching.size, workspace=few),
 )  # fmt: skip

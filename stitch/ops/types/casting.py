@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from stitch.ops.batching import broadcasting
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import MOVED, data_type_of_code
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import CHUNK_SIZE, copy_steps, stretches
+from stitch.ops.types import type_batching as batching
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.types.narrow_conversions import Rounding
 from stitch.ops.workspaces import few, operands
@@ -91,14 +93,16 @@ OPERATORS = (
     OpDef(
         "Cast", (1, 1), _infer_cast, _cast,
         attributes=declared(to=Attribute("int", required=True), **_ROUNDING), elementwise=True,
+        batching=broadcasting,
         gradient=cast_gradient, workspace=operands(1 / 2),
     ),
     OpDef(
         "BitCast", (1, 1), _infer_bit_cast, _bit_cast,
-        attributes=declared(to=Attribute("int", required=True)), workspace=few,
+        attributes=declared(to=Attribute("int", required=True)),
+        batching=broadcasting, workspace=few,
     ),
     OpDef(
         "CastLike", (2, 2), _infer_cast, _cast, attributes=_ROUNDING, gradient=cast_gradient,
-        workspace=operands(1 / 2),
+        batching=batching.cast_like, workspace=operands(1 / 2),
     ),
 )  # fmt: skip

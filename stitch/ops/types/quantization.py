@@ -17,6 +17,7 @@ from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import along
 from stitch.ops.types.conversions import conversion_steps, workspace_nbytes
 from stitch.ops.types.narrow_conversions import WIDER, Rounding
+from stitch.ops.types.type_batching import quantized
 from stitch.ops.workspaces import operands
 from stitch.program import Array, DataType, ValueType
 
@@ -172,11 +173,12 @@ _AXIS = declared(axis=1, block_size=0)
 OPERATORS = (
     OpDef(
         "QuantizeLinear", (2, 3), _infer_quantize, _quantize,
-        attributes=declared(**_AXIS, output_dtype=0, precision=0, saturate=1),
+        attributes=declared(**_AXIS, output_dtype=0, precision=0, saturate=1), batching=quantized,
         workspace=operands(4, is_kept=False),
     ),
     OpDef(
         "DequantizeLinear", (2, 3), _infer_dequantize, _dequantize,
-        attributes=declared(**_AXIS, output_dtype=0), workspace=operands(3, is_kept=False),
+        attributes=declared(**_AXIS, output_dtype=0), batching=quantized,
+        workspace=operands(3, is_kept=False),
     ),
 )  # fmt: skip

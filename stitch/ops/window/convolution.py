@@ -13,6 +13,7 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import along, copy_steps, fill_step, stretches, workspace
 from stitch.ops.window import convolution_gradients as gradients
+from stitch.ops.window import window_batching as batching
 from stitch.ops.window.columns import Columns
 from stitch.ops.window.convolution_tiles import (
     is_cut,
@@ -276,7 +277,7 @@ def _tap_steps(columns: Array, target: Array, windows: Windows) -> list[Thunk]:
 
 CONVOLUTION = OpDef(
     "Conv", (2, 3), _infer_conv, _conv, attributes=CONVOLUTION_ATTRIBUTES,
-    gradient=gradients.conv, workspace=WorkspaceRule(_conv_workspace),
+    gradient=gradients.conv, batching=batching.conv, workspace=WorkspaceRule(_conv_workspace),
 )  # fmt: skip
 OPERATORS = (
     CONVOLUTION,
@@ -286,7 +287,8 @@ OPERATORS = (
             **CONVOLUTION_ATTRIBUTES, output_padding=Attribute("ints"),
             output_shape=Attribute("ints"),
         ),
-        gradient=gradients.conv_transpose, workspace=WorkspaceRule(_conv_transpose_workspace),
+        gradient=gradients.conv_transpose,
+        batching=batching.conv_transpose, workspace=WorkspaceRule(_conv_transpose_workspace),
     ),
     *gradients.OPERATORS,
 )  # fmt: skip

@@ -28,6 +28,7 @@ from stitch.ops.window.convolution_tiles import (
     weight_nbytes,
     weight_steps,
 )
+from stitch.ops.window.window_batching import conv_weight_gradient
 from stitch.ops.window.windows import (
     CONVOLUTION_ATTRIBUTES,
     KERNEL_SHAPE,
@@ -230,6 +231,6 @@ OPERATORS = (
     OpDef(
         "ConvWeightGradient", (2, 2), _infer, _kernel,
         attributes={**CONVOLUTION_ATTRIBUTES, **KERNEL_SHAPE},
-        domain="stitch", workspace=WorkspaceRule(_workspace),
+        domain="stitch", batching=conv_weight_gradient, workspace=WorkspaceRule(_workspace),
     ),
 )  # fmt: skip

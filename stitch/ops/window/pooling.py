@@ -14,6 +14,7 @@ from stitch.ops.element_types import BYTES, FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import along, fill_step, scalar, stretches, strides_of, workspace
 from stitch.ops.window import pooling_gradients as gradients
+from stitch.ops.window import window_batching as batching
 from stitch.ops.window.convolution import check_output
 from stitch.ops.window.sliding import PLANES_NBYTES, Sliding, lines_of, sliding_nbytes
 from stitch.ops.window.sliding_positions import (
@@ -200,24 +201,26 @@ OPERATORS = (
     OpDef(
         "AveragePool", (1, 1), partial(_infer_pool, FLOATS), _average,
         attributes=declared(**POOL_ATTRIBUTES, count_include_pad=0),
-        gradient=gradients.average_pool, workspace=WorkspaceRule(_average_workspace),
+        gradient=gradients.average_pool,
+        batching=batching.by_sample, workspace=WorkspaceRule(_average_workspace),
     ),
     OpDef(
         "MaxPool", (1, 1), partial(_infer_pool, FLOATS | BYTES), _max, outputs=(1, 2),
         attributes=declared(**POOL_ATTRIBUTES, storage_order=0), gradient=gradients.max_pool,
-        workspace=WorkspaceRule(_max_workspace),
+        batching=batching.max_pool, workspace=WorkspaceRule(_max_workspace),
     ),
     OpDef(
         "LpPool", (1, 1), _infer_lp, _lp, attributes=declared(**POOL_ATTRIBUTES, p=2),
-        gradient=gradients.lp_pool, workspace=WorkspaceRule(_lp_workspace, is_kept=False),
+        gradient=gradients.lp_pool,
+        batching=batching.by_sample, workspace=WorkspaceRule(_lp_workspace, is_kept=False),
     ),
     OpDef(
         "GlobalAveragePool", (1, 1), _infer_global, _global_average,
-        gradient=gradients.global_average, workspace=few,
+        gradient=gradients.global_average, batching=batching.by_sample, workspace=few,
     ),
     OpDef(
         "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=gradients.global_max,
-        workspace=few,
+        batching=batching.by_sample, workspace=few,
     ),
     *gradients.OPERATORS,
 )  # fmt: skip

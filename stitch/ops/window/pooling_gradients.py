@@ -22,6 +22,7 @@ from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import copy_steps, fill_step, stretches, strides_of, workspace
 from stitch.ops.window.sliding import WindowLine, lines_of, taps_of
 from stitch.ops.window.sliding_positions import maxima, pieces, places_nbytes
+from stitch.ops.window.window_batching import by_sample
 from stitch.ops.window.windows import (
     POOL_ATTRIBUTES,
     Windows,
@@ -266,6 +267,6 @@ OPERATORS = (
     OpDef(
         "MaxPoolGradient", (3, 3), _infer, _kernel,
         attributes=POOL_ATTRIBUTES,
-        domain="stitch", workspace=WorkspaceRule(_taken),
+        domain="stitch", batching=by_sample, workspace=WorkspaceRule(_taken),
     ),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from stitch.ops.element_types import FLOATS, INT64, NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import check_range, copy_steps, fill_step
+from stitch.ops.window import window_batching as batching
 from stitch.ops.window.sliding import lines_of
 from stitch.ops.window.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, windows_of
 from stitch.ops.workspaces import few
@@ -163,11 +164,11 @@ def max_unpool_gradient(context: GradientContext) -> Sequence[Any]:
 OPERATORS = (
     OpDef(
         "Col2Im", (3, 3), _infer_col2im, _col2im, attributes=_LISTS, gradient=col2im_gradient,
-        workspace=few,
+        batching=batching.col2im, workspace=few,
     ),
     OpDef(
         "MaxUnpool", (2, 3), _infer_max_unpool, _max_unpool,
         attributes=declared(**KERNEL_SHAPE, pads=Attribute("ints"), strides=Attribute("ints")),
-        gradient=max_unpool_gradient, checks=True,
+        gradient=max_unpool_gradient, checks=True, batching=batching.max_unpool,
     ),
 )  # fmt: skip
