@@ -7,6 +7,7 @@ the same program, in every process. Must not know: files, devices, the runtime.
 from __future__ import annotations
 
 from stitch.compiler.aliasing import free_aliases, prove_aliases
+from stitch.compiler.loops import LoopNote, schedule_loops
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.output_values import give_outputs_their_values
 from stitch.compiler.passes import (
@@ -41,8 +42,12 @@ def compile_graph(
         )
     graph = apply_kinds(graph.with_wishes(*options.wishes))
     # Without optimisation, too, target shapes and axes have to become constants.
+    loops: tuple[LoopNote, ...] = ()
     if options.optimize:
         graph = optimize(graph, options)
+        scheduled = schedule_loops(graph, machine, options.schedule)
+        if scheduled.notes:
+            graph, loops = optimize(scheduled.graph, options), scheduled.notes
     else:
         graph = drop_unused_values(fold_constants(graph, 0))
     wishes = slot_wishes(graph)
@@ -52,7 +57,7 @@ def compile_graph(
     if options.alias_donated:
         aliases += free_aliases(graph, wishes)
     program, warnings = place(graph, wishes, aliases, machine.shape, options)
-    return Compilation(program, warnings)
+    return Compilation(program, warnings, loops)
 
 
 def optimize(graph: ComputationGraph, options: CompileOptions = _DEFAULTS) -> ComputationGraph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stitch.compiler.loops import LoopNote
 from stitch.graph import Wish
 from stitch.program import Program, Role
 
@@ -16,6 +17,8 @@ class CompileOptions:
     program. `fold_growth_nbytes` bounds by how much folding may make the constants grow in total.
     `alias_donated` lets outputs take the buffers of donated inputs wherever that is proved, also
     where no wish asks for it. Without `optimize` the operations stay as they are written.
+    `schedule`: how loops run wherever they can (`stitch.compiler.loops`), in place of what costs
+    least.
     """
 
     wishes: tuple[Wish, ...] = ()
@@ -24,6 +27,7 @@ class CompileOptions:
     fold_growth_nbytes: int = 1 << 20
     alias_donated: bool = True
     optimize: bool = True
+    schedule: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class CompileWarning:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A compiled program and the warnings that came up on the way."""
+    """A compiled program, the warnings that came up on the way, and how its loops run."""
 
     program: Program
     warnings: tuple[CompileWarning, ...] = ()
+    loops: tuple[LoopNote, ...] = ()

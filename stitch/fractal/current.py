@@ -15,7 +15,7 @@ from stitch.fractal.zipped import Nest
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NestCall:
     """A function as one over nests was given it: the name of that, the function, what it gets
     beside elements."""
 
@@ -33,18 +33,18 @@ class Way(Protocol):
     def given(self, data: Any) -> Any:
         """A leaf as functions are given it."""
 
-    def mapped(self, call: Call, xs: Nest) -> Any:
+    def mapped(self, call: NestCall, xs: Nest) -> Any:
         """The results for all elements, of which there are some: a nest, or several."""
 
-    def scanned(self, call: Call, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
+    def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
         """All states, each at the place of its element, of which there are some."""
 
     def folded(
-        self, call: Call, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
+        self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
     ) -> Any:
         """The last state; there are some elements."""
 
-    def kept(self, call: Call, xs: Nest) -> Any:
+    def kept(self, call: NestCall, xs: Nest) -> Any:
         """The numbers of the elements for which a predicate is true, of which there are some."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.fractal.current import Call, Way
+from stitch.fractal.current import NestCall, Way
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.index_map import Indexed, Listed
 from stitch.fractal.index_tree import IndexTree
@@ -31,7 +31,7 @@ def map(f: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) -> Any:
     >>> map(lambda x: x + x, FractalTensor([1, 2, 3])).tolist()
     [2, 4, 6]
     """
-    xs, call, way = as_nest("map", itr), Call("map", f, args, kwargs), way_in_use()
+    xs, call, way = as_nest("map", itr), NestCall("map", f, args, kwargs), way_in_use()
     return way.mapped(call, xs) if len(xs) else _none_of(call, way, xs)
 
 
@@ -154,7 +154,7 @@ def _scanned(
     named: dict[str, Any], *, from_right: bool,
 ) -> Any:  # fmt: skip
     xs, way = as_nest(call, itr), way_in_use()
-    told = Call(call, f, args, named)
+    told = NestCall(call, f, args, named)
     if len(xs):
         return way.scanned(told, xs, initializer, from_right=from_right)
     first = _initial(told, way, xs, initializer)
@@ -166,7 +166,7 @@ def _folded(
     named: dict[str, Any], *, from_right: bool, is_associative: bool = False,
 ) -> Any:  # fmt: skip
     xs, way = as_nest(call, itr), way_in_use()
-    told = Call(call, f, args, named)
+    told = NestCall(call, f, args, named)
     if len(xs):
         return way.folded(
             told, xs, initializer, from_right=from_right, is_associative=is_associative
@@ -174,14 +174,14 @@ def _folded(
     return _initial(told, way, xs, initializer)
 
 
-def _initial(call: Call, way: Way, xs: Nest, initializer: Any) -> Any:
+def _initial(call: NestCall, way: Way, xs: Nest, initializer: Any) -> Any:
     """The only state of an empty list."""
     if initializer is None:
         raise UsageError(f"{call.name} of an empty list needs an initializer")
     return UserFunction(call, way, xs, states=1).result(initializer)
 
 
-def _none_of(call: Call, way: Way, xs: Nest) -> Any:
+def _none_of(call: NestCall, way: Way, xs: Nest) -> Any:
     """An empty nest of what a function would give: it is tried on zeros, one in each list."""
     try:
         result = way.mapped(call, _example(xs))
@@ -208,7 +208,7 @@ def _kept(
     """The numbers of the elements for which a predicate is true."""
     if not len(xs):
         return np.empty(0, np.int64)
-    return way_in_use().kept(Call(call, predicate, args, named), xs)
+    return way_in_use().kept(NestCall(call, predicate, args, named), xs)
 
 
 def _leaves(call: str, xs: Nest) -> tuple[Nest, IndexTree]:

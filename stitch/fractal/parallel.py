@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from stitch.compiler import compile_graph
-from stitch.fractal.current import Call, using
+from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.sequential import Sequential, check_bool
 from stitch.fractal.traced import LengthsOfDataError, Traced
-from stitch.fractal.value_forms import Form
+from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Nest, Zipped
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, NoDataError, SymbolicTensor
 from stitch.program import Body
@@ -43,12 +43,12 @@ class Parallel:
         """A leaf, with data."""
         return self.sequential.given(data)
 
-    def mapped(self, call: Call, xs: Nest) -> Any:
+    def mapped(self, call: NestCall, xs: Nest) -> Any:
         """All elements, cells of one form at the same time."""
         return self._run(lambda way, c, x, _: way.mapped(c, x), call, xs, None,
                          lambda: self.sequential.mapped(call, xs))  # fmt: skip
 
-    def scanned(self, call: Call, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
+    def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
         """All states."""
         return self._run(
             lambda way, c, x, first: way.scanned(c, x, first, from_right=from_right),
@@ -57,7 +57,7 @@ class Parallel:
         )  # fmt: skip
 
     def folded(
-        self, call: Call, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
+        self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
     ) -> Any:
         """The last state."""
         words = {"from_right": from_right, "is_associative": is_associative}
@@ -66,7 +66,7 @@ class Parallel:
             lambda: self.sequential.folded(call, xs, initializer, **words),
         )  # fmt: skip
 
-    def kept(self, call: Call, xs: Nest) -> Any:
+    def kept(self, call: NestCall, xs: Nest) -> Any:
         """The numbers of the elements for which a predicate is true, all asked at the same time."""
         said = self.mapped(call, xs)
         is_one = isinstance(said, FractalTensor) and said.depth == 1
@@ -74,7 +74,7 @@ class Parallel:
         return np.flatnonzero(said.numpy())
 
     def _run(
-        self, write: Callable[[Traced, Call, Nest, Any], Any], call: Call, xs: Nest,
+        self, write: Callable[[Traced, NestCall, Nest, Any], Any], call: NestCall, xs: Nest,
         initializer: Any, otherwise: Callable[[], Any],
     ) -> Any:  # fmt: skip
         """The value of a call: traced and run, or computed otherwise where lengths depend on
@@ -120,14 +120,14 @@ class GraphTracing:
         self._inputs: dict[int, SymbolicTensor] = {}
 
     def trace(
-        self, write: Callable[[Traced, Call, Nest, Any], Any], call: Call, xs: Nest,
+        self, write: Callable[[Traced, NestCall, Nest, Any], Any], call: NestCall, xs: Nest,
         initializer: Any,
-    ) -> Form:  # fmt: skip
+    ) -> ValueForm:  # fmt: skip
         """Write a call down; gives the form of its value, whose tensors are the graph's outputs."""
         way = Traced(self.builder)
         arguments = tuple([self.brought(each) for each in call.arguments])
         named = {name: self.brought(each) for name, each in call.named.items()}
-        inside = Call(call.name, call.function, arguments, named)
+        inside = NestCall(call.name, call.function, arguments, named)
         brought = self.brought(xs)
         first = None if initializer is None else self.brought(initializer)
         with using(way):

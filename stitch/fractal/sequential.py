@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.fractal.current import Call
+from stitch.fractal.current import NestCall
 from stitch.fractal.user_function import UserFunction, form_of, nest_of, text_of
 from stitch.fractal.zipped import Nest
 
@@ -28,19 +28,19 @@ class Sequential:
         """A leaf, with data."""
         return self.builder.given(data)
 
-    def mapped(self, call: Call, xs: Nest) -> Any:
+    def mapped(self, call: NestCall, xs: Nest) -> Any:
         """The results one after the other."""
         function = UserFunction(call, self, xs, states=0)
         return nest_of(call.name, [function(x) for x in xs])
 
-    def scanned(self, call: Call, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
+    def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
         """The states one after the other."""
         states = [*self._states(call, xs, initializer, from_right)]
         after = states if initializer is None else states[1:]
         return nest_of(call.name, after[::-1] if from_right else after)
 
     def folded(
-        self, call: Call, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
+        self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
     ) -> Any:
         """The last state; no other is kept."""
         last = None
@@ -48,7 +48,9 @@ class Sequential:
             last = state
         return last
 
-    def _states(self, call: Call, xs: Nest, initializer: Any, from_right: bool) -> Iterator[Any]:
+    def _states(
+        self, call: NestCall, xs: Nest, initializer: Any, from_right: bool
+    ) -> Iterator[Any]:
         """The initializer, if there is one, and the states after each element as they come."""
         function = UserFunction(call, self, xs, states=1)
         numbers = range(len(xs))[::-1] if from_right else range(len(xs))
@@ -62,7 +64,7 @@ class Sequential:
                 check_state(call, before, state, f"round {round_}, element {number}")
             yield state
 
-    def kept(self, call: Call, xs: Nest) -> Any:
+    def kept(self, call: NestCall, xs: Nest) -> Any:
         """The numbers of the elements for which a predicate is true."""
         function, kept = UserFunction(call, self, xs, states=0), []
         for number, x in enumerate(xs):
@@ -73,7 +75,7 @@ class Sequential:
         return np.array(kept, np.int64)
 
 
-def check_state(call: Call, before: Any, after: Any, where: str) -> None:
+def check_state(call: NestCall, before: Any, after: Any, where: str) -> None:
     """Raises `UsageError` for a state that changes its depth, shape or type."""
     if form_of(after) != form_of(before):
         raise UsageError(
@@ -83,7 +85,7 @@ def check_state(call: Call, before: Any, after: Any, where: str) -> None:
         )  # fmt: skip
 
 
-def check_bool(call: Call, said: Any, where: str) -> None:
+def check_bool(call: NestCall, said: Any, where: str) -> None:
     """Raises `UsageError` for what a predicate must not give."""
     is_one = not isinstance(said, tuple) and form_of(said)[0] == 0 and said.size == 1
     if not is_one or said.dtype != np.bool_:

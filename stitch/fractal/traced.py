@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import CompileError, UsageError
-from stitch.fractal.current import Call, using
+from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.sequential import check_state
 from stitch.fractal.user_function import UserFunction, form_of, text_of
-from stitch.fractal.value_forms import Form, element_form, is_uniform, rows_of
+from stitch.fractal.value_forms import ValueForm, element_form, is_uniform, rows_of
 from stitch.fractal.zipped import Nest, Zipped
 from stitch.graph import NoDataError, SymbolicTensor, scan
 from stitch.runtime import Tensor
@@ -63,7 +63,7 @@ class Traced:
         )
         return found
 
-    def mapped(self, call: Call, xs: Nest) -> Any:
+    def mapped(self, call: NestCall, xs: Nest) -> Any:
         """One loop for each form of elements."""
         pieces = []
         for numbers in _alike(xs):
@@ -79,12 +79,12 @@ class Traced:
                 pieces.append(piece)
         return _joined(call, pieces)
 
-    def scanned(self, call: Call, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
+    def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
         """One loop for each stretch of one form, whose rounds give their states."""
         return _joined(call, self._rounds(call, xs, initializer, from_right, keeps=True)[1])
 
     def folded(
-        self, call: Call, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
+        self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
     ) -> Any:
         """The last state; of an associative function neighbours are joined, all at a time."""
         if is_associative and len(xs) > 2 and len(_alike(xs)) == 1:
@@ -94,7 +94,7 @@ class Traced:
                 pass
         return self._rounds(call, xs, initializer, from_right, keeps=False)[0]
 
-    def kept(self, call: Call, xs: Nest) -> Any:
+    def kept(self, call: NestCall, xs: Nest) -> Any:
         """Raises `LengthsOfDataError`."""
         raise LengthsOfDataError(
             f"how many elements {call.name} keeps depends on data, which there is none of while a "
@@ -106,10 +106,10 @@ class Traced:
 
     # Cells -------------------------------------------------------------------------------------
 
-    def _cells(self, call: Call, xs: Nest, numbers: Sequence[int]) -> _Piece:
+    def _cells(self, call: NestCall, xs: Nest, numbers: Sequence[int]) -> _Piece:
         """A loop without states."""
         form = element_form(xs, numbers[0])
-        made: list[Form] = []
+        made: list[ValueForm] = []
 
         def cell(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
             inside = Traced(elements[0].builder)
@@ -122,7 +122,7 @@ class Traced:
         _, results = scan(self.builder, cell, [], self._sequences(xs, numbers))
         return _Piece(numbers, made[0], list(results))
 
-    def _cell(self, call: Call, xs: Nest, number: int) -> _Piece:
+    def _cell(self, call: NestCall, xs: Nest, number: int) -> _Piece:
         """One element, here."""
         value = UserFunction(call, self, xs, states=0)(xs[number])
         form, tensors = self.flat(value)
@@ -148,7 +148,7 @@ class Traced:
             return [rows]
         return [rows.reshape(len(numbers), form.tree.numel, *rows.shape[1:])]
 
-    def flat(self, value: Any) -> tuple[Form, list[SymbolicTensor]]:
+    def flat(self, value: Any) -> tuple[ValueForm, list[SymbolicTensor]]:
         """The form of a value, and the tensors that it is made of."""
         tensors: list[SymbolicTensor] = []
 
@@ -162,12 +162,12 @@ class Traced:
                 tensors.append(self.tensor(part))
 
         walk(value)
-        return Form.of(value), tensors
+        return ValueForm.of(value), tensors
 
     # Rounds ------------------------------------------------------------------------------------
 
     def _rounds(
-        self, call: Call, xs: Nest, initializer: Any, from_right: bool, *, keeps: bool
+        self, call: NestCall, xs: Nest, initializer: Any, from_right: bool, *, keeps: bool
     ) -> tuple[Any, list[_Piece]]:
         """The last state, and all of them if they are kept."""
         order = list(range(len(xs)))[:: -1 if from_right else 1]
@@ -199,7 +199,7 @@ class Traced:
             order = order[len(stretch) :]
         return state, pieces
 
-    def _round(self, call: Call, xs: Nest, state: Any, number: int) -> Any:
+    def _round(self, call: NestCall, xs: Nest, state: Any, number: int) -> Any:
         """The state after one element, here."""
         try:
             return UserFunction(call, self, xs, states=1)(state, xs[number])
@@ -211,12 +211,18 @@ class Traced:
             return UserFunction(call, shown, xs, states=1)(state, xs[number])
 
     def _stretch(
-        self, call: Call, xs: Nest, state: Any, order: Sequence[int], from_right: bool, keeps: bool
+        self,
+        call: NestCall,
+        xs: Nest,
+        state: Any,
+        order: Sequence[int],
+        from_right: bool,
+        keeps: bool,
     ) -> tuple[Any, _Piece] | None:
         """A loop over elements of one form; None where a state has other lengths after a round, or
         the function asks for numbers."""
         numbers = sorted(order)
-        form, element = Form.of(state), element_form(xs, numbers[0])
+        form, element = ValueForm.of(state), element_form(xs, numbers[0])
         _, first = self.flat(state)
 
         def round_(states: Sequence[SymbolicTensor], elements: Sequence[SymbolicTensor]) -> Any:
@@ -246,7 +252,7 @@ class Traced:
             return None
         return form.value(iter(last)), _Piece(numbers, form, list(states))
 
-    def _reduced(self, call: Call, xs: Nest, initializer: Any) -> Any:
+    def _reduced(self, call: NestCall, xs: Nest, initializer: Any) -> Any:
         """Neighbours are joined, all pairs at a time, until one is left."""
         form = element_form(xs, 0)
         tensors = self._sequences(xs, range(len(xs)))
@@ -288,7 +294,7 @@ class _Piece:
     __slots__ = ("form", "numbers", "tensors")
 
     def __init__(
-        self, numbers: Sequence[int], form: Form, tensors: Sequence[SymbolicTensor]
+        self, numbers: Sequence[int], form: ValueForm, tensors: Sequence[SymbolicTensor]
     ) -> None:
         self.numbers, self.form, self.tensors = numbers, form, tensors
 
@@ -297,7 +303,7 @@ def _alike(xs: Nest) -> list[Sequence[int]]:
     """The numbers of the elements of each form."""
     if is_uniform(xs):
         return [range(len(xs))]
-    groups: dict[Form, list[int]] = {}
+    groups: dict[ValueForm, list[int]] = {}
     for number in range(len(xs)):
         groups.setdefault(element_form(xs, number), []).append(number)
     return list(groups.values())
@@ -311,14 +317,14 @@ def _stretch(xs: Nest, order: Sequence[int]) -> Sequence[int]:
     return list(first)
 
 
-def _joined(call: Call, pieces: Sequence[_Piece]) -> Any:
+def _joined(call: NestCall, pieces: Sequence[_Piece]) -> Any:
     """The results of all elements in their order: a nest, or several."""
     nests = [p.form.nest(iter(p.tensors), len(p.numbers)) for p in pieces]
     order = np.argsort(np.concatenate([np.asarray(p.numbers, np.int64) for p in pieces]))
     return _in_order(call, nests, None if np.array_equal(order, np.arange(len(order))) else order)
 
 
-def _in_order(call: Call, nests: Sequence[Any], order: Any) -> Any:
+def _in_order(call: NestCall, nests: Sequence[Any], order: Any) -> Any:
     first = nests[0]
     for nest in nests:
         if form_of(nest) != form_of(first):

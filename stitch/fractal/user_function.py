@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.fractal.current import Call, Way
+from stitch.fractal.current import NestCall, Way
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.zipped import Nest, Zipped
 from stitch.graph import SymbolicTensor
@@ -30,7 +30,7 @@ class UserFunction:
 
     __slots__ = ("_arguments", "_function", "_is_spread", "_named", "_way", "call")
 
-    def __init__(self, call: Call, way: Way, itr: Nest, *, states: int) -> None:
+    def __init__(self, call: NestCall, way: Way, itr: Nest, *, states: int) -> None:
         """`states`: how many arguments stand before an element. Raises `UsageError` for what cannot
         be called."""
         function, arguments, named = call.function, call.arguments, call.named

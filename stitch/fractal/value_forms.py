@@ -22,22 +22,22 @@ from stitch.graph import SymbolicTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ValueForm:
     """A tensor (neither), a nest with these lengths (`tree`), or several values (`parts`)."""
 
     tree: IndexTree | None = None
-    parts: tuple[Form, ...] | None = None
+    parts: tuple[ValueForm, ...] | None = None
 
     @staticmethod
-    def of(value: Any) -> Form:
+    def of(value: Any) -> ValueForm:
         """The form of a value."""
         if isinstance(value, tuple):
-            return Form(parts=tuple([Form.of(each) for each in value]))
+            return ValueForm(parts=tuple([ValueForm.of(each) for each in value]))
         if isinstance(value, FractalTensor):
-            return Form(value.index.tree)
-        return Form()
+            return ValueForm(value.index.tree)
+        return ValueForm()
 
-    def leaves(self) -> Iterator[Form]:
+    def leaves(self) -> Iterator[ValueForm]:
         """The forms of tensors and nests, in order."""
         if self.parts is None:
             yield self
@@ -65,16 +65,16 @@ class Form:
         return FractalTensor.of(rows, Indexed.whole(IndexTree.of([count, *repeated])))
 
 
-def element_form(xs: Nest, number: int) -> Form:
+def element_form(xs: Nest, number: int) -> ValueForm:
     """The form of one element."""
     if isinstance(xs, Zipped):
-        return Form(parts=tuple([element_form(part, number) for part in xs.parts]))
+        return ValueForm(parts=tuple([element_form(part, number) for part in xs.parts]))
     if xs.depth == 1:
-        return Form()
+        return ValueForm()
     uniform = xs.index.tree.uniform
     if uniform is not None:
-        return Form(IndexTree.of(uniform[1:]))
-    return Form(xs.index.element(number).tree)
+        return ValueForm(IndexTree.of(uniform[1:]))
+    return ValueForm(xs.index.element(number).tree)
 
 
 def is_uniform(xs: Nest) -> bool:

@@ -1,0 +1,159 @@
+"""Hoisting: what of a body does not read the states leaves the loop, as one computation for all
+rounds.
+
+Comes in: the body of a scan. Goes out: two bodies, one for what can be computed beforehand and one
+for the rest; or none, where that holds no product, since only products are worth the way through
+memory. A product of what is joined of states and others is two products, so that one can leave.
+Must not know how either is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stitch.program import (
+    ABSENT,
+    Body,
+    Constant,
+    DataType,
+    Operation,
+    ScanForm,
+    Value,
+    ValueType,
+)
+
+#: What is computed beforehand, if any of it is a product.
+PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
+
+
+@dataclass(frozen=True, slots=True)
+class Hoisted:
+    """`before` takes elements and what is shared, and makes what `rest` takes beside its states,
+    elements and what is shared: the last elements of a round."""
+
+    before: Body
+    rest: Body
+
+
+def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
+    """The two parts of a body; None where nothing is gained."""
+    body = _split_products(body, form)
+    dependent = _dependent(body, form)
+    early = [i for i, o in enumerate(body.operations) if not _reads(o, dependent) and o.body < 0]
+    if not any(body.operations[i].op in PRODUCTS and not body.operations[i].domain for i in early):
+        return None
+    early = _worth(body, early)
+    inside = set(early)
+    made = {v for i in early for v in body.operations[i].outputs if v != ABSENT}
+    late = [o for i, o in enumerate(body.operations) if i not in inside]
+    wanted = {v for o in late for v in o.inputs} | set(body.outputs)
+    passed = [v for i in early for v in body.operations[i].outputs if v in wanted and v in made]
+    if set(body.outputs) & made:
+        return None  # A result that no state has a part in: such a body is not worth the trouble.
+    operands = list(body.inputs[form.states :])
+    before = Body(
+        tuple(operands), tuple(passed), body.values,
+        tuple(body.operations[i] for i in early), _used(body.constants, body.operations, early),
+    )  # fmt: skip
+    first = form.states + form.sequences
+    rest = Body(
+        (*body.inputs[:first], *passed, *body.inputs[first:]), body.outputs, body.values,
+        tuple(late), tuple(c for c in body.constants if c.value in wanted),
+    )  # fmt: skip
+    return Hoisted(before, rest)
+
+
+def _dependent(body: Body, form: ScanForm) -> set[int]:
+    """The values that depend on states."""
+    found = set(body.inputs[: form.states])
+    for operation in body.operations:
+        if _reads(operation, found):
+            found.update(v for v in operation.outputs if v != ABSENT)
+    return found
+
+
+def _reads(operation: Operation, values: set[int]) -> bool:
+    return not values.isdisjoint(operation.inputs)
+
+
+def _worth(body: Body, early: Sequence[int]) -> list[int]:
+    """Of what could leave, products and what they need, and what only follows them."""
+    wanted: set[int] = set()
+    kept: set[int] = set()
+    for i in reversed(early):
+        operation = body.operations[i]
+        is_product = operation.op in PRODUCTS and not operation.domain
+        if is_product or not wanted.isdisjoint(operation.outputs):
+            kept.add(i)
+            wanted.update(operation.inputs)
+    made = {v for i in kept for v in body.operations[i].outputs}
+    fixed = {c.value for c in body.constants} | set(body.inputs)
+    for i in early:  # A bias that is added to a product, say.
+        operation = body.operations[i]
+        inputs = {v for v in operation.inputs if v != ABSENT}
+        if i not in kept and inputs & made and inputs <= made | fixed:
+            kept.add(i)
+            made.update(operation.outputs)
+    return sorted(kept)
+
+
+def _used(
+    constants: Sequence[Constant], operations: Sequence[Operation], chosen: Sequence[int]
+) -> tuple[Constant, ...]:
+    read = {v for i in chosen for v in operations[i].inputs}
+    return tuple(c for c in constants if c.value in read)
+
+
+def _split_products(body: Body, form: ScanForm) -> Body:
+    """A body in which no product has an operand that joins states and others along its last axis:
+    `[x, h] @ W` is `x @ W_x + h @ W_h`."""
+    dependent = _dependent(body, form)
+    makers = {v: o for o in body.operations for v in o.outputs}
+    values, constants = list(body.values), list(body.constants)
+    operations: list[Operation] = []
+
+    def fresh(name: str, kind: ValueType) -> int:
+        values.append(Value(name, kind))
+        return len(values) - 1
+
+    for operation in body.operations:
+        joined = makers.get(operation.inputs[0]) if operation.inputs else None
+        if operation.op != "MatMul" or operation.domain or joined is None:
+            operations.append(operation)
+            continue
+        weight = operation.inputs[1]
+        rank = len(body.values[operation.inputs[0]].type.shape)
+        if (
+            joined.op != "Concat" or joined.domain or weight in dependent
+            or int(str(joined.attributes["axis"])) % rank != rank - 1
+            or len(body.values[weight].type.shape) != 2
+            or len({v in dependent for v in joined.inputs}) != 2
+        ):  # fmt: skip
+            operations.append(operation)
+            continue
+        kind = body.values[weight].type
+        widths = [body.values[v].type.shape[-1] for v in joined.inputs]
+        sizes = fresh("sizes", ValueType((len(widths),), DataType.INT64))
+        constants.append(Constant(sizes, np.array(widths, np.int64)))
+        parts = [fresh("part", ValueType((w, kind.shape[1]), kind.data_type)) for w in widths]
+        operations.append(Operation("Split", (weight, sizes), tuple(parts), {"axis": 0}))
+        total = ABSENT
+        for at, (given, part) in enumerate(zip(joined.inputs, parts, strict=True)):
+            result = body.values[operation.outputs[0]].type
+            last = at == len(parts) - 1
+            product = fresh("product", result)
+            operations.append(replace(operation, inputs=(given, part), outputs=(product,)))
+            if total == ABSENT:
+                total = product
+                continue
+            summed = operation.outputs[0] if last else fresh("sum", result)
+            operations.append(
+                Operation("Add", (total, product), (summed,), location=operation.location)
+            )
+            total = summed
+    return replace(
+        body, values=tuple(values), operations=tuple(operations), constants=tuple(constants)
+    )

@@ -1,0 +1,89 @@
+"""A scan for many lanes at once: its body lifted, states and elements with a lane axis in front.
+
+Comes in: a scan, operands of which some have a lane axis in front. Goes out: the results, all with
+that axis. What differs between no two lanes is computed once. Must not know schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stitch import ops
+from stitch.graph import SymbolicTensor, Unliftable, lift, scan
+from stitch.program import ABSENT, Body, ScanForm
+
+
+def lifted_scan(
+    builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext, unliftable: Unliftable
+) -> tuple[SymbolicTensor, ...]:
+    """The results of a scan for all lanes."""
+    first = form.states + form.sequences
+    varies = states_that_vary(body, form, context.batched)
+    states = [
+        context.broadcast(i) if varies[i] else context.operands[i] for i in range(form.states)
+    ]
+    sequences = [
+        _swapped(builder, context.operands[i]) if context.batched[i] else context.operands[i]
+        for i in range(form.states, first)
+    ]
+    flags = [*varies, *context.batched[form.states :]]
+    shared = list(context.operands[first:])
+    given: list[bool] = []
+
+    def round_(before: Sequence[Any], elements: Sequence[Any]) -> Any:
+        inside: Any = (*before, *elements)[0].builder
+        lifted = lift(
+            body, [*before, *elements, *shared], flags, context.lanes, inside, unliftable
+        ).results
+        after = [
+            _in_lanes(inside, r.tensor, context.lanes) if wanted and not r.is_batched else r.tensor
+            for r, wanted in zip(lifted, varies, strict=False)
+        ]
+        given[:] = [r.is_batched for r in lifted[form.states :]]
+        return after, [r.tensor for r in lifted[form.states :]]
+
+    last, collected = scan(
+        builder, round_, states, sequences, count=form.count,
+        taken_backward=form.taken_backward, given_backward=form.given_backward,
+    )  # fmt: skip
+    results = [
+        t if is_batched else _in_lanes(builder, t, context.lanes)
+        for t, is_batched in zip(last, varies, strict=True)
+    ]
+    results += [
+        _swapped(builder, t) if is_batched else _in_lanes(builder, t, context.lanes)
+        for t, is_batched in zip(collected, given, strict=True)
+    ]
+    return tuple(results)
+
+
+def states_that_vary(body: Body, form: ScanForm, batched: Sequence[bool]) -> list[bool]:
+    """Which states differ from lane to lane: at first, or after some round."""
+    varies = list(batched[: form.states])
+    while True:
+        found = {
+            v
+            for v, flag in zip(body.inputs, [*varies, *batched[form.states :]], strict=True)
+            if flag
+        }
+        for operation in body.operations:
+            if not found.isdisjoint(operation.inputs):
+                found.update(v for v in operation.outputs if v != ABSENT)
+        after = [was or v in found for was, v in zip(varies, body.outputs, strict=False)]
+        if after == varies:
+            return varies
+        varies = after
+
+
+def _swapped(builder: Any, tensor: SymbolicTensor) -> SymbolicTensor:
+    """Lanes and rounds in the other order."""
+    order = [1, 0, *range(2, len(tensor.shape))]
+    swapped: SymbolicTensor = builder.transpose(tensor, order)
+    return swapped
+
+
+def _in_lanes(builder: Any, tensor: SymbolicTensor, lanes: int) -> SymbolicTensor:
+    """The same for every lane."""
+    repeated: SymbolicTensor = builder.apply("Expand", [tensor, [lanes, *tensor.shape]], 1, {})[0]
+    return repeated

@@ -1,0 +1,222 @@
+"""Schedules: each scan of a graph, the outermost first, becomes what costs least on a machine.
+
+* `batch`: a loop without states is one computation for all its rounds, by the operators' batching
+  rules; an operator without one is a loop of its own.
+* `hoisted`: what does not read the states is computed before the loop, for all rounds.
+* `rows`: a short loop around loops is written out, a loop for each of its rounds.
+* `wave`: the anti-diagonals of a loop in a loop are one loop.
+* `rounds`: the loop as it is.
+
+Comes in: a graph, a machine, the name of a schedule that is to be taken wherever it can be. Goes
+out: the graph that computes the same, a note for each loop. Must not know: executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stitch import ops
+from stitch.compiler.loops.hoisting import hoisted
+from stitch.compiler.loops.lanes import lifted_scan
+from stitch.graph import (
+    ComputationGraph,
+    ComputationGraphBuilder,
+    LiftedValue,
+    SymbolicTensor,
+    lift,
+    scan,
+)
+from stitch.machine import Machine
+from stitch.program import Body, Operation, ScanForm, is_scan
+
+#: The names that a schedule may be asked for by.
+SCHEDULES = ("batch", "hoisted", "rounds", "rows", "wave")
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNote:
+    """How a loop runs: where it was written, its rounds, the schedule, the seconds that this is
+    estimated to take and those of the schedules that were not taken, operators without a batching
+    rule."""
+
+    where: str
+    count: int
+    schedule: str
+    costs: tuple[tuple[str, float], ...] = ()
+    without_rule: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledLoops:
+    """A graph whose loops are scheduled, and what became of them."""
+
+    graph: ComputationGraph
+    notes: tuple[LoopNote, ...]
+
+
+def schedule_loops(
+    graph: ComputationGraph, machine: Machine, schedule: str | None = None
+) -> ScheduledLoops:
+    """The graph with each loop as its cheapest schedule has it, or as `schedule` where that can be.
+
+    Slots, wishes and results stay. Without loops it is the graph itself.
+    """
+    if not any(is_scan(operation) for operation in graph.operations):
+        return ScheduledLoops(graph, ())
+    return _Scheduling(graph, machine, schedule).run()
+
+
+class _Scheduling:
+    def __init__(self, graph: ComputationGraph, machine: Machine, schedule: str | None) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.asked = schedule
+        self.notes: list[LoopNote] = []
+
+    def run(self) -> ScheduledLoops:
+        graph = self.graph
+        builder = ComputationGraphBuilder(graph.name)
+        given = [
+            builder.input(
+                slot.name, graph.input_type(i).shape, graph.input_type(i).data_type, slot.kind,
+                slot.ownership,
+            )
+            for i, slot in enumerate(graph.inputs)
+        ]  # fmt: skip
+        lifted = lift(graph, given, [False] * len(given), 1, builder, self.written)
+        for slot, result in zip(graph.outputs, lifted.results, strict=True):
+            builder.output(slot.name, result.tensor, aliases_input=slot.aliases_input)
+        builder.wish(*graph.wishes)
+        return ScheduledLoops(builder.build(), tuple(self.notes))
+
+    def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
+        """An operation with a body, or without a rule, for the lanes of a context."""
+        builder: Any = context.builder
+        builder = builder.innermost(context.operands)
+        if not is_scan(operation):
+            return self._by_itself(builder, operation, context)
+        form, body = ScanForm.of(operation), self.graph.bodies[operation.body]
+        if any(context.batched):
+            return lifted_scan(builder, body, form, context, self.written)
+        return self._scheduled(builder, body, form, context)
+
+    def _by_itself(
+        self, builder: Any, operation: Operation, context: ops.BatchingContext
+    ) -> Sequence[Any]:
+        """An operator without a rule: a loop over the lanes; a body that is no loop: what it is."""
+        if operation.body >= 0:
+            body = self.graph.bodies[operation.body]
+            made = lift(
+                body, context.operands, context.batched, context.lanes, builder, self.written
+            ).results
+            if not any(context.batched):
+                return [r.tensor for r in made]
+            return [self._in_lanes(builder, r, context.lanes) for r in made]
+        lanes = [o for o, batched in zip(context.operands, context.batched, strict=True) if batched]
+
+        def lane(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
+            inside: Any = elements[0].builder
+            rest = iter(elements)
+            operands = [
+                next(rest) if batched else o
+                for o, batched in zip(context.operands, context.batched, strict=True)
+            ]
+            return [], inside.apply(
+                operation.op, operands, len(operation.outputs), operation.attributes,
+                operation.domain,
+            )  # fmt: skip
+
+        _, results = scan(builder, lane, [], lanes)
+        return results
+
+    def _scheduled(
+        self, builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext
+    ) -> Sequence[Any]:
+        operands = list(context.operands)
+        if not form.states and form.count:
+            return self._batched(builder, body, form, operands, context.location)
+        parts = None
+        if self.asked in (None, "hoisted", "rows") and form.count > 1 and form.sequences:
+            parts = hoisted(body, form)
+        if parts is None:
+            self._note(context.location, form, "rounds")
+            return self._rounds(builder, body, form, operands)
+        self._note(context.location, form, "hoisted")
+        states, first = operands[: form.states], form.states + form.sequences
+        sequences, shared = operands[form.states : first], operands[first:]
+        ordered = [
+            self._turned(builder, s) if back else s
+            for s, back in zip(sequences, form.taken_backward, strict=True)
+        ]
+        flags = [*[True] * len(ordered), *[False] * len(shared)]
+        before = lift(
+            parts.before, [*ordered, *shared], flags, form.count, builder, self.written
+        ).results
+        passed = [self._in_lanes(builder, r, form.count) for r in before]
+        inner = ScanForm(
+            form.count, form.states, form.sequences + len(passed), form.collected,
+            (*(False,) * (form.sequences + len(passed)),), form.given_backward,
+        )  # fmt: skip
+        return self._rounds(builder, parts.rest, inner, [*states, *ordered, *passed, *shared])
+
+    def _rounds(
+        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]
+    ) -> Sequence[Any]:
+        """A loop as it is, the loops in its body scheduled."""
+        first = form.states + form.sequences
+        shared = list(operands[first:])
+
+        def round_(states: Sequence[Any], elements: Sequence[Any]) -> Any:
+            inside: Any = (*states, *elements)[0].builder
+            given = [*states, *elements, *shared]
+            results = lift(body, given, [False] * len(given), 1, inside, self.written).results
+            tensors = [r.tensor for r in results]
+            return tensors[: form.states], tensors[form.states :]
+
+        last, collected = scan(
+            builder, round_, operands[: form.states], operands[form.states : first],
+            count=form.count, taken_backward=form.taken_backward,
+            given_backward=form.given_backward,
+        )  # fmt: skip
+        return (*last, *collected)
+
+    def _batched(
+        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str
+    ) -> Sequence[Any]:
+        """A loop without states, for all rounds at once."""
+        sequences, shared = operands[: form.sequences], operands[form.sequences :]
+        ordered = [
+            self._turned(builder, s) if back else s
+            for s, back in zip(sequences, form.taken_backward, strict=True)
+        ]
+        flags = [*[True] * len(ordered), *[False] * len(shared)]
+        lifted = lift(body, [*ordered, *shared], flags, form.count, builder, self.written)
+        names = sorted({o.op for o in lifted.without_rule if o.body < 0})
+        self._note(where, form, "batch", tuple(names))
+        results = [
+            r.tensor if r.is_batched else builder.apply(
+                "Expand", [r.tensor, [form.count, *r.tensor.shape]], 1, {})[0]
+            for r in lifted.results
+        ]  # fmt: skip
+        return [
+            self._turned(builder, r) if back else r
+            for r, back in zip(results, form.given_backward, strict=True)
+        ]
+
+    def _in_lanes(self, builder: Any, result: LiftedValue, lanes: int) -> Any:
+        """A result with a lane axis in front, also where it is the same for all lanes."""
+        if result.is_batched:
+            return result.tensor
+        tensor = result.tensor
+        return builder.apply("Expand", [tensor, [lanes, *tensor.shape]], 1, {})[0]
+
+    def _turned(self, builder: Any, tensor: Any) -> Any:
+        """From the last to the first."""
+        return builder.index(tensor, slice(None, None, -1))
+
+    def _note(
+        self, where: str, form: ScanForm, schedule: str, without_rule: tuple[str, ...] = ()
+    ) -> None:
+        self.notes.append(LoopNote(where, form.count, schedule, (), without_rule))
