@@ -31,7 +31,11 @@ def map(f: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) -> Any:
     >>> map(lambda x: x + x, FractalTensor([1, 2, 3])).tolist()
     [2, 4, 6]
     """
-    xs, call, way = as_nest("map", itr), NestCall("map", f, args, kwargs), way_in_use()
+    xs, call, way = (
+        as_nest("map", itr),
+        NestCall("map", f, args, kwargs),
+        way_in_use(itr, args, [*kwargs.values()]),
+    )
     return way.mapped(call, xs) if len(xs) else _none_of(call, way, xs)
 
 
@@ -153,7 +157,7 @@ def _scanned(
     call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: tuple[Any, ...],
     named: dict[str, Any], *, from_right: bool,
 ) -> Any:  # fmt: skip
-    xs, way = as_nest(call, itr), way_in_use()
+    xs, way = as_nest(call, itr), way_in_use(itr, initializer, args, [*named.values()])
     told = NestCall(call, f, args, named)
     if len(xs):
         return way.scanned(told, xs, initializer, from_right=from_right)
@@ -165,7 +169,7 @@ def _folded(
     call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: tuple[Any, ...],
     named: dict[str, Any], *, from_right: bool, is_associative: bool = False,
 ) -> Any:  # fmt: skip
-    xs, way = as_nest(call, itr), way_in_use()
+    xs, way = as_nest(call, itr), way_in_use(itr, initializer, args, [*named.values()])
     told = NestCall(call, f, args, named)
     if len(xs):
         return way.folded(
@@ -208,7 +212,7 @@ def _kept(
     """The numbers of the elements for which a predicate is true."""
     if not len(xs):
         return np.empty(0, np.int64)
-    return way_in_use().kept(NestCall(call, predicate, args, named), xs)
+    return way_in_use(xs, args, [*named.values()]).kept(NestCall(call, predicate, args, named), xs)
 
 
 def _leaves(call: str, xs: Nest) -> tuple[Nest, IndexTree]:

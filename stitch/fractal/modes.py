@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import Any
 
-from stitch.argument_kinds import instance_of, optional, takes
+from stitch.argument_kinds import TEXT, instance_of, optional, takes
 from stitch.errors import UsageError, closest
+from stitch.fractal.compiled_nest import check_schedule
 from stitch.fractal.current import Way, using, way_set
 from stitch.fractal.eager import EagerBuilder
+from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.parallel import Parallel
 from stitch.fractal.sequential import Sequential
+from stitch.fractal.traced import Traced
+from stitch.fractal.zipped import Zipped
+from stitch.graph import SymbolicTensor
 from stitch.runtime import RuntimeDevice
 
 
@@ -39,27 +45,54 @@ _lock = Lock()
 
 
 @contextmanager
-@takes(device=optional(instance_of("an open device", RuntimeDevice)))
-def mode(name: str, device: RuntimeDevice | None = None) -> Iterator[None]:
+@takes(device=optional(instance_of("an open device", RuntimeDevice)), schedule=optional(TEXT))
+def mode(
+    name: str, device: RuntimeDevice | None = None, *, schedule: str | None = None
+) -> Iterator[None]:
     """Functions over nests run in this mode within, on this device (default: one of the machine
     `host`).
 
     `sequential`: element by element, each operation computed as it is written, so that a debugger
     sees numbers and errors name the line. `parallel`: traced and run as one program, cells that do
     not wait for one another at the same time; the same results, to rounding where products change
-    their shape. Raises `UsageError` for another mode.
+    their shape. `schedule`: how loops run in parallel wherever they can, in place of what costs
+    least. Raises `UsageError` for another mode or schedule.
     """
     if name not in MODES:
         raise UsageError(
             f"there is no mode {name!r}", expected=", ".join(MODES), remedy=closest(name, MODES)
         )
-    with using(_default(name) if device is None else _MODES[name](device)):
+    check_schedule(schedule)
+    way = _default(name) if device is None else _MODES[name](device)
+    if isinstance(way, Parallel) and schedule is not None:
+        way = way.scheduled(schedule)
+    with using(way):
         yield
 
 
-def way_in_use() -> Way:
-    """How functions run now: in the mode chosen, else one after the other."""
-    return way_set() or _default("sequential")
+def way_in_use(*values: Any) -> Way:
+    """How functions run now: in the mode chosen, else one after the other; on values of a graph
+    that is being written, in that graph."""
+    way = way_set()
+    if not isinstance(way, Traced):
+        traced = list(traced_in(values))
+        if traced:
+            builder: Any = traced[0].builder
+            return Traced(builder.innermost(traced))
+    return way or _default("sequential")
+
+
+def traced_in(value: Any) -> Iterator[SymbolicTensor]:
+    """The values of a graph in a nest, or in several."""
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from traced_in(each)
+    elif isinstance(value, Zipped):
+        yield from traced_in(value.parts)
+    elif isinstance(value, FractalTensor):
+        yield from traced_in(value.data)
+    elif isinstance(value, SymbolicTensor) and value.written is None:
+        yield value
 
 
 def _default(name: str) -> Way:

@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from stitch.compiler import compile_graph
+from stitch.compiler import CompileOptions, compile_graph
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.graph_tracing import GraphTracing, meaning_of
 from stitch.fractal.sequential import Sequential, check_bool
 from stitch.fractal.traced import LengthsOfDataError, Traced
-from stitch.fractal.value_forms import ValueForm
-from stitch.fractal.zipped import Nest, Zipped
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, NoDataError, SymbolicTensor
-from stitch.program import Body
-from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
+from stitch.fractal.zipped import Nest
+from stitch.graph import ComputationGraph, NoDataError
+from stitch.runtime import LoadedProgram, RuntimeDevice
 from stitch.ttb import Binary
 
 #: Programs that a device keeps for graphs that come again.
@@ -34,10 +33,16 @@ MAX_PROGRAMS = 256
 class Parallel:
     """Runs calls as programs of a device; `sequential` runs what cannot be traced."""
 
-    def __init__(self, device: RuntimeDevice, sequential: Sequential) -> None:
-        self.device, self.sequential = device, sequential
+    def __init__(
+        self, device: RuntimeDevice, sequential: Sequential, schedule: str | None = None
+    ) -> None:
+        self.device, self.sequential, self.schedule = device, sequential, schedule
         self.builder = sequential.builder
         self._programs: OrderedDict[Hashable, LoadedProgram] = OrderedDict()
+
+    def scheduled(self, schedule: str) -> Parallel:
+        """The same with loops that run so wherever they can."""
+        return Parallel(self.device, self.sequential, schedule)
 
     def given(self, data: Any) -> Any:
         """A leaf, with data."""
@@ -81,7 +86,7 @@ class Parallel:
         data."""
         tracing = GraphTracing(f"fractal_{call.name}")
         try:
-            form = tracing.trace(write, call, xs, initializer)
+            form = tracing.traced(write, call, xs, initializer)
         except (LengthsOfDataError, NoDataError):
             with using(self):
                 return otherwise()
@@ -100,7 +105,8 @@ class Parallel:
 
     def _compiled(self, graph: ComputationGraph) -> LoadedProgram:
         machine = self.device.machine
-        program = compile_graph(graph, machine).program
+        options = CompileOptions(schedule=self.schedule)
+        program = compile_graph(graph, machine, options).program
         return self.device.load(Binary((program,), machine.shape, "fractal"))
 
     def _shown(self, value: Any) -> Any:
@@ -108,78 +114,3 @@ class Parallel:
         if isinstance(value, tuple):
             return tuple([self._shown(each) for each in value])
         return value if isinstance(value, FractalTensor) else self.given(value)
-
-
-class GraphTracing:
-    """A call becomes a graph; all data of its nests and arguments become inputs."""
-
-    def __init__(self, name: str) -> None:
-        self.builder = ComputationGraphBuilder(name)
-        #: What is given for the inputs of the graph.
-        self.arguments: list[Any] = []
-        self._inputs: dict[int, SymbolicTensor] = {}
-
-    def trace(
-        self, write: Callable[[Traced, NestCall, Nest, Any], Any], call: NestCall, xs: Nest,
-        initializer: Any,
-    ) -> ValueForm:  # fmt: skip
-        """Write a call down; gives the form of its value, whose tensors are the graph's outputs."""
-        way = Traced(self.builder)
-        arguments = tuple([self.brought(each) for each in call.arguments])
-        named = {name: self.brought(each) for name, each in call.named.items()}
-        inside = NestCall(call.name, call.function, arguments, named)
-        brought = self.brought(xs)
-        first = None if initializer is None else self.brought(initializer)
-        with using(way):
-            value = write(way, inside, brought, first)
-            form, tensors = way.flat(value)
-        for number, tensor in enumerate(tensors):
-            self.builder.output(f"output_{number}", tensor)
-        return form
-
-    def graph(self) -> ComputationGraph:
-        """The graph of what was traced."""
-        return self.builder.build()
-
-    def brought(self, value: Any) -> Any:
-        """A value with its data as inputs of the graph; numbers and functions stay."""
-        if isinstance(value, FractalTensor):
-            if _are_numbers(value):
-                return value  # Functions may ask for them.
-            return FractalTensor.of(self._input(value.data), value.index)
-        if isinstance(value, Zipped):
-            return Zipped([self.brought(part) for part in value.parts])
-        if isinstance(value, tuple | list):
-            return type(value)([self.brought(each) for each in value])
-        if isinstance(value, SymbolicTensor) and value.written is not None:
-            return self._input(value.written)
-        if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.ndim):
-            return self._input(value)
-        return value
-
-    def _input(self, data: Any) -> SymbolicTensor:
-        found = self._inputs.get(id(data))
-        if found is None:
-            kind = data.data_type.in_arrays if isinstance(data, Tensor) else data.dtype
-            found = self.builder.input(f"input_{len(self.arguments)}", data.shape, kind)
-            self._inputs[id(data)] = found
-            self.arguments.append(data)
-        return found
-
-
-#: Lists of so few whole numbers are part of a program.
-MAX_NUMBERS = 1024
-
-
-def _are_numbers(nest: FractalTensor) -> bool:
-    """Whether leaves are few whole numbers that are known."""
-    is_known = isinstance(nest.data, np.ndarray) and nest.dtype.kind in "iub"
-    return is_known and not nest.leaf_shape and nest.numel <= MAX_NUMBERS
-
-
-def meaning_of(graph: ComputationGraph) -> Hashable:
-    """Equal for graphs that compute the same, slot by slot."""
-    inputs = tuple([slot.value for slot in graph.inputs])
-    outputs = tuple([slot.value for slot in graph.outputs])
-    whole = Body(inputs, outputs, graph.values, graph.operations, graph.constants)
-    return (whole.meaning, *[body.meaning for body in graph.bodies])

@@ -47,6 +47,22 @@ class LoopNote:
     costs: tuple[tuple[str, float], ...] = ()
     without_rule: tuple[str, ...] = ()
 
+    def text(self) -> str:
+        """One line.
+
+        >>> LoopNote("net.py:3", 64, "hoisted", (("hoisted", 1e-3), ("rounds", 2e-3))).text()
+        'loop of 64 rounds at net.py:3: hoisted (1 ms); not rounds (2 ms)'
+        """
+        costs = {name: f"{seconds * 1e3:.3g} ms" for name, seconds in self.costs}
+        taken = f" ({costs.pop(self.schedule)})" if self.schedule in costs else ""
+        others = ", ".join(f"{name} ({text})" for name, text in costs.items())
+        rules = ", ".join(self.without_rule)
+        return (
+            f"loop of {self.count} rounds at {self.where or 'an unknown line'}: {self.schedule}"
+            f"{taken}{f'; not {others}' if others else ''}"
+            f"{f'; without a batching rule, one by one: {rules}' if rules else ''}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledLoops:
