@@ -20,6 +20,7 @@ from typing import Any
 from stitch import ops
 from stitch.compiler.loops.hoisting import hoisted
 from stitch.compiler.loops.lanes import lifted_scan
+from stitch.compiler.loops.waves import wave_of, written_wave
 from stitch.graph import (
     ComputationGraph,
     ComputationGraphBuilder,
@@ -31,6 +32,8 @@ from stitch.graph import (
 from stitch.machine import Machine
 from stitch.program import Body, Operation, ScanForm, is_scan
 
+#: A loop of more rounds than that is not written out.
+MOST_ROWS = 64
 #: The names that a schedule may be asked for by.
 SCHEDULES = ("batch", "hoisted", "rounds", "rows", "wave")
 
@@ -105,7 +108,7 @@ class _Scheduling:
         for slot, result in zip(graph.outputs, lifted.results, strict=True):
             builder.output(slot.name, result.tensor, aliases_input=slot.aliases_input)
         builder.wish(*graph.wishes)
-        return ScheduledLoops(builder.build(), tuple(self.notes))
+        return ScheduledLoops(builder.build(), tuple(dict.fromkeys(self.notes)))
 
     def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
         """An operation with a body, or without a rule, for the lanes of a context."""
@@ -150,9 +153,19 @@ class _Scheduling:
     def _scheduled(
         self, builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext
     ) -> Sequence[Any]:
-        operands = list(context.operands)
+        operands, where = list(context.operands), context.location
         if not form.states and form.count:
-            return self._batched(builder, body, form, operands, context.location)
+            return self._batched(builder, body, form, operands, where)
+        holds_loops = any(is_scan(o) for o in body.operations)
+        if self.asked in (None, "wave") and holds_loops:
+            wave = wave_of(body, form)
+            if wave is not None and self.asked == "wave":
+                self._note(where, form, "wave")
+                cell = self.graph.bodies[wave.inner.body]
+                return written_wave(builder, wave, cell, form, operands, self.written)
+        if self.asked in (None, "rows", "hoisted") and holds_loops and form.count <= MOST_ROWS:
+            self._note(where, form, "rows")
+            return self._rows(builder, body, form, operands)
         parts = None
         if self.asked in (None, "hoisted", "rows") and form.count > 1 and form.sequences:
             parts = hoisted(body, form)
@@ -197,6 +210,34 @@ class _Scheduling:
             given_backward=form.given_backward,
         )  # fmt: skip
         return (*last, *collected)
+
+    def _rows(
+        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]
+    ) -> Sequence[Any]:
+        """A loop written out, one round after the other."""
+        states, first = list(operands[: form.states]), form.states + form.sequences
+        sequences, shared = operands[form.states : first], list(operands[first:])
+        known = [builder.known_data(sequence) for sequence in sequences]
+        given: list[list[Any]] = []
+        for round_ in range(form.count):
+            elements = []
+            for sequence, data, back in zip(sequences, known, form.taken_backward, strict=True):
+                at = form.count - 1 - round_ if back else round_
+                # What is constant stays so, at the place where it is.
+                elements.append(
+                    builder.index(sequence, at) if data is None
+                    else builder.parameter(f"{sequence.name}_{at}", data[at])
+                )  # fmt: skip
+            inside = [*states, *elements, *shared]
+            made = lift(body, inside, [False] * len(inside), 1, builder, self.written).results
+            tensors = [result.tensor for result in made]
+            states = tensors[: form.states]
+            given.append(tensors[form.states :])
+        collected = [
+            builder.stack([each[i] for each in (given[::-1] if back else given)])
+            for i, back in enumerate(form.given_backward)
+        ]
+        return [*states, *collected]
 
     def _batched(
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str

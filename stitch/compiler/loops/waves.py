@@ -1,0 +1,166 @@
+"""Waves: a loop in a loop, each layer over what the layer before made, runs along its diagonals.
+
+Comes in: an outer scan whose state is a sequence, which an inner scan goes over and makes anew.
+Goes out: one scan of all layers side by side, layer `l` one round behind layer `l - 1`; or nothing,
+where a loop is not of that kind. The first rounds hold layers back that have nothing to read yet;
+what layers compute past the end of the sequence nobody reads. Must not know costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stitch.graph import Unliftable, lift, scan
+from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
+
+#: They hand their operand on where it has the result's type.
+_SAME = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """The inner scan of an outer body, which of its operands is the sequence that the layer before
+    made, and which of its results the one for the next; `rest` makes its other operands."""
+
+    inner: Operation
+    form: ScanForm
+    taken: int
+    given: int
+    rest: Body
+
+
+def wave_of(body: Body, form: ScanForm) -> Wave | None:
+    """The wave that an outer scan is; None if it is none."""
+    scans = [o for o in body.operations if is_scan(o)]
+    if form.states != 1 or form.count < 2 or len(scans) != 1 or any(form.taken_backward):
+        return None
+    inner, inside = scans[0], ScanForm.of(scans[0])
+    same = _same_values(body)
+    state, after = body.inputs[0], same.get(body.outputs[0], body.outputs[0])
+    first = inside.states
+    taken = [
+        i for i in range(first, first + inside.sequences)
+        if same.get(inner.inputs[i], inner.inputs[i]) == state
+    ]  # fmt: skip
+    if (
+        inside.sequences != 1 or len(taken) != 1 or after not in inner.outputs[first:]
+        or any(inside.taken_backward) or any(inside.given_backward) or any(form.given_backward)
+        or not inside.count
+    ):  # fmt: skip
+        return None
+    # All that is collected around is the sequence itself, and nothing else of the inner scan is
+    # read.
+    outputs = [same.get(v, v) for v in body.outputs]
+    if any(v != after for v in outputs):
+        return None
+    depends, handed = {state}, {state, after}
+    others = []
+    for operation in body.operations:
+        if operation is inner:
+            depends.update(v for v in operation.outputs if v != ABSENT)
+        elif depends.isdisjoint(operation.inputs):
+            others.append(operation)
+        elif all(same.get(v, v) in handed for v in operation.outputs):
+            depends.update(operation.outputs)
+        else:
+            return None
+    wanted = [v for i, v in enumerate(inner.inputs) if i != taken[0]]
+    if not depends.isdisjoint(wanted):
+        return None
+    made = {v for o in others for v in o.outputs}
+    rest = Body(
+        body.inputs[1:], tuple(dict.fromkeys(v for v in wanted if v in made)), body.values,
+        tuple(others), body.constants,
+    )  # fmt: skip
+    return Wave(inner, inside, taken[0], inner.outputs.index(after) - first, rest)
+
+
+def _same_values(body: Body) -> dict[int, int]:
+    """Values that are others under another name, or in another shape and back."""
+    same: dict[int, int] = {}
+    for operation in body.operations:
+        if operation.domain or operation.op not in _SAME:
+            continue
+        source = operation.inputs[0]
+        source, result = same.get(source, source), operation.outputs[0]
+        if body.values[source].type == body.values[result].type:
+            same[result] = source
+    return same
+
+
+def written_wave(
+    builder: Any, wave: Wave, inner: Body, form: ScanForm, operands: Sequence[Any],
+    unliftable: Unliftable,
+) -> list[Any]:  # fmt: skip
+    """The results of the outer scan, of this form, on these operands."""
+    depth, length = form.count, wave.form.count
+    sequence, elements = operands[0], operands[1 : 1 + form.sequences]
+    shared = operands[1 + form.sequences :]
+    flags = [*[True] * len(elements), *[False] * len(shared)]
+    made = lift(wave.rest, [*elements, *shared], flags, depth, builder, unliftable).results
+    known: dict[int, tuple[Any, bool]] = {
+        v: (r.tensor, r.is_batched) for v, r in zip(wave.rest.outputs, made, strict=True)
+    }
+    for value, tensor, flag in zip(wave.rest.inputs, [*elements, *shared], flags, strict=True):
+        known[value] = (tensor, flag)
+    for constant in wave.rest.constants:
+        known.setdefault(constant.value, (constant.data, False))
+    inputs = [
+        known[v] for i, v in enumerate(wave.inner.inputs) if i != wave.taken
+    ]  # fmt: skip
+    states = [_in_lanes(builder, *each, depth) for each in inputs[: wave.form.states]]
+    weights = inputs[wave.form.states :]
+    leaf = sequence.shape[1:]
+    register = _in_lanes(builder, builder.index(sequence, 0), False, depth)
+    padding = _in_lanes(builder, builder.index(sequence, length - 1), False, depth - 1)
+    padded = builder.concat([sequence, padding], 0)
+    body_flags = [*[True] * (wave.form.states + 1), *[batched for _, batched in weights]]
+    everything = form.collected > 0
+
+    def cells(before: Sequence[Any], x: Any, mask: Any | None) -> Any:
+        inside: Any = before[0].builder
+        *held, made_before = before
+        shifted = inside.concat([inside.unsqueeze(x, 0), inside.index(
+            made_before, slice(0, depth - 1))], 0)  # fmt: skip
+        results = lift(
+            inner, [*held, shifted, *[w for w, _ in weights]], body_flags, depth, inside, unliftable
+        ).results
+        tensors = [_in_lanes(inside, r.tensor, r.is_batched, depth) for r in results]
+        after = tensors[: wave.form.states]
+        if mask is not None:
+            after = [
+                inside.where(inside.reshape(mask, (depth, *[1] * (len(t.shape) - 1))), t, old)
+                for t, old in zip(after, held, strict=True)
+            ]
+        made_now = tensors[wave.form.states + wave.given]
+        given = [made_now] if everything or mask is not None else [inside.index(made_now, -1)]
+        return [*after, made_now], given
+
+    held = [*states, register]
+    lanes = np.arange(depth)
+    masks = builder.constant(lanes[None, :] <= np.arange(depth - 1)[:, None])
+    after_ramp, ramp = scan(
+        builder, lambda s, x: cells(s, x[0], x[1]), held,
+        [builder.index(padded, slice(0, depth - 1)), masks],
+    )  # fmt: skip
+    _, main = scan(
+        builder, lambda s, x: cells(s, x[0], None), list(after_ramp),
+        [builder.index(padded, slice(depth - 1, None))],
+    )  # fmt: skip
+    if not everything:
+        return [main[0]]
+    rows = builder.reshape(builder.concat([ramp[0], main[0]], 0), (-1, *leaf))
+    places = (np.arange(length)[None, :] + lanes[:, None]) * depth + lanes[:, None]
+    layers = builder.reshape(builder.gather(rows, places.ravel(), 0), (depth, length, *leaf))
+    return [builder.index(layers, -1), *[layers] * form.collected]
+
+
+def _in_lanes(builder: Any, tensor: Any, is_batched: bool, lanes: int) -> Any:
+    if is_batched:
+        return tensor
+    given = builder.tensor(tensor)
+    return builder.apply("Expand", [given, [lanes, *given.shape]], 1, {})[0]
