@@ -21,7 +21,13 @@ from stitch.ops import BatchingContext
 from stitch.program import ABSENT, Array, Body, Operation, Program, Value
 from stitch.runtime.executors import make_executor
 from tests.support.operators.drawn_operands import operands_of
-from tests.support.operators.one_operation import Binding, Row, one_operation, table_rows
+from tests.support.operators.one_operation import (
+    Binding,
+    Row,
+    one_operation,
+    own_rows,
+    table_rows,
+)
 
 LANES = 3
 HOST = load_machine("host")
@@ -58,7 +64,7 @@ OWN_ROWS = (
 def rows() -> tuple[Row, ...]:
     """Sound cases of every operator."""
     tables = table_rows("elementwise", "layer", "signal", "structured", "window")
-    return (*tables, *OWN_ROWS)
+    return (*tables, *OWN_ROWS, *own_rows(f"{_ROW}1"))
 
 
 @dataclass(frozen=True)
