@@ -76,6 +76,9 @@ class BodyBuilder(LayerMethods):
             self._at[outer.index] = found
         return found
 
+    def _where(self) -> str:
+        return self._location or self.around._where()
+
     def close(self) -> None:
         """No tensor of the graph around becomes part of it any more."""
         self._is_done = True

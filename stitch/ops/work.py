@@ -17,6 +17,7 @@ from stitch.ops import indexing, shape, types
 from stitch.ops.attributes import Attributes
 from stitch.program import (
     ABSENT,
+    Body,
     DataType,
     Operation,
     Program,
@@ -120,8 +121,15 @@ def sums_of_products(
     return estimate(given, [kind.shape for kind in outputs] or [()], operation.attributes)
 
 
-def multiply_adds(operation: Operation, values: Sequence[Value]) -> int:
-    """Multiply-adds of a matrix product or convolution between values; 0 for other operators."""
+def multiply_adds(
+    operation: Operation, values: Sequence[Value], bodies: Sequence[Body] = ()
+) -> int:
+    """Multiply-adds of a matrix product or convolution between values, and of all that a scan's
+    rounds have, by the `bodies` there are; 0 for other operators."""
+    if is_scan(operation) and bodies:
+        body = bodies[operation.body]
+        in_round = sum(multiply_adds(o, body.values, bodies) for o in body.operations)
+        return ScanForm.of(operation).count * in_round
     if (operation.domain, operation.op) not in _PRODUCTS:
         return 0
     inputs, outputs = (

@@ -9,12 +9,22 @@ know: which executor asks, devices, plans.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from stitch.machine import MachineShape, footprint
 from stitch.ops import OperationBytes, computed_nbytes, kernel_bytes, numpy_bytes, operand_nbytes
-from stitch.program import ABSENT, Array, Operation, OperationList, Program, TensorDesc
+from stitch.program import (
+    ABSENT,
+    Array,
+    Body,
+    Operation,
+    OperationList,
+    Program,
+    TensorDesc,
+    is_scan,
+)
 from stitch.runtime.executors.executor import ProgramBytes
 from stitch.runtime.executors.host.arrangement import arrange
 from stitch.runtime.executors.host.chunks import CHUNK_SIZE, units_of
@@ -87,7 +97,14 @@ def session_bytes(
 ) -> tuple[int, int]:
     """The most that ONNX Runtime's kernel takes; what it takes lies in the arena."""
     nbytes = FOREIGN_TIMES * operand_nbytes(program, operation)
-    if operation.op in GATHERING:
+    if is_scan(operation):
+        # Each round makes the values of the body anew.
+        body = program.bodies[operation.body]
+        inside = OperationList("", (), (), body.values, body.operations, body.constants,
+                               bodies=program.bodies)  # fmt: skip
+        most = max((session_bytes(inside, o, constants)[0] for o in body.operations), default=0)
+        nbytes += FOREIGN_TIMES * sum(computed_nbytes(v.type) for v in body.values) + most
+    elif operation.op in GATHERING:
         nbytes += _columns(program, operation)
     return nbytes, 0
 
@@ -133,11 +150,27 @@ def repacked_nbytes(program: Program) -> int:
 
     Measured for Gemm, where a session grows by all of them; convolutions are assumed to do so.
     """
-    weights = {
-        v for o in program.operations for v in o.inputs[1:2] if o.op in ("MatMul", "Gemm", "Conv")
-    }
-    kinds = (program.values[c.value].type for c in program.constants if c.value in weights)
-    return sum(computed_nbytes(kind) for kind in kinds)
+    nbytes = 0
+    parts: list[Program | Body] = [program, *program.bodies]
+    for part in parts:
+        weights = _weights(part.operations, program.bodies)
+        kinds = (part.values[c.value].type for c in part.constants if c.value in weights)
+        nbytes += sum(computed_nbytes(kind) for kind in kinds)
+    return nbytes
+
+
+def _weights(operations: Sequence[Operation], bodies: Sequence[Body]) -> set[int]:
+    """The values that products have on their right, also those within scans."""
+    found: set[int] = set()
+    for operation in operations:
+        if is_scan(operation):
+            body = bodies[operation.body]
+            inside = _weights(body.operations, bodies)
+            operands = zip(body.inputs, operation.inputs, strict=True)
+            found.update(here for there, here in operands if there in inside)
+        elif operation.op in ("MatMul", "Gemm", "Conv"):
+            found.update(operation.inputs[1:2])
+    return found
 
 
 #: Programs with more operations count all their values: which precedes which is a square of bits.
