@@ -14,6 +14,7 @@ from stitch.linker.scratch import pack_scratch, place_intermediates
 from stitch.program import (
     ABSENT,
     Array,
+    Body,
     Constant,
     InputSlot,
     OperationList,
@@ -27,16 +28,30 @@ from stitch.program import (
 NO_ARRAYS: Mapping[int, Array] = MappingProxyType({})
 
 
+def repeated_outputs(body: Body, states: int) -> dict[int, int]:
+    """What rounds collect that is another output of the body again, a state perhaps: by number; the
+    first so many are states."""
+    numbers = {value: number for number, value in enumerate(body.outputs)}
+    return {
+        numbers[o.outputs[0]]: numbers[o.inputs[0]]
+        for o in body.operations
+        if o.op == "Identity" and not o.domain
+        and numbers.get(o.outputs[0], -1) >= states and o.inputs[0] in numbers
+    }  # fmt: skip
+
+
 def program_of_body(
-    listed: OperationList, index: int, known: Mapping[int, Array] = NO_ARRAYS
+    listed: OperationList, index: int, states: int, known: Mapping[int, Array] = NO_ARRAYS
 ) -> Program:
     """The body `index` as a program; the inputs that are `known`, by their numbers, are constants,
-    the others are called by their numbers."""
+    the others are called by their numbers. `repeated_outputs` are not made again."""
     body = listed.bodies[index]
+    again = {body.outputs[number] for number in repeated_outputs(body, states)}
+    operations = tuple(o for o in body.operations if again.isdisjoint(o.outputs))
     inputs = [(i, v) for i, v in enumerate(body.inputs) if v != ABSENT and i not in known]
     constants = [*body.constants, *(Constant(body.inputs[i], known[i]) for i in sorted(known))]
     fixed = {*body.inputs, *body.outputs, *(c.value for c in constants)}
-    plan = pack_scratch(body.values, body.operations, fixed)
+    plan = pack_scratch(body.values, operations, fixed)
     scratch = Scratch(Space.HOST, plan.nbytes)
     values = list(place_intermediates(body.values, plan, scratch))
     values = [
@@ -46,6 +61,6 @@ def program_of_body(
     return Program(
         f"body {index} of {listed.name}",
         tuple(InputSlot(f"input {i}", v) for i, v in inputs),
-        tuple(OutputSlot(f"output {i}", v) for i, v in enumerate(body.outputs)),
-        tuple(values), body.operations, tuple(constants), scratch, bodies=listed.bodies,
+        tuple(OutputSlot(f"output {i}", v) for i, v in enumerate(body.outputs) if v not in again),
+        tuple(values), operations, tuple(constants), scratch, bodies=listed.bodies,
     )  # fmt: skip

@@ -221,7 +221,7 @@ class _Prices:
         form = ScanForm.of(operation)
         inside = self._rounds.get(operation.body)
         if inside is None:
-            body = program_of_body(self.program, operation.body)
+            body = program_of_body(self.program, operation.body, form.states)
             inside = _Prices(body, self.threads, None, ROUND_NODE)
             self._rounds[operation.body] = inside
         spent = sum(of(inside, i) for i in range(len(inside.program.operations)))
