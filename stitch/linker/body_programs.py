@@ -6,7 +6,7 @@ outputs, dense on the host. Must not know: executors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -17,6 +17,7 @@ from stitch.program import (
     Body,
     Constant,
     InputSlot,
+    Operation,
     OperationList,
     OutputSlot,
     Program,
@@ -58,9 +59,27 @@ def program_of_body(
         v if v.layout is not None else replace(v, layout=host_layout(v.type.data_type))
         for v in values
     ]
+    operations, bodies = _carried(operations, listed.bodies)
     return Program(
         f"body {index} of {listed.name}",
         tuple(InputSlot(f"input {i}", v) for i, v in inputs),
         tuple(OutputSlot(f"output {i}", v) for i, v in enumerate(body.outputs) if v not in again),
-        tuple(values), operations, tuple(constants), scratch, bodies=listed.bodies,
+        tuple(values), operations, tuple(constants), scratch, bodies=bodies,
     )  # fmt: skip
+
+
+def _carried(
+    operations: Sequence[Operation], bodies: Sequence[Body]
+) -> tuple[tuple[Operation, ...], tuple[Body, ...]]:
+    """Operations with those of the bodies that they need: a program checks all that it has."""
+    needed = {o.body for o in operations}
+    for index in reversed(range(len(bodies))):
+        if index in needed:
+            needed.update(o.body for o in bodies[index].operations)
+    at = {ABSENT: ABSENT} | {old: new for new, old in enumerate(sorted(needed - {ABSENT}))}
+
+    def moved(held: Sequence[Operation]) -> tuple[Operation, ...]:
+        return tuple([o if at[o.body] == o.body else replace(o, body=at[o.body]) for o in held])
+
+    kept = [bodies[index] for index in sorted(needed - {ABSENT})]
+    return moved(operations), tuple([replace(b, operations=moved(b.operations)) for b in kept])

@@ -47,7 +47,8 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     others = [workspace(a.shape, a.dtype) for a in last] if form.count > 1 else []
     sides = [others, last] if form.count % 2 == 0 else [last, others]
     rounds: list[_Round] = []
-    for there, here in (sides, sides[::-1])[: min(form.count, 2)]:
+    # Without states, all rounds read and write the same places.
+    for there, here in (sides, sides[::-1])[: form.sides]:
         before = here if form.count > 1 else first
         steps = body.bind([*before, *taken, *shared], [*there, *made.values()])
         outputs = dict(enumerate(there)) | {form.states + i: a for i, a in made.items()}
