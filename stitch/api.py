@@ -76,6 +76,7 @@ def compile(
     weights: Mapping[str, Any] | None = None,
     trainable: Iterable[str] | None = None,
     algorithm: str = "none",
+    schedule: str | None = None,
     unroll: int | None = None,
     **training: Any,
 ) -> CompiledModel:
@@ -97,6 +98,8 @@ def compile(
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError("training needs both an optimizer and a loss")
+        if schedule is not None:
+            raise UsageError("compile takes schedule= only without optimizer= and loss=")
         return _compiled_for_training(
             (module, example_inputs, input_shapes, unroll), target, (loss, optimizer), training,
             algorithm, _wishes(wishes), weights or {}, trainable,
@@ -108,7 +111,7 @@ def compile(
         raise UsageError("compile takes these only with optimizer= and loss=",
                          got=", ".join(given))  # fmt: skip
     graph = read_graph(module, example_inputs, input_shapes, unroll)
-    options = CompileOptions(wishes=_wishes(wishes), name=name, role=Role(role))
+    options = CompileOptions(wishes=_wishes(wishes), name=name, role=Role(role), schedule=schedule)
     machine = load_machine(target)
     return compiled(graph, machine, _spelled(target), options)
 

@@ -9,7 +9,7 @@ placed otherwise, is loaded when it is asked for.
 from typing import TYPE_CHECKING
 
 from stitch.compiler.compile_graph import compile_graph, optimize
-from stitch.compiler.loops import SCHEDULES, LoopNote
+from stitch.compiler.loops import SCHEDULES, LoopNote, check_schedule
 from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
 from stitch.on_demand import names_on_demand
 
@@ -34,5 +34,5 @@ else:
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "LoopNote",
     "Recompute", "SCHEDULES",
-    "compile_graph", "differentiate", "optimize", "split_graph", "with_layouts",
+    "check_schedule", "compile_graph", "differentiate", "optimize", "split_graph", "with_layouts",
 ]  # fmt: skip

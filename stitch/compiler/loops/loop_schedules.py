@@ -23,6 +23,7 @@ from stitch.compiler.loops.hoisting import Hoisted, hoisted
 from stitch.compiler.loops.lanes import lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.compiler.loops.waves import wave_of, written_wave
+from stitch.errors import UsageError, closest
 from stitch.graph import (
     ComputationGraph,
     ComputationGraphBuilder,
@@ -39,6 +40,15 @@ _NO_COSTS: Mapping[str, float] = MappingProxyType({})
 MOST_ROWS = 64
 #: The names that a schedule may be asked for by.
 SCHEDULES = ("batch", "hoisted", "rounds", "rows", "wave")
+
+
+def check_schedule(schedule: str | None) -> None:
+    """Raises `UsageError` for a schedule that there is not."""
+    if schedule is not None and schedule not in SCHEDULES:
+        raise UsageError(
+            f"there is no schedule {schedule!r}", expected=", ".join(SCHEDULES),
+            remedy=closest(schedule, SCHEDULES) or "leave it out: the cheapest is taken",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
