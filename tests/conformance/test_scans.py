@@ -160,6 +160,36 @@ def test_what_the_onnx_executor_cannot_write_is_named_with_the_scan() -> None:
     np.testing.assert_allclose(pairs[..., 0] + 1j * pairs[..., 1], expected, 1e-4, 1e-5)
 
 
+def nested(depth: int, count: int) -> stitch.CompiledModel:
+    """x/2 + 1, again and again, in scans within scans."""
+    b = ComputationGraphBuilder("deep")
+
+    def inside(depth: int, x: SymbolicTensor) -> SymbolicTensor:
+        if not depth:
+            return x * 0.5 + 1.0
+        (last,), _ = scan(b, lambda s, _: ([inside(depth - 1, s[0])], []), [x], [], count=count)
+        return last
+
+    b.output("y", inside(depth, b.input("x", (2,), "float32")))
+    return stitch.compile(b.build(), target="host")
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_scans_within_scans(executor: str) -> None:
+    with stitch.open_device("host", executor=executor) as device:
+        (found,) = all_of(device.load(nested(3, 2))(np.zeros(2, np.float32)))
+        assert found.numpy().tolist() == [2 - 2.0**-7] * 2
+
+
+def test_scans_deeper_than_a_model_can_be_are_for_numpy() -> None:
+    model = nested(40, 1)
+    with pytest.raises(CompileError, match=r"more than 16 deep"):
+        make_executor("onnxruntime").prepare(model.program, load_machine("host").shape)
+    with stitch.open_device("host", executor="auto") as device:
+        (found,) = all_of(device.load(model)(np.zeros(2, np.float32)))
+        assert found.numpy().tolist() == [1, 1]
+
+
 def test_many_rounds_are_one_call_of_onnx_runtime_and_few_are_not() -> None:
     def program(count: int) -> Program:
         return stitch.compile(graph_of(BY_NAME["sums"], count), target="host").program
