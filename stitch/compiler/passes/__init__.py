@@ -7,8 +7,9 @@ knows the graph and the operators; it must not know placement, gradients or the 
 from stitch.compiler.passes.constant_folding import fold_constants
 from stitch.compiler.passes.matrix_products import fold_transposes, turn_products
 from stitch.compiler.passes.redundancy import merge_common_subexpressions, remove_identities
+from stitch.compiler.passes.scan_bodies import optimize_bodies
 
 __all__ = [
-    "fold_constants", "fold_transposes", "merge_common_subexpressions", "remove_identities",
-    "turn_products",
+    "fold_constants", "fold_transposes", "merge_common_subexpressions", "optimize_bodies",
+    "remove_identities", "turn_products",
 ]  # fmt: skip
