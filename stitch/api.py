@@ -60,7 +60,7 @@ _WISH = either(TEXT, instance_of("a Wish", Wish))
     example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT),
     role=member_of(Role, "a role"), wishes=either(_WISH, several("a list of wishes", _WISH)),
     input_shapes=optional(MAPPING), weights=optional(MAPPING), trainable=optional(WORDS),
-    algorithm=TEXT, unroll=optional(WHOLE),
+    algorithm=TEXT, schedule=optional(TEXT), unroll=optional(WHOLE),
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,

@@ -16,6 +16,7 @@ from stitch.runtime import HookContext
 from stitch.runtime.executors import make_executor
 from stitch.runtime.executors.automatic import points
 from stitch.runtime.executors.division import divide
+from stitch.runtime.executors.host.host_bytes import repacked_nbytes
 from tests.support.scan_cases import (
     CASES,
     ScanCase,
@@ -114,7 +115,16 @@ def test_linked_programs_with_scans_give_what_they_give_apart(executor: str) -> 
     b = ComputationGraphBuilder("first")
     xs = b.input("xs", (5, 4), "float32")
     start = b.input("start", (4,), "float32")
-    _, (sums,) = scan(b, lambda s, e: ([s[0] + e[0]], [np.tanh(s[0] + e[0])]), [start], [xs])
+    rng = np.random.default_rng(3)
+    # So large that the model names them and does not hold them.
+    wide, back = (rng.standard_normal(shape, np.float32) / 8 for shape in ((4, 300), (300, 4)))
+    w, v = b.parameter("wide", wide), b.parameter("back", back)
+
+    def turned(s: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        after = s[0] + np.tanh(e[0] @ w) @ v
+        return [after], [np.tanh(after)]
+
+    _, (sums,) = scan(b, turned, [start], [xs])
     b.output("ys", sums)
     first = stitch.compile(b.build(), target="host")
     b = ComputationGraphBuilder("second")
@@ -123,7 +133,6 @@ def test_linked_programs_with_scans_give_what_they_give_apart(executor: str) -> 
     b.output("last", last)
     second = stitch.compile(b.build(), target="host")
     linked = stitch.link([first, second])
-    rng = np.random.default_rng(3)
     given = [rng.standard_normal((5, 4), np.float32), rng.standard_normal(4, np.float32)]
     with stitch.open_device("host", executor=executor) as device:
         between = all_of(device.load(first)(*given))
@@ -131,7 +140,7 @@ def test_linked_programs_with_scans_give_what_they_give_apart(executor: str) -> 
         (whole,) = all_of(device.load(linked)(*given))
         found = whole.numpy().copy()
         np.testing.assert_allclose(found, apart.numpy(), 1e-6)
-    states = np.cumsum(np.vstack([given[1], given[0]]), 0)[1:]
+    states = given[1] + np.cumsum(np.tanh(given[0] @ wide) @ back, 0)
     wanted = np.ones(4)
     for row in np.tanh(states):
         wanted = wanted * 0.5 + np.exp(row)
@@ -158,6 +167,60 @@ def test_what_the_onnx_executor_cannot_write_is_named_with_the_scan() -> None:
         pairs = found.numpy()[:, 0]
     expected = np.fft.fft(given)
     np.testing.assert_allclose(pairs[..., 0] + 1j * pairs[..., 1], expected, 1e-4, 1e-5)
+
+
+def nested(depth: int, count: int) -> stitch.CompiledModel:
+    """x/2 + 1, again and again, in scans within scans."""
+    b = ComputationGraphBuilder("deep")
+
+    def inside(depth: int, x: SymbolicTensor) -> SymbolicTensor:
+        if not depth:
+            return x * 0.5 + 1.0
+        (last,), _ = scan(b, lambda s, _: ([inside(depth - 1, s[0])], []), [x], [], count=count)
+        return last
+
+    b.output("y", inside(depth, b.input("x", (2,), "float32")))
+    return stitch.compile(b.build(), target="host")
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_scans_within_scans(executor: str) -> None:
+    with stitch.open_device("host", executor=executor) as device:
+        (found,) = all_of(device.load(nested(3, 2))(np.zeros(2, np.float32)))
+        assert found.numpy().tolist() == [2 - 2.0**-7] * 2
+
+
+def test_scans_deeper_than_a_model_can_be_are_for_numpy() -> None:
+    model = nested(40, 1)
+    with pytest.raises(CompileError, match=r"more than 16 deep"):
+        make_executor("onnxruntime").prepare(model.program, load_machine("host").shape)
+    with stitch.open_device("host", executor="auto") as device:
+        (found,) = all_of(device.load(model)(np.zeros(2, np.float32)))
+        assert found.numpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_what_a_round_makes_counts_to_the_memory_of_the_host(executor: str) -> None:
+    b = ComputationGraphBuilder("large")
+    xs = b.input("xs", (3, 1000), "float32")
+
+    def f(_: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        large = b.exp(b.op("Expand", e[0], [2000, 1000]))
+        return [], [b.reduce_sum(large, axis=0)]
+
+    _, (sums,) = scan(b, f, [], [xs])
+    b.output("sums", sums)
+    program = stitch.compile(b.build(), target="host").program
+    assert make_executor(executor).host_bytes(program).peak >= 2 * 4 * 2000 * 1000
+
+
+def test_weights_that_products_within_a_scan_rearrange_count_too() -> None:
+    def nbytes(name: str) -> int:
+        return repacked_nbytes(stitch.compile(graph_of(BY_NAME[name], 5), target="host").program)
+
+    first, second = given_to(BY_NAME["weights"], 5)[2]
+    assert nbytes("weights") == first.nbytes + second.nbytes
+    assert nbytes("sums") == 0
 
 
 def test_many_rounds_are_one_call_of_onnx_runtime_and_few_are_not() -> None:
