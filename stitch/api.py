@@ -19,6 +19,7 @@ from stitch.argument_kinds import (
     MAPPING,
     PATH,
     TEXT,
+    WHOLE,
     WORDS,
     either,
     instance_of,
@@ -59,7 +60,7 @@ _WISH = either(TEXT, instance_of("a Wish", Wish))
     example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT),
     role=member_of(Role, "a role"), wishes=either(_WISH, several("a list of wishes", _WISH)),
     input_shapes=optional(MAPPING), weights=optional(MAPPING), trainable=optional(WORDS),
-    algorithm=TEXT,
+    algorithm=TEXT, schedule=optional(TEXT), unroll=optional(WHOLE),
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
@@ -75,6 +76,8 @@ def compile(
     weights: Mapping[str, Any] | None = None,
     trainable: Iterable[str] | None = None,
     algorithm: str = "none",
+    schedule: str | None = None,
+    unroll: int | None = None,
     **training: Any,
 ) -> CompiledModel:
     """Compile a module for a machine: a computation graph, the path of a YAML or ONNX file, a
@@ -83,8 +86,8 @@ def compile(
 
     A function is traced over `example_inputs` (descriptors or arrays), a torch module captured at
     theirs (tensors too, by position or name); those of an ONNX model (by position or name), and
-    `input_shapes` by name, bind its symbolic dimensions. `wishes` are
-    spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`.
+    `input_shapes` by name, bind its symbolic dimensions, and loops of at most `unroll` rounds (4)
+    are written out. `wishes` are spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`.
 
     With `optimizer` and `loss` it is compiled for training. `weights` gives initial values by name,
     `trainable` names the constants to train (by default those with a name and an axis);
@@ -95,8 +98,10 @@ def compile(
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError("training needs both an optimizer and a loss")
+        if schedule is not None:
+            raise UsageError("compile takes schedule= only without optimizer= and loss=")
         return _compiled_for_training(
-            (module, example_inputs, input_shapes), target, (loss, optimizer), training,
+            (module, example_inputs, input_shapes, unroll), target, (loss, optimizer), training,
             algorithm, _wishes(wishes), weights or {}, trainable,
         )  # fmt: skip
     if training or weights is not None or trainable is not None or algorithm != "none":
@@ -105,14 +110,14 @@ def compile(
         given = [*training, *(w for w, v in named if v not in (None, "none"))]
         raise UsageError("compile takes these only with optimizer= and loss=",
                          got=", ".join(given))  # fmt: skip
-    graph = read_graph(module, example_inputs, input_shapes)
-    options = CompileOptions(wishes=_wishes(wishes), name=name, role=Role(role))
+    graph = read_graph(module, example_inputs, input_shapes, unroll)
+    options = CompileOptions(wishes=_wishes(wishes), name=name, role=Role(role), schedule=schedule)
     machine = load_machine(target)
     return compiled(graph, machine, _spelled(target), options)
 
 
 def _compiled_for_training(
-    source: tuple[Any, Any, Any], target: str | Path | Machine, goal: tuple[Any, Any],
+    source: tuple[Any, Any, Any, Any], target: str | Path | Machine, goal: tuple[Any, Any],
     options: dict[str, Any], algorithm: str, wishes: tuple[Wish, ...], weights: Mapping[str, Any],
     trainable: Iterable[str] | None,
 ) -> CompiledModel:  # fmt: skip

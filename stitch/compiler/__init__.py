@@ -9,21 +9,23 @@ placed otherwise, is loaded when it is asked for.
 from typing import TYPE_CHECKING
 
 from stitch.compiler.compile_graph import compile_graph, optimize
-from stitch.compiler.loops import SCHEDULES, LoopNote
+from stitch.compiler.loops import SCHEDULES, LoopNote, check_schedule
 from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.compiler.autodiff import Differentiated, differentiate
+    from stitch.compiler.autodiff import differentiate
     from stitch.compiler.changed_slots import with_layouts
+    from stitch.compiler.differentiated import Differentiated
     from stitch.compiler.forward_values import Recompute
     from stitch.compiler.split import split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "autodiff": "Differentiated differentiate",
+            "autodiff": "differentiate",
             "changed_slots": "with_layouts",
+            "differentiated": "Differentiated",
             "forward_values": "Recompute",
             "split": "split_graph",
         },
@@ -32,5 +34,5 @@ else:
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "LoopNote",
     "Recompute", "SCHEDULES",
-    "compile_graph", "differentiate", "optimize", "split_graph", "with_layouts",
+    "check_schedule", "compile_graph", "differentiate", "optimize", "split_graph", "with_layouts",
 ]  # fmt: skip

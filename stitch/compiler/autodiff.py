@@ -8,33 +8,19 @@ losses, optimizers, machines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stitch import ops
 from stitch.compiler.compile_graph import optimize
+from stitch.compiler.dependence import dependents, needed
+from stitch.compiler.differentiated import Differentiated
 from stitch.compiler.forward_values import ForwardValues, Recompute
 from stitch.compiler.passes import fold_transposes, merge_common_subexpressions, turn_products
+from stitch.compiler.scan_gradients import ScanGradient, zeros
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.program import ABSENT, InputKind, Operation
-
-
-@dataclass(frozen=True, slots=True)
-class Differentiated:
-    """A forward graph and its backward graph, and which slots belong together.
-
-    Inputs of `backward` carry the names of the forward slots that they are: inputs keep theirs,
-    `saved` are outputs of `forward`. `seeds` pairs forward outputs with the backward inputs for
-    their gradients; `gradients` pairs forward inputs with the backward outputs.
-    """
-
-    forward: ComputationGraph
-    backward: ComputationGraph
-    saved: tuple[str, ...]
-    seeds: tuple[tuple[str, str], ...]
-    gradients: tuple[tuple[str, str], ...]
+from stitch.program import ABSENT, InputKind, Operation, is_scan
 
 
 def differentiate(
@@ -51,7 +37,7 @@ def differentiate(
     has a gradient of zeros; none without `zeros`. Raises `CompileError` naming every operator
     on the way that has no gradient, unknown names, and a graph that depends on no wanted input.
     """
-    graph = merge_common_subexpressions(fold_transposes(optimize(graph)))
+    graph = _prepared(graph)
     inputs = {slot.name: i for i, slot in enumerate(graph.inputs)}
     results = {slot.name: i for i, slot in enumerate(graph.outputs)}
     if wanted is None:
@@ -65,7 +51,12 @@ def differentiate(
     _check_names(graph, wanted, inputs, "input")
     _check_names(graph, outputs, results, "output")
     walk = _Backward(graph, recompute)
-    return walk.run(wanted, outputs, zeros=zeros)
+    return walk.run(wanted, outputs, with_zeros=zeros)
+
+
+def _prepared(graph: ComputationGraph) -> ComputationGraph:
+    """The graph as it is differentiated."""
+    return merge_common_subexpressions(fold_transposes(optimize(graph)))
 
 
 def _check_names(
@@ -94,9 +85,10 @@ class _Backward:
         self.builder = ComputationGraphBuilder(f"{graph.name}_backward")
         self.forward = ForwardValues(graph, self.builder, recompute)
         self.parts: dict[int, list[Any]] = {}
+        self.scans: dict[tuple[int, ...], ScanGradient] = {}
 
     def run(
-        self, wanted: tuple[str, ...], outputs: tuple[str, ...], *, zeros: bool
+        self, wanted: tuple[str, ...], outputs: tuple[str, ...], *, with_zeros: bool
     ) -> Differentiated:
         graph = self.graph
         targets = {slot.value: slot.name for slot in graph.inputs if slot.name in wanted}
@@ -109,6 +101,7 @@ class _Backward:
                 where=f"wanted: {', '.join(wanted) or 'none'}",
                 remedy="give the parameters kind=parameter, or name the wanted inputs",
             )
+        self._prepare_scans(path)
         for operation in reversed(graph.operations):
             if not path.isdisjoint(operation.outputs):
                 with self.builder.at(operation.location):
@@ -117,9 +110,9 @@ class _Backward:
         for value, name in sorted(targets.items()):
             gradient = self._total(value)
             if gradient is None:
-                if not zeros:
+                if not with_zeros:
                     continue
-                gradient = self._zeros(value)
+                gradient = zeros(self.builder, graph.values[value].type)
             self.builder.output(f"{name}.grad", gradient)
             gradients.append((name, f"{name}.grad"))
         forward = self.forward.saving_graph()
@@ -133,24 +126,33 @@ class _Backward:
 
     def _path(self, targets: set[int], outputs: tuple[str, ...]) -> set[int]:
         """The floating values that depend on a target and that an output depends on."""
-        values, after = self.graph.values, set(targets)
+        graph = self.graph
+        ends = [slot.value for slot in graph.outputs if slot.name in outputs]
+        after = dependents(graph, graph.bodies, targets)
+        return after & needed(graph, graph.bodies, ends)
+
+    def _prepare_scans(self, path: set[int]) -> None:
+        """Before any rule reads the results of a scan it is known what the scan collects."""
         for operation in self.graph.operations:
-            if not after.isdisjoint(operation.inputs):
-                after.update(
-                    v for v in operation.outputs
-                    if v != ABSENT and values[v].type.data_type.is_floating
-                )  # fmt: skip
-        before = {s.value for s in self.graph.outputs if s.name in outputs}
-        for operation in reversed(self.graph.operations):
-            if not before.isdisjoint(operation.outputs):
-                before.update(operation.inputs)
-        return after & before
+            if is_scan(operation) and not path.isdisjoint(operation.outputs):
+                self.scans[operation.outputs] = ScanGradient(
+                    operation, self.forward, path, self._body
+                )
+
+    def _body(
+        self, graph: ComputationGraph, wanted: tuple[str, ...], outputs: tuple[str, ...]
+    ) -> Differentiated:
+        """The gradients of a round. Where a whole scan is computed again, no round is."""
+        recompute: Recompute = "none" if self.forward.recompute == "all" else self.forward.recompute
+        return _Backward(_prepared(graph), recompute).run(wanted, outputs, with_zeros=False)
 
     def _check_rules(self, path: set[int]) -> None:
         missing: dict[str, str] = {}
         for operation in self.graph.operations:
             if path.isdisjoint(operation.outputs) or path.isdisjoint(operation.inputs):
                 continue
+            if is_scan(operation):
+                continue  # Its body is looked at when it is differentiated.
             if ops.lookup(operation.op, operation.domain).gradient is None:
                 name = f"{operation.domain}.{operation.op}".lstrip(".")
                 missing.setdefault(name, operation.location)
@@ -178,13 +180,6 @@ class _Backward:
             total = total + part
         return total
 
-    def _zeros(self, value: int) -> SymbolicTensor:
-        kind = self.graph.values[value].type
-        zero = self.builder.constant(kind.data_type.dtype.type(0))
-        zeros = self.builder.op("Expand", zero, list(kind.shape))
-        assert isinstance(zeros, SymbolicTensor)
-        return zeros
-
     def _pull(self, operation: Operation, path: set[int]) -> None:
         """Apply an operation's rule, where something flows back into it and out of it."""
         if path.isdisjoint(operation.inputs):
@@ -192,6 +187,25 @@ class _Backward:
         gradients = tuple(None if v == ABSENT else self._total(v) for v in operation.outputs)
         if all(g is None for g in gradients):
             return
+        scan = self.scans.get(operation.outputs)
+        parts = (
+            self._apply_rule(operation, gradients, path)
+            if scan is None
+            else scan.pull(self.builder, gradients)
+        )
+        values = self.graph.values
+        for v, part in zip(operation.inputs, parts, strict=False):
+            if part is None or v not in path:
+                continue
+            assert part.type == values[v].type, (
+                f"{operation.op}: gradient {part.type.text()} of a {values[v].type.text()}"
+            )
+            self.parts.setdefault(v, []).append(part)
+
+    def _apply_rule(
+        self, operation: Operation, gradients: tuple[Any, ...], path: set[int]
+    ) -> Sequence[Any]:
+        """The gradients of operands by the operator's rule."""
         definition = ops.lookup(operation.op, operation.domain)
         assert definition.gradient is not None
         values = self.graph.values
@@ -207,13 +221,7 @@ class _Backward:
             self._reader(operation),
             operation.location,
         )
-        for v, part in zip(operation.inputs, definition.gradient(context), strict=False):
-            if part is None or v not in path:
-                continue
-            assert part.type == values[v].type, (
-                f"{operation.op}: gradient {part.type.text()} of a {values[v].type.text()}"
-            )
-            self.parts.setdefault(v, []).append(part)
+        return definition.gradient(context)
 
     def _reader(self, operation: Operation) -> Callable[[str, int], SymbolicTensor]:
         def read(side: str, index: int) -> SymbolicTensor:

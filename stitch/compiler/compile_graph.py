@@ -11,8 +11,10 @@ from stitch.compiler.loops import LoopNote, schedule_loops
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.output_values import give_outputs_their_values
 from stitch.compiler.passes import (
+    compute_parts_together,
     fold_constants,
     merge_common_subexpressions,
+    optimize_bodies,
     remove_identities,
 )
 from stitch.compiler.placement import place
@@ -60,10 +62,24 @@ def compile_graph(
     return Compilation(program, warnings, loops)
 
 
-def optimize(graph: ComputationGraph, options: CompileOptions = _DEFAULTS) -> ComputationGraph:
-    """The graph after the passes that keep every result as it is, to the last bit."""
+#: Scans within scans, so deep, are optimised; those within them stay as they are.
+_NESTED = 16
+
+
+def optimize(
+    graph: ComputationGraph, options: CompileOptions = _DEFAULTS, nested: int = _NESTED
+) -> ComputationGraph:
+    """The graph after the passes that keep every result as it is, to the last bit; also in the
+    bodies of its scans, `nested` deep."""
     graph = remove_dead_code(graph)
     graph = fold_constants(graph, options.fold_growth_nbytes)
     graph = remove_identities(graph)
     graph = merge_common_subexpressions(graph)
-    return remove_dead_code(graph)
+    if nested < _NESTED:
+        # A round is little data, and takes as long as it has operations.
+        graph = compute_parts_together(graph)
+    graph = remove_dead_code(graph)
+    if not nested:
+        return graph
+    with_bodies = optimize_bodies(graph, lambda body: optimize(body, options, nested - 1))
+    return graph if with_bodies is graph else remove_dead_code(with_bodies)

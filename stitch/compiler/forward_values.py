@@ -6,13 +6,25 @@ of the backward graph, and the forward graph that hands over what they need. Mus
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from stitch import ops
+from stitch.compiler.body_graphs import body_of_graph, write_operation
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, KnownValues, SymbolicTensor
 from stitch.linker import drop_unused_values
-from stitch.program import ABSENT, InputKind, Operation, OutputSlot, Value
+from stitch.program import (
+    ABSENT,
+    BodyPool,
+    InputKind,
+    Operation,
+    OutputSlot,
+    ScanForm,
+    Value,
+    ValueType,
+    result_types,
+)
 
 #: What backward computes again: nothing, what costs no more than reading it, or everything.
 Recompute = Literal["none", "cheap", "all"]
@@ -51,6 +63,9 @@ class ForwardValues:
         #: their former outputs.
         self.forward = list(graph.values)
         self.grown: dict[tuple[int, ...], Operation] = {}
+        #: The bodies of the forward graph, those of its own first.
+        self.bodies = BodyPool()
+        self.bodies.add_all(graph.bodies)
         self.names = {slot.name for slot in graph.inputs} | {slot.name for slot in graph.outputs}
 
     def value(self, wanted: int) -> SymbolicTensor:
@@ -101,13 +116,8 @@ class ForwardValues:
 
     def _emit_again(self, operation: Operation) -> None:
         operands = [None if v == ABSENT else self.values[v] for v in operation.inputs]
-        names = [self.forward[v].name for v in operation.outputs if v != ABSENT]
-        present = [v for v in operation.outputs if v != ABSENT]
-        with self.builder.at(operation.location):
-            tensors = self.builder.apply(
-                operation.op, operands, names or 1, dict(operation.attributes), operation.domain
-            )
-        self.values.update(zip(present, tensors, strict=True))
+        bodies = self.bodies.bodies
+        self.values |= write_operation(self.builder, operation, operands, self.forward, bodies)
 
     def _taken(self, value: int) -> SymbolicTensor:
         kind, name = self.forward[value].type, self.forward[value].name
@@ -132,17 +142,43 @@ class ForwardValues:
             return grown.outputs[index]
         outputs = [*grown.outputs, *(ABSENT,) * (index + 1 - len(grown.outputs))]
         operands = [None if v == ABSENT else self.forward[v].type for v in operation.inputs]
-        wider = replace(operation, outputs=tuple(outputs))
+        wider = replace(grown, outputs=tuple(outputs))
         types = ops.infer_operation(
-            wider, operands, self.known.operands(operation), bodies=self.graph.bodies
+            wider, operands, self.known.operands(operation), bodies=self.bodies.bodies
         )
-        for place, kind in enumerate(types):
+        # What a scan collects for nobody it keeps no room for.
+        places = range(len(outputs)) if operation.body == ABSENT else [index]
+        return self._grow(operation, wider, types, places)[index]
+
+    def collect(self, operation: Operation, whole: ComputationGraph, count: int) -> tuple[int, ...]:
+        """The values that a scan collects too, first round first, if that graph becomes its body:
+        its last `count` outputs."""
+        body = self.bodies.add(body_of_graph(whole, self.bodies))
+        form = ScanForm.of(operation)
+        given = (*form.given_backward, *(False,) * count)
+        form = replace(form, collected=form.collected + count, given_backward=given)
+        first = len(operation.outputs)
+        outputs = (*operation.outputs, *(ABSENT,) * count)
+        wider = replace(operation, outputs=outputs, body=body, attributes=form.attributes)
+        types = result_types(wider, self.bodies.bodies)
+        return self._grow(operation, wider, types, range(first, first + count))[first:]
+
+    def _grow(
+        self,
+        operation: Operation,
+        wider: Operation,
+        types: Sequence[ValueType],
+        places: Iterable[int],
+    ) -> tuple[int, ...]:
+        """All results of an operation, which becomes the wider one, and has results there."""
+        outputs = list(wider.outputs)
+        for place in places:
             if outputs[place] == ABSENT:
                 outputs[place] = len(self.forward)
-                self.forward.append(Value(f"{operation.op.lower()}.{place}", kind))
-        wider = self.grown[operation.outputs] = replace(operation, outputs=tuple(outputs))
-        self.maker.update((v, wider) for v in wider.outputs)
-        return outputs[index]
+                self.forward.append(Value(f"{operation.op.lower()}.{place}", types[place]))
+        grown = self.grown[operation.outputs] = replace(wider, outputs=tuple(outputs))
+        self.maker.update((v, grown) for v in outputs if v != ABSENT)
+        return grown.outputs
 
     def fresh(self, name: str) -> str:
         """A name that no slot has yet."""
@@ -164,5 +200,6 @@ class ForwardValues:
                 outputs=(*self.graph.outputs, *more),
                 operations=operations,
                 values=tuple(self.forward),
+                bodies=tuple(self.bodies.bodies),
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stitch.compiler.loops import LoopNote
+from stitch.compiler.loops import LoopNote, check_schedule
 from stitch.graph import Wish
 from stitch.program import Program, Role
 
@@ -18,7 +18,7 @@ class CompileOptions:
     `alias_donated` lets outputs take the buffers of donated inputs wherever that is proved, also
     where no wish asks for it. Without `optimize` the operations stay as they are written.
     `schedule`: how loops run wherever they can (`stitch.compiler.loops`), in place of what costs
-    least.
+    least. Raises `UsageError` for one that there is not.
     """
 
     wishes: tuple[Wish, ...] = ()
@@ -28,6 +28,9 @@ class CompileOptions:
     alias_donated: bool = True
     optimize: bool = True
     schedule: str | None = None
+
+    def __post_init__(self) -> None:
+        check_schedule(self.schedule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,17 @@ from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, Wish
 from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.ops import multiply_adds
-from stitch.program import ABSENT, FreeNames, InputKind, InputSlot, Operation, OutputSlot, Value
+from stitch.program import (
+    ABSENT,
+    Body,
+    FreeNames,
+    InputKind,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Value,
+    is_scan,
+)
 
 _GROWTH = CompileOptions().fold_growth_nbytes
 
@@ -235,7 +245,7 @@ def narrowest_cuts(
     """
     if parts == 1:
         return ()
-    costs = [operation_cost(operation, graph.values) for operation in graph.operations]
+    costs = [operation_cost(one, graph.values, graph.bodies) for one in graph.operations]
     totals = np.array([0, *accumulate(costs)], np.float64)
     mean = max(totals[-1] / parts, 1.0)
     for slack in _SLACKS:
@@ -279,9 +289,12 @@ def _cuts(
     return tuple(reversed(ends[1:-1]))
 
 
-def operation_cost(operation: Operation, values: Sequence[Value]) -> float:
+def operation_cost(
+    operation: Operation, values: Sequence[Value], bodies: Sequence[Body] = ()
+) -> float:
     """Bytes read and written, and multiplications as the bytes that take as long."""
     touched = [v for v in (*operation.inputs, *operation.outputs) if v != ABSENT]
     nbytes = sum(values[v].type.nbytes for v in touched)
-    products = 0 if operation.domain else multiply_adds(operation, values)
+    is_own = operation.domain and not is_scan(operation)
+    products = 0 if is_own else multiply_adds(operation, values, bodies)
     return 1 + nbytes + products / _PRODUCTS_PER_BYTE

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from stitch.argument_kinds import CALLABLE, PATH, TEXT, either, instance_of, optional, takes
-from stitch.compiler import SCHEDULES, CompileOptions, LoopNote, compile_graph
-from stitch.errors import UsageError, closest
+from stitch.compiler import CompileOptions, LoopNote, compile_graph
+from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.graph_tracing import GraphTracing
 from stitch.fractal.value_forms import ValueForm
@@ -104,7 +104,7 @@ def compile(
     >>> sums(ops.FractalTensor([3., 4.])).tolist()
     [3.0, 7.0]
     """
-    check_schedule(schedule)
+    options = CompileOptions(schedule=schedule)
     title = name or getattr(f, "__name__", "nest").strip("<>")
     tracing = GraphTracing(title, shares=False)
     forms = tuple([ValueForm.of(_checked(each)) for each in example])
@@ -112,18 +112,9 @@ def compile(
     gives = tracing.written(lambda _: f(*brought))
     graph = tracing.graph()
     machine = load_machine(target)
-    compiled = compile_graph(graph, machine, CompileOptions(schedule=schedule))
+    compiled = compile_graph(graph, machine, options)
     binary = Binary((compiled.program,), machine.shape, "fractal")
     return CompiledNest(graph, binary, compiled.loops, forms, gives, machine)
-
-
-def check_schedule(schedule: str | None) -> None:
-    """Raises `UsageError` for a schedule that there is not."""
-    if schedule is not None and schedule not in SCHEDULES:
-        raise UsageError(
-            f"there is no schedule {schedule!r}", expected=", ".join(SCHEDULES),
-            remedy=closest(schedule, SCHEDULES) or "leave it out: the cheapest is taken",
-        )  # fmt: skip
 
 
 def _checked(value: Any) -> Any:

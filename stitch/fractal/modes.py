@@ -12,8 +12,8 @@ from threading import Lock
 from typing import Any
 
 from stitch.argument_kinds import TEXT, instance_of, optional, takes
+from stitch.compiler import check_schedule
 from stitch.errors import UsageError, closest
-from stitch.fractal.compiled_nest import check_schedule
 from stitch.fractal.current import Way, using, way_set
 from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor

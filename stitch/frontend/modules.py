@@ -29,13 +29,17 @@ def read_graph(
     module: Any,
     examples: Sequence[Any] | Mapping[str, Any] = (),
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    unroll: int | None = None,
 ) -> ComputationGraph:
     """The computation graph of anything that `compile` takes; raises what it raises."""
     suffix = Path(module).suffix.lower() if isinstance(module, str | Path) else ""
     if suffix == ".onnx" or _is_onnx(module):
         with _reading("ONNX models", "onnx"):
             from stitch.frontend.onnx import from_onnx
-        return from_onnx(module, examples, input_shapes)
+        given = {} if unroll is None else {"unroll": unroll}
+        return from_onnx(module, examples, input_shapes, **given)
+    if unroll is not None:
+        raise UsageError("loops are unrolled in ONNX models", got=f"unroll={unroll}")
     if input_shapes:
         raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes))
     if isinstance(module, ComputationGraph):
@@ -65,6 +69,7 @@ def read_trainable(
     module: Any,
     examples: Sequence[Any] | Mapping[str, Any] = (),
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    unroll: int | None = None,
 ) -> tuple[ComputationGraph, dict[str, Array], ComputationGraph | None]:
     """The graph of anything that `compile` takes, for training; values of its inputs by name; and
     the graph for evaluation where it is another one.
@@ -72,11 +77,11 @@ def read_trainable(
     A torch module (as it is: in training mode or not) gives its parameters and buffers as inputs;
     of other modules the weights are constants, and no values are given. Raises as `read_graph`.
     """
-    if _is_torch(module) and not input_shapes:
+    if _is_torch(module) and not input_shapes and unroll is None:
         with _reading("torch modules", "torch"):
             from stitch.frontend.torch import from_torch_for_training
         return from_torch_for_training(module, examples)
-    return read_graph(module, examples, input_shapes), {}, None
+    return read_graph(module, examples, input_shapes, unroll), {}, None
 
 
 def torch_device(options: Mapping[str, Any] | None) -> Device:

@@ -1,7 +1,8 @@
 """Computation graphs: operators and logical tensors, before anything is placed.
 
-Comes in: Python functions, calls of a builder, JSON. Goes out: checked, frozen
-`ComputationGraph`s and the wishes that users attach. Must not know: machines, layouts, files.
+Comes in: Python functions, calls of a builder, JSON, bodies to be lifted to many lanes. Goes out:
+checked, frozen `ComputationGraph`s and the wishes that users attach. Must not know: machines,
+layouts, files.
 """
 
 from stitch.graph.builder import ComputationGraphBuilder

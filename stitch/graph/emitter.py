@@ -55,7 +55,7 @@ class Emitter:
 
     __slots__ = (
         "_bodies", "_constants", "_graph", "_known", "_location", "_made", "_names", "_operations",
-        "_values", "name",
+        "_unnamed", "_values", "name",
     )  # fmt: skip
 
     def __init__(self, name: str, bodies: BodyPool | None = None) -> None:
@@ -67,6 +67,8 @@ class Emitter:
         self._constants = ConstantPool()
         self._known = KnownValues()
         self._names: dict[str, int] = {}
+        #: Constants that were given no name.
+        self._unnamed: set[int] = set()
         #: Values that operations made and that are no outputs yet.
         self._made: set[int] = set()
         self._location = ""
@@ -82,7 +84,9 @@ class Emitter:
         known = self._constants.find(data)
         if known is not None:
             return self._tensor(known)
-        return self._constant("constant", data)
+        tensor = self._constant("constant", data)
+        self._unnamed.add(tensor.index)
+        return tensor
 
     def _constant(self, name: str, data: Array) -> SymbolicTensor:
         self._check_open()
@@ -217,6 +221,11 @@ class Emitter:
     def name_of(self, index: int) -> str:
         """The name of a value."""
         return self._values[index].name
+
+    def is_unnamed_constant(self, tensor: SymbolicTensor) -> bool:
+        """Whether a tensor is a constant that was given no name, and no parameter."""
+        builder: Any = tensor.builder
+        return builder is self and tensor.index in self._unnamed
 
     def known_data(self, tensor: SymbolicTensor) -> Array | None:
         """The data of a tensor where it is small and known already (read-only), else None."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from stitch import ops
 from stitch.errors import CompileError
 from stitch.graph.emitter import Emitter, Given
@@ -120,7 +122,9 @@ class _Lifting:
     def _write(self, operation: Operation) -> None:
         given = [None if v == ABSENT else self._lifted(v) for v in operation.inputs]
         varies = any(one is not None and one.is_batched for one in given)
-        if operation.body != ABSENT:
+        if varies and not self._lanes:
+            results = self._of_no_lanes(operation)
+        elif operation.body != ABSENT:
             results = self._unliftable(operation, self._context(operation, given))
             self._without_rule += [operation] if varies else []
         elif not varies:
@@ -134,7 +138,18 @@ class _Lifting:
                 results = self._by_rule(operation, self._context(operation, given))
         for value, result in zip(operation.outputs, results, strict=True):
             if value != ABSENT:
+                assert result is not None, f"a result of {operation.op} is missing"
                 self._keep(value, result, varies)
+
+    def _of_no_lanes(self, operation: Operation) -> Sequence[SymbolicTensor | None]:
+        """Nothing, in the results' types; a rule could not tell lanes from what it puts beside."""
+        kinds = map(self._type, operation.outputs)
+        return [
+            None
+            if kind is None
+            else self._builder.constant(np.empty((0, *kind.shape), kind.data_type.dtype))
+            for kind in kinds
+        ]
 
     def _as_it_is(
         self, operation: Operation, given: Sequence[LiftedValue | None]

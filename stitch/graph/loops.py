@@ -19,7 +19,7 @@ from stitch.graph.emitter import Emitter, Given
 from stitch.graph.methods import LayerMethods
 from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.program import SCAN, Body, ScanForm, ValueType
+from stitch.program import SCAN, Array, Body, ScanForm, ValueType
 
 Tensors = Sequence[SymbolicTensor]
 #: From states and the elements of a round: the states after it, and what it gives.
@@ -56,7 +56,8 @@ class BodyBuilder(LayerMethods):
         return not self._is_done and (around is other or around.is_inside(other))
 
     def tensor(self, given: Given, like: SymbolicTensor | None = None) -> SymbolicTensor:
-        """As of every builder; a tensor from around becomes an input, a small constant its copy."""
+        """As of every builder; a tensor from around becomes an input, a small constant without a
+        name its copy."""
         builder: Any = given.builder if isinstance(given, SymbolicTensor) else None
         if builder is None and isinstance(given, np.ndarray) and given.nbytes > SMALL_NBYTES:
             return self.tensor(self.around.tensor(given))  # It is at home there.
@@ -67,7 +68,7 @@ class BodyBuilder(LayerMethods):
         outer = self.around.tensor(given)
         found = self._at.get(outer.index)
         if found is None:
-            data = self.around.known_data(outer) if outer.type.nbytes <= SMALL_NBYTES else None
+            data = self._copied(outer)
             if data is not None:
                 found = self.constant(data)
             else:
@@ -75,6 +76,18 @@ class BodyBuilder(LayerMethods):
                 self.captured.append(outer)
             self._at[outer.index] = found
         return found
+
+    def _where(self) -> str:
+        return self._location or self.around._where()
+
+    def _copied(self, outer: SymbolicTensor) -> Array | None:
+        """The data of a tensor from around that the body has for itself."""
+        if outer.type.nbytes > SMALL_NBYTES:
+            return None
+        # What has a name may be trained, and so may be what is computed from it.
+        if outer.data_type.is_floating and not self.around.is_unnamed_constant(outer):
+            return None
+        return self.around.known_data(outer)
 
     def close(self) -> None:
         """No tensor of the graph around becomes part of it any more."""

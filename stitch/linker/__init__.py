@@ -8,9 +8,9 @@ either, nor files, devices or plans. Joining programs is loaded when it is asked
 from typing import TYPE_CHECKING
 
 from stitch.linker.alias_proofs import AliasProofs
-from stitch.linker.body_programs import program_of_body
+from stitch.linker.body_programs import program_of_body, repeated_outputs
 from stitch.linker.capacity import Demand, address_problems, check_capacity, demands
-from stitch.linker.dead_code import drop_unused_values, remove_dead_code
+from stitch.linker.dead_code import drop_unused_values, remove_dead_code, with_used_bodies
 from stitch.linker.expansion import expanded, expansion_nbytes, inlined
 from stitch.linker.link_check import LinkReport, check_link, wire
 from stitch.linker.scratch import (
@@ -51,6 +51,7 @@ __all__ = [
     "chain_wires", "check_capacity", "check_link", "check_wire", "choose_scratch", "demands",
     "drop_unused_values", "expanded", "expansion_nbytes", "inlined", "likely_words",
     "link_merged", "link_programs", "link_tasks", "linked_inputs", "pack_scratch",
-    "place_intermediates", "program_of_body", "remove_dead_code", "slot_index", "wire",
-    "wires_in_words", "wiring_of",
+    "place_intermediates", "program_of_body", "remove_dead_code",
+    "repeated_outputs", "slot_index", "wire",
+    "wires_in_words", "wiring_of", "with_used_bodies",
 ]  # fmt: skip

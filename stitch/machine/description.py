@@ -15,6 +15,8 @@ Goes out: a `Machine`, or one `FormatError` that lists every problem with its li
     compute: {launch_seconds: .., other_flops_per_second: ..,
               flops_per_second: {bfloat16: .., bfp8: ..},
               bytes_per_second: {dram: .., l1: ..}}             # optional
+    loops: {round_seconds: .., operation_seconds: .., flops_per_second: .., near_nbytes: ..,
+            near_bytes_per_second: .., far_bytes_per_second: ..} # optional
     paths:
       - {from: host, to: dram, bytes_per_second: .., latency_seconds: ..}
       - {from: host, to: host, curve: {4096: 1.0e+9, ..}, latency_seconds: ..}
@@ -22,7 +24,8 @@ Goes out: a `Machine`, or one `FormatError` that lists every problem with its li
 
 A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (so many cores copy, each over
 its own link). A path that is left out does not exist: without `l1 -> l1`, moves inside L1 go
-through DRAM. Without `compute` programs take no simulated time. Any figure may be written `{value:
+through DRAM. Without `compute` programs take no simulated time. `loops` weighs schedules of loops
+against each other (without: the figures of `host`). Any figure may be written `{value:
 .., source: ..}`; a `source` in a mapping speaks for all of its figures. The machines that Stitch
 ships name the source of every figure (a test keeps that); a user's file may leave them all out.
 Must not know tensors, plans or devices.

@@ -137,11 +137,30 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopRates:
+    """What the rounds of a loop take where they are computed, by an estimate that is good for
+    weighing one schedule against another.
+
+    A round takes `round_seconds`, and each of its operations `operation_seconds`, its FLOPs, and
+    its bytes: at `near_bytes_per_second` as far as what a round reads and writes is no more than
+    `near_nbytes` (the cache of one core), beyond that at `far_bytes_per_second`.
+    """
+
+    round_seconds: float
+    operation_seconds: float
+    flops_per_second: float
+    near_nbytes: int
+    near_bytes_per_second: float
+    far_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A described device: name, memory shape, and a path for each pair of spaces it connects.
 
     `sources` pairs the dotted name of a figure with where that figure was found. Without `compute`
-    programs take no simulated time.
+    programs take no simulated time; without `loops` schedules of loops are chosen by the figures
+    of the machine `host`.
     """
 
     shape: MachineShape
@@ -149,6 +168,7 @@ class Machine:
     sources: tuple[tuple[str, str], ...] = ()
     noc: Noc | None = None
     compute: Compute | None = None
+    loops: LoopRates | None = None
 
     @property
     def name(self) -> str:

@@ -30,7 +30,7 @@ from stitch.forms import (
     as_written,
     number_of,
 )
-from stitch.machine.machine import Compute, Curve, Machine, Noc, Path
+from stitch.machine.machine import Compute, Curve, LoopRates, Machine, Noc, Path
 from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import DataType, Space
 
@@ -218,6 +218,16 @@ _COMPUTE = Form(
     Row("other_flops_per_second", _POSITIVE, needed=True),
     Row("bytes_per_second", _rates(Space, "the spaces"), default=()),
 )
+_LOOPS = Form(
+    "loops",
+    LoopRates,
+    Row("round_seconds", _NOT_NEGATIVE, needed=True),
+    Row("operation_seconds", _NOT_NEGATIVE, needed=True),
+    Row("flops_per_second", _POSITIVE, needed=True),
+    Row("near_nbytes", Whole(1), needed=True),
+    Row("near_bytes_per_second", _POSITIVE, needed=True),
+    Row("far_bytes_per_second", _POSITIVE, needed=True),
+)
 _PATH = Form(
     "a path",
     _Path,
@@ -243,6 +253,7 @@ _MACHINE = Form(
     Row("l1", _SPACE),
     Row("noc", _NOC),
     Row("compute", _COMPUTE),
+    Row("loops", _LOOPS),
     Row("paths", ListOf(_PATH, "a list of paths"), needed=True, default=()),
 )
 MACHINE_KEYS = _MACHINE.keys
@@ -280,7 +291,14 @@ def _machine(fields: FormValues, reading: Reading) -> Machine:
     dram, l1 = (None if space is None else space.shape for space in (values["dram"], values["l1"]))
     shape = MachineShape(values["name"], values["core_grid"], values["host"].shape, l1, dram)
     paths = tuple(_path(path, values["noc"]) for path in values["paths"])
-    machine = Machine(shape, paths, tuple(reading.sources or ()), values["noc"], values["compute"])
+    machine = Machine(
+        shape,
+        paths,
+        tuple(reading.sources or ()),
+        values["noc"],
+        values["compute"],
+        values["loops"],
+    )
     for source in shape.spaces:
         for target in shape.spaces:
             try:

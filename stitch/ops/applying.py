@@ -20,7 +20,6 @@ from stitch.errors import CompileError
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, resolve_attributes
 from stitch.ops.inference import InferenceContext, operation_text
 from stitch.ops.registry import lookup
-from stitch.ops.steps import LINE_NBYTES
 from stitch.ops.workspaces import ANY_KERNEL_NBYTES, WorkspaceContext, computed_nbytes
 from stitch.program import (
     ABSENT,
@@ -282,10 +281,8 @@ def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelByte
 def numpy_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
 ) -> tuple[int, int]:
-    """What an operation's NumPy kernel takes; of a scan, with what its body takes."""
+    """What the NumPy kernel of an operation takes that carries no body."""
     values = program.values
-    if operation.body != ABSENT:
-        return _scan_nbytes(program, operation), 0
     inputs = [None if v == ABSENT else values[v].type for v in operation.inputs]
     known = [constants.get(v) for v in operation.inputs]
     words: dict[str, Any] = {
@@ -304,18 +301,6 @@ def numpy_bytes(
     nbytes = kernel_workspace(operation.op, inputs, outputs, **words) + unwanted
     is_kept = lookup(operation.op, operation.domain).workspace.is_kept or unwanted > 0
     return nbytes, nbytes if is_kept else 0
-
-
-def _scan_nbytes(program: OperationList, operation: Operation) -> int:
-    """States and elements of sequences once more, all values of the body apart, and the most that a
-    kernel takes there."""
-    body = program.bodies[operation.body]
-    inside = OperationList("", (), (), body.values, body.operations, body.constants,
-                           bodies=program.bodies)  # fmt: skip
-    most = kernel_bytes(inside, numpy_bytes).passing
-    held = sum(computed_nbytes(value.type) + LINE_NBYTES for value in body.values)
-    results = sum(computed_nbytes(t) for t in (*body.input_types, *body.output_types) if t)
-    return 2 * (held + results) + most + ANY_KERNEL_NBYTES
 
 
 def operand_nbytes(program: OperationList, operation: Operation) -> int:

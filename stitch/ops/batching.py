@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class BatchingContext(WithAttributes):
-    """One operation that is to be applied to `lanes` lanes.
+    """One operation that is to be applied to `lanes` lanes, one at least.
 
     Types are those of one lane, None for what is absent. `operands[i]` is a value or an array, with
     the lane axis in front if `batched[i]`; `constants[i]` is its data where it is known at compile
@@ -123,7 +123,12 @@ class BatchingContext(WithAttributes):
 
     def repeated(self, value: Any, shape: Shape) -> Any:
         """A value of one lane, of this shape, for each lane: [lanes, *shape]."""
-        return self.apply("Expand", value, [self.lanes, *shape])
+        if not DataType.from_dtype(value.dtype).is_narrow:
+            return self.apply("Expand", value, [self.lanes, *shape])
+        # Eight bits and fewer are moved by few operators: Expand is none of these.
+        row, none = self.shaped(value, (1, *shape)), [0] * (len(shape) + 1)
+        pads = [*none, self.lanes - 1, *none[1:]]
+        return self.apply("Pad", row, pads, mode="edge")
 
     def broadcast(self, index: int) -> Any:
         """Operand `index` with the lane axis in front, also where it is the same for all lanes;
@@ -162,7 +167,7 @@ class BatchingContext(WithAttributes):
     def split(self, value: Any, axis: int = 0) -> Any:
         """The other way: lanes that are part of axis `axis` as an axis in front."""
         shape = value.shape
-        size = shape[axis] // max(self.lanes, 1)
+        size = shape[axis] // self.lanes
         value = self.shaped(value, (*shape[:axis], self.lanes, size, *shape[axis + 1 :]))
         if not axis:
             return value

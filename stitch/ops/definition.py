@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from stitch.errors import CompileError, closest
 from stitch.ops.attributes import Attributes, WithAttributes
@@ -20,9 +20,16 @@ from stitch.program import Array, AttributeValue, DataType
 Thunk = Callable[[], object]
 
 
-#: Binds the body of an operation to arrays for its inputs and outputs, all of them apart, and gives
-#: the steps of one round. Its own arrays are of the memory of kernels.
-BodyBinder = Callable[[Sequence[Array], Sequence[Array]], Sequence[Thunk]]
+class BodyBinder(Protocol):
+    """Binds the body of an operation to arrays."""
+
+    @property
+    def repeated(self) -> Mapping[int, int]:
+        """The outputs that are other outputs again, by number."""
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Thunk]:
+        """The steps of one round on arrays that lie apart, one for each input, and for each output
+        that is no other again. What it needs besides is of the memory of kernels."""
 
 
 @dataclass(frozen=True, slots=True)

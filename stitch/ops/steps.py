@@ -93,12 +93,14 @@ class KernelMemory:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """What was taken until now is used by all that is bound within."""
-        before, self._first = self._first, self._taken
+        """What was taken until now is used by all that is bound within, and goes on to be; what is
+        taken within is free again afterwards."""
+        before, taken = self._first, self._taken
+        self._first = taken
         try:
             yield
         finally:
-            self._first = before
+            self._first, self._taken = before, taken
 
     def take(self, nbytes: int) -> Array:
         """The next so many bytes, from a cache line on; more are made where there are too few."""

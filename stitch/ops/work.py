@@ -17,6 +17,7 @@ from stitch.ops import indexing, shape, types
 from stitch.ops.attributes import Attributes
 from stitch.program import (
     ABSENT,
+    Body,
     DataType,
     Operation,
     Program,
@@ -120,8 +121,15 @@ def sums_of_products(
     return estimate(given, [kind.shape for kind in outputs] or [()], operation.attributes)
 
 
-def multiply_adds(operation: Operation, values: Sequence[Value]) -> int:
-    """Multiply-adds of a matrix product or convolution between values; 0 for other operators."""
+def multiply_adds(
+    operation: Operation, values: Sequence[Value], bodies: Sequence[Body] = ()
+) -> int:
+    """Multiply-adds of a matrix product or convolution between values, and of all that a scan's
+    rounds have, by the `bodies` there are; 0 for other operators."""
+    if is_scan(operation) and bodies:
+        body = bodies[operation.body]
+        in_round = sum(multiply_adds(o, body.values, bodies) for o in body.operations)
+        return ScanForm.of(operation).count * in_round
     if (operation.domain, operation.op) not in _PRODUCTS:
         return 0
     inputs, outputs = (
@@ -167,48 +175,71 @@ class ProgramWork:
 def program_work(program: Program) -> ProgramWork:
     """The work of one run of a program, without padding; of a scan, of all its rounds."""
     work = _Work(program)
-    work.add(program.operations, program.values, 1, None)
-    return ProgramWork(work.products, work.other, work.nbytes)
+    found = work.of(program.operations, program.values, None)
+    return ProgramWork(found.products, found.other, found.nbytes)
 
 
-class _Work:
-    """The work counted so far."""
+class _Totals:
+    """What operations come to."""
 
-    def __init__(self, program: Program) -> None:
-        self.bodies = program.bodies
+    def __init__(self) -> None:
         self.products: Counter[DataType] = Counter()
         self.nbytes: Counter[Space] = Counter()
         self.other = 0
 
-    def add(
-        self, operations: Sequence[Operation], values: Sequence[Value], times: int,
-        space: Space | None,
-    ) -> None:  # fmt: skip
-        """Operations that run so many times; values without layout lie in `space`."""
+    def add(self, others: _Totals, times: int) -> None:
+        """As much again, so many times."""
+        for data_type, flops in others.products.items():
+            self.products[data_type] += times * flops
+        for space, nbytes in others.nbytes.items():
+            self.nbytes[space] += times * nbytes
+        self.other += times * others.other
+
+
+class _Work:
+    """Counts each body once, however many carry it."""
+
+    def __init__(self, program: Program) -> None:
+        self.bodies = program.bodies
+        self._known: dict[tuple[int, Space], _Totals] = {}
+
+    def of(
+        self, operations: Sequence[Operation], values: Sequence[Value], space: Space | None
+    ) -> _Totals:
+        """What operations come to, each run once; values without layout lie in `space`."""
+        totals = _Totals()
         for operation in operations:
             inputs = [None if v == ABSENT else values[v] for v in operation.inputs]
             outputs = [values[v] for v in operation.outputs if v != ABSENT]
             present = [value for value in inputs if value is not None]
             if is_scan(operation):
                 # What is between its rounds lies where its results do.
-                body, home = self.bodies[operation.body], outputs[0].layout if outputs else None
-                inside = space if home is None else home.space
+                home = outputs[0].layout if outputs else None
+                inside = (Space.HOST if space is None else space) if home is None else home.space
                 rounds = ScanForm.of(operation).count
-                self.add(body.operations, body.values, times * rounds, inside)
+                totals.add(self._body(operation.body, inside), rounds)
                 continue
             sizes = [math.prod(value.type.shape) for value in (*present, *outputs)]
             for value, size in zip((*present, *outputs), sizes, strict=True):
                 stored, where = _stored(value, space)
-                self.nbytes[where] += times * stored.nbytes(size)
+                totals.nbytes[where] += stored.nbytes(size)
             sums = sums_of_products(
                 operation,
                 [None if value is None else value.type for value in inputs],
                 [value.type for value in outputs],
             )
             if sums:
-                self.products[_stored(present[0], space)[0]] += 2 * sums * times
+                totals.products[_stored(present[0], space)[0]] += 2 * sums
             elif (operation.domain, operation.op) not in _MOVING:
-                self.other += times * max(sizes, default=0)
+                totals.other += max(sizes, default=0)
+        return totals
+
+    def _body(self, index: int, space: Space) -> _Totals:
+        found = self._known.get((index, space))
+        if found is None:
+            body = self.bodies[index]
+            found = self._known[index, space] = self.of(body.operations, body.values, space)
+        return found
 
 
 def _stored(value: Value, space: Space | None) -> tuple[DataType, Space]:

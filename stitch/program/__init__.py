@@ -4,7 +4,7 @@ Comes in: types, layouts, values, operations, slots. Goes out: frozen, checked `
 their text. Must not know: machines, files, kernels, memory.
 """
 
-from stitch.program.bodies import MAX_EXPANSION, Body, BodyPool, result_types
+from stitch.program.bodies import Body, BodyPool, name_of, result_types
 from stitch.program.contents import Contents, dense_bytes
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
 from stitch.program.free_names import FreeNames
@@ -20,6 +20,7 @@ from stitch.program.layout import (
     host_layout,
 )
 from stitch.program.link_rule import link_problem
+from stitch.program.nesting import MAX_EXPANSION, MAX_SCAN_DEPTH
 from stitch.program.operation import (
     ABSENT,
     NO_ATTRIBUTES,
@@ -48,12 +49,12 @@ from stitch.program.scans import SCAN, ScanForm, is_scan
 from stitch.program.seams import Seam, part_ranges, seam_problems
 
 __all__ = [
-    "ABSENT", "BLOCK_ELEMENTS", "MAX_EXPANSION", "MAX_RANK", "NO_ATTRIBUTES", "TILE_SHAPE", "Array",
-    "AttributeValue", "Body", "BodyPool", "Constant", "Contents", "DataType", "FreeNames",
-    "InputKind", "InputSlot", "Layout", "MemoryLayout", "Operation", "OperationList", "Orientation",
-    "OutputSlot", "Ownership", "Program", "Role", "SCAN", "ScanForm", "Scratch", "Seam",
-    "ShardSpec", "Space",
-    "TensorDesc", "Value", "ValueType", "as_read_only", "body_lines", "can_change", "dense_bytes",
-    "host_layout", "is_scan", "link_problem", "part_ranges", "placement_problems", "result_types",
-    "seam_problems", "structure_problems", "summary",
+    "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "Constant",
+    "Contents", "DataType", "FreeNames", "InputKind", "InputSlot", "Layout", "MAX_EXPANSION",
+    "MAX_RANK", "MAX_SCAN_DEPTH", "MemoryLayout", "NO_ATTRIBUTES", "Operation", "OperationList",
+    "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN", "ScanForm", "Scratch",
+    "Seam", "ShardSpec", "Space", "TILE_SHAPE", "TensorDesc", "Value", "ValueType", "as_read_only",
+    "body_lines", "can_change", "dense_bytes", "host_layout", "is_scan", "link_problem", "name_of",
+    "part_ranges", "placement_problems", "result_types", "seam_problems", "structure_problems",
+    "summary",
 ]  # fmt: skip

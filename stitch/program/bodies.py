@@ -15,12 +15,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stitch.errors import Problem
+from stitch.program.nesting import MAX_EXPANSION, MAX_SCAN_DEPTH, expansion_size, scan_depth
 from stitch.program.operation import ABSENT, Constant, Operation, Value, ValueType
 from stitch.program.scans import ScanForm, is_scan
-
-#: Operations, values and constants that the bodies of one program may come to when they are written
-#: out: bodies of bodies describe any number in a few bytes.
-MAX_EXPANSION = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +155,10 @@ def body_problems(bodies: Sequence[Body], operations: Sequence[Operation]) -> It
     if bodies and expansion_size(operations, bodies) > MAX_EXPANSION:
         detail = f"written out, they come to more than {MAX_EXPANSION} operations and values"
         yield Problem("too_large", "bodies", detail)
+    depth = scan_depth(operations, bodies)
+    if depth > MAX_SCAN_DEPTH:
+        detail = f"scans stand within scans, {depth} deep: more than {MAX_SCAN_DEPTH}"
+        yield Problem("too_deep", "bodies", detail)
 
 
 def _own_problems(body: Body, where: str) -> Iterator[Problem]:
@@ -220,6 +221,8 @@ def definition_problems(
                 yield from define(index, where)
         if operation.body != ABSENT:
             yield from _carried_problems(operation, values, bodies, usable, where)
+        elif is_scan(operation):
+            yield Problem("bad_scan", where, "a scan runs a body in rounds, and carries none")
 
 
 def _constant_problems(constant: Constant, value: Value, where: str) -> Iterator[Problem]:
@@ -244,6 +247,7 @@ def _carried_problems(
         yield Problem("bad_body", where, "an operator of ONNX's means what ONNX says, and has none")
     body = bodies[operation.body]
     takes, makes = _types(body, body.inputs), _types(body, body.outputs)
+    theirs_is = f"in body {operation.body}"
     if is_scan(operation):
         try:
             form = ScanForm.of(operation)
@@ -253,6 +257,7 @@ def _carried_problems(
         for problem in form.problems(takes, makes, operation.inputs):
             yield Problem("bad_scan", where, problem)
         takes, makes = form.operand_types(takes), form.result_types(makes)
+        theirs_is = f"for {form.count} rounds of body {operation.body}"
     for side, ours, theirs in (
         ("operand", operation.inputs, takes), ("result", operation.outputs, makes),
     ):  # fmt: skip
@@ -266,7 +271,7 @@ def _carried_problems(
             elif its is not None and 0 <= here < len(values):
                 mine = values[here].type
                 if mine != its:
-                    detail = f"{side} {i} is {mine.text()}, in body {operation.body} {its.text()}"
+                    detail = f"{side} {i} is {mine.text()}, {theirs_is} {its.text()}"
                     yield Problem("bad_body", where, detail)
 
 
@@ -283,17 +288,3 @@ def result_types(operation: Operation, bodies: Sequence[Body]) -> tuple[ValueTyp
         return made
     kinds = ScanForm.of(operation).result_types(made)
     return tuple([kind for kind in kinds if kind is not None])
-
-
-def expansion_size(operations: Sequence[Operation], bodies: Sequence[Body]) -> int:
-    """Operations, values and constants that the bodies of operations are, written out; counted to
-    a little more than `MAX_EXPANSION`."""
-    sizes: list[int] = []
-
-    def carried(held: Sequence[Operation]) -> int:
-        return sum(sizes[o.body] for o in held if 0 <= o.body < len(sizes))
-
-    for body in bodies:
-        own = len(body.operations) + len(body.values) + len(body.constants)
-        sizes.append(min(own + carried(body.operations), MAX_EXPANSION + 1))
-    return carried(operations)

@@ -20,6 +20,10 @@ from stitch.program.operation import ABSENT, AttributeValue, Operation, ValueTyp
 
 #: Domain and name of the operator.
 SCAN = ("stitch", "Scan")
+#: Numbers, then directions.
+ATTRIBUTES = (
+    "count", "num_states", "num_scan_inputs", "scan_input_directions", "scan_output_directions",
+)  # fmt: skip
 #: The most rounds of one scan.
 MAX_ROUNDS = 1 << 31
 
@@ -54,9 +58,12 @@ class ScanForm:
     def read(attributes: Mapping[str, AttributeValue], operands: int, results: int) -> ScanForm:
         """The form by attributes and how many operands and results there are; raises `ValueError`
         as `of` does."""
-        count, states, sequences = (
-            _whole(attributes, name) for name in ("count", "num_states", "num_scan_inputs")
-        )
+        unknown = sorted(set(attributes) - set(ATTRIBUTES))
+        if unknown:
+            raise ValueError(f"a scan has no attribute {unknown[0]!r}")
+        if "count" not in attributes:
+            raise ValueError("it does not say its count of rounds")
+        count, states, sequences = (_whole(attributes, name) for name in ATTRIBUTES[:3])
         if count > MAX_ROUNDS:
             raise ValueError(f"count {count} is more than {MAX_ROUNDS}")
         if states + sequences > operands:
@@ -67,6 +74,11 @@ class ScanForm:
         taken = _directions(attributes, "scan_input_directions", sequences)
         given = _directions(attributes, "scan_output_directions", collected)
         return ScanForm(count, states, sequences, collected, taken, given)
+
+    @property
+    def sides(self) -> int:
+        """How often executors bind a body: states lie in two buffers that take turns."""
+        return min(self.count, 2 if self.states else 1)
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -124,8 +136,12 @@ def _whole(attributes: Mapping[str, AttributeValue], name: str) -> int:
 
 def _directions(attributes: Mapping[str, AttributeValue], name: str, many: int) -> tuple[bool, ...]:
     given = attributes.get(name, ())
-    if not given:
+    if given == ():
         return (False,) * many
-    if not isinstance(given, tuple) or len(given) != many or set(given) - {0, 1}:
+    if not isinstance(given, tuple) or len(given) != many or not all(map(_is_direction, given)):
         raise ValueError(f"{name} is {given!r}, not {many} times 0 (forward) or 1 (backward)")
     return tuple(map(bool, given))
+
+
+def _is_direction(given: object) -> bool:
+    return isinstance(given, int) and given in (0, 1)

@@ -14,7 +14,7 @@ from stitch.errors import CompileError, FormatError, IncompatibleError, OutOfMem
 from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs, expanded
 from stitch.machine import Machine, MachineShape, footprint, machine_names
 from stitch.ops import infer_operation, is_elementwise, program_work
-from stitch.program import ABSENT, Program
+from stitch.program import ABSENT, Body, Program
 from stitch.runtime.loaded import Home, LoadedProgram
 from stitch.runtime.values import ConstantRecord, Records, hold_constant, let_go
 from stitch.ttb import Binary
@@ -103,10 +103,13 @@ def _targets(here: str, there: str) -> str:
 def check_program(program: Program, machine: MachineShape) -> None:
     """Raise `CompileError` for types that do not follow, `FormatError` for values whose places do
     not go together; both also of what its bodies come to, written out."""
-    check_types(program)
+    check_types(program, program.name, program.bodies)
     if program.bodies:
         written = expanded(program)
-        check_types(written)
+        check_types(written, program.name, written.bodies)
+        # What is left are the bodies of scans, which run as they are.
+        for index, body in enumerate(written.bodies):
+            check_types(body, f"{program.name}, body {index}", written.bodies)
         _refuse(program, "the bodies of program {}, written out, do not fit its scratch",
                 scratch_problems(written, machine))  # fmt: skip
     _refuse(program, "the intermediate values of program {} do not lie in its scratch",
@@ -138,14 +141,15 @@ def alias_problems(program: Program) -> Iterator[Problem]:
                           f"it may not lie on input {source!r}: {obstacle}")  # fmt: skip
 
 
-def check_types(program: Program) -> None:
-    """Infer every operation's types anew and compare; raises `CompileError` naming both."""
-    constants = program.constant_data()
+def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> None:
+    """Infer every operation's types anew and compare; raises `CompileError` naming both. `bodies`:
+    those that operations may carry."""
+    constants = {constant.value: constant.data for constant in program.constants}
     for index, operation in enumerate(program.operations):
-        where = operation.location or f"operation {index} of {program.name!r}"
+        where = operation.location or f"operation {index} of {name!r}"
         operands = [None if i == ABSENT else program.values[i].type for i in operation.inputs]
         known = [constants.get(i) for i in operation.inputs]
-        inferred = infer_operation(operation, operands, known, where, program.bodies)
+        inferred = infer_operation(operation, operands, known, where, bodies)
         for value, kind in zip(operation.outputs, inferred, strict=False):
             if value != ABSENT and program.values[value].type != kind:
                 raise CompileError(

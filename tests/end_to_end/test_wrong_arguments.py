@@ -58,6 +58,7 @@ TABLE: list[Row] = [
     ("compile", "role", lambda w, v: stitch.compile(w.graph, role=v), ()),
     ("compile", "input_shapes", lambda w, v: stitch.compile(w.graph, input_shapes=v),
      ("None", "dict")),
+    ("compile", "unroll", lambda w, v: stitch.compile(w.graph, unroll=v), ("None", "int")),
     ("compile", "optimizer", lambda w, v: stitch.compile(w.graph, optimizer=v, loss="mse"),
      ("None", "str", "dict")),
     ("compile", "loss", lambda w, v: stitch.compile(w.graph, optimizer="sgd", loss=v),

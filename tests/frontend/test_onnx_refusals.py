@@ -56,10 +56,11 @@ def _branch(name: str, op: str = "Neg") -> Any:
     return helper.make_graph([node(op, ["x"], [name])], name, [], [info(name, None)])
 
 
-def _rounds() -> Any:
-    """The body of a loop that negates its state."""
+def _rounds(ends: str = "") -> Any:
+    """The body of a loop that negates its state; with `ends` it asks each round's number."""
     inputs = [info("i", [], INT64), info("c_in", [], BOOL), info("v", None)]
-    nodes = [node("Identity", ["c_in"], ["c_out"]), node("Neg", ["v"], ["w"])]
+    asks = node(ends, ["i", "t"], ["c_out"]) if ends else node("Identity", ["c_in"], ["c_out"])
+    nodes = [asks, node("Neg", ["v"], ["w"])]
     return helper.make_graph(nodes, "rounds", inputs, [info("c_out", [], BOOL), info("w", None)])
 
 
@@ -83,7 +84,7 @@ REFUSED = {
     "long Loop": (
         [
             node("Constant", [], ["t"], value_int=5000),
-            node("Loop", ["t", "", "x"], ["y"], body=_rounds()),
+            node("Loop", ["t", "", "x"], ["y"], body=_rounds("Less")),
         ],
         "Loop is not supported for more than 4096 rounds",
     ),

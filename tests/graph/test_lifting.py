@@ -197,7 +197,7 @@ def test_an_operand_of_another_type_is_refused() -> None:
 
 
 def test_no_lanes_are_results_of_no_lanes(run: Run) -> None:
-    graph = trace(layer, real(3, 8), real(8, 6), real(6))
-    whole, _ = lifted(graph, [True, False, True], lanes=0)
-    ours = run(whole, real(0, 3, 8), real(8, 6), real(0, 6))
-    assert ours["output"].shape == (0, 3, 6)
+    whole, done = lifted(recurrent(), [True, False, True], lanes=0)
+    assert done.without_rule == ()
+    ours = run(whole, real(0, 5, 2, 3), real(1, 4, 3), real(0, 1, 4, 4))
+    assert [ours[name].shape for name in ("y", "h")] == [(0, 5, 1, 2, 4), (0, 1, 2, 4)]

@@ -12,21 +12,25 @@ import pytest
 
 from stitch.errors import FormatError
 from stitch.ttb import encode, load
+from tests.support.files.scanned_specimens import scanned_binary
 from tests.support.files.specimens import rich_binary
 
 FILE = encode(rich_binary())
+#: Every kind of part in a few lines; scans within scans.
+FILES = {"rich": FILE, "scans": encode(scanned_binary())}
 METADATA_NBYTES = 4 + struct.unpack_from("<I", FILE)[0]
 SEED = 20260714
 #: Values that break things: extremes, signs, small counts, and offsets that point back.
 NASTY = (0, 1, 2, 4, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4)
 
 
-def mutated(draw: random.Random) -> bytes:
-    """The specimen with one to four changes to its metadata, and the CRC mended."""
-    file = bytearray(FILE)
+def mutated(draw: random.Random, sound: bytes = FILE) -> bytes:
+    """A specimen with one to four changes to its metadata, and the CRC mended."""
+    file = bytearray(sound)
+    nbytes = 4 + struct.unpack_from("<I", sound)[0]
     for _ in range(draw.randint(1, 4)):
-        kind, at = draw.randrange(5), draw.randrange(METADATA_NBYTES)
-        word = draw.randrange(METADATA_NBYTES // 4) * 4
+        kind, at = draw.randrange(5), draw.randrange(nbytes)
+        word = draw.randrange(nbytes // 4) * 4
         if kind == 0:
             file[at] ^= 1 << draw.randrange(8)
         elif kind == 1:
@@ -37,19 +41,19 @@ def mutated(draw: random.Random) -> bytes:
             near = struct.unpack_from("<I", file, word)[0] + draw.choice((-8, -4, -1, 1, 4, 8))
             struct.pack_into("<I", file, word, near % 2**32)
         else:
-            source = draw.randrange(METADATA_NBYTES // 4) * 4
+            source = draw.randrange(nbytes // 4) * 4
             file[word : word + 4] = file[source : source + 4]
     end = min(4 + struct.unpack_from("<I", file)[0], len(file) - 4)
     struct.pack_into("<I", file, end, crc32(file[:end]))
     return bytes(file)
 
 
-def survive(count: int, seed: int) -> tuple[int, int]:
+def survive(count: int, seed: int, sound: bytes) -> tuple[int, int]:
     """Load `count` mutations; how many were taken and refused. Any other exception passes out."""
     draw, taken, refused = random.Random(seed), 0, 0
     for _ in range(count):
         try:
-            binary = load(mutated(draw), verify="full")
+            binary = load(mutated(draw, sound), verify="full")
         except FormatError as error:
             refused += 1
             assert str(error)
@@ -61,27 +65,30 @@ def survive(count: int, seed: int) -> tuple[int, int]:
     return taken, refused
 
 
-def test_two_thousand_mutations_load_or_are_refused() -> None:
-    taken, refused = survive(2000, SEED)
+@pytest.mark.parametrize("name", FILES)
+def test_two_thousand_mutations_load_or_are_refused(name: str) -> None:
+    taken, refused = survive(2000, SEED, FILES[name])
     assert taken + refused == 2000
     assert taken > 20
     assert refused > 1000
 
 
 @pytest.mark.full
-def test_twenty_thousand_mutations_load_or_are_refused() -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_twenty_thousand_mutations_load_or_are_refused(name: str) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
-    taken, refused = survive(20_000, seed)
+    taken, refused = survive(20_000, seed, FILES[name])
     assert taken + refused == 20_000
     assert refused > 10_000
 
 
-def test_mutations_take_no_more_memory_than_a_sound_file_of_their_size() -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_mutations_take_no_more_memory_than_a_sound_file_of_their_size(name: str) -> None:
     draw = random.Random(SEED + 1)
-    files = [mutated(draw) for _ in range(200)]
+    files = [mutated(draw, FILES[name]) for _ in range(200)]
     peaks = []
-    for file in [FILE, *files]:
+    for file in [FILES[name], *files]:
         tracemalloc.start()
         with contextlib.suppress(FormatError):
             load(file, verify="full")

@@ -12,7 +12,7 @@ import pytest
 
 from stitch.ops import KernelMemory, bind, infer_types, kernel_workspace, operators
 from stitch.ops.workspaces import ANY_KERNEL_NBYTES
-from stitch.program import DataType, ValueType
+from stitch.program import SCAN, DataType, ValueType
 from tests.support.operators.drawn_operands import in_compute_type, operands_of
 from tests.support.operators.workspace_rows import ROWS
 
@@ -70,7 +70,8 @@ def taken(index: int, constant: bool) -> Taken:
 
 
 def test_every_operator_has_a_row() -> None:
-    assert {row[0] for row in ROWS} == {d.name for d in operators()}
+    # A scan is measured with its body: tests/runtime/test_memory_of_scans.py.
+    assert {row[0] for row in ROWS} | {SCAN[1]} == {d.name for d in operators()}
 
 
 @pytest.mark.parametrize("constant", [False, True], ids=["computed", "constant"])

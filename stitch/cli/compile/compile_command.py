@@ -15,7 +15,7 @@ from stitch.cli.command import EXIT_OK, Command, say, say_aside
 from stitch.cli.compile.python_factories import from_entry
 from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
-from stitch.cli.parser import add_options, make_parser, positive
+from stitch.cli.parser import add_options, count, make_parser, positive
 from stitch.cli.run_inputs import array_of_word, is_array_word
 from stitch.cli.wire_words import split_slot
 from stitch.compiler import split_graph
@@ -66,6 +66,8 @@ def command() -> Command:
         ("--input", {"action": "append", "default": [], "metavar": "NAME=ARRAY",
                      "dest": "examples", "help": "an example of an ONNX model's input, as for "
                      "stitch-run; needed where its value decides a shape"}),
+        ("--unroll", {"type": count, "metavar": "N",
+                      "help": "write out an ONNX model's loops of at most N rounds (default: 4)"}),
         ("--split", {"type": positive, "metavar": "N",
                      "help": "cut the module into N programs at its narrowest points; "
                      "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
@@ -112,7 +114,7 @@ def _compile_source(words: argparse.Namespace) -> int:
         # What plans and runs is loaded for pipelines only.
         from stitch.cli.compile.for_pipeline import compiled_for
 
-        model, advice = compiled_for(words, read_graph(module, examples, shapes))
+        model, advice = compiled_for(words, read_graph(module, examples, shapes, words.unroll))
         _write([model], [words.output], words)
         done = "as it is" if advice is None else advice.lines[0].replace("compile", "placed", 1)
         say(f"for {words.pipeline}: {done}")
@@ -121,11 +123,11 @@ def _compile_source(words: argparse.Namespace) -> int:
     if cuts is None:
         model = api.compile(
             module, examples, target=target, wishes=words.wishes, name=words.name,
-            role=words.role, input_shapes=shapes,
+            role=words.role, input_shapes=shapes, unroll=words.unroll,
         )  # fmt: skip
         _write([model], [words.output], words)
         return EXIT_OK
-    graph = read_graph(module, examples, shapes)
+    graph = read_graph(module, examples, shapes, words.unroll)
     if words.name is not None:
         graph = replace(graph, name=words.name)
     graph = graph.with_wishes(*map(parse_wish, words.wishes))

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from stitch.cli.inspect.scans_in_words import body_lines, scan_form, scan_line
 from stitch.errors import StitchError
 from stitch.linker import demands
 from stitch.machine import MachineShape
-from stitch.program import ABSENT, Program, Space, TensorDesc
+from stitch.program import ABSENT, Program, Space, TensorDesc, is_scan
 from stitch.report import counted
 from stitch.runtime import make_executor, program_peak
 from stitch.ttb import Binary, FileSizes
@@ -63,7 +64,9 @@ def _program(program: Program, shape: MachineShape, sections: Sequence[str]) -> 
     if "operations" in sections:
         described["operations"] = _operations(program)
         if program.bodies:
-            described["bodies"] = [list(body.lines(i)) for i, body in enumerate(program.bodies)]
+            described["bodies"] = [
+                list(body_lines(body, i)) for i, body in enumerate(program.bodies)
+            ]
         if program.seams:
             described["seams"] = [
                 {"first": seam.first, "held": [program.values[v].name for v in seam.held]}
@@ -110,6 +113,7 @@ def _operations(program: Program) -> list[dict[str, Any]]:
             },
             "location": operation.location,
             **({} if operation.body == ABSENT else {"body": operation.body}),
+            **({"scan": scan_form(operation, names)} if is_scan(operation) else {}),
         }
         for operation in program.operations
     ]
@@ -208,6 +212,8 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         body = f" as body {operation['body']}" if "body" in operation else ""
         out.append(f"    {results} = {op}({arguments}){body}")
+        if "scan" in operation:
+            out.append(f"      {scan_line(operation['scan'], operation['body'])}")
     return out
 
 

@@ -8,7 +8,8 @@ from stitch.compiler.loops.loop_schedules import (
     SCHEDULES,
     LoopNote,
     ScheduledLoops,
+    check_schedule,
     schedule_loops,
 )
 
-__all__ = ["SCHEDULES", "LoopNote", "ScheduledLoops", "schedule_loops"]
+__all__ = ["SCHEDULES", "LoopNote", "ScheduledLoops", "check_schedule", "schedule_loops"]

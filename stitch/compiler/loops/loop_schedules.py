@@ -13,14 +13,17 @@ out: the graph that computes the same, a note for each loop. Must not know: exec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from stitch import ops
-from stitch.compiler.loops.hoisting import hoisted
+from stitch.compiler.loops.hoisting import Hoisted, hoisted
 from stitch.compiler.loops.lanes import lifted_scan
+from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.compiler.loops.waves import wave_of, written_wave
+from stitch.errors import UsageError, closest
 from stitch.graph import (
     ComputationGraph,
     ComputationGraphBuilder,
@@ -32,10 +35,20 @@ from stitch.graph import (
 from stitch.machine import Machine
 from stitch.program import Body, Operation, ScanForm, is_scan
 
+_NO_COSTS: Mapping[str, float] = MappingProxyType({})
 #: A loop of more rounds than that is not written out.
 MOST_ROWS = 64
 #: The names that a schedule may be asked for by.
 SCHEDULES = ("batch", "hoisted", "rounds", "rows", "wave")
+
+
+def check_schedule(schedule: str | None) -> None:
+    """Raises `UsageError` for a schedule that there is not."""
+    if schedule is not None and schedule not in SCHEDULES:
+        raise UsageError(
+            f"there is no schedule {schedule!r}", expected=", ".join(SCHEDULES),
+            remedy=closest(schedule, SCHEDULES) or "leave it out: the cheapest is taken",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,7 @@ class _Scheduling:
         self.machine = machine
         self.asked = schedule
         self.notes: list[LoopNote] = []
+        self.estimate = LoopCosts(rates_of(machine), graph.bodies)
 
     def run(self) -> ScheduledLoops:
         graph = self.graph
@@ -153,26 +167,70 @@ class _Scheduling:
     def _scheduled(
         self, builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext
     ) -> Sequence[Any]:
+        """A scan as its cheapest schedule has it, or the one that was asked for."""
         operands, where = list(context.operands), context.location
         if not form.states and form.count:
-            return self._batched(builder, body, form, operands, where)
-        holds_loops = any(is_scan(o) for o in body.operations)
-        if self.asked in (None, "wave") and holds_loops:
-            wave = wave_of(body, form)
-            if wave is not None and self.asked == "wave":
-                self._note(where, form, "wave")
-                cell = self.graph.bodies[wave.inner.body]
-                return written_wave(builder, wave, cell, form, operands, self.written)
-        if self.asked in (None, "rows", "hoisted") and holds_loops and form.count <= MOST_ROWS:
-            self._note(where, form, "rows")
-            return self._rows(builder, body, form, operands)
-        parts = None
-        if self.asked in (None, "hoisted", "rows") and form.count > 1 and form.sequences:
-            parts = hoisted(body, form)
-        if parts is None:
-            self._note(context.location, form, "rounds")
+            if self.asked != "rounds":
+                return self._batched(builder, body, form, operands, where)
+            self._note(where, form, "rounds")
             return self._rounds(builder, body, form, operands)
-        self._note(context.location, form, "hoisted")
+        costs = self._costs(body, form)
+        taken = min(costs, key=lambda name: (costs[name], name))
+        if self.asked in costs:
+            taken = self.asked
+        self._note(where, form, taken, costs)
+        if taken == "wave":
+            wave = wave_of(body, form)
+            assert wave is not None
+            cell = self.graph.bodies[wave.inner.body]
+            return written_wave(builder, wave, cell, form, operands, self.written)
+        if taken == "rows":
+            return self._rows(builder, body, form, operands)
+        if taken == "hoisted":
+            parts = hoisted(body, form)
+            assert parts is not None
+            return self._hoisted(builder, parts, form, operands)
+        return self._rounds(builder, body, form, operands)
+
+    def _costs(self, body: Body, form: ScanForm) -> dict[str, float]:
+        """The schedules that a loop with states may have, and what each costs."""
+        estimate = self.estimate
+        costs = {"rounds": estimate.scan(body, form)}
+        parts = hoisted(body, form) if form.count > 1 and form.sequences else None
+        if parts is not None:
+            takes = set(parts.before.inputs[: form.sequences])
+            costs["hoisted"] = estimate.round(parts.before, form.count, takes) + form.count * (
+                estimate.rates.round_seconds + estimate.round(parts.rest)
+            )
+        if any(is_scan(o) for o in body.operations):
+            if form.count <= MOST_ROWS:
+                costs["rows"] = form.count * self._row(body)
+            wave = wave_of(body, form)
+            if wave is not None:
+                cell = self.graph.bodies[wave.inner.body]
+                rounds = wave.form.count + form.count - 1
+                costs["wave"] = rounds * (
+                    estimate.rates.round_seconds + estimate.round(cell, form.count)
+                )
+        return costs
+
+    def _row(self, body: Body) -> float:
+        """What one round of a loop around loops costs, these as they will be."""
+        seconds = 0.0
+        for operation in body.operations:
+            if is_scan(operation):
+                inner, form = self.graph.bodies[operation.body], ScanForm.of(operation)
+                seconds += (
+                    min(self._costs(inner, form).values())
+                    if form.states
+                    else (self.estimate.round(inner, form.count))
+                )
+        return seconds
+
+    def _hoisted(
+        self, builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any]
+    ) -> Sequence[Any]:
+        """What reads no state beforehand, for all rounds, and then the rest."""
         states, first = operands[: form.states], form.states + form.sequences
         sequences, shared = operands[form.states : first], operands[first:]
         ordered = [
@@ -251,7 +309,7 @@ class _Scheduling:
         flags = [*[True] * len(ordered), *[False] * len(shared)]
         lifted = lift(body, [*ordered, *shared], flags, form.count, builder, self.written)
         names = sorted({o.op for o in lifted.without_rule if o.body < 0})
-        self._note(where, form, "batch", tuple(names))
+        self._note(where, form, "batch", without_rule=tuple(names))
         results = [
             r.tensor if r.is_batched else builder.apply(
                 "Expand", [r.tensor, [form.count, *r.tensor.shape]], 1, {})[0]
@@ -274,6 +332,8 @@ class _Scheduling:
         return builder.index(tensor, slice(None, None, -1))
 
     def _note(
-        self, where: str, form: ScanForm, schedule: str, without_rule: tuple[str, ...] = ()
-    ) -> None:
-        self.notes.append(LoopNote(where, form.count, schedule, (), without_rule))
+        self, where: str, form: ScanForm, schedule: str, costs: Mapping[str, float] = _NO_COSTS,
+        without_rule: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
+        self.notes.append(LoopNote(where, form.count, schedule, listed, without_rule))

@@ -77,6 +77,11 @@ class Refusals:
     _unsupported: dict[str, list[str]] = field(default_factory=dict)
     _errors: list[tuple[str, StitchError]] = field(default_factory=list)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing went wrong."""
+        return not self._unsupported and not self._errors
+
     def unsupported(self, op: str, where: str) -> None:
         """An operator that Stitch cannot compute."""
         places = self._unsupported.setdefault(op, [])
@@ -90,7 +95,7 @@ class Refusals:
 
     def raise_any(self) -> None:
         """Raises one error for all that was collected; does nothing if that is nothing."""
-        if not self._unsupported and not self._errors:
+        if self.is_empty:
             return
         if not self._unsupported and len(self._errors) == 1:
             raise self._errors[0][1]

@@ -6,7 +6,8 @@ and the walk goes on, so that all of it is reported at once. Must not know: file
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -24,8 +25,10 @@ from stitch.frontend.onnx.calls import (
     reference_results,
     upgraded,
 )
-from stitch.frontend.onnx.control_nodes import CONTROL_OPERATORS, ControlCall, lower_control
+from stitch.frontend.onnx.control_calls import ControlCall
+from stitch.frontend.onnx.control_nodes import CONTROL_OPERATORS, lower_control
 from stitch.frontend.onnx.gradient_node import gradients
+from stitch.frontend.onnx.kept_loops import Loops, T
 from stitch.frontend.onnx.node_refusals import Refusals, Unsupported
 from stitch.frontend.onnx.protos import (
     NEWEST_OPSET,
@@ -49,7 +52,7 @@ from stitch.frontend.onnx.values import (
     kind_of,
     lower_list,
 )
-from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+from stitch.graph import ComputationGraphBuilder, LayerMethods, SymbolicTensor
 
 #: Functions that call functions can describe any number of nodes in a few bytes.
 MAX_NODES = 1 << 18
@@ -69,9 +72,11 @@ _OWN = frozenset(("", name) for name in {"Constant"} | CONTROL_OPERATORS | LIST_
 class Walk:
     """Writes the nodes of one model into one builder."""
 
-    def __init__(self, model: OnnxModel, builder: ComputationGraphBuilder) -> None:
+    def __init__(self, model: OnnxModel, builder: ComputationGraphBuilder, loops: Loops) -> None:
         self.model = model
         self.builder = builder
+        self.loops = loops
+        self.inside: list[LayerMethods] = [builder]
         self.refusals = Refusals(model.title)
         self.dependencies = Dependencies()
         self._functions = Functions(model.proto, model.title)
@@ -228,6 +233,18 @@ class Walk:
         array = constant_array(call, self.model.folder)
         return [self.builder.parameter(call.outputs[0] if call.outputs else "constant", array)]
 
+    def attempt(self, write: Callable[[], T]) -> T | None:
+        """What a function writes; None, and nothing said of it, where some of it is refused."""
+        refusals, wanted = self.refusals, dict(self.dependencies.wanted)
+        self.refusals, result = Refusals(self.model.title), None
+        with suppress(StitchError):
+            result = write()
+        if self.refusals.is_empty and self.dependencies.wanted == wanted:
+            self.refusals = refusals
+            return result
+        self.refusals, self.dependencies.wanted = refusals, wanted
+        return None
+
     def body_scope(self, body: Any, call: ControlCall) -> Scope:
         """The names that every run of a body shares: those around it and its initializers."""
         outer = call.scope
@@ -293,7 +310,7 @@ class Walk:
 def _same(a: object, b: object) -> bool:
     """Whether both are one value of the graph (`==` on tensors is an operation)."""
     if isinstance(a, SymbolicTensor) and isinstance(b, SymbolicTensor):
-        return a.index == b.index
+        return a.builder is b.builder and a.index == b.index
     return a is b
 
 

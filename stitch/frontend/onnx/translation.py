@@ -4,15 +4,17 @@ Comes in: a path or `ModelProto`, example inputs, shapes of inputs. Goes out: a 
 whose locations are `file:node`. Symbolic dimensions take the examples' sizes. An input whose data
 decides a shape becomes a constant with the example's value, and the program checks at each run that
 it is given that value. Functions are expanded, branches of constant conditions inlined, loops of
-known length unrolled; sequences become their tensors (`x[0]`, `x[1]`, ...). Anything else that
-depends on data, and types that Stitch lacks, are refused by name, all at once. Importing this
-module needs the package onnx (an optional extra). Must not know: machines.
+known length become scans, short ones are written out; sequences become their tensors (`x[0]`,
+`x[1]`, ...). Anything else that depends on data, and types that Stitch lacks, are refused by name,
+all at once. Importing this module needs the package onnx (an optional extra). Must not know:
+machines.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +28,13 @@ from stitch.frontend.onnx.graph_inputs import (
     flat_inputs,
     flat_output,
 )
+from stitch.frontend.onnx.kept_loops import UNROLLED_ROUNDS, Loops
+from stitch.frontend.onnx.loop_nodes import MAX_ROUNDS
 from stitch.frontend.onnx.node_walk import Walk
 from stitch.frontend.onnx.protos import OnnxModel, read_model
 from stitch.frontend.onnx.values import Failed, Scope
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.linker import remove_dead_code
 from stitch.program import Array
 
 #: An input that decides shapes holds sizes, axes or indices; larger ones are data.
@@ -37,20 +42,38 @@ MAX_DECIDING_ELEMENTS = 4096
 
 
 def from_onnx(
-    model: str | Path | Any, example_inputs: Examples = (), input_shapes: Shapes | None = None
+    model: str | Path | Any,
+    example_inputs: Examples = (),
+    input_shapes: Shapes | None = None,
+    unroll: int = UNROLLED_ROUNDS,
 ) -> ComputationGraph:
     """The graph of an ONNX model: a path or `ModelProto`.
 
     `example_inputs` are arrays, descriptors or types, by position or by name; `input_shapes` are
-    shapes by name. Raises `FormatError` for a file that is not sound (`IncompatibleError` for an
-    opset or IR version), `CompileError` for what cannot be compiled.
+    shapes by name; loops of at most `unroll` rounds are written out. Raises `FormatError` for a
+    file that is not sound (`IncompatibleError` for an opset or IR version), `CompileError` for what
+    cannot be compiled.
     """
     read = read_model(model)
     flat = flat_inputs(read.graph, example_inputs)
     inputs = bind_inputs(flat.graph, flat.examples, input_shapes or {}, read.title)
+    loops = Loops(unroll)
+    try:
+        return _translated(read, flat, inputs, loops)
+    except CompileError:
+        if loops.kept:
+            # What comes after may have to know what a loop comes to.
+            with suppress(CompileError):
+                return _translated(read, flat, inputs, Loops(MAX_ROUNDS))
+        raise
+
+
+def _translated(
+    read: OnnxModel, flat: FlatInputs, inputs: Sequence[BoundInput], loops: Loops
+) -> ComputationGraph:
     fixed: set[str] = set()
     while True:
-        walk = Walk(read, ComputationGraphBuilder(_name(read)))
+        walk = Walk(read, ComputationGraphBuilder(_name(read)), loops)
         slots = _declared(walk, inputs)
         outputs = _walked(walk, inputs, fixed, slots, flat)
         wanted = [name for name in walk.dependencies.wanted if name not in fixed]
@@ -61,7 +84,9 @@ def from_onnx(
         if not outputs:
             raise CompileError("all outputs of the model are empty sequences", where=read.title)
         checks = {one.name: one.example for one in inputs if one.name in fixed}
-        return _built(walk.builder, outputs, checks, slots)
+        graph = _built(walk.builder, outputs, checks, slots)
+        # A loop that could not stay was begun as one.
+        return remove_dead_code(graph) if loops.given_up else graph
 
 
 def _name(model: OnnxModel) -> str:

@@ -19,6 +19,9 @@ from stitch.ops.steps import copy_steps, workspace
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import SCAN, Array, ScanForm, ValueType
 
+#: The steps of a round, and where what it gives lies then.
+_Round = tuple[tuple[Thunk, ...], list[Array]]
+
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     raise context.fail("a Scan is typed by the body that it carries, and there is none")
@@ -26,8 +29,8 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     form = ScanForm.read(arguments.attributes, len(arguments.inputs), len(arguments.outputs))
-    bind = arguments.body
-    assert bind is not None, "a Scan carries a body"
+    body = arguments.body
+    assert body is not None, "a Scan carries a body"
     operands = [arguments.given(i) for i in range(len(arguments.inputs))]
     first, rest = operands[: form.states], operands[form.states :]
     last, given = arguments.outputs[: form.states], arguments.outputs[form.states :]
@@ -37,20 +40,28 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     results = _rows(given, form.given_backward)
     shared = rest[form.sequences :]
     taken = [workspace(a.shape[1:], a.dtype) for a in rest[: form.sequences]]
-    made = [workspace(a.shape[1:], a.dtype) for a in given]
+    # What is a state again is collected from there.
+    own = [i for i in range(len(given)) if form.states + i not in body.repeated]
+    made = {i: workspace(given[i].shape[1:], given[i].dtype) for i in own}
     # The last round writes the results.
     others = [workspace(a.shape, a.dtype) for a in last] if form.count > 1 else []
     sides = [others, last] if form.count % 2 == 0 else [last, others]
-    rounds: list[tuple[Thunk, ...]] = []
-    for there, here in (sides, sides[::-1])[: min(form.count, 2)]:
+    rounds: list[_Round] = []
+    # Without states, all rounds read and write the same places.
+    for there, here in (sides, sides[::-1])[: form.sides]:
         before = here if form.count > 1 else first
-        rounds.append(tuple(bind([*before, *taken, *shared], [*there, *made])))
+        steps = body.bind([*before, *taken, *shared], [*there, *made.values()])
+        outputs = dict(enumerate(there)) | {form.states + i: a for i, a in made.items()}
+        sources = [
+            outputs[body.repeated.get(form.states + i, form.states + i)] for i in range(len(given))
+        ]
+        rounds.append((tuple(steps), list(map(_row, sources))))
     starts: list[Thunk] = []
     if form.count > 1:
         for source, buffer in zip(first, sides[1], strict=True):
             starts += copy_steps(source, buffer)
-    slots = [[_row(a) for a in side] for side in (taken, made)]
-    return (*starts, partial(_run, form.count, rounds, slots[0], sequences, slots[1], results))
+    slots = list(map(_row, taken))
+    return (*starts, partial(_run, form.count, rounds, slots, sequences, results))
 
 
 def _rows(arrays: Sequence[Array], backward: Sequence[bool]) -> list[Array]:
@@ -66,20 +77,20 @@ def _row(slot: Array) -> Array:
 
 def _run(
     count: int,
-    rounds: Sequence[tuple[Thunk, ...]],
+    rounds: Sequence[_Round],
     taken: Sequence[Array],
     sequences: Sequence[Array],
-    made: Sequence[Array],
     results: Sequence[Array],
 ) -> None:
     """All rounds, one after the other."""
     copy, many = np.copyto, len(taken)
     even, odd = rounds[0], rounds[-1]
-    rows = zip(*sequences, *results, strict=True) if many or made else repeat((), count)
+    rows = zip(*sequences, *results, strict=True) if many or results else repeat((), count)
     for number, row in enumerate(rows):
+        steps, made = odd if number & 1 else even
         for slot, element in zip(taken, row, strict=False):
             copy(slot, element)
-        for step in odd if number & 1 else even:
+        for step in steps:
             step()
         for slot, element in zip(made, row[many:], strict=True):
             copy(element, slot)

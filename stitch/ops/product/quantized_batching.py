@@ -29,7 +29,7 @@ def _points(c: BatchingContext, index: int, side: Shape, axis: int, varies: bool
         return c.operands[index]
     # As many leading axes as the side has, then a column or a row.
     last = (1,) if len(shape) == 1 and axis == -2 else ()
-    own = (*shape, *last) if shape != (1,) else ()
+    own = (*shape, *last)
     ones = (1,) * (len(side) - 1 - len(own))
     value = c.shaped(c.broadcast(index), (c.lanes, *ones, *own))
     wide = list(side)

@@ -15,17 +15,21 @@ functions (Erf in a quarter of the time), convolutions, pools, and the large pro
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from stitch.linker import program_of_body
 from stitch.ops import multiply_adds
-from stitch.program import ABSENT, Operation, Program
+from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
 from stitch.runtime.executors.element_runs import element_runs
 from stitch.runtime.executors.host import MOVEMENTS, RESHAPING, KernelLibrary, chunked_sizes
 
 #: A call of ONNX Runtime, with its inputs and outputs; a node in it; a call of NumPy.
 CALL, NODE, FUNCTION = 5.0, 0.7, 0.6
+#: A round of a scan, and an element that it takes or gives: NumPy's, ONNX Runtime's; a node there.
+NUMPY_ROUND, NUMPY_ELEMENT = 0.6, 0.5
+ONNX_ROUND, ONNX_ELEMENT, ROUND_NODE = 0.1, 0.12, 0.2
 #: Multiply-adds per microsecond.
 NUMPY_PRODUCTS, ONNX_PRODUCTS = 66_000.0, 78_000.0
 #: What one matrix of a batch costs beside its multiply-adds.
@@ -126,9 +130,14 @@ def _cheapest(prices: _Prices, able: Sequence[bool]) -> tuple[tuple[tuple[int, .
 
 
 class _Prices:
-    def __init__(self, program: Program, threads: int, library: KernelLibrary | None) -> None:
+    def __init__(
+        self, program: Program, threads: int, library: KernelLibrary | None, node: float = NODE
+    ) -> None:
         self.program = program
         self.threads = threads
+        #: What a node of ONNX Runtime's costs where these are.
+        self.node = node
+        self._rounds: dict[int, _Prices] = {}
         self.given = {slot.value for slot in program.outputs}
         self.makers = {v: o for o in program.operations for v in o.outputs if v != ABSENT}
         sizes = chunked_sizes(program)
@@ -150,7 +159,7 @@ class _Prices:
                 price = library.price(
                     program,
                     operation,
-                    multiply_adds(operation, program.values),
+                    multiply_adds(operation, program.values, program.bodies),
                     self._batch(operation),
                 )
                 if price < self.of_numpy(index):
@@ -159,6 +168,8 @@ class _Prices:
     def of_numpy(self, index: int) -> float:
         """What an operation takes by NumPy's kernel."""
         operation = self.program.operations[index]
+        if is_scan(operation):
+            return FUNCTION + self._scan(operation, NUMPY_ROUND, NUMPY_ELEMENT, _Prices.of_numpy)
         if operation.op in MOVEMENTS and not operation.domain:
             return self._moved(operation)
         size = self._size(operation)
@@ -177,28 +188,44 @@ class _Prices:
     def of_onnx(self, index: int) -> float:
         """What an operation takes as a node of ONNX Runtime's."""
         operation = self.program.operations[index]
+        if is_scan(operation):
+            return self.node + self._scan(operation, ONNX_ROUND, ONNX_ELEMENT, _Prices.of_onnx)
         if self._is_joined(operation):
-            return NODE
+            return self.node
         if operation.op in RESHAPING and not operation.domain:
             # It copies what it gives out of the model.
             is_given = operation.outputs[0] in self.given
-            return NODE + (self._size(operation) * COPIED / 1000 if is_given else 0)
+            return self.node + (self._size(operation) * COPIED / 1000 if is_given else 0)
         size = self._size(operation)
         if index in self.scanned:
-            return NODE + size * SCANNED.get(operation.op, SCANNED_ARITHMETIC) / 1000
+            return self.node + size * SCANNED.get(operation.op, SCANNED_ARITHMETIC) / 1000
         products = multiply_adds(operation, self.program.values)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
-                return NODE + products / (_convolutions(operation)[1] * self.threads)
+                return self.node + products / (_convolutions(operation)[1] * self.threads)
             rate = ONNX_PRODUCTS * self.threads
-            return NODE + products / rate + self._batch(operation) * ONNX_MATRIX / self.threads
+            return self.node + products / rate + self._batch(operation) * ONNX_MATRIX / self.threads
         figures = (OWN_FUNCTIONS if operation.domain else FUNCTIONS).get(operation.op)
         rate = LONG if size >= LONG_SIZE else SHORT
         if figures is not None:
             rate = figures[1] * _window_times(operation)
         elif operation.op in MOVEMENTS:
             rate = COPIED
-        return NODE + size * rate / 1000 / self.threads
+        return self.node + size * rate / 1000 / self.threads
+
+    def _scan(
+        self, operation: Operation, per_round: float, per_element: float,
+        of: Callable[[_Prices, int], float],
+    ) -> float:  # fmt: skip
+        """What all rounds of a scan take, where `of` is the price of an operation in them."""
+        form = ScanForm.of(operation)
+        inside = self._rounds.get(operation.body)
+        if inside is None:
+            body = program_of_body(self.program, operation.body, form.states)
+            inside = _Prices(body, self.threads, None, ROUND_NODE)
+            self._rounds[operation.body] = inside
+        spent = sum(of(inside, i) for i in range(len(inside.program.operations)))
+        return form.count * (per_round + per_element * (form.sequences + form.collected) + spent)
 
     def _moved(self, operation: Operation) -> float:
         """Nothing where readers take views: a product of batches, or another movement."""

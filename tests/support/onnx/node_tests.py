@@ -34,8 +34,8 @@ RIGHT, REFERENCE, REFUSED = "right", "right by ONNX's reference", "refused"
 #: results may differ by two steps of a narrow type. One operator keeps the tolerance of the case.
 _TWO_STEPS = {"bfloat16": 2.0**-6, "float16": 2.0**-9}
 WRONG, CRASH, NEWER = "wrong", "crash", "newer opset"
-#: Cases by name, compiled: `_compiled`. Executors run the same models.
-_models: dict[str, tuple[bool, list[stitch.CompiledModel]]] = {}
+#: Cases by name, compiled: `compiled_case`. Executors run the same models.
+_models: dict[tuple[str, int | None], tuple[bool, list[stitch.CompiledModel]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _counting_reference() -> Iterator[list[str]]:
         yield used
 
 
-def run(case: Any, device: stitch.Device) -> Verdict:
+def run(case: Any, device: stitch.Device, unroll: int | None = None) -> Verdict:
     """Compile and run a case; nothing but an interrupt comes out of here."""
     op = operator_of(case)
     if opset_of(case) > READABLE_OPSET:
@@ -93,7 +93,7 @@ def run(case: Any, device: stitch.Device) -> Verdict:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            used, models = _compiled(case)
+            used, models = compiled_case(case, unroll)
             pairs = zip(case.data_sets, models, strict=True)
             problem = next(filter(None, (_differs(case, *pair, device) for pair in pairs)), "")
     except StitchError as error:
@@ -115,14 +115,15 @@ def reason_of(error: StitchError, title: str) -> str:
     return text.partition(": ")[2] if text.startswith("test_") else text
 
 
-def _compiled(case: Any) -> tuple[bool, list[stitch.CompiledModel]]:
+def compiled_case(case: Any, unroll: int | None = None) -> tuple[bool, list[stitch.CompiledModel]]:
     """Whether ONNX's reference had a part in it, and a model for each data set; made once."""
-    if case.name not in _models:
+    key = case.name, unroll
+    if key not in _models:
         with _counting_reference() as used:
-            models = [stitch.compile(case.model, _feeds(case, d), target="host")
+            models = [stitch.compile(case.model, _feeds(case, d), target="host", unroll=unroll)
                       for d in case.data_sets]  # fmt: skip
-        _models[case.name] = bool(used), models
-    return _models[case.name]
+        _models[key] = bool(used), models
+    return _models[key]
 
 
 def _feeds(case: Any, data_set: Any) -> dict[str, Any]:

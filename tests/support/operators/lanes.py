@@ -21,7 +21,13 @@ from stitch.ops import BatchingContext
 from stitch.program import ABSENT, Array, Body, Operation, Program, Value
 from stitch.runtime.executors import make_executor
 from tests.support.operators.drawn_operands import operands_of
-from tests.support.operators.one_operation import Binding, Row, one_operation, table_rows
+from tests.support.operators.one_operation import (
+    Binding,
+    Row,
+    one_operation,
+    own_rows,
+    table_rows,
+)
 
 LANES = 3
 HOST = load_machine("host")
@@ -50,6 +56,22 @@ OWN_ROWS = (
     Row("Momentum", [_RATE, _COUNT, _ROW, "f32[3]", _ROW, "f32[3]", _ROW, "f32[3]"],
         {"alpha": 0.1, "beta": 0.2, "mode": "standard", "norm_coefficient": 0.5}, 4, _TRAINING),
     Row("Adagrad", [_RATE, _COUNT, _ROW, _ROW, f"{_ROW}+"], {}, 2, _TRAINING),
+    # What the tables do not ask for, as it is no matter of one lane.
+    Row("MaxPool", ["f32[2,1,4]"], {"kernel_shape": (2,), "pads": (2, 0)}, 2),
+    Row("QuantizeLinear", ["f32[4,6]", "f32[1]+"], {"block_size": 2}),
+    Row("ReduceSumSquare", ["f32[]"]),
+    Row("ReduceMax", ["f32[]"], {"keepdims": 0}),
+    Row("MatMulInteger", ["ui8[2,3,4]", "ui8[4,5]", "ui8[2,3,1]", "ui8[5]"]),
+    Row("MatMulInteger", ["ui8[3,4]", "ui8[2,4,5]", "ui8[3]", "ui8[2,1,5]"]),
+    Row("QLinearMatMul", ["ui8[2,3,4]", "f32[3]+", "ui8[2,3,1]", "ui8[4,5]", "f32[1,5]+",
+                          "ui8[5]", "f32[2,3,1]+", "ui8[1]"]),
+    Row("QLinearMatMul", ["ui8[4]", "f32[]+", "ui8[]", "ui8[2,4,5]", "f32[5]+", "ui8[2,1,5]",
+                          "f32[]+", "ui8[]"]),
+    Row("RNN", ["f32[7,3,2]", "f32[1,5,2]1", "f32[1,5,5]1", None, "i32[3]+"]),
+    Row("GRU", ["f32[9,3,2]", "f32[2,15,2]1", "f32[2,15,5]1", None, "i32[3]+", "f32[2,3,5]1"],
+        {"direction": "bidirectional"}, 2),
+    Row("LSTM", ["f32[3,9,2]", "f32[1,8,2]1", "f32[1,8,2]1", None, "i32[3]+", "f32[3,1,2]1",
+                 "f32[3,1,2]1"], {"layout": 1}, 3),
     Row("Adam", [_RATE, _COUNT, _ROW, _ROW, _ROW, f"{_ROW}+"], {}, 3, _TRAINING),
 )  # fmt: skip
 
@@ -58,7 +80,7 @@ OWN_ROWS = (
 def rows() -> tuple[Row, ...]:
     """Sound cases of every operator."""
     tables = table_rows("elementwise", "layer", "signal", "structured", "window")
-    return (*tables, *OWN_ROWS)
+    return (*tables, *OWN_ROWS, *own_rows(f"{_ROW}1"))
 
 
 @dataclass(frozen=True)

@@ -140,26 +140,34 @@ def asked_operand(call: NodeCall, known: Sequence[Array | None], outputs: int) -
     return None
 
 
+#: A value: the graph or body that it is in, and its index there.
+_Key = tuple[Any, int]
+
+
+def _key(tensor: SymbolicTensor) -> _Key:
+    return tensor.builder, tensor.index
+
+
 class Dependencies:
     """What values are computed from, and which inputs some operator wants to know."""
 
     def __init__(self) -> None:
-        self._sources: dict[int, tuple[int, ...]] = {}
-        self._inputs: dict[int, tuple[str, SymbolicTensor]] = {}
+        self._sources: dict[_Key, tuple[_Key, ...]] = {}
+        self._inputs: dict[_Key, tuple[str, SymbolicTensor]] = {}
         #: Inputs that decide a shape, in the order in which they were found.
         self.wanted: dict[str, None] = {}
 
     def add_input(self, name: str, tensor: SymbolicTensor) -> None:
         """Declares an input of the graph."""
-        self._inputs[tensor.index] = (name, tensor)
+        self._inputs[_key(tensor)] = (name, tensor)
 
     def note(
         self, op: str, operands: Sequence[SymbolicTensor | None], results: Sequence[SymbolicTensor]
     ) -> None:
         """Remembers what the results of an operation are computed from."""
-        read = () if op in _SHAPE_ONLY else tuple(t.index for t in operands if t is not None)
+        read = () if op in _SHAPE_ONLY else tuple(_key(t) for t in operands if t is not None)
         for tensor in results:
-            self._sources[tensor.index] = read
+            self._sources[_key(tensor)] = read
 
     def want(self, tensor: SymbolicTensor, *, integers_only: bool = False) -> None:
         """Notes the inputs that a value is computed from as wanted.
@@ -167,13 +175,13 @@ class Dependencies:
         With `integers_only`, does nothing where one of them is of real numbers.
         """
         slots: dict[str, SymbolicTensor] = {}
-        pending, seen = [tensor.index], {tensor.index}
+        pending, seen = [_key(tensor)], {_key(tensor)}
         while pending:
-            index = pending.pop()
-            if index in self._inputs:
-                name, slot = self._inputs[index]
+            key = pending.pop()
+            if key in self._inputs:
+                name, slot = self._inputs[key]
                 slots[name] = slot
-            for source in self._sources.get(index, ()):
+            for source in self._sources.get(key, ()):
                 if source not in seen:
                     seen.add(source)
                     pending.append(source)

@@ -13,8 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from stitch.linker import repeated_outputs
 from stitch.ops import KernelArguments, copy_steps, infer_operation, workspace
-from stitch.program import ABSENT, Array, DataType, Operation
+from stitch.program import ABSENT, Array, DataType, Operation, ScanForm
 from stitch.runtime.executors.executor import BoundProgram, Thunk
 from stitch.runtime.executors.host.chunks import (
     Member,
@@ -99,7 +100,7 @@ class OperationBinding:
                 self.values[v].type.data_type if v != ABSENT else DataType.from_dtype(a.dtype)
                 for v, a in zip(operation.outputs, results, strict=True)
             ),
-            None if operation.body == ABSENT else BodyBinding(prepared.inside(index)).bind,
+            None if operation.body == ABSENT else BodyBinding(prepared, index),
         )
 
     def _unused(self, value: int, output: int, index: int) -> Array:
@@ -232,8 +233,12 @@ class BodyBinding:
     """The body of a scan, bound to arrays; what it takes lies in the memory of kernels, since it is
     one kernel of the program around it."""
 
-    def __init__(self, kernels: Kernels) -> None:
-        self.kernels = kernels
+    def __init__(self, around: Kernels, index: int) -> None:
+        """The body that operation `index` carries."""
+        self.kernels = around.inside(index)
+        operation = around.program.operations[index]
+        body = around.program.bodies[operation.body]
+        self.repeated = repeated_outputs(body, ScanForm.of(operation).states)
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Sequence[Thunk]:
         """The steps of a round; arrays are of the compute types, one for each operand."""

@@ -9,12 +9,32 @@ know: which executor asks, devices, plans.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stitch.linker import program_of_body
 from stitch.machine import MachineShape, footprint
-from stitch.ops import OperationBytes, computed_nbytes, kernel_bytes, numpy_bytes, operand_nbytes
-from stitch.program import ABSENT, Array, Operation, OperationList, Program, TensorDesc
+from stitch.ops import (
+    LINE_NBYTES,
+    OperationBytes,
+    computed_nbytes,
+    kernel_bytes,
+    numpy_bytes,
+    operand_nbytes,
+)
+from stitch.program import (
+    ABSENT,
+    Array,
+    Body,
+    Operation,
+    OperationList,
+    Program,
+    ScanForm,
+    TensorDesc,
+    is_scan,
+)
 from stitch.runtime.executors.executor import ProgramBytes
 from stitch.runtime.executors.host.arrangement import arrange
 from stitch.runtime.executors.host.chunks import CHUNK_SIZE, units_of
@@ -35,19 +55,95 @@ def program_bytes(
 ) -> ProgramBytes:
     """What an executor takes to run a program whose operations take what `bytes_of` says, at most.
 
-    `in_sessions`: it may give some to ONNX Runtime.
+    No operation carries a body but scans. `in_sessions`: it may give some to ONNX Runtime.
     """
-    staged = _staged(program)
-    kept = _computed_constants(program) + staged
-    units = units_of(program, ())
-    arrangement = arrange(program, units, program.constant_data())
-    taken = kernel_bytes(program, bytes_of)
-    chunks = max((len(u.operations) for u in units if u.group), default=0) * CHUNK_SIZE * 8
-    values, kernels = arrangement.nbytes, max(taken.passing, chunks)
-    if in_sessions:
-        kept += SESSION_NBYTES + repacked_nbytes(program)
-        values += ARENA_GROWTH * most_inner_nbytes(program)
-    return ProgramBytes(kept, taken.kept, values, kernels, taken.largest, staged)
+    taken = _Counting(program.bodies, bytes_of, in_sessions).program(program)
+    if not in_sessions:
+        return taken
+    return replace(
+        taken,
+        kept=taken.kept + SESSION_NBYTES + repacked_nbytes(program),
+        values=taken.values + ARENA_GROWTH * most_inner_nbytes(program),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyBytes:
+    """What a body takes as a program of its own; `moved`: what lies between it and its scan, where
+    slots are narrower than what they are computed in."""
+
+    taken: ProgramBytes
+    moved: int
+
+
+class _Counting:
+    """What a program takes, and the bodies of its scans: each counted once."""
+
+    def __init__(
+        self, bodies: tuple[Body, ...], bytes_of: OperationBytes, in_sessions: bool
+    ) -> None:
+        self.bodies = OperationList("", (), (), (), (), (), bodies=bodies)
+        self.bytes_of = bytes_of
+        self.in_sessions = in_sessions
+        self._known: dict[int, _BodyBytes] = {}
+
+    def program(self, program: Program, listed: Sequence[Operation] | None = None) -> ProgramBytes:
+        """All that a program takes; `listed` are its operations as `bodies` counts theirs."""
+        mine = program.operations
+        pairs = zip(mine, mine if listed is None else listed, strict=True)
+        carried = {here.body: there.body for here, there in pairs}
+
+        def taken_by(
+            within: OperationList, operation: Operation, constants: dict[int, Array]
+        ) -> tuple[int, int]:
+            if is_scan(operation):
+                return self._scan(within, operation, self._body(carried[operation.body]))
+            return self.bytes_of(within, operation, constants)
+
+        staged = _staged(program)
+        kept = _computed_constants(program) + staged
+        for operation in mine:
+            if is_scan(operation):
+                inside = self._body(carried[operation.body]).taken
+                kept, staged = kept + inside.kept, staged + inside.staged
+        units = units_of(program, ())
+        values = arrange(program, units, program.constant_data()).nbytes
+        taken = kernel_bytes(program, taken_by)
+        chunks = max((len(u.operations) for u in units if u.group), default=0) * CHUNK_SIZE * 8
+        kernels = max(taken.passing, chunks)
+        return ProgramBytes(kept, taken.kept, values, kernels, taken.largest, staged)
+
+    def _body(self, index: int) -> _BodyBytes:
+        found = self._known.get(index)
+        if found is None:
+            body = self.bodies.bodies[index]
+            # Results that are states again count as if they were made: it is a bound.
+            program = program_of_body(self.bodies, index, len(body.outputs))
+            taken = self.program(program, body.operations)
+            found = self._known[index] = _BodyBytes(taken, _moved_nbytes(program))
+        return found
+
+    def _scan(
+        self, within: OperationList, operation: Operation, inside: _BodyBytes
+    ) -> tuple[int, int]:
+        """What a scan takes while it runs, all of it in the memory of kernels, and from its binding
+        on: the steps of its body, for each of its sides."""
+        form, body = ScanForm.of(operation), within.bodies[operation.body]
+        elements = [*body.input_types[form.states :][: form.sequences]]
+        elements += body.output_types[form.states if form.sides < 2 else 0 :]
+        own = sum(computed_nbytes(kind) + LINE_NBYTES for kind in elements if kind is not None)
+        taken = inside.taken
+        passing = own + inside.moved + taken.values + LINE_NBYTES + taken.kernels
+        unwanted = sum(
+            computed_nbytes(kind)
+            for kind, v in zip(form.result_types(body.output_types), operation.outputs, strict=True)
+            if v == ABSENT and kind is not None
+        )
+        # Once more for what is prepared, which all sides share.
+        kept = (form.sides + 1) * taken.bound + form.sides * taken.staged + unwanted
+        if self.in_sessions:
+            passing = max(passing, session_bytes(within, operation, {})[0])
+        return passing, kept
 
 
 def program_peak(program: Program, machine: MachineShape, taken: ProgramBytes) -> int:
@@ -87,7 +183,14 @@ def session_bytes(
 ) -> tuple[int, int]:
     """The most that ONNX Runtime's kernel takes; what it takes lies in the arena."""
     nbytes = FOREIGN_TIMES * operand_nbytes(program, operation)
-    if operation.op in GATHERING:
+    if is_scan(operation):
+        # Each round makes the values of the body anew.
+        body = program.bodies[operation.body]
+        inside = OperationList("", (), (), body.values, body.operations, body.constants,
+                               bodies=program.bodies)  # fmt: skip
+        most = max((session_bytes(inside, o, constants)[0] for o in body.operations), default=0)
+        nbytes += FOREIGN_TIMES * sum(computed_nbytes(v.type) for v in body.values) + most
+    elif operation.op in GATHERING:
         nbytes += _columns(program, operation)
     return nbytes, 0
 
@@ -124,6 +227,14 @@ def _staged(program: Program) -> int:
     return nbytes
 
 
+def _moved_nbytes(body: Program) -> int:
+    """Slots in types of their own, and the scratch of what is not computed where it lies."""
+    if all(map(is_direct, body.values)):
+        return 0
+    slots = (body.values[v].type for v in _slots(body))
+    return sum(kind.nbytes + LINE_NBYTES for kind in slots) + body.scratch.size_per_bank
+
+
 def _slots(program: Program) -> set[int]:
     return {s.value for s in program.inputs} | {s.value for s in program.outputs}
 
@@ -133,11 +244,27 @@ def repacked_nbytes(program: Program) -> int:
 
     Measured for Gemm, where a session grows by all of them; convolutions are assumed to do so.
     """
-    weights = {
-        v for o in program.operations for v in o.inputs[1:2] if o.op in ("MatMul", "Gemm", "Conv")
-    }
-    kinds = (program.values[c.value].type for c in program.constants if c.value in weights)
-    return sum(computed_nbytes(kind) for kind in kinds)
+    nbytes = 0
+    parts: list[Program | Body] = [program, *program.bodies]
+    for part in parts:
+        weights = _weights(part.operations, program.bodies)
+        kinds = (part.values[c.value].type for c in part.constants if c.value in weights)
+        nbytes += sum(computed_nbytes(kind) for kind in kinds)
+    return nbytes
+
+
+def _weights(operations: Sequence[Operation], bodies: Sequence[Body]) -> set[int]:
+    """The values that products have on their right, also those within scans."""
+    found: set[int] = set()
+    for operation in operations:
+        if is_scan(operation):
+            body = bodies[operation.body]
+            inside = _weights(body.operations, bodies)
+            operands = zip(body.inputs, operation.inputs, strict=True)
+            found.update(here for there, here in operands if there in inside)
+        elif operation.op in ("MatMul", "Gemm", "Conv"):
+            found.update(operation.inputs[1:2])
+    return found
 
 
 #: Programs with more operations count all their values: which precedes which is a square of bits.

@@ -97,7 +97,7 @@ class Kernels:
             form = ScanForm.of(operation)
             first = form.states + form.sequences
             known = {i: data[v] for i, v in enumerate(operation.inputs) if i >= first and v in data}
-            program = program_of_body(self.program, operation.body, known)
+            program = program_of_body(self.program, operation.body, form.states, known)
             found = self._inside[index] = Kernels(program, self.machine, self.workspace)
         return found
 

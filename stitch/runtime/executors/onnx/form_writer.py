@@ -7,7 +7,7 @@ large constants, which the model names but does not hold. Must not know sessions
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,12 +82,18 @@ def placeholder(name: str, data: Array) -> TensorProto:
     return tensor
 
 
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those within their bodies."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from all_nodes(attribute.g.node)
+
+
 def names_read(node: onnx.NodeProto) -> Iterator[str]:
     """What a node reads, also from within its bodies."""
-    yield from node.input
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            yield from names_read(inner)
+    for each in all_nodes([node]):
+        yield from each.input
 
 
 class FormWriter:
@@ -95,7 +101,9 @@ class FormWriter:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.constants = program.constant_data()
+        self.constants = dict(program.constant_data())
+        #: Types of the program's values, and of those of bodies, which get new numbers.
+        self.types = [value.type for value in program.values]
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self.weights: list[tuple[str, Array]] = []
@@ -104,11 +112,36 @@ class FormWriter:
         #: Values that nodes know by another name, and those that go out as so many chunks.
         self.named: dict[int, str] = {}
         self.chunked: dict[int, tuple[int, ...]] = {}
+        #: How many bodies are being written, each inside the one before.
+        self.nested = 0
         self._names = 0
+        self._body_constants: dict[tuple[int, int], int] = {}
+
+    def entered(self, index: int, given: Mapping[int, int]) -> dict[int, int]:
+        """New numbers for the values of a body, by its own, but for inputs that are `given` theirs.
+
+        So no two values of the model have one name, and a body reads what is around it by name. Its
+        constants are the model's, once for all that carry it.
+        """
+        body, at = self.program.bodies[index], {ABSENT: ABSENT, **given}
+        for constant in body.constants:
+            key = index, constant.value
+            if key not in self._body_constants:
+                self._body_constants[key] = number = self._new(body.values[constant.value].type)
+                self.constants[number] = constant.data
+            at[constant.value] = self._body_constants[key]
+        for value, described in enumerate(body.values):
+            if value not in at:
+                at[value] = self._new(described.type)
+        return at
+
+    def _new(self, kind: ValueType) -> int:
+        self.types.append(kind)
+        return len(self.types) - 1
 
     def type_of(self, value: int) -> ValueType:
         """The type of a value."""
-        return self.program.values[value].type
+        return self.types[value]
 
     def known(self, value: int) -> Array | None:
         """The data of a constant; None for other values."""
@@ -240,8 +273,9 @@ class FormWriter:
         )  # fmt: skip
 
     def _without(self) -> tuple[str, ...]:
-        padded = {name for node in self.nodes if node.op_type == "Pad" for name in node.output}
-        pools_padding = any(n.op_type == "MaxPool" and n.input[0] in padded for n in self.nodes)
+        nodes = list(all_nodes(self.nodes))
+        padded = {name for node in nodes if node.op_type == "Pad" for name in node.output}
+        pools_padding = any(n.op_type == "MaxPool" and n.input[0] in padded for n in nodes)
         is_double = any(self.type_of(v).data_type is DataType.FLOAT64 for v in self.used)
         optimizers = {PAD_FUSION: pools_padding, SCALE_FUSION: is_double}
         return tuple(name for name, is_wrong in optimizers.items() if is_wrong)

@@ -35,7 +35,7 @@ def joining_terms(programs: Sequence[Program]) -> LinkTerms:
         obstacle = _obstacle(program)
         if obstacle:
             return LinkTerms(f"{program.name!r} {obstacle}")
-    work = sum(multiply_adds(o, program.values) for program in programs for o in program.operations)
+    work = sum(multiply_adds(o, p.values, p.bodies) for p in programs for o in p.operations)
     gains = len(programs) > 1 and work < WORTH_NOTHING * len(programs)
     return LinkTerms(repeats=REPEATS if gains else None)
 

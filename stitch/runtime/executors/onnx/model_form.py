@@ -15,11 +15,12 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.ops import lookup, resolve_attributes
-from stitch.program import ABSENT, Operation, Program
+from stitch.program import ABSENT, Operation, Program, is_scan
 from stitch.runtime.executors.element_runs import ElementRun, element_runs
 from stitch.runtime.executors.onnx.form_writer import FormWriter, OnnxForm, value_name
 from stitch.runtime.executors.onnx.fused_groups import fusions
 from stitch.runtime.executors.onnx.rewrites import REWRITES
+from stitch.runtime.executors.onnx.scan_nodes import write_scan
 
 
 def onnx_form(program: Program) -> OnnxForm:
@@ -49,7 +50,8 @@ def operation_form(program: Program, operation: Operation) -> OnnxForm:
     """
     writer = FormWriter(program)
     _write(writer, operation)
-    inputs = sorted(v for v in writer.used if v not in writer.constants)
+    read = {v for v in operation.inputs if v != ABSENT}
+    inputs = sorted(v for v in writer.used & read if v not in writer.constants)
     return writer.form(tuple(inputs), tuple(v for v in operation.outputs if v != ABSENT))
 
 
@@ -61,6 +63,9 @@ def _write(writer: FormWriter, operation: Operation) -> None:
             raise CompileError(f"tensors of type {kind} are not given to it")
     definition = lookup(operation.op, operation.domain)
     attributes = resolve_attributes(definition, operation.attributes, operation.location)
+    if is_scan(operation):
+        write_scan(writer, operation, _write)
+        return
     rewrite = REWRITES.get((operation.domain, operation.op))
     if rewrite is None and operation.domain:
         raise CompileError("ONNX has no such operator")

@@ -2,9 +2,10 @@
 
 Dense values are bound where they lie in the spaces: nothing is copied to enter or leave, and
 constants are read from the file's mapping. Others are staged. Programs compute in float32 where
-their types are narrower, and round at casts and at their outputs; so results agree with the NumPy
-executor's within a relative 1e-4 in float32 (sums are taken in another order), and within one
-rounding of the narrow type for every operation between an output and its inputs.
+their types are narrower, and round at casts, at their outputs, and what a scan's rounds hand on; so
+results agree with the NumPy executor's within a relative 1e-4 in float32 (sums are taken in another
+order), and within one rounding of the narrow type for every operation between an output and its
+inputs.
 
 What ONNX leaves open, ONNX Runtime decides otherwise than NumPy, on NaN, infinities and other
 values at the edges of their types: `docs/executor_differences.md` lists all of it.

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 from stitch.errors import CompileError
 from stitch.program import Array
 from stitch.runtime.executors.host import as_bytes
-from stitch.runtime.executors.onnx.form_writer import EMBEDDED_NBYTES, OnnxForm
+from stitch.runtime.executors.onnx.form_writer import EMBEDDED_NBYTES, OnnxForm, all_nodes
 from stitch.runtime.executors.onnx.session import write_optimised
 
 _MODEL, _CONSTANTS = "model.onnx", "constants"
@@ -93,7 +93,7 @@ def _make_outputs(graph: onnx.GraphProto, weights: dict[str, Array]) -> None:
             small[name].name = constant
         else:
             continue
-        for node in graph.node:
+        for node in all_nodes(graph.node):
             node.input[:] = [constant if each == name else each for each in node.input]
         graph.node.append(helper.make_node("Identity", [constant], [name]))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from stitch.linker import with_used_bodies
 from stitch.program import (
     ABSENT,
     Constant,
@@ -87,7 +88,7 @@ class PartOfProgram:
         """The part."""
         program, numbers = self.program, self.numbers
         slots = {v: self.whole.slots.get(v, InputSlot("", v)) for v in self.inputs}
-        return Program(
+        part = Program(
             program.name,
             tuple(replace(s, name=f"v{numbers[v]}", value=numbers[v]) for v, s in slots.items()),
             tuple(OutputSlot(f"v{numbers[v]}", numbers[v], self._alias(v)) for v in self.outputs),
@@ -96,7 +97,9 @@ class PartOfProgram:
             tuple(self.constants),
             replace(program.scratch, size_per_bank=0),
             program.role,
+            bodies=program.bodies,
         )
+        return with_used_bodies(part)
 
     def _alias(self, value: int) -> int | None:
         """Which of the part's inputs an output takes the place of."""

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 import onnxruntime
@@ -165,7 +166,8 @@ def session_call(session: Session, arrays: dict[int, Array], program: Program) -
 
 def is_masked(program: Program) -> bool:
     """Whether a program is computed with denormal numbers as zero, where that can be had."""
-    return any(not o.domain and o.op in MASKED for o in program.operations)
+    bodies = (o for body in program.bodies for o in body.operations)
+    return any(not o.domain and o.op in MASKED for o in chain(program.operations, bodies))
 
 
 def first_line(error: Exception) -> str:

@@ -1,0 +1,178 @@
+"""The bodies of scans: the same passes inside, and nothing goes round that nobody reads.
+
+Comes in: a graph, the passes. Goes out: the graph whose scans carry the bodies after the passes,
+without the results that nobody reads, the states and sequences that the others do not need, and the
+operands that no round reads. A state that every round hands on as it is, is shared by all rounds,
+and whoever read its last value reads its first. Bodies of other operations stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from stitch.graph import ComputationGraph
+from stitch.linker import remove_dead_code
+from stitch.program import (
+    ABSENT,
+    Body,
+    BodyPool,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    ScanForm,
+    Value,
+    is_scan,
+)
+
+Passes = Callable[[ComputationGraph], ComputationGraph]
+
+
+def optimize_bodies(graph: ComputationGraph, passes: Passes) -> ComputationGraph:
+    """The graph with the passes done in the bodies of its scans; dead code is left behind."""
+    if not any(map(is_scan, graph.operations)):
+        return graph
+    return _Scans(graph, passes).written()
+
+
+@dataclass(frozen=True, slots=True)
+class _Smaller:
+    """A body after the passes, and which of the operands and results it had it still has.
+
+    `states` are those that go round, `given` the collected results; `fixed` the states that do not
+    change, and `shared` the operands behind the sequences, which rounds read.
+    """
+
+    body: Body | None
+    states: tuple[int, ...]
+    sequences: tuple[int, ...]
+    fixed: tuple[int, ...]
+    shared: tuple[int, ...]
+    given: tuple[int, ...]
+    unchanged: frozenset[int]
+
+
+class _Scans:
+    """One graph under way."""
+
+    def __init__(self, graph: ComputationGraph, passes: Passes) -> None:
+        self.graph = graph
+        self.passes = passes
+        self.read = {v for operation in graph.operations for v in operation.inputs}
+        self.read |= {slot.value for slot in graph.outputs}
+        self.pool = BodyPool()
+        #: What stands for a value now.
+        self.now: dict[int, int] = {}
+        self._found: dict[tuple[int, int, int, tuple[bool, ...]], _Smaller] = {}
+
+    def written(self) -> ComputationGraph:
+        """The graph with all operations written."""
+        graph, kept = self.graph, list[Operation]()
+        plain = (o.body for o in graph.operations if not is_scan(o))
+        at = self.pool.add_all(graph.bodies, plain)
+        for operation in graph.operations:
+            moved = replace(operation, inputs=tuple(self.now.get(v, v) for v in operation.inputs))
+            if not is_scan(operation):
+                kept.append(replace(moved, body=at[operation.body]))
+            elif (scan := self._scan(moved)) is not None:
+                kept.append(scan)
+        outputs = [replace(s, value=self.now.get(s.value, s.value)) for s in graph.outputs]
+        return replace(
+            graph, operations=tuple(kept), outputs=tuple(outputs), bodies=tuple(self.pool.bodies)
+        )
+
+    def _scan(self, operation: Operation) -> Operation | None:
+        """A scan with its smaller body; None where nothing goes round any more."""
+        form = ScanForm.of(operation)
+        wanted = tuple(v in self.read for v in operation.outputs)
+        key = operation.body, form.states, form.sequences, wanted
+        small = self._found.get(key)
+        if small is None:
+            body = self._graph_of(self.graph.bodies[operation.body])
+            small = self._found[key] = self._smaller(body, form, wanted)
+        for state in small.unchanged:
+            if operation.outputs[state] != ABSENT:
+                self.now[operation.outputs[state]] = operation.inputs[state]
+        if small.body is None:
+            return None
+        first = form.states + form.sequences
+        operands = [
+            *small.states, *(form.states + i for i in small.sequences), *small.fixed,
+            *(first + i for i in small.shared),
+        ]  # fmt: skip
+        now = ScanForm(
+            form.count, len(small.states), len(small.sequences), len(small.given),
+            tuple(form.taken_backward[i] for i in small.sequences),
+            tuple(form.given_backward[i] for i in small.given),
+        )  # fmt: skip
+        return replace(
+            operation,
+            inputs=tuple(operation.inputs[i] for i in operands),
+            outputs=tuple(
+                operation.outputs[i]
+                for i in (*small.states, *(form.states + i for i in small.given))
+            ),
+            attributes=now.attributes,
+            body=self.pool.add(small.body),
+        )
+
+    def _graph_of(self, body: Body) -> ComputationGraph:
+        """A body as a graph, with the bodies that its operations carry."""
+        return ComputationGraph(
+            "round",
+            tuple(InputSlot(f"operand {i}", v) for i, v in enumerate(body.inputs)),
+            tuple(OutputSlot(f"result {i}", v) for i, v in enumerate(body.outputs)),
+            body.values, body.operations, body.constants, bodies=self.graph.bodies,
+        )  # fmt: skip
+
+    def _smaller(self, graph: ComputationGraph, form: ScanForm, wanted: Sequence[bool]) -> _Smaller:
+        states = range(form.states)
+        given = tuple(i for i in range(form.collected) if wanted[form.states + i])
+        slots = [*states, *(form.states + i for i in given)]
+        graph = self.passes(replace(graph, outputs=tuple(graph.outputs[i] for i in slots)))
+        inputs = [slot.value for slot in graph.inputs]
+        results = [slot.value for slot in graph.outputs]
+        unchanged = frozenset(i for i in states if results[i] == inputs[i])
+        collected = graph.outputs[form.states :]
+        going = {i for i in states if wanted[i]} - unchanged
+        while True:
+            outputs = (*(graph.outputs[i] for i in sorted(going)), *collected)
+            cut = remove_dead_code(replace(graph, outputs=outputs))
+            used = {v for operation in cut.operations for v in operation.inputs}
+            used |= {slot.value for slot in cut.outputs}
+            read = [slot.value in used for slot in cut.inputs]
+            more = {i for i in states if read[i]} - unchanged - going
+            if not more:
+                break
+            going |= more
+        first = form.states + form.sequences
+        sequences = tuple(i for i in range(form.sequences) if read[form.states + i])
+        fixed = tuple(sorted(i for i in unchanged if read[i]))
+        shared = tuple(i for i in range(len(inputs) - first) if read[first + i])
+        kept = [
+            *sorted(going), *(form.states + i for i in sequences), *fixed,
+            *(first + i for i in shared),
+        ]  # fmt: skip
+        body = self._body_of(cut, kept) if cut.outputs else None
+        return _Smaller(
+            body, tuple(sorted(going)), sequences, fixed, shared, given, unchanged
+        )  # fmt: skip
+
+    def _body_of(self, graph: ComputationGraph, kept: Sequence[int]) -> Body:
+        """A graph as a body that takes these of its inputs."""
+        at = self.pool.add_all(graph.bodies, (o.body for o in graph.operations))
+        values, outputs = list(graph.values), list[int]()
+        operations = [replace(o, body=at[o.body]) for o in graph.operations]
+        made = {v for operation in operations for v in operation.outputs}
+        for slot in graph.outputs:
+            value = slot.value
+            if value not in made or value in outputs:
+                # An output is a value of its own, made in the body.
+                value, source = len(values), values[slot.value]
+                values.append(Value(f"{source.name}.out", source.type))
+                operations.append(Operation("Identity", (slot.value,), (value,)))
+            outputs.append(value)
+        return Body(
+            tuple(graph.inputs[i].value for i in kept), tuple(outputs), tuple(values),
+            tuple(operations), graph.constants,
+        )  # fmt: skip

@@ -1,0 +1,243 @@
+"""Gradients of scans: a scan backwards over the backward graph of the body.
+
+Comes in: a scan of a forward graph, what of it has gradients. Goes out: what the forward scan
+collects for it, and the gradients of its operands in the backward graph. The body is differentiated
+as any graph is. What its rules ask for is collected by the forward scan and taken as sequences by
+the backward one, whose states are the gradients of states. Must not know: rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stitch.compiler.body_graphs import graph_of_body, operand_name, result_name, write_graph
+from stitch.compiler.dependence import through_rounds
+from stitch.compiler.differentiated import Differentiated
+from stitch.compiler.forward_values import ForwardValues
+from stitch.compiler.round_sums import AllRows, RoundSums
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, scan
+from stitch.linker import remove_dead_code
+from stitch.ops import onnx_code
+from stitch.program import DataType, Operation, OutputSlot, ScanForm, ValueType
+
+#: Differentiates the graph of a body: the inputs whose gradients are wanted, and the outputs whose
+#: gradients come in.
+DifferentiateBody = Callable[[ComputationGraph, tuple[str, ...], tuple[str, ...]], Differentiated]
+#: In these, a sum over many rounds would lose its digits.
+_COARSE = frozenset({DataType.BFLOAT16, DataType.FLOAT16})
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A value of the forward graph that holds a value of all rounds, the last one first or not."""
+
+    value: int
+    is_backward: bool
+
+
+class ScanGradient:
+    """The gradient of one scan; making it has the forward scan collect what it takes."""
+
+    def __init__(
+        self,
+        operation: Operation,
+        forward: ForwardValues,
+        path: set[int],
+        differentiate: DifferentiateBody,
+    ) -> None:
+        """`path`: the values of the graph that gradients flow through."""
+        self._operation = operation
+        self._forward = forward
+        self._form = ScanForm.of(operation)
+        self._wanted = {i for i, v in enumerate(operation.inputs) if v in path}
+        results = {i for i, v in enumerate(operation.outputs) if v in path}
+        bodies = forward.bodies.bodies
+        self._body = bodies[operation.body]
+        #: Of the body: inputs that have a gradient, outputs whose gradient comes in.
+        self._inputs, self._outputs = through_rounds(operation, bodies, self._wanted, results)
+        self._both: Differentiated | None = None
+        self._kept: dict[str, _Kept] = {}
+        if self._form.count and self._inputs and self._outputs:
+            graph = graph_of_body(f"{forward.graph.name}_round", self._body, bodies)
+            wanted = tuple(map(operand_name, self._inputs))
+            self._both = differentiate(graph, wanted, tuple(map(result_name, self._outputs)))
+            self._keep(self._both)
+
+    def _keep(self, both: Differentiated) -> None:
+        """Have the forward scan collect what the backward graph of the body reads."""
+        form, graph = self._form, both.forward
+        at = _slots(graph)
+        read = {slot.name for slot in both.backward.inputs}
+        results = len(self._body.outputs)
+        #: What the scan collects in any case, by the value in the body.
+        there = {at[result_name(i)]: i for i in reversed(range(form.states, results))}
+        before = [operand_name(i) for i in range(form.states) if operand_name(i) in read]
+        more: dict[int, list[str]] = {}
+        for name in (*both.saved, *before):
+            found = there.get(at[name])
+            if found is None:
+                more.setdefault(at[name], []).append(name)
+            else:
+                value = self._forward.output(self._operation, found)
+                self._kept[name] = _Kept(value, form.given_backward[found - form.states])
+        if not more:
+            return
+        slots = tuple(OutputSlot(f"kept_{v}", v) for v in more)
+        whole = replace(graph, outputs=(*graph.outputs[:results], *slots))
+        values = self._forward.collect(self._operation, remove_dead_code(whole), len(slots))
+        for value, names in zip(values, more.values(), strict=True):
+            self._kept |= dict.fromkeys(names, _Kept(value, False))
+
+    def pull(
+        self, builder: ComputationGraphBuilder, gradients: Sequence[SymbolicTensor | None]
+    ) -> tuple[SymbolicTensor | None, ...]:
+        """The gradients of operands from those of results, None where nothing flows."""
+        found: dict[int, SymbolicTensor] = {}
+        if self._both is not None:
+            found = self._scan_back(self._both, builder, gradients)
+        elif not self._form.count:
+            # The last states are the first.
+            found = {i: g for i, g in enumerate(gradients[: self._form.states]) if g is not None}
+        places = range(len(self._operation.inputs))
+        return tuple(found.get(i) if i in self._wanted else None for i in places)
+
+    def _scan_back(
+        self,
+        both: Differentiated,
+        builder: ComputationGraphBuilder,
+        gradients: Sequence[SymbolicTensor | None],
+    ) -> dict[int, SymbolicTensor]:
+        form, graph = self._form, both.backward
+        at = _slots(graph)
+        #: Where the gradients of the body's inputs are.
+        named, seeded = dict(both.gradients), dict(both.seeds)
+        gradient = {i: at[named[operand_name(i)]] for i in self._inputs if operand_name(i) in named}
+        seeds = {i: seeded[result_name(i)] for i in self._outputs if result_name(i) in seeded}
+        first = form.states + form.sequences
+        shared = {
+            name: self._forward.value(value)
+            for i, value in enumerate(self._operation.inputs)
+            if i >= first and (name := operand_name(i)) in at
+        }
+        rows = self._rows(at) | {
+            name: AllRows(self._seed(builder, gradients, i), form.given_backward[i - form.states])
+            for i, name in seeds.items()
+            if i >= form.states
+        }
+        sums = RoundSums(
+            graph,
+            builder,
+            {at[name]: tensor for name, tensor in shared.items()},
+            {at[name]: each for name, each in rows.items()},
+            form.count,
+        )
+        totals = {i: sums.sum_of(value) for i, value in gradient.items() if i >= first}
+        sums.settle()
+        states = sorted({i for i in (*self._inputs, *self._outputs) if i < form.states})
+        moved = [i for i in gradient if form.states <= i < first]
+        values = [
+            *(gradient[i] for i in (*(i for i in states if i in gradient), *moved)),
+            *sums.added,
+            *(value for value, _ in sums.collected),
+        ]
+        slots = tuple(OutputSlot(str(value), value) for value in dict.fromkeys(values))
+        rounds = remove_dead_code(replace(graph, outputs=slots))
+        taken = [name for name in rows if name in _read(rounds)]
+
+        def one(before: Sequence[Any], elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            inside = [*before, *elements][0].builder
+            given = dict(zip(taken, elements, strict=True))
+            given |= {seeds[i]: g for i, g in zip(states, before, strict=False) if i in seeds}
+            given |= {name: tensor for name, tensor in shared.items() if name in _read(rounds)}
+            made = write_graph(inside, rounds, given)
+            after = [
+                made[str(gradient[i])] if i in gradient else zeros(inside, g.type)
+                for i, g in zip(states, before, strict=False)
+            ]
+            for total, value in zip(before[len(states) :], sums.added, strict=True):
+                after.append(total + _in_type(inside, made[str(value)], total.data_type))
+            collected = [*(gradient[i] for i in moved), *(value for value, _ in sums.collected)]
+            return after, [made[str(value)] for value in collected]
+
+        last, collected = scan(
+            builder,
+            one,
+            [
+                *(self._seed(builder, gradients, i) for i in states),
+                *(zeros(builder, _added_type(graph.values[v].type)) for v in sums.added),
+            ],
+            [rows[name].tensor for name in taken],
+            count=form.count,
+            taken_backward=[not rows[name].is_backward for name in taken],
+            given_backward=[
+                *(not form.taken_backward[i - form.states] for i in moved),
+                *(not is_backward for _, is_backward in sums.collected),
+            ],
+        )
+        added = [
+            _in_type(builder, total, graph.values[v].type.data_type)
+            for v, total in zip(sums.added, last[len(states) :], strict=True)
+        ]
+        sums.take(collected[len(moved) :], added)
+        found = dict(zip(states, last, strict=False))
+        found |= dict(zip(moved, collected, strict=False))
+        return found | {i: total() for i, total in totals.items()}
+
+    def _rows(self, read: Mapping[str, int]) -> dict[str, AllRows]:
+        """What the backward graph of the body reads of the forward scan, of all rounds."""
+        form = self._form
+        found = {
+            name: AllRows(self._forward.value(kept.value), kept.is_backward)
+            for name, kept in self._kept.items()
+        }
+        for i, backward in enumerate(form.taken_backward, form.states):
+            if operand_name(i) in read:
+                whole = self._forward.value(self._operation.inputs[i])
+                found[operand_name(i)] = AllRows(whole, backward)
+        return found
+
+    def _seed(
+        self,
+        builder: ComputationGraphBuilder,
+        gradients: Sequence[SymbolicTensor | None],
+        result: int,
+    ) -> SymbolicTensor:
+        """The gradient of a result, zeros where none has come in."""
+        found = gradients[result]
+        kind = self._form.result_types(self._body.output_types)[result]
+        assert kind is not None
+        return zeros(builder, kind) if found is None else found
+
+
+def _slots(graph: ComputationGraph) -> dict[str, int]:
+    """Values by the names of the slots that they are."""
+    found = {slot.name: slot.value for slot in graph.inputs}
+    return found | {slot.name: slot.value for slot in graph.outputs}
+
+
+def _read(graph: ComputationGraph) -> set[str]:
+    """The inputs that a graph reads or hands on."""
+    read = {v for operation in graph.operations for v in operation.inputs}
+    read.update(slot.value for slot in graph.outputs)
+    return {slot.name for slot in graph.inputs if slot.value in read}
+
+
+def _added_type(kind: ValueType) -> ValueType:
+    """The type to add up values of a type in."""
+    return replace(kind, data_type=DataType.FLOAT32) if kind.data_type in _COARSE else kind
+
+
+def _in_type(builder: Any, value: SymbolicTensor, data_type: DataType) -> SymbolicTensor:
+    if value.data_type == data_type:
+        return value
+    cast: SymbolicTensor = builder.apply("Cast", [value], 1, {"to": onnx_code(data_type)})[0]
+    return cast
+
+
+def zeros(builder: Any, kind: ValueType) -> SymbolicTensor:
+    """Zeros that take no room in a file."""
+    zero = builder.constant(kind.data_type.dtype.type(0))
+    made: SymbolicTensor = builder.apply("Expand", [zero, list(kind.shape)], 1, {})[0]
+    return made

@@ -1,0 +1,191 @@
+"""The passes work inside the bodies of scans, and nothing goes round that nobody reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.compiler import CompileOptions
+from stitch.compiler.compile_graph import optimize
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, scan
+from stitch.program import Array, Operation
+from tests.support.scan_cases import CASES, ScanCase, expected_of, graph_of, inputs_of
+
+Tensors = Sequence[SymbolicTensor]
+
+
+def only_scan(graph: ComputationGraph) -> Operation:
+    (found,) = (o for o in graph.operations if o.op == "Scan")
+    return found
+
+
+def body_operators(graph: ComputationGraph) -> list[str]:
+    return sorted(o.op for o in graph.bodies[only_scan(graph).body].operations)
+
+
+def shape_of(operation: Operation) -> tuple[Any, ...]:
+    """States, sequences, operands and results of a scan."""
+    given = [operation.attributes.get(name) for name in ("num_states", "num_scan_inputs")]
+    return (*given, len(operation.inputs), len(operation.outputs))
+
+
+def results(graph: ComputationGraph, arrays: Sequence[Array], **how: Any) -> list[Array]:
+    with stitch.open_device("host", executor="numpy") as device:
+        made = device.load(stitch.compile(graph, target="host", **how))(*arrays)
+        return [t.numpy().copy() for t in (made if isinstance(made, tuple) else (made,))]
+
+
+def test_constants_are_folded_and_what_is_there_twice_is_computed_once() -> None:
+    b = ComputationGraphBuilder("g")
+    xs = b.input("xs", (5, 4), "float32")
+
+    def f(s: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        # The factor, the second tanh and the identity are not needed, nor is what nobody reads.
+        two = b.op("Add", b.op("Shape", e[0]), np.array([-2]))
+        rows = b.op("Expand", s[0], two)
+        once, again = np.tanh(e[0]), np.tanh(e[0])
+        np.exp(e[0])
+        return [rows + b.op("Slice", once, [0], [2])], [b.identity(once) * again]
+
+    (last,), (given,) = scan(b, f, [np.ones(2, np.float32)], [xs])
+    b.output("last", last)
+    b.output("given", given)
+    graph = b.build()
+    assert body_operators(optimize(graph)) == ["Add", "Mul", "Slice", "Tanh"]
+    x = np.random.default_rng(0).standard_normal((5, 4), np.float32)
+    found = results(graph, [x])
+    np.testing.assert_allclose(found[0], 1 + np.tanh(x)[:, :2].sum(0), 1e-6)
+    np.testing.assert_allclose(found[1], np.tanh(x) ** 2, 1e-6)
+
+
+def three_states(wanted: Sequence[str]) -> ComputationGraph:
+    """a sums x; b sums a; c counts for itself; given: a, y and c; some of the results wanted."""
+    b = ComputationGraphBuilder("g")
+    start = [b.input(name, (2,), "float32") for name in "abc"]
+    xs, ys = (b.input(name, (4, 2), "float32") for name in ("xs", "ys"))
+
+    def f(s: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        return [s[0] + e[0], s[1] + s[0], s[2] + 1.0], [s[0] * 2.0, e[1] + 3.0, s[2] * 4.0]
+
+    last, given = scan(
+        b, f, start, [xs, ys], taken_backward=(False, True), given_backward=(True, False, True)
+    )
+    named = dict(zip(("a", "b", "c", "ga", "gy", "gc"), (*last, *given), strict=True))
+    for name in wanted:
+        b.output(f"out_{name}", named[name])
+    return b.build()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape"),
+    [
+        # States, sequences, operands, results.
+        (["a"], (1, 1, 2, 1)),
+        (["b"], (2, 1, 3, 2)),
+        (["c"], (1, 0, 1, 1)),
+        (["ga"], (1, 1, 2, 2)),
+        (["gy"], (0, 1, 1, 1)),
+        (["gc", "gy"], (1, 1, 2, 3)),
+        (["a", "b", "c", "ga", "gy", "gc"], (3, 2, 5, 6)),
+    ],
+    ids=str,
+)
+def test_only_what_is_read_goes_round(wanted: list[str], shape: tuple[int, ...]) -> None:
+    graph = three_states(wanted)
+    assert shape_of(only_scan(optimize(graph))) == shape
+    rng = np.random.default_rng(1)
+    arrays = [rng.standard_normal(s, np.float32) for s in ((2,), (2,), (2,), (4, 2), (4, 2))]
+    whole = results(three_states(["a", "b", "c", "ga", "gy", "gc"]), arrays)
+    every = dict(zip(("a", "b", "c", "ga", "gy", "gc"), whole, strict=True))
+    a, y = arrays[0], arrays[4]
+    np.testing.assert_allclose(every["a"], a + arrays[3].sum(0), 1e-5)
+    np.testing.assert_array_equal(every["gy"], y[::-1] + np.float32(3))
+    for name, found in zip(wanted, results(graph, arrays), strict=True):
+        np.testing.assert_array_equal(found, every[name])
+
+
+def test_a_state_that_stays_as_it_is_is_shared() -> None:
+    b = ComputationGraphBuilder("g")
+    w, s, xs = (
+        b.input(n, shape, "float32") for n, shape in (("w", (2,)), ("s", (2,)), ("xs", (4, 2)))
+    )
+
+    def f(t: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        return [b.identity(t[0]), t[1] * t[0] + e[0]], []
+
+    (kept, last), _ = scan(b, f, [w, s], [xs])
+    b.output("kept", kept + 1.0)
+    b.output("last", last)
+    graph = b.build()
+    assert shape_of(only_scan(optimize(graph))) == (1, 1, 3, 1)
+    rng = np.random.default_rng(2)
+    arrays = [rng.standard_normal(shape, np.float32) for shape in ((2,), (2,), (4, 2))]
+    state = arrays[1]
+    for x in arrays[2]:
+        state = state * arrays[0] + x
+    found = results(graph, arrays)
+    np.testing.assert_array_equal(found[0], arrays[0] + 1)
+    np.testing.assert_allclose(found[1], state, 1e-6)
+
+
+def test_a_scan_of_nothing_but_such_states_is_gone() -> None:
+    b = ComputationGraphBuilder("g")
+    (last,), _ = scan(b, lambda s, _: ([s[0]], []), [b.input("x", (2,), "float32")], [], count=9)
+    b.output("y", last)
+    graph = b.build()
+    assert [o.op for o in graph.operations] == ["Scan"]
+    assert not any(o.op == "Scan" for o in optimize(graph).operations)
+    assert optimize(graph).bodies == ()
+    x = np.array([1, 2], np.float32)
+    np.testing.assert_array_equal(results(graph, [x])[0], x)
+
+
+def test_passes_go_into_scans_within_scans() -> None:
+    b = ComputationGraphBuilder("g")
+    xs = b.input("xs", (3, 4, 2), "float32")
+
+    def inner(s: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        return [s[0] + b.identity(e[0])], [b.exp(e[0])]
+
+    def outer(s: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        (last,), _ = scan(b, inner, [s[0]], [e[0]])
+        return [last], []
+
+    (last,), _ = scan(b, outer, [np.zeros(2, np.float32)], [xs])
+    b.output("y", last)
+    graph = optimize(b.build())
+    used = Counter(o.op for body in graph.bodies for o in body.operations)
+    assert used == {"Add": 1, "Scan": 1}
+    x = np.random.default_rng(4).standard_normal((3, 4, 2), np.float32)
+    np.testing.assert_allclose(results(b.build(), [x])[0], x.sum((0, 1)), 1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_result_alone_is_what_it_is_among_all(case: ScanCase) -> None:
+    graph, arrays = graph_of(case, 5), inputs_of(case, 5)
+    whole, plain = results(graph, arrays), unoptimised(graph, arrays)
+    for index, expected in enumerate(whole):
+        assert np.array_equal(expected, plain[index])
+        alone = replace(graph, outputs=(graph.outputs[index],))
+        np.testing.assert_array_equal(results(alone, arrays)[0], expected)
+    assert [a.shape for a in whole] == [a.shape for a in expected_of(case, 5)]
+
+
+def unoptimised(graph: ComputationGraph, arrays: Sequence[Array]) -> list[Array]:
+    """The results without any pass."""
+    from stitch.compiler import compile_graph
+    from stitch.machine import load_machine
+    from stitch.ttb import Binary
+
+    machine = load_machine("host")
+    program = compile_graph(graph, machine, CompileOptions(optimize=False)).program
+    assert any(o.op == "Scan" for o in program.operations)
+    with stitch.open_device("host", executor="numpy") as device:
+        made = device.load(Binary((program,), machine.shape, "test"))(*arrays)
+        return [t.numpy().copy() for t in (made if isinstance(made, tuple) else (made,))]

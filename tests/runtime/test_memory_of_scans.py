@@ -1,0 +1,117 @@
+"""A scan takes no more of the host's memory than `host_bytes` says, bodies within bodies too."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.ops import KernelMemory
+from stitch.program import Array, Program
+from stitch.runtime import make_executor
+from stitch.runtime.executors import BoundProgram, ProgramBytes, Workspace, quietly
+from tests.support.scanned_graphs import FORMS, scanned_graph
+
+#: Rows that kernels go through at once, and rows that they go through in pieces.
+WIDTHS = (32, 100_000)
+
+
+def run(bound: BoundProgram) -> None:
+    for step in bound.steps:
+        step()
+
+
+def measured(program: Program, machine: stitch.MachineShape) -> tuple[ProgramBytes, int, bool]:
+    """What is said, what is taken at most from preparing on, and whether kernels wanted more memory
+    than was reserved for them."""
+    executor = make_executor("numpy")
+    said = executor.host_bytes(program)
+    sides = ([s.value for s in side] for side in (program.inputs, program.outputs))
+    given, made = (
+        tuple(np.zeros(program.values[v].type.nbytes, np.uint8) for v in side) for side in sides
+    )
+    scratch: Array = np.zeros(program.scratch.size_per_bank, np.uint8)
+    # What is found once and kept for good belongs to nobody.
+    quietly(run, executor.prepare(program, machine).bind(given, made, scratch))
+    workspace = Workspace()
+    tracemalloc.start()
+    try:
+        workspace.kernels.reserve(said.kernels)
+        reserved = workspace.kernels.take(0).base
+        prepared = executor.prepare(program, machine, workspace)
+        quietly(run, prepared.bind(given, made, scratch))
+        return (
+            said,
+            tracemalloc.get_traced_memory()[1],
+            (workspace.kernels.take(0).base is not reserved),
+        )
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_scan_takes_no_more_than_is_said(form: str, width: int) -> None:
+    width = min(width, 600) if form == "cell" else width
+    model = stitch.compile(scanned_graph(form, width), target="host")
+    said, taken, has_grown = measured(model.program, model.binary.machine)
+    assert taken <= said.peak
+    assert not has_grown
+    # Nor so much that what fits would be refused.
+    assert said.peak < 6 * taken
+
+
+def test_what_is_taken_within_is_free_again_and_what_was_taken_before_stays() -> None:
+    memory = KernelMemory()
+    memory.reserve(1 << 12)
+    before = memory.take(100)
+    places = []
+    for nbytes in (1000, 500):
+        with memory.kept():
+            memory.restart()
+            places.append(memory.take(nbytes))
+            with memory.kept():
+                memory.restart()
+                inner = memory.take(64)
+        assert not np.shares_memory(inner, places[-1])
+        assert not np.shares_memory(before, places[-1])
+    # The sides of a scan never run at the same time.
+    assert np.shares_memory(*places)
+    assert not np.shares_memory(memory.take(64), before)
+
+
+def test_memory_that_grows_within_takes_nothing_from_anybody() -> None:
+    memory = KernelMemory()
+    before = memory.take(100)
+    with memory.kept():
+        region = memory.take(10_000)
+        with memory.kept():
+            memory.restart()
+            inner = memory.take(50_000)
+        memory.restart()
+        assert not np.shares_memory(inner, region)
+    other = memory.take(64)
+    for array in (before, region, inner):
+        assert array is before or not np.shares_memory(array, before)
+    assert not np.shares_memory(other, before)
+
+
+def test_a_body_that_several_scans_carry_is_counted_for_each() -> None:
+    """What is kept from binding on, steps among it, is there for each scan and each side."""
+    executor = make_executor("numpy")
+
+    def bound(times: int) -> int:
+        b = stitch.ComputationGraphBuilder("chain")
+        x = b.input("x", (16,), "float32")
+        for _ in range(times):
+            (x,), _ = stitch.graph.scan(
+                b, lambda s, _: ([b.op("Tanh", s[0])], []), [x], [], count=2
+            )  # fmt: skip
+        b.output("y", x)
+        program = stitch.compile(b.build(), target="host").program
+        assert len(program.bodies) == 1 and len(program.operations) == times
+        return executor.host_bytes(program).bound
+
+    assert bound(6) == 3 * bound(2) > 0
