@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 
 SMALL = (
-    "--depth=2", "--length=4", "--batch=2", "--hidden=8", "--attention=16", "--count=64",
+    "--depth=2", "--length=4", "--batch=2", "--hidden=8", "--attention=32", "--count=64",
     "--widths=4", "--depths=1,2", "--rounds=1", "--executors=numpy,torch", "--no-compile",
 )  # fmt: skip
 
@@ -81,6 +81,20 @@ def test_a_network_is_measured_by_every_executor_beside_its_peers(
     assert goal["value"] == pytest.approx(min(row["processor_ms"] for row in ours) / eager)
     assert {f"ours / {peer}" for peer in PEERS[suite]} < figures.keys()
     assert figures["mode sequential / compiled, small"]["value"] > 1
+
+
+def test_the_schedule_chosen_is_measured_against_the_best_by_name(fractal: ModuleType) -> None:
+    networks = importlib.import_module("fractal_ways.networks")
+    row = importlib.import_module("fractal_ways.results").Row
+    rows = [
+        row("stitch numpy, chosen", "ours", 3.0, 1.0), row("stitch numpy, rows", "ours", 2.0, 1.0),
+        row("stitch numpy, mode parallel, traced each time", "ours", 1.0, 1.0),
+        row("stitch auto, chosen", "ours", 1.0, 1.0), row("stitch auto, rows", "ours", 2.0, 1.0),
+        row("numpy, chosen", "peer", 0.5, 1.0),
+    ]  # fmt: skip
+    (figure,) = networks._choices(rows, ["numpy", "auto", "torch"])
+    assert (figure.value, figure.note) == (1.5, "numpy")
+    assert [*networks._choices(rows[:1], ["numpy"])] == []
 
 
 def test_small_stacks_are_of_the_depth_and_twice_that(
@@ -304,7 +318,7 @@ def test_a_way_with_another_result_is_never_timed(fractal: ModuleType) -> None:
         (("--executors=nosuch",), "no executor nosuch"),
         (("--hidden=64,x",), "'x'"),
         (("--depths=0",), "'0'"),
-        (("--attention=7",), "from 8 on"),
+        (("--attention=31",), "from 32 on"),
         (("--suite=lstm", "--plot=a.html"), "draws the suite growth"),
         (("--plot=growth.png",), "growth.png"),
         (("--plot=nowhere/growth.html",), "nowhere"),

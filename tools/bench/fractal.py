@@ -56,7 +56,7 @@ from fractal_ways.results import Result, missed_goals
 from stitch.runtime.executors import EXECUTORS
 
 #: The least number of blocks that BigBird's windows and chances need; words of flash attention.
-LEAST_BLOCKS, LEAST_ATTENTION = 7, 8
+LEAST_BLOCKS, LEAST_ATTENTION = 7, 32
 #: Lists of matrices for each of `--batch`.
 LISTS = 16
 
@@ -124,7 +124,7 @@ def memory(options: argparse.Namespace) -> Iterator[Result]:
 def length(options: argparse.Namespace) -> Iterator[Result]:
     """What does not grow with the length."""
     short = max(2, options.count // 64)
-    yield from compiling.rows(short, max(options.count, short), options.hidden[0])
+    yield from compiling.rows(short, max(options.count, short + 1), options.hidden[0])
 
 
 def rounds(options: argparse.Namespace) -> Iterator[Result]:

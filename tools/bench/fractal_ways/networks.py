@@ -5,13 +5,13 @@ Comes in: a case, executors, rounds. Goes out: a result. Must not know any netwo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from fractal_ways import ours
 from fractal_ways.cases import Absent, Case, NotAvailableError, Way, check_alike, numbers, reason_of
 from fractal_ways.measuring import interleaved
-from fractal_ways.results import PEER, Figure, Result, Row
+from fractal_ways.results import OURS, PEER, Figure, Result, Row
 from stitch.program import Array
 
 
@@ -40,9 +40,27 @@ def measured(
         ways = [way for way, _ in found]
         spent = interleaved([way.run for way in ways], rounds)
     rows = [Row.of(w.name, w.side, s, w.note) for w, s in zip(ways, spent, strict=True)]
-    figures = [*more]
+    figures = [*_choices(rows, executors), *more]
     if case.small is not None:
         slow, figure = ours.beside_sequential(case.small, rounds)
         rows += slow
         figures.append(figure)
     return Result(case.name, case.text, tuple(rows), tuple(absent), case.goals, tuple(figures))
+
+
+def _choices(rows: Sequence[Row], executors: Sequence[str]) -> Iterator[Figure]:
+    """How well schedules are chosen: of each executor what is chosen, over the best by name."""
+    ratios = []
+    for executor in executors:
+        chosen = f"stitch {executor}, {ours.CHOSEN}"
+        mine = {
+            row.way: row.processor_ms
+            for row in rows
+            if row.side == OURS and row.way.startswith(f"stitch {executor}, ")
+            and row.way != ours.traced(executor)
+        }  # fmt: skip
+        if chosen in mine and len(mine) > 1:
+            ratios.append((mine[chosen] / max(min(mine.values()), 1e-9), executor))
+    if ratios:
+        ratio, executor = max(ratios)
+        yield Figure("schedule chosen / best one, worst executor", ratio, "x", None, executor)

@@ -21,7 +21,12 @@ from stitch.errors import StitchError
 from stitch.fractal import CompiledNest
 from stitch.program import Array
 
-MACHINE = "host"
+MACHINE, CHOSEN = "host", "chosen"
+
+
+def traced(executor: str) -> str:
+    """The name of the way that traces the network at each call."""
+    return f"stitch {executor}, mode parallel, traced each time"
 
 
 def loops_of(nest: CompiledNest) -> str:
@@ -54,7 +59,7 @@ def ways_of(
     schedules = [None, *schedules_for(chosen)]
     for executor in executors:
         for schedule in schedules:
-            name = f"stitch {executor}, {schedule or 'chosen'}"
+            name = f"stitch {executor}, {schedule or CHOSEN}"
             try:
                 nest = ops.compile(case.network, *case.given, target=MACHINE, schedule=schedule)
                 nest.on(stack.enter_context(stitch.open_device(MACHINE, executor=executor)))
@@ -64,7 +69,7 @@ def ways_of(
                 yield Absent(name, reason_of(error))
     device = stack.enter_context(stitch.open_device(MACHINE, executor=executors[0]))
     run = _in_mode("parallel", case, device)
-    name = f"stitch {executors[0]}, mode parallel, traced each time"
+    name = traced(executors[0])
     try:
         yield Way(name, OURS, run), numbers(run())
     except StitchError as error:

@@ -60,7 +60,7 @@ def _grown(run: Callable[[], object]) -> float:
 
 def figures(script: str, length: int, words: Sequence[str]) -> list[Figure]:
     """Both lengths, of ours and of torch's attention; the ratio, with its goal."""
-    short = max(8, length // 4)
+    short = length // 4
     found: list[Figure] = []
     for way in (OURS, PEER):
         mib: dict[int, float] = {}
