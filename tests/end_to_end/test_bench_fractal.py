@@ -67,9 +67,12 @@ def test_a_network_is_measured_by_every_executor_beside_its_peers(
     peers = {row["way"] for row in result["rows"] if row["side"] == "peer"}
     assert peers == {"torch eager loops", *PEERS[suite]}
     ours = [row for row in result["rows"] if row["side"] == "ours"]
-    ways = [row["way"].removeprefix("stitch ").split(", ", 1) for row in ours]
-    assert {executor for executor, how in ways if how == "chosen"} == {"numpy", "torch"}
-    assert {how for _, how in ways} - {"chosen", "mode parallel, traced each time"} <= {*SCHEDULES}
+    assert {row["way"] for row in ours} == {"stitch numpy, chosen", "stitch torch, chosen"}
+    named = [row["way"] for row in result["rows"] if row["side"] == "ours, schedules by name"]
+    assert {way.split(", ")[1] for way in named} <= {*SCHEDULES}
+    assert [row["way"] for row in result["rows"] if row["side"] == "ours, mode parallel"] == [
+        "stitch numpy, traced each time"
+    ]
     assert result["absent"] == {}
     assert [row["way"].split(", ")[:2] for row in result["rows"] if row["side"].startswith("one")] \
         == [["mode sequential", "once"], ["compiled", "numpy"]]  # fmt: skip
@@ -85,12 +88,13 @@ def test_a_network_is_measured_by_every_executor_beside_its_peers(
 
 def test_the_schedule_chosen_is_measured_against_the_best_by_name(fractal: ModuleType) -> None:
     networks = importlib.import_module("fractal_ways.networks")
-    row = importlib.import_module("fractal_ways.results").Row
+    results = importlib.import_module("fractal_ways.results")
+    row, ours, named = results.Row, results.OURS, results.NAMED
     rows = [
-        row("stitch numpy, chosen", "ours", 3.0, 1.0), row("stitch numpy, rows", "ours", 2.0, 1.0),
-        row("stitch numpy, mode parallel, traced each time", "ours", 1.0, 1.0),
-        row("stitch auto, chosen", "ours", 1.0, 1.0), row("stitch auto, rows", "ours", 2.0, 1.0),
-        row("numpy, chosen", "peer", 0.5, 1.0),
+        row("stitch numpy, chosen", ours, 3.0, 1.0), row("stitch numpy, rows", named, 2.0, 1.0),
+        row("stitch numpy, traced each time", results.TRACED, 1.0, 1.0),
+        row("stitch auto, chosen", ours, 1.0, 1.0), row("stitch auto, rows", named, 2.0, 1.0),
+        row("numpy, chosen", results.PEER, 0.5, 1.0),
     ]  # fmt: skip
     (figure,) = networks._choices(rows, ["numpy", "auto", "torch"])
     assert (figure.value, figure.note) == (1.5, "numpy")
@@ -266,6 +270,8 @@ def test_the_table_names_goals_ratios_and_what_is_missing(results: ModuleType) -
     rows = (
         results.Row("mine", results.OURS, 2.0, 3.0, "hoisted"),
         results.Row("slower", results.OURS, 4.0, 2.0),
+        # What nobody gets without asking for it has no part in ratios.
+        results.Row("asked", results.NAMED, 0.5, 0.5),
         results.Row("theirs", results.PEER, 1.0, 1.0),
     )
     goals = (cases.RatioGoal("A_GOAL", "theirs", 1.5), cases.RatioGoal("B_GOAL", "gone", 1.0))

@@ -20,7 +20,9 @@ draws it by plotly).
 
 One process, one thread. All results of a network are compared (relative 2e-4, and absolute of the
 greatest number) before anything is timed; every round runs each way once, in an order of its own.
-Printed are the least milliseconds of the processor and of the clock; ratios are of the former.
+Printed are the least milliseconds of the processor and of the clock. Ratios are of the former, and
+of the best executor with the schedule that is chosen; how far that is from the best by name is a
+figure of its own.
 `--check` exits 1 where a goal is missed: each has its name in the table, and is a constant where it
 is measured.
 """

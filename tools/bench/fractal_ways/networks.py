@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from fractal_ways import ours
 from fractal_ways.cases import Absent, Case, NotAvailableError, Way, check_alike, numbers, reason_of
 from fractal_ways.measuring import interleaved
-from fractal_ways.results import OURS, PEER, Figure, Result, Row
+from fractal_ways.results import NAMED, OURS, PEER, Figure, Result, Row
 from stitch.program import Array
 
 
@@ -56,11 +56,10 @@ def _choices(rows: Sequence[Row], executors: Sequence[str]) -> Iterator[Figure]:
         mine = {
             row.way: row.processor_ms
             for row in rows
-            if row.side == OURS and row.way.startswith(f"stitch {executor}, ")
-            and row.way != ours.traced(executor)
+            if row.side in (OURS, NAMED) and row.way.startswith(f"stitch {executor}, ")
         }  # fmt: skip
         if chosen in mine and len(mine) > 1:
             ratios.append((mine[chosen] / max(min(mine.values()), 1e-9), executor))
     if ratios:
         ratio, executor = max(ratios)
-        yield Figure("schedule chosen / best one, worst executor", ratio, "x", None, executor)
+        yield Figure("schedule chosen / best of all, worst executor", ratio, "x", None, executor)

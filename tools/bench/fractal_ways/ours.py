@@ -14,7 +14,7 @@ from typing import Any
 import stitch
 from fractal_ways.cases import Absent, Case, Run, Way, check_alike, numbers, reason_of
 from fractal_ways.measuring import interleaved, once
-from fractal_ways.results import OURS, SLOW, Figure, Row
+from fractal_ways.results import NAMED, OURS, SLOW, TRACED, Figure, Row
 from stitch import fractal as ops
 from stitch.compiler import SCHEDULES, CompileOptions, compile_graph
 from stitch.errors import StitchError
@@ -22,11 +22,6 @@ from stitch.fractal import CompiledNest
 from stitch.program import Array
 
 MACHINE, CHOSEN = "host", "chosen"
-
-
-def traced(executor: str) -> str:
-    """The name of the way that traces the network at each call."""
-    return f"stitch {executor}, mode parallel, traced each time"
 
 
 def loops_of(nest: CompiledNest) -> str:
@@ -64,14 +59,15 @@ def ways_of(
                 nest = ops.compile(case.network, *case.given, target=MACHINE, schedule=schedule)
                 nest.on(stack.enter_context(stitch.open_device(MACHINE, executor=executor)))
                 run = _read(nest, case.given)
-                yield Way(name, OURS, run, loops_of(nest)), numbers(run())
+                side = OURS if schedule is None else NAMED
+                yield Way(name, side, run, loops_of(nest)), numbers(run())
             except StitchError as error:
                 yield Absent(name, reason_of(error))
     device = stack.enter_context(stitch.open_device(MACHINE, executor=executors[0]))
     run = _in_mode("parallel", case, device)
-    name = traced(executors[0])
+    name = f"stitch {executors[0]}, traced each time"
     try:
-        yield Way(name, OURS, run), numbers(run())
+        yield Way(name, TRACED, run), numbers(run())
     except StitchError as error:
         yield Absent(name, reason_of(error))
 

@@ -12,7 +12,9 @@ from typing import Any
 from fractal_ways.cases import Absent, RatioGoal
 from fractal_ways.measuring import Spent
 
-OURS, PEER, SLOW = "ours", "peer", "one operation after the other"
+#: Ours is what users get; with schedules by name, and traced at each call, it stands beside.
+OURS, NAMED, TRACED = "ours", "ours, schedules by name", "ours, mode parallel"
+PEER, SLOW = "peer", "one operation after the other"
 
 
 @dataclass(frozen=True, slots=True)
