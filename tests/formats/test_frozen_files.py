@@ -1,19 +1,24 @@
-"""Files of every released format version load for ever, and say what they always said."""
+"""Files of every released format version, and of features since, load for ever, and say what they
+always said."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from stitch.ttb import CURRENT, load
-from tests.formats.write_frozen_files import golden_text
+import stitch
+from stitch.ttb import CURRENT, encode, load
+from tests.formats.write_frozen_files import SPECIMENS, golden_text
+from tests.support.files.scanned_specimens import by_hand
 
 HERE = Path(__file__).resolve().parent
 
 #: The hashes of the frozen files: nobody changes one by accident.
 FROZEN = {
+    "feature_scans.ttb": "9d6f2cb9e709e68583f6ca67d83f7720be16d7ee04e7b208c55e06e9c8c51df9",
     "v1.0.ttb": "ca2af03105bacb9d6268f39ac643fac670f644d30081a58e1b4afdcb2eaa318d",
 }
 
@@ -30,11 +35,27 @@ def test_a_frozen_file_loads_and_says_what_it_always_said(name: str) -> None:
 
 
 def test_every_released_version_has_a_frozen_file() -> None:
-    assert set(FROZEN) == {path.name for path in HERE.glob("v*.ttb")}
+    assert set(FROZEN) == {path.name for path in HERE.glob("*.ttb")}
     assert f"v{CURRENT}.ttb" in FROZEN
 
 
-def test_every_frozen_version_stands_in_the_history() -> None:
+def test_every_frozen_version_and_feature_stands_in_the_history() -> None:
     history = (HERE.parents[1] / "schema" / "README.md").read_text()
     for name in FROZEN:
-        assert f"| {name.removeprefix('v').removesuffix('.ttb')} |" in history
+        kind, _, said = name.removesuffix(".ttb").partition("_")
+        assert (f"| feature `{said}` |" if said else f"| {kind.removeprefix('v')} |") in history
+
+
+def test_the_same_program_still_gives_the_bytes_that_were_frozen() -> None:
+    name = "feature_scans.ttb"
+    assert encode(SPECIMENS[name]()) == (HERE / name).read_bytes()
+    assert encode(load(HERE / name)) == (HERE / name).read_bytes()
+
+
+def test_frozen_scans_give_what_they_always_gave() -> None:
+    rng = np.random.default_rng(0)
+    first, xs = rng.standard_normal(8, np.float32), rng.standard_normal((5, 3, 8), np.float32)
+    with stitch.open_device("host") as device:
+        made = device.load(load(HERE / "feature_scans.ttb"))(first, xs)
+        for ours, theirs in zip(made, by_hand(first, xs), strict=True):
+            np.testing.assert_allclose(ours.numpy(), theirs, 1e-6)

@@ -1,10 +1,11 @@
-"""Write the frozen file of the current format version, once, when the version is released.
+"""Write frozen files, once each: of the current format version when it is released, of a feature
+when it is added.
 
     python -m tests.formats.write_frozen_files
 
-Writes `v<major>.<minor>.ttb` and the golden text beside it, and refuses to touch a frozen file
-that is already there. With `--text` only the golden texts are written again: for when the text
-form of programs changes, never for when loading does.
+Writes `v<major>.<minor>.ttb` and `feature_<name>.ttb` and the golden texts beside them, and refuses
+to touch a frozen file that is already there. With `--text` only the golden texts are written again:
+for when the text form of programs changes, never for when loading does.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import sys
 from pathlib import Path
 
 from stitch.ttb import CURRENT, Binary, load, save
+from tests.support.files.scanned_specimens import scanned_binary
 from tests.support.files.specimens import rich_binary
 
+#: What is written under which name.
+SPECIMENS = {f"v{CURRENT}.ttb": rich_binary, "feature_scans.ttb": scanned_binary}
 HERE = Path(__file__).resolve().parent
 
 
@@ -29,20 +33,25 @@ def golden_text(binary: Binary) -> str:
         for constant in program.constants:
             name, elements = program.values[constant.value].name, constant.data.ravel().tolist()
             lines.append(f"{program.name}/{name} = {elements}")
+        for index, body in enumerate(program.bodies):
+            for constant in body.constants:
+                name, elements = body.values[constant.value].name, constant.data.ravel().tolist()
+                lines.append(f"{program.name}/body {index}/{name} = {elements}")
         lines += [f"{program.name}/{v.name}: {v.type.text()} {v.layout}" for v in program.values]
         lines += [f"{program.name}: {o.op} at {o.location!r}" for o in program.operations]
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    """Write what is missing; exit code 1 where the frozen file exists already."""
+    """Write what is missing; exit code 1 where every frozen file exists already."""
     if "--text" not in sys.argv:
-        path = HERE / f"v{CURRENT}.ttb"
-        if path.exists():
-            print(f"{path} is frozen: it is never written again", file=sys.stderr)
+        missing = [name for name in SPECIMENS if not (HERE / name).exists()]
+        if not missing:
+            print(f"all in {HERE} are frozen: they are never written again", file=sys.stderr)
             return 1
-        save(rich_binary(), path)
-    for path in sorted(HERE.glob("v*.ttb")):
+        for name in missing:
+            save(SPECIMENS[name](), HERE / name)
+    for path in sorted(HERE.glob("*.ttb")):
         path.with_suffix(".txt").write_text(golden_text(load(path, verify="full")))
     return 0
 

@@ -48,11 +48,13 @@ All numbers are little-endian; positions are counted from the start of the file.
    takes time and memory in proportion to the file. No table can contain itself, so depth is
    bounded by the schema.
 5. Segments: alignment, bounds, overlap, the end of the file.
-6. The program: indices, names, layouts, constants' types and lengths, seams.
+6. The program: indices, names, layouts, constants' types and lengths, seams; bodies: what they take
+   and make, that each stands before what carries it, what they come to (below).
 7. A segment's CRC-32: on first use, or at once with full verification.
-8. Where a device loads a program: every operation's types, inferred anew; intermediate values in
-   the scratch, apart while they are read; an output lies on a donated input only where an
-   elementwise operation writes it, reads that input itself, and nothing reads it afterwards.
+8. Where a device loads a program: every operation's types, inferred anew, those in bodies too;
+   intermediate values in the scratch, apart while they are read; an output lies on a donated
+   input only where an elementwise operation writes it, reads that input itself, and nothing reads
+   it afterwards.
 
 All defects found are reported together. Whatever the bytes, the outcome is a binary or a
 `FormatError` (`IncompatibleError` for another version or an unknown feature).
@@ -61,6 +63,28 @@ All defects found are reported together. Whatever the bytes, the outcome is a bi
 while it is mapped takes the pages away from under the reader, and the operating system ends the
 process (SIGBUS) at the next touch. Replace files by renaming a new one over the old, as `save`
 does: whoever has the old one mapped keeps it.
+
+## Bodies and scans
+
+An operation that carries a body is what its body computes, once: feature `bodies`. All that bodies
+of bodies come to, written out, is at most 262,144 operations, values and constants.
+
+`Scan` of the domain `stitch` runs its body in rounds: feature `scans`. Its operands are the first
+states, sequences, of which a round takes one element of axis 0, and what all rounds share; its
+results are the last states, and what each round gives, collected along a new axis 0. Its body takes
+states, elements and what is shared, in this order, and makes states and elements.
+
+| attribute | type | what |
+|---|---|---|
+| `count` | int | how many rounds, 0 to 2^31; sequences have as many elements |
+| `num_states` | int | how many of the first operands and results are states; default 0 |
+| `num_scan_inputs` | int | how many operands behind them are sequences; default 0 |
+| `scan_input_directions` | ints | for each sequence 0, or 1: taken from the end; default all 0 |
+| `scan_output_directions` | ints | for each result collected 0, or 1: from the end; default all 0 |
+
+It has no other attributes and no absent operands. A state has one type before and after a round; no
+round takes or makes int4, int2, float8 or float4. Scans stand at most 16 deep within each other.
+What a scan's body comes to counts twice where states go through two rounds or more.
 """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.machine import load_machine
+from stitch.machine.shape import MachineShape, SpaceShape
 from stitch.program import (
     Array,
     Body,
@@ -29,7 +29,7 @@ from stitch.ttb import Binary
 F32 = DataType.FLOAT32
 ROW, MATRIX, ALL = (ValueType(shape, F32) for shape in ((8,), (3, 8), (5, 3, 8)))
 BIAS = np.arange(8, dtype=np.float32) - 3
-MACHINE = load_machine("host").shape
+MACHINE = MachineShape("host", (1, 1), SpaceShape(1, 0, 2**34, 64))
 
 
 def scanned_bodies() -> tuple[Body, ...]:

@@ -1,0 +1,134 @@
+"""The commands on files with scans: shown in words, linked, run, explained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.ttb import load, save
+from tests.support.bodied_graphs import bodied_graph
+from tests.support.files.scanned_specimens import by_hand, scanned_binary
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def files(here: Path) -> Path:
+    """Beside the others: a scan of scans (rounds.ttb), of two rounds (squares.ttb), of rows alone
+    (grown.ttb), and what no scan carries (bodied.ttb)."""
+    save(scanned_binary(), here / "rounds.ttb")
+    b = stitch.ComputationGraphBuilder("squares")
+    x = b.input("x", (8,), "float32")
+    (last,), _ = stitch.graph.scan(b, lambda s, _: ([s[0] * s[0]], []), [x], [], count=2)
+    b.output("z", last)
+    stitch.compile(b.build(), target="host").save(here / "squares.ttb")
+    b = stitch.ComputationGraphBuilder("grown")
+    rows = b.input("x", (6, 8), "float32")
+    _, (given,) = stitch.graph.scan(b, lambda _, e: ([], [b.op("Tanh", e[0])]), [], [rows])
+    b.output("y", given)
+    stitch.compile(b.build(), target="host").save(here / "grown.ttb")
+    stitch.compile(bodied_graph(), target="host").save(here / "bodied.ttb")
+    rng = np.random.default_rng(5)
+    np.save(here / "first.npy", rng.standard_normal(8, np.float32))
+    np.save(here / "xs.npy", rng.standard_normal((5, 3, 8), np.float32))
+    return here
+
+
+def expected(here: Path) -> tuple[Any, Any]:
+    return by_hand(np.load(here / "first.npy"), np.load(here / "xs.npy"))
+
+
+def test_inspect_says_what_each_scan_does(cli: Cli, files: Path) -> None:
+    done = cli("inspect", "rounds.ttb", "--section=operations")
+    assert done.code == 0 and "requires bodies, scans" in done.out
+    assert (
+        "    last: 8xf32, all: 5x3x8xf32 = stitch.Scan(first, xs, bias, count=5, "
+        "num_scan_inputs=1, num_states=1, scan_input_directions=[1]) as body 2\n"
+        "      5 rounds of body 2: states first to last; an element each of xs (backward); "
+        "shared bias; collected in all\n"
+    ) in done.out
+    assert (
+        "body=1 : 8xf32, 3x8xf32\n"
+        "        3 rounds of body 1: states %sum to %last; an element each of %matrix; "
+        "shared %bias; collected in %rows (backward)\n"
+        "      %after = Tanh(%last) : 8xf32\n"
+    ) in done.out
+    assert "%after = own.Halve(%more) body=0" in done.out
+
+
+def test_inspect_says_it_as_json(cli: Cli, files: Path) -> None:
+    (program,) = json.loads(
+        cli("inspect", "rounds.ttb", "--section=operations", "--json").out
+    )["programs"]  # fmt: skip
+    (operation,) = program["operations"]
+    assert operation["body"] == 2 and operation["scan"] == {
+        "count": 5,
+        "states": [{"first": "first", "last": "last"}],
+        "sequences": [{"name": "xs", "backward": True}],
+        "shared": ["bias"],
+        "collected": [{"name": "all", "backward": False}],
+    }
+    assert len(program["bodies"]) == 3
+    (plain,) = json.loads(cli("inspect", "a.ttb", "--section=operations", "--json").out)["programs"]
+    assert all("scan" not in operation for operation in plain["operations"])
+
+
+def test_inspect_counts_the_memory_of_a_scan(cli: Cli, files: Path) -> None:
+    done = cli("inspect", "rounds.ttb", "--section=memory", "--verify=full")
+    assert done.code == 0 and "B of it for stitch.Scan(8xf32, 5x3x8xf32, 8xf32)" in done.out
+    assert "every byte is as it was written" in done.out
+
+
+def test_run_runs_a_scan_and_explains_what_it_copies(cli: Cli, files: Path) -> None:
+    done = cli(
+        "run", "--module=rounds.ttb", "--input=first=@first.npy", "--input=xs=@xs.npy",
+        "--output=last=@last.npy", "--output=all=@all.npy", "--explain",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "input 'xs' of 'rounds'" in done.out and "1 program run" in done.out
+    for name, theirs in zip(("last", "all"), expected(files), strict=True):
+        np.testing.assert_allclose(np.load(files / f"{name}.npy"), theirs, 1e-6)
+
+
+def test_run_times_scans_and_keeps_the_numbers(cli: Cli, files: Path) -> None:
+    words = ("run", "--module=rounds.ttb", "--init=randn", "--seed=3", "--check_memory")
+    once = cli(*words).out
+    assert "result[0] last" in once
+    assert [line for line in cli(*words, "--loops=3").out.splitlines() if "result" in line][
+        -2:
+    ] == once.splitlines()[:2]
+
+
+def test_two_files_with_scans_are_linked_and_run_as_apart(cli: Cli, files: Path) -> None:
+    done = cli("link", "rounds.ttb", "squares.ttb", "-o", "both.ttb",
+               "--wire=rounds.last=squares.x")  # fmt: skip
+    assert done.code == 0 and "2 operations" in done.out, done.err
+    linked = load(files / "both.ttb", verify="full")
+    assert linked.requires == ("bodies", "scans", "seams")
+    assert len(linked.program(0).bodies) == 4
+    with stitch.open_device("host") as device:
+        given = [np.load(files / name) for name in ("first.npy", "xs.npy")]
+        program = device.load(linked)
+        made = [tensor.numpy() for tensor in program(*given)]
+    last, everything = expected(files)
+    for ours, theirs in zip(made, (everything, last**4), strict=True):
+        np.testing.assert_allclose(ours, theirs, 1e-5)
+
+
+def test_a_scan_is_linked_with_an_operation_that_carries_a_body(cli: Cli, files: Path) -> None:
+    done = cli("link", "grown.ttb", "bodied.ttb", "-o", "both.ttb", "--wire=grown.y=bodied.x")
+    assert done.code == 0, done.err
+    shown = cli("inspect", "both.ttb", "--section=operations").out
+    assert "6 rounds of body" in shown and "own.Gate(" in shown
+    assert cli("run", "--module=both.ttb", "--init=randn").code == 0
+
+
+def test_files_with_scans_are_stitched(cli: Cli, files: Path) -> None:
+    done = cli("inspect", "rounds.ttb", "squares.ttb", "--wire=rounds.last=squares.x")
+    assert done.code == 0 and "can be stitched on host: 0 copies, 0 B" in done.out

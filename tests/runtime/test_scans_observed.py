@@ -1,0 +1,163 @@
+"""Scans in calls, pipelines and queues, with hooks and listeners: one operation, the same bits."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.program import Array, DataType
+from stitch.runtime import HookContext
+from tests.support.files.scanned_specimens import by_hand, scanned_binary
+from tests.support.scanned_graphs import FORMS, scanned_graph
+
+FIRST = np.linspace(-1, 1, 8, dtype=np.float32)
+
+
+def sequences(number: int = 0) -> Array:
+    return np.random.default_rng(number).standard_normal((5, 3, 8), np.float32)
+
+
+def results(made: stitch.Tensor | tuple[stitch.Tensor, ...]) -> list[Array]:
+    return [t.numpy().copy() for t in (made if isinstance(made, tuple) else (made,))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("debug", [False, True])
+def test_hooks_see_a_scan_as_one_operation_and_change_nothing(form: str, debug: bool) -> None:
+    model = stitch.compile(scanned_graph(form), target="host")
+    rng = np.random.default_rng(1)
+    kinds = [model.program.values[slot.value].type for slot in model.program.inputs]
+    given = [rng.standard_normal(k.shape, np.float32).astype(k.data_type.dtype) for k in kinds]
+    seen: list[tuple[str, list[Array]]] = []
+
+    def see(context: HookContext) -> None:
+        assert context.operation is not None
+        seen.append((context.operation.op, [array.copy() for array in context.outputs]))
+
+    with stitch.open_device("host", debug=debug) as device:
+        program = device.load(model)
+        expected = results(program(*given))
+        undo = device.hooks.register(after_operation=see)
+        events: list[object] = []
+        stop = device.events.subscribe(events.append)
+        found = results(program(*given))
+        undo()
+        stop()
+        again = results(program(*given))
+    scans = [op for op, _ in seen if op == "Scan"]
+    assert len(scans) == len([o for o in model.program.operations if o.op == "Scan"]) == 1
+    assert events
+    for ours, theirs, last in zip(found, expected, again, strict=True):
+        assert np.array_equal(ours, theirs) and np.array_equal(last, theirs)
+    # What a hook sees of a scan is what the scan gives, in the type that it is computed in.
+    made = next(outputs for op, outputs in seen if op == "Scan")
+    for ours, theirs in zip(made, expected, strict=True):
+        assert np.array_equal(ours, theirs.astype(ours.dtype))
+
+
+def test_submitted_scans_give_what_calls_give() -> None:
+    with stitch.open_device("host") as device:
+        program = device.load(scanned_binary())
+        for number in range(4):
+            made = stitch.submit(device, scanned_binary(), 0, (FIRST, sequences(number)))
+            again = stitch.submit(device, program, "rounds", (FIRST, sequences(number)))
+            for ours, other, theirs in zip(
+                made, again, by_hand(FIRST, sequences(number)), strict=True
+            ):
+                np.testing.assert_allclose(ours.numpy(), theirs, 1e-6)
+                assert np.array_equal(ours.numpy(), other.numpy())
+
+
+def test_a_chain_of_scans_runs_in_a_pipeline_and_by_calls() -> None:
+    """The state that one leaves is where the next begins; no run sees what another left behind."""
+    with stitch.open_device("host") as device:
+        program = device.load(scanned_binary())
+        state: object = FIRST
+        expected = FIRST
+        for number in range(5):
+            state, rows = program(state, sequences(number))
+            expected, theirs = by_hand(expected, sequences(number))
+            np.testing.assert_allclose(rows.numpy(), theirs, 1e-5)
+        assert isinstance(state, stitch.Tensor)
+        np.testing.assert_allclose(state.numpy(), expected, 1e-5)
+
+
+def test_results_that_are_held_stay_while_the_program_runs_again() -> None:
+    with stitch.open_device("host") as device:
+        program = device.load(scanned_binary())
+        held = [program(FIRST, sequences(number)) for number in range(6)]
+        for number, made in enumerate(held):
+            for ours, theirs in zip(results(made), by_hand(FIRST, sequences(number)), strict=True):
+                np.testing.assert_allclose(ours, theirs, 1e-6)
+
+
+def test_scans_run_on_several_lanes() -> None:
+    with stitch.open_device("host", lanes=2) as device:
+        one, two = (device.load(scanned_binary()) for _ in range(2))
+        for number in range(8):
+            made = one(FIRST, sequences(number)), two(FIRST * 2, sequences(number + 1))
+            for result, first, at in zip(
+                made, (FIRST, FIRST * 2), (number, number + 1), strict=True
+            ):
+                for ours, theirs in zip(
+                    results(result), by_hand(first, sequences(at)), strict=True
+                ):
+                    np.testing.assert_allclose(ours, theirs, 1e-5)
+
+
+def test_scans_run_from_several_threads() -> None:
+    wrong: list[int] = []
+    with stitch.open_device("host") as device:
+        program = device.load(scanned_binary())
+
+        def work(start: int) -> None:
+            for number in range(start, start + 5):
+                made = results(program(FIRST, sequences(number)))
+                expected = by_hand(FIRST, sequences(number))
+                if not all(np.allclose(a, b, 1e-5) for a, b in zip(made, expected, strict=True)):
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(10 * i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_a_device_with_memory_of_its_own_runs_scans() -> None:
+    """Tiled slots in its spaces: what is between rounds is dense, on the host."""
+    wishes = ("input.xs.layout=tile", "output.y1.layout=tile")
+    model = stitch.compile(scanned_graph("cell"), target="tiny", wishes=wishes)
+    plain = stitch.compile(scanned_graph("cell"), target="host")
+    rng = np.random.default_rng(2)
+    xs, h = rng.standard_normal((6, 4, 32), np.float32), rng.standard_normal((4, 32), np.float32)
+    made = []
+    for compiled, target in ((model, "tiny"), (plain, "host")):
+        with stitch.open_device(target) as device:
+            made.append(results(device.load(compiled)(xs, h)))
+    assert all(map(np.array_equal, *made))
+
+
+def test_a_scan_in_a_narrow_type_rounds_after_each_operation() -> None:
+    graph = scanned_graph("narrow", 16)
+    rng = np.random.default_rng(3)
+    kind = DataType.BFLOAT16.dtype
+    xs, h = (rng.standard_normal(s, np.float32).astype(kind) for s in ((5, 16), (16,)))
+    with stitch.open_device("host", executor="numpy") as device:
+        last, given = device.load(stitch.compile(graph, target="host"))(xs, h)
+
+        def rounded(array: Array) -> Array:
+            return array.astype(kind).astype(np.float32)
+
+        state, rows = h.astype(np.float32), []
+        for x in xs[::-1].astype(np.float32):
+            state = rounded(rounded(state * x) + x)
+            state = rounded(1 / (1 + np.exp(-state)))
+            exps = np.exp(state - state.max())
+            rows.append(rounded(exps / exps.sum()))
+        np.testing.assert_allclose(last.numpy().astype(np.float32), state, 0.01)
+        np.testing.assert_allclose(given.numpy().astype(np.float32), np.stack(rows), 0.01)
