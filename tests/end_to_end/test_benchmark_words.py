@@ -88,6 +88,8 @@ def test_every_whole_number_refuses_what_is_too_small(
         (("train", "--executors=numpy,nosuch"), "no executor nosuch"),
         (("train", "--width=126"), "multiples of 4"),
         (("train", "--image=3"), "from 4 on"),
+        (("fractal", "--suite=nosuch"), "no suite nosuch"),
+        (("fractal", "--executors=nosuch"), "no executor nosuch"),
         (("stale_weights", "--machine=nosuch"), "nosuch"),
         (("stale_weights", "--models=mlp,nosuch"), "no model nosuch"),
     ],
