@@ -1,4 +1,4 @@
-"""Gradients of the examples over nests are those of the same networks in PyTorch, input by input."""
+"""Gradients of the examples over nests are those of the same networks in PyTorch."""
 
 from __future__ import annotations
 
@@ -54,16 +54,13 @@ class InTorch:
 
     def gradients(self) -> list[Array]:
         """Of each value, leaf after leaf."""
-        return [
-            np.concatenate([
-                np.zeros((0, *(shape or tensor.shape))) if tensor.grad is None and not tensor.numel()
-                else (torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
-                .numpy().reshape((-1, *shape) if shape is not None else tensor.shape)
-                for tensor, shape in parts
-            ])
-            if parts[0][0].ndim else parts[0][0].grad.numpy()
-            for parts in self.leaves
-        ]  # fmt: skip
+        return [np.concatenate([self._rows(*part) for part in parts]) for parts in self.leaves]
+
+    def _rows(self, tensor: Any, shape: tuple[int, ...] | None) -> Array:
+        """The gradient of a tensor, a row for each leaf."""
+        gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        rows: Array = gradient.numpy().reshape(-1, *(tensor.shape if shape is None else shape))
+        return rows
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -80,7 +77,7 @@ def test_gradients_of_an_example_are_those_of_pytorch(name: str) -> None:
     theirs = InTorch()
     inside = {key: theirs.of(value) for key, value in given.items()}
     both = differentiate(graph, wanted)
-    results, seeds, found = loop_gradients(both, feeds)
+    _, seeds, found = loop_gradients(both, feeds)
     # One seed for all: the sum of all results, each weighted by what came in for it.
     values = list(leaves_of(NETWORKS[name](**inside)))
     total = torch.zeros(())
@@ -93,13 +90,11 @@ def test_gradients_of_an_example_are_those_of_pytorch(name: str) -> None:
             total = total + (part * torch.from_numpy(rows[taken : taken + len(part)])).sum()
             taken, at = taken + len(part), at + 1
     assert at == len(values)
-    total.backward()  # type: ignore[no-untyped-call]
-    for slot, gradient in zip(graph.inputs, theirs.gradients(), strict=True):
-        if slot.name in wanted:
-            np.testing.assert_allclose(
-                found[slot.name].reshape(gradient.shape), gradient, rtol=2e-4, atol=2e-5,
-                err_msg=slot.name,
-            )  # fmt: skip
+    total.backward()
+    for given_slot, gradient in zip(graph.inputs, theirs.gradients(), strict=True):
+        if given_slot.name in wanted:
+            ours = found[given_slot.name].reshape(gradient.shape)
+            np.testing.assert_allclose(ours, gradient, 2e-4, 2e-5, err_msg=given_slot.name)
 
 
 def leaves_of(value: Any) -> Any:

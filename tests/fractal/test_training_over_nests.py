@@ -99,9 +99,10 @@ def test_a_stacked_lstm_learns_to_read_digits_as_pytorchs_does(
             scores = of_torch(torch.from_numpy(images[:, part]), **theirs)
             wanted = torch.nn.functional.cross_entropy(scores, torch.from_numpy(labels[part]))
             other.zero_grad()
-            wanted.backward()  # type: ignore[no-untyped-call]
+            wanted.backward()
             other.step()
             losses.append((float(loss.item()), float(wanted.detach())))
-    np.testing.assert_allclose(*np.array(losses).T, rtol=2e-3)
-    np.testing.assert_allclose(*np.array(losses[:4]).T, rtol=1e-5)
+    ours, pytorchs = np.array(losses).T
+    np.testing.assert_allclose(ours, pytorchs, rtol=2e-3)
+    np.testing.assert_allclose(ours[:4], pytorchs[:4], rtol=1e-5)
     assert losses[-1][0] < 0.85 * losses[0][0]
