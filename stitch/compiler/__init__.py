@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stitch.compiler.autodiff import differentiate
     from stitch.compiler.changed_slots import with_layouts
     from stitch.compiler.differentiated import Differentiated
-    from stitch.compiler.forward_values import Recompute
+    from stitch.compiler.recomputing import Recomputation, Recompute
     from stitch.compiler.split import split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -26,13 +26,13 @@ else:
             "autodiff": "differentiate",
             "changed_slots": "with_layouts",
             "differentiated": "Differentiated",
-            "forward_values": "Recompute",
+            "recomputing": "Recomputation Recompute",
             "split": "split_graph",
         },
     )
 
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "LoopNote",
-    "Recompute", "SCHEDULES",
+    "Recomputation", "Recompute", "SCHEDULES",
     "check_schedule", "compile_graph", "differentiate", "optimize", "split_graph", "with_layouts",
 ]  # fmt: skip

@@ -64,7 +64,10 @@ class RoundSums:
         shared: Mapping[int, SymbolicTensor],
         sequences: Mapping[int, AllRows],
         count: int,
+        adds_up: bool = False,
     ) -> None:
+        """`adds_up`: all sums are states of the scan."""
+        self.adds_up = adds_up
         self.graph = graph
         self.builder = builder
         self.count = count
@@ -90,7 +93,8 @@ class RoundSums:
 
     def sum_of(self, value: int, depth: int = 0) -> Sum:
         """The sum of a value over all rounds."""
-        terms = [self._term(v, depth) for v in self._addends(value)]
+        addends = [value] if self.adds_up else self._addends(value)
+        terms = [self._term(v, depth) for v in addends]
 
         def total() -> SymbolicTensor:
             found = terms[0]()
@@ -116,7 +120,11 @@ class RoundSums:
 
     def _term(self, value: int, depth: int) -> Sum:
         operation = self.maker.get(value)
-        if operation is not None and value in self._varying and not operation.domain:
+        if (
+            operation is not None
+            and value in self._varying
+            and not (operation.domain or self.adds_up)
+        ):
             differing = [i for i, v in enumerate(operation.inputs) if v in self._varying]
             if depth < _MOST_DEEP and self._is_linear(operation, differing):
                 inner = {i: self.sum_of(operation.inputs[i], depth + 1) for i in differing}
@@ -279,7 +287,7 @@ class RoundSums:
     def settle(self) -> None:
         """No further sums are asked for."""
         for value in dict.fromkeys(self._terms):
-            if self._collected_form(value) is None:
+            if self.adds_up or self._collected_form(value) is None:
                 self.added.append(value)
 
     def take(

@@ -46,9 +46,12 @@ class ScanGradient:
         forward: ForwardValues,
         path: set[int],
         differentiate: DifferentiateBody,
+        adds_up: bool = False,
     ) -> None:
-        """`path`: the values of the graph that gradients flow through."""
+        """`path`: the values of the graph that gradients flow through. What `adds_up` collects
+        nothing to compute sums after the scan: rounds are few, and hold much."""
         self._operation = operation
+        self._adds_up = adds_up
         self._forward = forward
         self._form = ScanForm.of(operation)
         self._wanted = {i for i, v in enumerate(operation.inputs) if v in path}
@@ -132,6 +135,7 @@ class ScanGradient:
             {at[name]: tensor for name, tensor in shared.items()},
             {at[name]: each for name, each in rows.items()},
             form.count,
+            adds_up=self._adds_up,
         )
         totals = {i: sums.sum_of(value) for i, value in gradient.items() if i >= first}
         sums.settle()

@@ -11,12 +11,15 @@ import torch
 
 import stitch
 from stitch.compiler import differentiate
-from stitch.errors import CompileError
+from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, scan
 from stitch.program import Operation, ScanForm, is_scan
+from stitch.training import TrainingOptions
 from tests.support.gradients.running import Feeds
 from tests.support.gradients.scans import (
     Inputs,
+    Loop,
+    TorchLoop,
     check_against_torch,
     check_by_differences,
     drawn,
@@ -87,6 +90,75 @@ def test_a_layer_of_lstm_cells_computed_again(recompute: Any) -> None:
     assert len(scans_of(both.backward)) == (2 if recompute == "all" else 1)
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 9])
+@pytest.mark.parametrize("count", COUNTS)
+def test_stretches_of_rounds_computed_again(count: int, every: int) -> None:
+    feeds, recompute = lstm_feeds(count), f"every {every}"
+    both = check_against_torch(lstm, lstm_in_torch, feeds, 1e-12, recompute=recompute)
+    # Beside inputs, what is kept of the rounds is the states before each stretch.
+    kinds = {slot.name: both.backward.input_type(i) for i, slot in enumerate(both.backward.inputs)}
+    saved = sorted(kinds[name].shape for name in both.saved)
+    shapes = [(many, 2, 4) for many in (count // every, int(count % every > 0)) if many]
+    assert saved == sorted(shapes * 2)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("given_back", [False, True])
+def test_stretches_in_both_directions(count: int, given_back: bool) -> None:
+    loop, in_torch = opposite(given_back)
+    check_against_torch(loop, in_torch, opposite_feeds(count), 1e-12, recompute="every 3")
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_stretches_of_a_scan_of_scans(every: int) -> None:
+    check_against_torch(
+        rows_of_rows, rows_of_rows_in_torch, rows_of_rows_feeds(), 1e-12, recompute=f"every {every}"
+    )
+
+
+def test_stretches_add_up_what_weights_get() -> None:
+    """The products of a stretch are no larger than it: nothing of all rounds is collected."""
+    sizes = []
+    for count in (8, 16):
+        feeds = lstm_feeds(count)
+        both = differentiate(loop_graph(lstm, feeds), list(feeds), recompute="every 4")
+        (scanned,) = scans_of(both.backward)
+        results = [both.backward.values[v].type.shape for v in scanned.outputs]
+        assert results[:2] == [(2, 4)] * 2
+        assert sorted(results[2:5]) == [(3, 16), (4, 16), (16,)]
+        # The gradient of the sequence alone has a row for each round.
+        assert results[5:] == [(count // 4, 4, 2, 3)]
+        sizes.append((size(both.forward), size(both.backward)))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("recompute", ["all", "every 4"])
+def test_what_backward_computes_again_forward_does_not_keep(recompute: str) -> None:
+    feeds = lstm_feeds(8)
+    plain = differentiate(loop_graph(lstm, feeds), list(feeds)).forward
+    forward = differentiate(loop_graph(lstm, feeds), list(feeds), recompute=recompute).forward
+    assert len(scans_of(plain)[0].outputs) == 10
+    (scanned,) = scans_of(forward)
+    assert len(scanned.outputs) == (3 if recompute == "all" else 5)
+    assert all(len(body.outputs) <= 5 for body in forward.bodies)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("some", "none, cheap or all, or every and a number"), ("every", "so many rounds"),
+     ("every 0", "so many rounds"), ("every -1", "so many rounds"), ("every 1.5", "so many"),
+     ("every  8", "so many rounds"), ("every 8 rounds", "so many rounds"),
+     ("every ²", "so many rounds"), ("every " + "9" * 5000, "so many rounds"), ("", "none, cheap")],
+    ids=lambda text: text[:14],
+)  # fmt: skip
+def test_other_words_are_refused(word: str, said: str) -> None:
+    feeds = lstm_feeds(2)
+    with pytest.raises(UsageError, match=said):
+        differentiate(loop_graph(lstm, feeds), ["w"], recompute=word)
+    with pytest.raises(UsageError, match=said):
+        TrainingOptions(recompute=word)
+
+
 def test_slopes_by_small_steps() -> None:
     check_by_differences(lstm, lstm_feeds(3))
     check_by_differences(powers, drawn(x=(4, 3), a=(3,)))
@@ -113,9 +185,9 @@ def test_a_cumulative_product(count: int) -> None:
     check_against_torch(powers, in_torch, drawn(x=(count, 3), a=(3,)), 1e-12)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("given_back", [False, True])
-def test_sequences_in_opposite_directions(count: int, given_back: bool) -> None:
+def opposite(given_back: bool) -> tuple[Loop, TorchLoop]:
+    """Two sequences and two results, each pair in opposite directions."""
+
     def loop(b: ComputationGraphBuilder, given: Inputs) -> Results:
         def one(states: Any, elements: Any) -> Any:
             x, y = elements
@@ -140,8 +212,18 @@ def test_sequences_in_opposite_directions(count: int, given_back: bool) -> None:
         rows[not given_back] = rows[not given_back].flip(0)
         return {"last": state, "first": rows[0], "second": rows[1]}
 
-    feeds = drawn(x=(count, 2, 3), y=(count, 2, 3), s=(2, 3), w=(3, 3))
-    both = check_against_torch(loop, in_torch, feeds, 1e-12)
+    return loop, in_torch
+
+
+def opposite_feeds(count: int) -> Feeds:
+    return drawn(x=(count, 2, 3), y=(count, 2, 3), s=(2, 3), w=(3, 3))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("given_back", [False, True])
+def test_sequences_in_opposite_directions(count: int, given_back: bool) -> None:
+    loop, in_torch = opposite(given_back)
+    both = check_against_torch(loop, in_torch, opposite_feeds(count), 1e-12)
     if count:
         (backward,) = scans_of(both.backward)
         (body,) = both.backward.bodies
