@@ -18,6 +18,7 @@ from stitch.compiler.differentiated import Differentiated
 from stitch.compiler.forward_values import ForwardValues
 from stitch.compiler.passes import fold_transposes, merge_common_subexpressions, turn_products
 from stitch.compiler.recomputing import Recomputation, Recompute
+from stitch.compiler.saved_parts import cut_parts
 from stitch.compiler.scan_gradients import ScanGradient, zeros
 from stitch.compiler.stretches import Stretched, in_stretches
 from stitch.errors import CompileError, closest
@@ -131,10 +132,11 @@ class _Backward:
                 gradient = zeros(self.builder, graph.values[value].type)
             self.builder.output(f"{name}.grad", gradient)
             gradients.append((name, f"{name}.grad"))
-        forward = self.forward.saving_graph()
+        cut = cut_parts(self.builder.build(), graph, self.forward.saved)
+        self.forward.forget(cut.names)
         return Differentiated(
-            forward,
-            turn_products(self.builder.build()),
+            self.forward.saving_graph(),
+            turn_products(cut.backward),
             tuple(self.forward.saved.values()),
             seeds,
             tuple(gradients),

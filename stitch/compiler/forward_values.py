@@ -6,7 +6,7 @@ of the backward graph, and the forward graph that hands over what they need. Mus
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from stitch import ops
@@ -194,6 +194,10 @@ class ForwardValues:
             chosen = f"{name}_{times}"
         self.names.add(chosen)
         return chosen
+
+    def forget(self, names: Container[str]) -> None:
+        """Forward does not hand over what has these names after all."""
+        self.saved = {v: name for v, name in self.saved.items() if name not in names}
 
     def saving_graph(self) -> ComputationGraph:
         """The graph with the saved values as further outputs."""

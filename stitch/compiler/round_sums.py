@@ -6,11 +6,13 @@ Must not know: gradients.
 
 A product of two values that differ from round to round is one product over all rounds: the sum of
 AᵀB is the product of all rows of A and all rows of B. What is linear is computed once, of the sum.
+What each round gives as a product with a matrix that all share is one product, too.
 The rest is added up in a state, or after the scan where its rounds are collected anyway.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -289,6 +291,31 @@ class RoundSums:
         for value in dict.fromkeys(self._terms):
             if self.adds_up or self._collected_form(value) is None:
                 self.added.append(value)
+
+    def rows_of(self, value: int, is_backward: bool) -> Sum | None:
+        """A value of all rounds along a new axis 0, where it is a product of what is collected in
+        that order anyway and a matrix that all rounds share: one product after the scan."""
+        operation = self.maker.get(self._root(_Factor(value, 0)))
+        if self.adds_up or operation is None or operation.domain:
+            return None
+        if operation.op not in ("Gemm", "MatMul") or len(operation.inputs) != 2:
+            return None
+        left, right = operation.inputs
+        shape = self._shape(left)
+        if right in self._varying or len(self._shape(right)) != 2 or len(shape) < 2:
+            return None
+        key = (self._root(_Factor(left, 0)), is_backward)
+        if operation.attributes.get("transA") or not (key in self._rows or key in self.collected):
+            return None
+        attributes = {k: v for k, v in operation.attributes.items() if k in ("alpha", "transB")}
+
+        def rows() -> SymbolicTensor:
+            whole = self._all(_Factor(left, 0), is_backward)
+            flat = self._shaped(whole, (self.count * math.prod(shape[:-1]), shape[-1]))
+            product = self.builder.apply("Gemm", [flat, self._same(right)], 1, attributes)[0]
+            return self._shaped(product, (self.count, *self._shape(value)))
+
+        return rows
 
     def take(
         self, collected: Sequence[SymbolicTensor], added: Sequence[SymbolicTensor]

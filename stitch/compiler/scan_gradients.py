@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from stitch.compiler.body_graphs import graph_of_body, operand_name, result_name, write_graph
 from stitch.compiler.dependence import through_rounds
 from stitch.compiler.differentiated import Differentiated
@@ -31,10 +33,15 @@ _COARSE = frozenset({DataType.BFLOAT16, DataType.FLOAT16})
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A value of the forward graph that holds a value of all rounds, the last one first or not."""
+    """A value of the forward graph that holds a value of all rounds, the last one first or not.
+
+    Where `first` is told, the value wanted is that in the first round, and in each other round what
+    the value was in the round before.
+    """
 
     value: int
     is_backward: bool
+    first: int | None = None
 
 
 class ScanGradient:
@@ -76,22 +83,42 @@ class ScanGradient:
         results = len(self._body.outputs)
         #: What the scan collects in any case, by the value in the body.
         there = {at[result_name(i)]: i for i in reversed(range(form.states, results))}
-        before = [operand_name(i) for i in range(form.states) if operand_name(i) in read]
         more: dict[int, list[str]] = {}
-        for name in (*both.saved, *before):
+        for name in both.saved:
             found = there.get(at[name])
             if found is None:
                 more.setdefault(at[name], []).append(name)
             else:
-                value = self._forward.output(self._operation, found)
-                self._kept[name] = _Kept(value, form.given_backward[found - form.states])
+                self._kept[name] = self._collected(found)
+        #: States before a round that are known from what is collected of the round before it.
+        after: dict[int, int] = {}
+        for i in range(form.states):
+            if operand_name(i) not in read:
+                continue
+            made = at[result_name(i)]
+            if made in there:
+                kept = self._collected(there[made])
+                self._kept[operand_name(i)] = replace(kept, first=self._operation.inputs[i])
+            elif made in more:
+                after[i] = made
+            else:
+                more.setdefault(at[operand_name(i)], []).append(operand_name(i))
         if not more:
             return
         slots = tuple(OutputSlot(f"kept_{v}", v) for v in more)
         whole = replace(graph, outputs=(*graph.outputs[:results], *slots))
         values = self._forward.collect(self._operation, remove_dead_code(whole), len(slots))
-        for value, names in zip(values, more.values(), strict=True):
-            self._kept |= dict.fromkeys(names, _Kept(value, False))
+        at_last = dict(zip(more, values, strict=True))
+        for v, names in more.items():
+            self._kept |= dict.fromkeys(names, _Kept(at_last[v], False))
+        for i, v in after.items():
+            first = self._operation.inputs[i]
+            self._kept[operand_name(i)] = _Kept(at_last[v], False, first)
+
+    def _collected(self, result: int) -> _Kept:
+        """What the scan collects in any case."""
+        backward = self._form.given_backward[result - self._form.states]
+        return _Kept(self._forward.output(self._operation, result), backward)
 
     def pull(
         self, builder: ComputationGraphBuilder, gradients: Sequence[SymbolicTensor | None]
@@ -141,6 +168,12 @@ class ScanGradient:
         sums.settle()
         states = sorted({i for i in (*self._inputs, *self._outputs) if i < form.states})
         moved = [i for i in gradient if form.states <= i < first]
+        outside = {
+            i: whole
+            for i in moved
+            if (whole := sums.rows_of(gradient[i], form.taken_backward[i - form.states]))
+        }
+        moved = [i for i in moved if i not in outside]
         values = [
             *(gradient[i] for i in (*(i for i in states if i in gradient), *moved)),
             *sums.added,
@@ -187,20 +220,31 @@ class ScanGradient:
         sums.take(collected[len(moved) :], added)
         found = dict(zip(states, last, strict=False))
         found |= dict(zip(moved, collected, strict=False))
-        return found | {i: total() for i, total in totals.items()}
+        return found | {i: made() for i, made in (totals | outside).items()}
 
     def _rows(self, read: Mapping[str, int]) -> dict[str, AllRows]:
         """What the backward graph of the body reads of the forward scan, of all rounds."""
         form = self._form
-        found = {
-            name: AllRows(self._forward.value(kept.value), kept.is_backward)
-            for name, kept in self._kept.items()
-        }
+        found = {name: self._all_of(kept) for name, kept in self._kept.items()}
         for i, backward in enumerate(form.taken_backward, form.states):
             if operand_name(i) in read:
                 whole = self._forward.value(self._operation.inputs[i])
                 found[operand_name(i)] = AllRows(whole, backward)
         return found
+
+    def _all_of(self, kept: _Kept) -> AllRows:
+        whole = self._forward.value(kept.value)
+        if kept.first is None:
+            return AllRows(whole, kept.is_backward)
+        builder, first = self._forward.builder, self._forward.value(kept.first)
+        row, count = (1, *first.shape), self._form.count
+        shape = builder.constant(np.array(row, np.int64))
+        begins = builder.apply("Reshape", [first, shape], 1, {"allowzero": int(0 in row)})[0]
+        place = int(kept.is_backward)
+        others = [np.array([number], np.int64) for number in (place, count - 1 + place, 0)]
+        rest = builder.apply("Slice", [whole, *others], 1, {})[0]
+        pieces = [rest, begins] if kept.is_backward else [begins, rest]
+        return AllRows(builder.apply("Concat", pieces, 1, {"axis": 0})[0], kept.is_backward)
 
     def _seed(
         self,

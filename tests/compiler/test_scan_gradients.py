@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import stitch
 from stitch.compiler import differentiate
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, scan
-from stitch.program import Operation, ScanForm, is_scan
+from stitch.program import Array, Operation, ScanForm, is_scan
 from stitch.training import TrainingOptions
 from tests.support.gradients.running import Feeds
 from tests.support.gradients.scans import (
@@ -282,12 +282,12 @@ def test_a_fold_of_which_the_last_state_alone_is_used() -> None:
 
     both = check_against_torch(loop, in_torch, drawn(s=(3,), x=(5, 3), decay=()), 1e-12)
     (backward,) = scans_of(both.backward)
-    # The state before and after each round is kept, and nothing of what nobody reads.
+    # Of each round the state after it is kept, which says the one before it; nothing else.
     (forward,) = scans_of(both.forward)
     assert ScanForm.of(backward).states == 2
     assert "Exp" not in [o.op for o in both.backward.bodies[0].operations]
-    assert len(both.saved) == 2
-    assert len(forward.outputs) == 3
+    assert len(both.saved) == 1
+    assert len(forward.outputs) == 2
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -513,7 +513,10 @@ def test_weights_of_a_cell_get_one_product_after_the_scan() -> None:
     assert ScanForm.of(scanned).states == 2
     weights = {slot.name: slot.value for slot in backward.outputs}
     made = {o.outputs[0]: o for o in backward.operations if o.op == "Gemm"}
-    assert len(made) == 2
+    # Those of two weights and of the inputs; a round has that of the state alone.
+    assert len(made) == 3
+    inside = [o.op for o in backward.bodies[scanned.body].operations]
+    assert [op for op in inside if op in ("Gemm", "MatMul")] == ["Gemm"]
     for name, rows in (("w", 3), ("r", 4)):
         operation = made[weights[f"{name}.grad"]]
         assert [backward.values[v].type.shape for v in operation.inputs] == [(12, rows), (12, 16)]
@@ -523,6 +526,18 @@ def test_weights_of_a_cell_get_one_product_after_the_scan() -> None:
     collected = [both.forward.values[v].type.shape for v in forward.outputs[2:]]
     assert collected
     assert (6, 2, 3) not in collected
+
+
+def test_gates_that_are_computed_together_are_kept_once() -> None:
+    feeds = lstm_feeds(6)
+    both = differentiate(loop_graph(lstm, feeds), list(feeds))
+    kept = [
+        both.backward.input_type(i).shape
+        for i, slot in enumerate(both.backward.inputs)
+        if slot.name in both.saved
+    ]
+    # Four gates, the tanh of the new state, both states after the round.
+    assert sum(shape[-1] for shape in kept if len(shape) == 3) == 7 * 4
 
 
 def test_a_body_without_a_gradient_is_refused_with_its_place() -> None:
@@ -554,7 +569,22 @@ def test_what_is_computed_from_a_small_weight_stays_outside_of_the_body() -> Non
     assert [constant.data.tolist() for constant in graph.bodies[0].constants] == [[2, 2, 2]]
 
 
-def test_a_traced_function_with_a_scan_learns_as_torch_does() -> None:
+def layer_of(feeds: Feeds, zeros: Array) -> Callable[[SymbolicTensor], SymbolicTensor]:
+    """A function to trace: a layer of cells with these weights, from zeros on."""
+
+    def layer(x: SymbolicTensor) -> SymbolicTensor:
+        b: Any = x.builder
+        given = {name: b.parameter(name, array) for name, array in feeds.items()}
+        return lstm(b, {**given, "x": x, "h": b.constant(zeros), "c": b.constant(zeros)})["ys"]
+
+    return layer
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"recompute": "every 2"}, {"precision": "bfloat16"}], ids=str
+)
+def test_a_traced_function_with_a_scan_learns_as_torch_does(options: dict[str, Any]) -> None:
+    tolerance = 3e-2 if "precision" in options else 1e-5
     count, rows, width = 5, 4, 3
     feeds = drawn(7, np.float32, w=(width, 4 * width), r=(width, 4 * width), bias=(4 * width,))
     rng = np.random.default_rng(3)
@@ -562,12 +592,10 @@ def test_a_traced_function_with_a_scan_learns_as_torch_does() -> None:
     labels = [rng.normal(0, 1, (count, rows, width)).astype(np.float32) for _ in range(5)]
     zeros = np.zeros((rows, width), np.float32)
 
-    def layer(x: SymbolicTensor) -> SymbolicTensor:
-        b: Any = x.builder
-        given = {name: b.parameter(name, array) for name, array in feeds.items()}
-        return lstm(b, {**given, "x": x, "h": b.constant(zeros), "c": b.constant(zeros)})["ys"]
-
-    model = stitch.compile(layer, (xs[0],), target="host", optimizer=stitch.SGD(lr=0.3), loss="mse")
+    model = stitch.compile(
+        layer_of(feeds, zeros), (xs[0],), target="host", optimizer=stitch.SGD(lr=0.3), loss="mse",
+        **options,
+    )  # fmt: skip
     assert model.training is not None
     weights = {n: torch.tensor(a, requires_grad=True) for n, a in feeds.items()}
     optimizer = torch.optim.SGD(weights.values(), lr=0.3)
@@ -585,8 +613,8 @@ def test_a_traced_function_with_a_scan_learns_as_torch_does() -> None:
         optimizer.zero_grad()
         losses.append((float(loss.item()), expected.item()))
     ours, theirs = np.array(losses).T
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    np.testing.assert_allclose(ours, theirs, rtol=tolerance)
     for name, tensor in weights.items():
         found = model.instance.get_tensor(name)
-        np.testing.assert_allclose(found, tensor.detach().numpy(), 0, 1e-5)
+        np.testing.assert_allclose(found, tensor.detach().numpy(), 0, tolerance)
         assert np.abs(found - feeds[name]).max() > 1e-3
