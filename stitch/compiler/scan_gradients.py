@@ -18,7 +18,8 @@ from stitch.compiler.body_graphs import graph_of_body, operand_name, result_name
 from stitch.compiler.dependence import through_rounds
 from stitch.compiler.differentiated import Differentiated
 from stitch.compiler.forward_values import ForwardValues
-from stitch.compiler.round_sums import AllRows, RoundSums
+from stitch.compiler.round_sums import RoundSums
+from stitch.compiler.round_values import AllRows, RoundValues
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, scan
 from stitch.linker import remove_dead_code
 from stitch.ops import onnx_code
@@ -42,6 +43,38 @@ class _Kept:
     value: int
     is_backward: bool
     first: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """The rounds of a backward scan, whose graph takes gradients of states, elements and what is
+    shared by name, and makes values by their numbers.
+
+    Of each state: what its gradient is called, and what it is after the round, where it is either.
+    """
+
+    graph: ComputationGraph
+    shared: Mapping[str, SymbolicTensor]
+    taken: tuple[str, ...]
+    seeds: tuple[str | None, ...]
+    gradients: tuple[int | None, ...]
+    added: tuple[int, ...]
+    collected: tuple[int, ...]
+
+    def one(self, before: Sequence[Any], elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """What a round makes: states, sums as far as they have come, what is collected."""
+        inside = [*before, *elements][0].builder
+        given = dict(zip(self.taken, elements, strict=True)) | dict(self.shared)
+        states, sums = before[: len(self.seeds)], before[len(self.seeds) :]
+        given |= {n: g for n, g in zip(self.seeds, states, strict=True) if n is not None}
+        made = write_graph(inside, self.graph, given)
+        after = [
+            zeros(inside, g.type) if value is None else made[str(value)]
+            for value, g in zip(self.gradients, states, strict=True)
+        ]
+        for total, value in zip(sums, self.added, strict=True):
+            after.append(total + _in_type(inside, made[str(value)], total.data_type))
+        return after, [made[str(value)] for value in self.collected]
 
 
 class ScanGradient:
@@ -156,14 +189,14 @@ class ScanGradient:
             for i, name in seeds.items()
             if i >= form.states
         }
-        sums = RoundSums(
+        inside = RoundValues(
             graph,
             builder,
             {at[name]: tensor for name, tensor in shared.items()},
             {at[name]: each for name, each in rows.items()},
             form.count,
-            adds_up=self._adds_up,
         )
+        sums = RoundSums(inside, self._adds_up)
         totals = {i: sums.sum_of(value) for i, value in gradient.items() if i >= first}
         sums.settle()
         states = sorted({i for i in (*self._inputs, *self._outputs) if i < form.states})
@@ -174,45 +207,41 @@ class ScanGradient:
             if (whole := sums.rows_of(gradient[i], form.taken_backward[i - form.states]))
         }
         moved = [i for i in moved if i not in outside]
-        values = [
-            *(gradient[i] for i in (*(i for i in states if i in gradient), *moved)),
-            *sums.added,
-            *(value for value, _ in sums.collected),
-        ]
+        kept = [*(gradient[i] for i in moved), *(value for value, _ in inside.collected)]
+        values = [*(gradient[i] for i in states if i in gradient), *sums.added, *kept]
         slots = tuple(OutputSlot(str(value), value) for value in dict.fromkeys(values))
         rounds = remove_dead_code(replace(graph, outputs=slots))
-        taken = [name for name in rows if name in _read(rounds)]
-
-        def one(before: Sequence[Any], elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            inside = [*before, *elements][0].builder
-            given = dict(zip(taken, elements, strict=True))
-            given |= {seeds[i]: g for i, g in zip(states, before, strict=False) if i in seeds}
-            given |= {name: tensor for name, tensor in shared.items() if name in _read(rounds)}
-            made = write_graph(inside, rounds, given)
-            after = [
-                made[str(gradient[i])] if i in gradient else zeros(inside, g.type)
-                for i, g in zip(states, before, strict=False)
-            ]
-            for total, value in zip(before[len(states) :], sums.added, strict=True):
-                after.append(total + _in_type(inside, made[str(value)], total.data_type))
-            collected = [*(gradient[i] for i in moved), *(value for value, _ in sums.collected)]
-            return after, [made[str(value)] for value in collected]
-
-        last, collected = scan(
-            builder,
-            one,
-            [
-                *(self._seed(builder, gradients, i) for i in states),
-                *(zeros(builder, _added_type(graph.values[v].type)) for v in sums.added),
-            ],
-            [rows[name].tensor for name in taken],
-            count=form.count,
-            taken_backward=[not rows[name].is_backward for name in taken],
-            given_backward=[
-                *(not form.taken_backward[i - form.states] for i in moved),
-                *(not is_backward for _, is_backward in sums.collected),
-            ],
+        read = _read(rounds)
+        firsts = [
+            *(self._seed(builder, gradients, i) for i in states),
+            *(zeros(builder, _added_type(graph.values[v].type)) for v in sums.added),
+        ]
+        taken = {name: each for name, each in rows.items() if name in read}
+        written = _Rounds(
+            rounds,
+            {name: tensor for name, tensor in shared.items() if name in read},
+            tuple(taken),
+            tuple(seeds.get(i) for i in states),
+            tuple(gradient.get(i) for i in states),
+            tuple(sums.added),
+            tuple(kept),
         )
+        last: tuple[SymbolicTensor, ...] = ()
+        collected: tuple[SymbolicTensor, ...] = ()
+        # Where all of it is computed after the scan, there is none.
+        if firsts or kept:
+            last, collected = scan(
+                builder,
+                written.one,
+                firsts,
+                [each.tensor for each in taken.values()],
+                count=form.count,
+                taken_backward=[not each.is_backward for each in taken.values()],
+                given_backward=[
+                    *(not form.taken_backward[i - form.states] for i in moved),
+                    *(not is_backward for _, is_backward in inside.collected),
+                ],
+            )
         added = [
             _in_type(builder, total, graph.values[v].type.data_type)
             for v, total in zip(sums.added, last[len(states) :], strict=True)

@@ -247,6 +247,21 @@ def test_no_states(count: int) -> None:
     check_against_torch(loop, in_torch, drawn(x=(count, 2, 3), w=(3, 4), scale=()), 1e-12)
 
 
+def test_rounds_of_which_nothing_is_left_need_no_scan() -> None:
+    def loop(b: ComputationGraphBuilder, given: Inputs) -> Results:
+        def one(_: Any, elements: Any) -> Any:
+            return [], [b.matmul(elements[0], given["w"])]
+
+        _, (rows,) = scan(b, one, [], [given["x"]])
+        return {"rows": rows}
+
+    def in_torch(given: dict[str, Any]) -> Mapping[str, Any]:
+        return {"rows": given["x"] @ given["w"]}
+
+    both = check_against_torch(loop, in_torch, drawn(x=(5, 2, 3), w=(3, 4)), 1e-12)
+    assert scans_of(both.backward) == []
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_rounds_without_sequences(count: int) -> None:
     def loop(b: ComputationGraphBuilder, given: Inputs) -> Results:
