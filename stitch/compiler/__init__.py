@@ -14,19 +14,20 @@ from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.compiler.autodiff import differentiate
     from stitch.compiler.changed_slots import with_layouts
-    from stitch.compiler.differentiated import Differentiated
-    from stitch.compiler.recomputing import Recomputation, Recompute
+    from stitch.compiler.gradients import (
+        Differentiated,
+        Recomputation,
+        Recompute,
+        differentiate,
+    )
     from stitch.compiler.split import split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "autodiff": "differentiate",
             "changed_slots": "with_layouts",
-            "differentiated": "Differentiated",
-            "recomputing": "Recomputation Recompute",
+            "gradients": "Differentiated Recomputation Recompute differentiate",
             "split": "split_graph",
         },
     )

@@ -13,14 +13,14 @@ from typing import Any
 
 from stitch import ops
 from stitch.compiler.compile_graph import optimize
-from stitch.compiler.dependence import dependents, needed
-from stitch.compiler.differentiated import Differentiated
-from stitch.compiler.forward_values import ForwardValues
+from stitch.compiler.gradients.dependence import dependents, needed
+from stitch.compiler.gradients.differentiated import Differentiated
+from stitch.compiler.gradients.forward_values import ForwardValues
+from stitch.compiler.gradients.recomputing import Recomputation, Recompute
+from stitch.compiler.gradients.saved_parts import cut_parts
+from stitch.compiler.gradients.scan_gradients import ScanGradient, zeros
+from stitch.compiler.gradients.stretches import Stretched, in_stretches
 from stitch.compiler.passes import fold_transposes, merge_common_subexpressions, turn_products
-from stitch.compiler.recomputing import Recomputation, Recompute
-from stitch.compiler.saved_parts import cut_parts
-from stitch.compiler.scan_gradients import ScanGradient, zeros
-from stitch.compiler.stretches import Stretched, in_stretches
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ABSENT, InputKind, Operation, is_scan

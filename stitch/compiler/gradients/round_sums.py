@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from stitch.compiler.round_values import RESHAPING, Factor, RoundValues
+from stitch.compiler.gradients.round_values import RESHAPING, Factor, RoundValues
 from stitch.graph import SymbolicTensor
 from stitch.program import ABSENT, Operation
 

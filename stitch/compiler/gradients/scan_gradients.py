@@ -14,12 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from stitch.compiler.body_graphs import graph_of_body, operand_name, result_name, write_graph
-from stitch.compiler.dependence import through_rounds
-from stitch.compiler.differentiated import Differentiated
-from stitch.compiler.forward_values import ForwardValues
-from stitch.compiler.round_sums import RoundSums
-from stitch.compiler.round_values import AllRows, RoundValues
+from stitch.compiler.gradients.body_graphs import (
+    graph_of_body,
+    operand_name,
+    result_name,
+    write_graph,
+)
+from stitch.compiler.gradients.dependence import through_rounds
+from stitch.compiler.gradients.differentiated import Differentiated
+from stitch.compiler.gradients.forward_values import ForwardValues
+from stitch.compiler.gradients.round_sums import RoundSums
+from stitch.compiler.gradients.round_values import AllRows, RoundValues
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, scan
 from stitch.linker import remove_dead_code
 from stitch.ops import onnx_code
