@@ -247,6 +247,38 @@ def test_no_states(count: int) -> None:
     check_against_torch(loop, in_torch, drawn(x=(count, 2, 3), w=(3, 4), scale=()), 1e-12)
 
 
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("backward", [False, True])
+def test_rounds_find_in_either_direction_what_is_there(count: int, backward: bool) -> None:
+    """States before rounds are cut from the rows that a scan gives; inputs are not collected."""
+
+    def loop(b: ComputationGraphBuilder, given: Inputs) -> Results:
+        def one(states: Any, elements: Any) -> Any:
+            h = b.tanh(b.matmul(elements[0], given["w"]) + b.matmul(states[0], given["r"]))
+            return [h], [h]
+
+        (last,), (rows,) = scan(
+            b, one, [given["s"]], [given["x"]],
+            taken_backward=[backward], given_backward=[backward],
+        )  # fmt: skip
+        return {"last": last, "rows": rows}
+
+    def in_torch(given: dict[str, Any]) -> Mapping[str, Any]:
+        state, rows = given["s"], []
+        for x in given["x"].flip(0) if backward else given["x"]:
+            state = torch.tanh(x @ given["w"] + state @ given["r"])
+            rows.append(state)
+        return {"last": state, "rows": torch.stack(rows[::-1] if backward else rows)}
+
+    feeds = drawn(x=(count, 2, 4), s=(2, 3), w=(4, 3), r=(3, 3))
+    both = check_against_torch(loop, in_torch, feeds, 1e-12)
+    assert both.saved == ("rows",)
+    (scanned,) = scans_of(both.backward)
+    # The gradients of the state and of what goes into the tanh.
+    shapes = [both.backward.values[v].type.shape for v in scanned.outputs]
+    assert shapes == [(2, 3), (count, 2, 3)]
+
+
 def test_rounds_of_which_nothing_is_left_need_no_scan() -> None:
     def loop(b: ComputationGraphBuilder, given: Inputs) -> Results:
         def one(_: Any, elements: Any) -> Any:
