@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import stitch
+import stitch.compiler
 from stitch import fractal as ops
 from stitch.errors import CompileError, StitchError, TaskError, UsageError
-from stitch.fractal import FractalTensor, kept_programs, parallel
+from stitch.fractal import FractalTensor, kept_programs
 from stitch.fractal.kept_programs import KeptPrograms
 
 
@@ -34,13 +35,13 @@ def within(device: stitch.Device) -> Iterator[stitch.Device]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that were compiled in mode parallel."""
     graphs: list[Any] = []
-    compile_graph = parallel.compile_graph
+    compile_graph = stitch.compiler.compile_graph
 
     def noted(graph: Any, *rest: Any) -> Any:
         graphs.append(graph)
         return compile_graph(graph, *rest)
 
-    monkeypatch.setattr(parallel, "compile_graph", noted)
+    monkeypatch.setattr("stitch.fractal.parallel.compile_graph", noted)
     return graphs
 
 
@@ -72,7 +73,10 @@ def test_what_a_function_reads_is_as_it_is_now() -> None:
 @pytest.mark.usefixtures("within")
 def test_results_stay_when_others_come() -> None:
     xs = FractalTensor([[1.0, 2.0], [3.0, 4.0]])
-    scan = lambda xs: ops.map(lambda row: ops.scan(lambda s, x: s + x, row), xs)  # noqa: E731
+
+    def scan(xs: FractalTensor) -> Any:
+        return ops.map(lambda row: ops.scan(lambda s, x: s + x, row), xs)
+
     whole = ops.compile(scan, xs)
     first, early = scan(xs), whole(xs)
     for k in range(5):
@@ -172,7 +176,9 @@ def test_an_error_of_a_function_leaves_nothing_behind() -> None:
     def broken(s: Any, x: Any) -> Any:
         raise ArithmeticError("mine")
 
-    double = lambda xs: ops.forall(lambda x: x * 2, xs)  # noqa: E731
+    def double(xs: FractalTensor) -> Any:
+        return ops.forall(lambda x: x * 2, xs)
+
     for _ in range(2):
         with pytest.raises(ArithmeticError, match="mine"):
             ops.map(lambda row: ops.scan(broken, row), xs)
@@ -184,7 +190,7 @@ def test_an_error_of_a_function_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("name", ["parallel", "sequential"])
 def test_tensors_that_escape_are_told(device: stitch.Device, name: str) -> None:
-    xs, escaped = FractalTensor([1.0, 2.0]), []
+    xs, escaped = FractalTensor([1.0, 2.0]), list[Any]()
 
     def keep(x: Any) -> Any:
         escaped.append(x)
@@ -193,10 +199,11 @@ def test_tensors_that_escape_are_told(device: stitch.Device, name: str) -> None:
     with ops.mode("parallel", device=device):
         assert ops.map(keep, xs).tolist() == [2.0, 3.0]
     with ops.mode(name, device=device):
-        for use in (
+        uses: list[Callable[[], Any]] = [
             lambda: escaped[0] + 1, lambda: ops.map(lambda x: x + escaped[0], xs),
             lambda: ops.scan(lambda s, x: s * escaped[0], xs),
-        ):  # fmt: skip
+        ]  # fmt: skip
+        for use in uses:
             with pytest.raises(CompileError, match="escaped from the loop") as raised:
                 use()
             assert raised.value.where and "as a result" in str(raised.value)
