@@ -31,11 +31,15 @@ MAX_PART_NBYTES = 1 << 24
 class GraphTracing:
     """A call becomes a graph; all data of its nests and arguments become inputs.
 
-    `shares`: the same data is one input wherever it stands.
+    `shares`: the same data is one input wherever it stands. `keeps_numbers`: few whole numbers are
+    part of the graph, for functions that ask for them.
     """
 
-    def __init__(self, name: str, *, shares: bool = True) -> None:
+    def __init__(self, name: str, *, shares: bool = True, keeps_numbers: bool = True) -> None:
         self.builder, self.shares = ComputationGraphBuilder(name), shares
+        self.keeps_numbers = keeps_numbers
+        #: Whether there were such numbers.
+        self.has_numbers = False
         #: What is given for the inputs of the graph.
         self.arguments: list[Any] = []
         self.count = 0
@@ -74,7 +78,9 @@ class GraphTracing:
         """A value with its data as inputs of the graph; numbers and functions stay."""
         if isinstance(value, FractalTensor):
             if _are_numbers(value):
-                return value  # Functions may ask for them.
+                self.has_numbers = True
+                if self.keeps_numbers:
+                    return value
             return self._rows(value)
         if isinstance(value, Zipped):
             return Zipped([self.brought(part) for part in value.parts])

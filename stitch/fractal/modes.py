@@ -6,7 +6,7 @@ Must not know nests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any
@@ -24,23 +24,11 @@ from stitch.fractal.zipped import Zipped
 from stitch.graph import SymbolicTensor
 from stitch.runtime import RuntimeDevice
 
-
-def _sequential(device: RuntimeDevice) -> Sequential:
-    return Sequential(EagerBuilder(device))
-
-
-def _parallel(device: RuntimeDevice) -> Parallel:
-    return Parallel(device, _sequential(device))
-
-
-#: How to make the way of each mode.
-_MODES: dict[str, Callable[[RuntimeDevice], Way]] = {
-    "sequential": _sequential, "parallel": _parallel,
-}  # fmt: skip
-MODES = tuple(_MODES)
-#: The device that is used where none is told, and its ways, once they are needed.
+MODES = ("sequential", "parallel")
+#: Under which name a device keeps its ways, with the programs that they have compiled.
+_KEPT = "functions over nests"
+#: The device that is used where none is told, once it is needed.
 _devices: list[RuntimeDevice] = []
-_ways: dict[str, Way] = {}
 _lock = Lock()
 
 
@@ -63,7 +51,7 @@ def mode(
             f"there is no mode {name!r}", expected=", ".join(MODES), remedy=closest(name, MODES)
         )
     check_schedule(schedule)
-    way = _default(name) if device is None else _MODES[name](device)
+    way = _way_on(device or _default_device(), name)
     if isinstance(way, Parallel) and schedule is not None:
         way = way.scheduled(schedule)
     with using(way):
@@ -79,7 +67,7 @@ def way_in_use(*values: Any) -> Way:
         if traced:
             builder: Any = traced[0].builder
             return Traced(builder.innermost(traced))
-    return way or _default("sequential")
+    return way or _way_on(_default_device(), "sequential")
 
 
 def traced_in(value: Any) -> Iterator[SymbolicTensor]:
@@ -95,10 +83,20 @@ def traced_in(value: Any) -> Iterator[SymbolicTensor]:
         yield value
 
 
-def _default(name: str) -> Way:
+def _way_on(device: RuntimeDevice, name: str) -> Way:
+    """The way of a mode on a device: the same one each time, as it keeps programs."""
     with _lock:
-        if name not in _ways:
-            if not _devices:
-                _devices.append(RuntimeDevice("host"))
-            _ways[name] = _MODES[name](_devices[0])
-        return _ways[name]
+        found = device.kept.get(_KEPT)
+        if not isinstance(found, Parallel):
+            found = Parallel(device, Sequential(EagerBuilder(device)))
+            if not device.is_closed:
+                device.kept[_KEPT] = found
+    return found if name == "parallel" else found.sequential
+
+
+def _default_device() -> RuntimeDevice:
+    """One of the machine `host`; another one in a process forked off, where the first is closed."""
+    with _lock:
+        if not _devices or _devices[0].is_closed:
+            _devices[:] = [RuntimeDevice("host")]
+        return _devices[0]

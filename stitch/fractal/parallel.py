@@ -9,8 +9,7 @@ know how loops are scheduled.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,14 @@ from stitch.compiler import CompileOptions, compile_graph
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.graph_tracing import GraphTracing, meaning_of
+from stitch.fractal.kept_programs import KeptPrograms
 from stitch.fractal.sequential import Sequential, check_bool
 from stitch.fractal.traced import LengthsOfDataError, Traced
+from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Nest
 from stitch.graph import ComputationGraph, NoDataError
 from stitch.runtime import LoadedProgram, RuntimeDevice
 from stitch.ttb import Binary
-
-#: Programs that a device keeps for graphs that come again.
-MAX_PROGRAMS = 256
 
 
 class Parallel:
@@ -38,11 +36,13 @@ class Parallel:
     ) -> None:
         self.device, self.sequential, self.schedule = device, sequential, schedule
         self.builder = sequential.builder
-        self._programs: OrderedDict[Hashable, LoadedProgram] = OrderedDict()
+        self._programs = KeptPrograms()
+        self._scheduled: dict[str, Parallel] = {}
 
     def scheduled(self, schedule: str) -> Parallel:
         """The same with loops that run so wherever they can."""
-        return Parallel(self.device, self.sequential, schedule)
+        made = Parallel(self.device, self.sequential, schedule)
+        return self._scheduled.setdefault(schedule, made)
 
     def given(self, data: Any) -> Any:
         """A leaf, with data."""
@@ -84,24 +84,37 @@ class Parallel:
     ) -> Any:  # fmt: skip
         """The value of a call: traced and run, or computed otherwise where lengths depend on
         data."""
-        tracing = GraphTracing(f"fractal_{call.name}")
         try:
-            form = tracing.traced(write, call, xs, initializer)
+            tracing, form = self._traced(write, call, xs, initializer)
         except (LengthsOfDataError, NoDataError):
             with using(self):
                 return otherwise()
         graph = tracing.graph()
         key = meaning_of(graph)
-        program = self._programs.get(key)
+        program = self._programs.find(key)
         if program is None:
             program = self._compiled(graph)
-            while len(self._programs) >= MAX_PROGRAMS:
-                self._programs.popitem(last=False)
-        self._programs[key] = program
-        self._programs.move_to_end(key)
+            self._programs.keep(key, program, sum(c.data.nbytes for c in graph.constants))
         found = program(*tracing.arguments)
         results = iter(found if isinstance(found, tuple) else (found,))
         return self._shown(form.value(results))
+
+    def _traced(
+        self, write: Callable[[Traced, NestCall, Nest, Any], Any], call: NestCall, xs: Nest,
+        initializer: Any,
+    ) -> tuple[GraphTracing, ValueForm]:  # fmt: skip
+        """A call as a graph. Whole numbers are data as others are, so that one program does for
+        all of them; a function that asks for them is traced again, with them part of the graph."""
+        tracing = GraphTracing(f"fractal_{call.name}", keeps_numbers=False)
+        try:
+            return tracing, tracing.traced(write, call, xs, initializer)
+        except LengthsOfDataError:
+            raise
+        except Exception:
+            if not tracing.has_numbers:
+                raise
+        tracing = GraphTracing(f"fractal_{call.name}")
+        return tracing, tracing.traced(write, call, xs, initializer)
 
     def _compiled(self, graph: ComputationGraph) -> LoadedProgram:
         machine = self.device.machine

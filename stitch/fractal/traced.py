@@ -181,16 +181,16 @@ class Traced:
         else:
             state = function.result(initializer)
         while order:
-            stretch = _stretch(xs, order)
+            stretch, round_ = _stretch(xs, order), len(xs) - len(order)
             done = None
             if len(stretch) > 1:
-                done = self._stretch(call, xs, state, stretch, from_right, keeps)
+                done = self._stretch(call, xs, state, stretch, round_, from_right, keeps)
             if done is not None:
                 state, piece = done
             else:  # By itself, and what follows is looked at anew.
                 stretch = order[:1]
                 before, state = state, self._round(call, xs, state, stretch[0])
-                check_state(call, before, state, f"element {stretch[0]}")
+                check_state(call, before, state, f"round {round_}, element {stretch[0]}")
                 form, tensors = self.flat(state)
                 tensors = [self.builder.unsqueeze(t, 0) for t in tensors]
                 piece = _Piece(stretch, form, tensors)
@@ -216,6 +216,7 @@ class Traced:
         xs: Nest,
         state: Any,
         order: Sequence[int],
+        first_round: int,
         from_right: bool,
         keeps: bool,
     ) -> tuple[Any, _Piece] | None:
@@ -231,7 +232,7 @@ class Traced:
                 function = UserFunction(call, inside, xs, states=1)
                 before = form.value(iter(states))
                 after = function(before, element.value(iter(elements)))
-                check_state(call, before, after, f"round 0, element {order[0]}")
+                check_state(call, before, after, f"round {first_round}, element {order[0]}")
                 form_after, tensors = inside.flat(after)
             if form_after != form:
                 raise _OtherLengths
@@ -320,21 +321,28 @@ def _stretch(xs: Nest, order: Sequence[int]) -> Sequence[int]:
 def _joined(call: NestCall, pieces: Sequence[_Piece]) -> Any:
     """The results of all elements in their order: a nest, or several."""
     nests = [p.form.nest(iter(p.tensors), len(p.numbers)) for p in pieces]
-    order = np.argsort(np.concatenate([np.asarray(p.numbers, np.int64) for p in pieces]))
-    return _in_order(call, nests, None if np.array_equal(order, np.arange(len(order))) else order)
-
-
-def _in_order(call: NestCall, nests: Sequence[Any], order: Any) -> Any:
-    first = nests[0]
-    for nest in nests:
-        if form_of(nest) != form_of(first):
+    for piece, nest in zip(pieces, nests, strict=True):
+        if form_of(nest) != form_of(nests[0]):
             raise UsageError(
                 f"the results of the function of {call.name} are not alike",
-                expected=text_of(first), got=text_of(nest),
-            )  # fmt: skip
+                where=f"element {piece.numbers[0]}",
+                expected=f"{text_of(_one_of(nests[0]))}, as for element {pieces[0].numbers[0]}",
+                got=text_of(_one_of(nest)),
+            )
+    order = np.argsort(np.concatenate([np.asarray(p.numbers, np.int64) for p in pieces]))
+    return _in_order(nests, None if np.array_equal(order, np.arange(len(order))) else order)
+
+
+def _one_of(nest: Any) -> Any:
+    """An element of a nest, or of several."""
+    return tuple(map(_one_of, nest)) if isinstance(nest, tuple) else nest[0]
+
+
+def _in_order(nests: Sequence[Any], order: Any) -> Any:
+    first = nests[0]
     if isinstance(first, tuple):
         return tuple([
-            _in_order(call, [nest[i] for nest in nests], order) for i in range(len(first))
+            _in_order([nest[i] for nest in nests], order) for i in range(len(first))
         ])  # fmt: skip
     if len(nests) == 1 and order is None:
         return first

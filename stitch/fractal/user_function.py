@@ -82,6 +82,7 @@ class UserFunction:
         raise UsageError(
             f"the function of {self.call} gives tensors, numbers or FractalTensors",
             got=f"{type(value).__name__}: {' '.join(repr(value).split())[:60]}",
+            remedy="end it with `return` and its result" if value is None else None,
         )
 
 

@@ -191,6 +191,7 @@ class Emitter:
             if given.written is not None:
                 return self.constant(given.written)
             if builder is not self and not builder.is_inside(self):
+                builder._check_unfinished()
                 raise CompileError(
                     f"{given!r} belongs to another graph ({given.builder.name!r})",
                     where=f"graph {self.name!r} at {self._where()}",
@@ -288,6 +289,9 @@ class Emitter:
 
     def _where(self) -> str:
         return self._location or user_location()
+
+    def _check_unfinished(self) -> None:
+        """Raises `CompileError` where this builds a body that is finished."""
 
     def _check_open(self) -> None:
         if self._graph is not None:

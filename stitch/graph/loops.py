@@ -89,6 +89,19 @@ class BodyBuilder(LayerMethods):
             return None
         return self.around.known_data(outer)
 
+    def _check_open(self) -> None:
+        super()._check_open()
+        self._check_unfinished()
+
+    def _check_unfinished(self) -> None:
+        if self._is_done:
+            raise CompileError(
+                "a tensor escaped from the loop that it belongs to",
+                where=self.around._where(),
+                remedy="use what a function is given only inside it; what is wanted later it gives "
+                "as a result",
+            )
+
     def close(self) -> None:
         """No tensor of the graph around becomes part of it any more."""
         self._is_done = True

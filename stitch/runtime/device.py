@@ -123,6 +123,8 @@ class RuntimeDevice(TensorAccess):
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
         self.code_written = 0
+        #: What rooms above keep for it as long as it is open, by a name of theirs.
+        self.kept: dict[str, object] = {}
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -172,6 +174,7 @@ class RuntimeDevice(TensorAccess):
             self.linking.clear()
         self.recordings.clear()
         self.constant_cache.clear()
+        self.kept.clear()
         self.backend.threads.close()
         self.host_memory.close(self.records.pinned())
 

@@ -303,7 +303,6 @@ def test_the_default_device_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("stitch.fractal.modes.RuntimeDevice", Slow)
     monkeypatch.setattr("stitch.fractal.modes._devices", [])
-    monkeypatch.setattr("stitch.fractal.modes._ways", {})
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: ops.fold(add, FractalTensor(XS)).item(), range(8)))
     assert found == [10] * 8 and made == ["host"]

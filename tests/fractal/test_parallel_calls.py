@@ -1,0 +1,266 @@
+"""Calls in mode parallel one after the other, and beside each other: nothing stale, nothing
+overwritten, nothing compiled twice, nothing kept for ever, errors that leave no trace."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+import stitch.compiler
+from stitch import fractal as ops
+from stitch.errors import CompileError, StitchError, TaskError, UsageError
+from stitch.fractal import FractalTensor, kept_programs
+from stitch.fractal.kept_programs import KeptPrograms
+
+
+@pytest.fixture
+def device() -> Iterator[stitch.Device]:
+    with stitch.open_device("host") as opened:
+        yield opened
+
+
+@pytest.fixture
+def within(device: stitch.Device) -> Iterator[stitch.Device]:
+    with ops.mode("parallel", device=device):
+        yield device
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that were compiled in mode parallel."""
+    graphs: list[Any] = []
+    compile_graph = stitch.compiler.compile_graph
+
+    def noted(graph: Any, *rest: Any) -> Any:
+        graphs.append(graph)
+        return compile_graph(graph, *rest)
+
+    monkeypatch.setattr("stitch.fractal.parallel.compile_graph", noted)
+    return graphs
+
+
+@pytest.mark.usefixtures("within")
+def test_what_a_function_reads_is_as_it_is_now() -> None:
+    data = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+    xs, weights, factor = FractalTensor(data.tolist()), np.ones((2, 2), np.float32), [1]
+    large = np.ones((2, 2048), np.float32)
+
+    def rows() -> list[float]:
+        nest = FractalTensor(data)
+        found = ops.map(lambda x: (x @ weights * factor[0], np.max(x @ large)), nest)
+        return [*found[0].numpy()[:, 0].tolist(), *found[1].tolist()]
+
+    assert rows() == [3, 7, 3, 7]
+    weights[:] = 2
+    assert rows() == [6, 14, 3, 7]
+    large[:, 7] = 3
+    assert rows() == [6, 14, 9, 21]
+    data[0] = 5
+    assert rows() == [20, 14, 30, 21]
+    factor[0] = 2
+    assert rows() == [40, 28, 30, 21]
+    weights = np.zeros((2, 2), np.float32)
+    assert rows() == [0, 0, 30, 21]
+    assert len(xs) == 2
+
+
+@pytest.mark.usefixtures("within")
+def test_results_stay_when_others_come() -> None:
+    xs = FractalTensor([[1.0, 2.0], [3.0, 4.0]])
+
+    def scan(xs: FractalTensor) -> Any:
+        return ops.map(lambda row: ops.scan(lambda s, x: s + x, row), xs)
+
+    whole = ops.compile(scan, xs)
+    first, early = scan(xs), whole(xs)
+    for k in range(5):
+        scan(ops.forall(lambda x, k=k: x * k, xs))
+        whole(FractalTensor([[0.0, k], [k, 0.0]], dtype="float32"))
+    assert first.tolist() == early.tolist() == [[1.0, 3.0], [3.0, 7.0]]
+
+
+def test_a_mode_entered_again_compiles_nothing(device: stitch.Device, compiled: list[Any]) -> None:
+    xs = FractalTensor([1.0, 2.0])
+    for _ in range(3):
+        for schedule in (None, "rounds"):
+            with ops.mode("parallel", device=device, schedule=schedule):
+                assert ops.scan(lambda s, x: s * 2 + x, xs).tolist() == [1.0, 4.0]
+    assert len(compiled) == 2
+
+
+@pytest.mark.usefixtures("within")
+def test_other_whole_numbers_compile_nothing(compiled: list[Any]) -> None:
+    for words in ([[1, 2], [3]], [[4, 0], [9]], [[9, 9], [9]]):
+        found = ops.map(lambda row: ops.scan(lambda s, i: s * 3 + i, row), FractalTensor(words))
+        assert found.tolist() == [[row[0], *(row[0] * 3 + x for x in row[1:])] for row in words]
+    assert len(compiled) == 1
+
+
+@pytest.mark.usefixtures("within")
+def test_functions_that_ask_for_whole_numbers_get_them() -> None:
+    for numbers in ([1, 2, 3], [4, 5, 6]):
+        xs = FractalTensor(numbers)
+        assert ops.map(lambda x: x if x % 2 else x * 10, xs).tolist() == [
+            x if x % 2 else x * 10 for x in numbers
+        ]
+        assert ops.scan(lambda s, x: s + x if x > 2 else s, xs, 0).tolist()[-1] == sum(
+            x for x in numbers if x > 2
+        )
+        found = ops.map(lambda x, at: x * at[1], xs, FractalTensor([7, numbers[0]]))
+        assert found.tolist() == [x * numbers[0] for x in numbers]
+
+
+def test_programs_with_many_bytes_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_programs, "MAX_NBYTES", 100)
+    monkeypatch.setattr(kept_programs, "MAX_PROGRAMS", 3)
+    kept, program = KeptPrograms(), object()
+    for key in range(4):
+        kept.keep(key, program, 10)  # type: ignore[arg-type]  # any object does
+    assert [kept.find(key) for key in range(4)] == [None, program, program, program]
+    kept.keep(1, program, 95)  # type: ignore[arg-type]
+    assert len(kept) == 1 and kept.find(1) is program
+    kept.keep(5, program, 1000)  # type: ignore[arg-type]
+    assert len(kept) == 1 and kept.find(5) is program
+    kept.keep(6, program, 1)  # type: ignore[arg-type]
+    assert len(kept) == 1 and kept.find(6) is program
+
+
+def test_weights_that_are_replaced_do_not_pile_up(
+    within: stitch.Device, monkeypatch: pytest.MonkeyPatch, compiled: list[Any]
+) -> None:
+    nbytes = 64 * 1024 * 4
+    monkeypatch.setattr(kept_programs, "MAX_NBYTES", 3 * nbytes)
+    xs, used = FractalTensor(np.ones((2, 64), np.float32)), []
+    for k in range(12):
+        weights = np.full((64, 1024), k, np.float32)
+        assert ops.map(lambda x, w=weights: np.max(x @ w), xs).tolist() == [64.0 * k] * 2
+        used.append(sum(space.used_nbytes for space in within.memory_use().values()))
+    assert len(compiled) == 12
+    assert nbytes < max(used[6:]) <= max(used[:6]) < 6 * nbytes
+
+
+def test_threads_share_a_device(device: stitch.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_programs, "MAX_PROGRAMS", 3)
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(12):
+                length = (number + turn) % 5 + 2
+                with ops.mode("parallel", device=device):
+                    found = ops.scan(
+                        lambda s, x: s + x * number, FractalTensor(list(range(length)))
+                    )
+                assert found.tolist() == [number * sum(range(k + 1)) for k in range(length)]
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+
+
+@pytest.mark.usefixtures("within")
+def test_an_error_of_a_function_leaves_nothing_behind() -> None:
+    xs = FractalTensor([[1.0, 2.0], [3.0, 4.0]])
+
+    def broken(s: Any, x: Any) -> Any:
+        raise ArithmeticError("mine")
+
+    def double(xs: FractalTensor) -> Any:
+        return ops.forall(lambda x: x * 2, xs)
+
+    for _ in range(2):
+        with pytest.raises(ArithmeticError, match="mine"):
+            ops.map(lambda row: ops.scan(broken, row), xs)
+        assert double(xs).tolist() == [[2.0, 4.0], [6.0, 8.0]]
+        with pytest.raises(UsageError, match="gives tensors, numbers"):
+            ops.map(lambda row: ops.map(lambda x: None, row), xs)
+        assert double(xs).tolist() == [[2.0, 4.0], [6.0, 8.0]]
+
+
+@pytest.mark.parametrize("name", ["parallel", "sequential"])
+def test_tensors_that_escape_are_told(device: stitch.Device, name: str) -> None:
+    xs, escaped = FractalTensor([1.0, 2.0]), list[Any]()
+
+    def keep(x: Any) -> Any:
+        escaped.append(x)
+        return x + 1
+
+    with ops.mode("parallel", device=device):
+        assert ops.map(keep, xs).tolist() == [2.0, 3.0]
+    with ops.mode(name, device=device):
+        uses: list[Callable[[], Any]] = [
+            lambda: escaped[0] + 1, lambda: ops.map(lambda x: x + escaped[0], xs),
+            lambda: ops.scan(lambda s, x: s * escaped[0], xs),
+        ]  # fmt: skip
+        for use in uses:
+            with pytest.raises(CompileError, match="escaped from the loop") as raised:
+                use()
+            assert raised.value.where and "as a result" in str(raised.value)
+        assert ops.map(lambda x: x * 2, xs).tolist() == [2.0, 4.0]
+
+
+def test_two_devices_and_one_that_is_closed(device: stitch.Device) -> None:
+    xs, double = FractalTensor([1.0, 2.0]), lambda x: x * 2
+    with stitch.open_device("host") as other:
+        with ops.mode("parallel", device=other):
+            theirs = ops.map(double, xs)
+        with ops.mode("parallel", device=device), pytest.raises(StitchError, match="another dev"):
+            ops.map(double, theirs)
+        assert other.kept
+    assert not other.kept
+    for name in ("parallel", "sequential"):
+        with ops.mode(name, device=other), pytest.raises(TaskError, match="closed"):
+            ops.map(double, xs)
+    with ops.mode("parallel", device=device):
+        assert ops.map(double, xs).tolist() == [2.0, 4.0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_forked_off_has_a_default_device_of_its_own() -> None:
+    xs = FractalTensor([1.0, 2.0])
+    assert ops.map(lambda x: x * 2, xs).tolist() == [2.0, 4.0]
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(ops.map(lambda x: x * 2, xs).tolist() != [2.0, 4.0])
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.usefixtures("within")
+def test_very_long_loops_and_nests() -> None:
+    count = 100_000
+    xs = FractalTensor(np.ones(count, np.int64))
+    assert ops.fold(lambda s, x: s + x, xs).tolist() == count
+    assert ops.scanr(lambda s, x: s + x, xs)[0].numpy() == count
+    assert ops.reduce(lambda a, b: a + b, xs).tolist() == count
+    rows = FractalTensor(np.ones(count, np.int64))
+    wide = ops.map(lambda row: ops.fold(lambda s, x: s + x, row, 0), ops.split(rows, count // 5))
+    assert wide.numpy().tolist() == [5] * (count // 5)
+
+
+@pytest.mark.usefixtures("within")
+def test_empty_nests_everywhere() -> None:
+    xs = FractalTensor([[], [1.0], []], dtype="float32")
+    assert ops.map(lambda r: ops.scan(lambda s, x: s + x, r, 0.0), xs).tolist() == [[], [1.0], []]
+    assert ops.map(lambda r: ops.reduce(lambda s, x: s + x, r, 5.0), xs).tolist() == [5, 6, 5]
+    none = xs[:0]
+    assert ops.map(lambda r: ops.fold(lambda s, x: s + x, r, 0.0), none).tolist() == []
+    assert ops.scan(lambda s, r: ops.fold(lambda s, x: s + x, r, s), none, 1.0).tolist() == []
+    assert ops.fold(lambda s, r: ops.fold(lambda s, x: s + x, r, s), none, 1.0).tolist() == 1.0
+    assert ops.filter(lambda r: len(r) > 3, xs).tolist() == []
+    assert ops.forall(lambda x: x + 1, FractalTensor([[], []], dtype="int64")).tolist() == [[], []]
+    with pytest.raises(UsageError, match="empty list needs an initializer"):
+        ops.map(lambda r: ops.scan(lambda s, x: s + x, r), xs)
