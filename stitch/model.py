@@ -26,7 +26,7 @@ from stitch.argument_kinds import (
     optional,
     takes,
 )
-from stitch.compiler import CompileOptions, CompileWarning, compile_graph
+from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
 from stitch.errors import FormatError, Problem, TaskError, UsageError
 from stitch.files import FileBatch, make_folder
 from stitch.graph import (
@@ -164,7 +164,7 @@ class ModelOfBinary:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CompiledModel(ModelOfBinary):
-    """A compiled module: its graph, its binary, and what the compiler warned of.
+    """A compiled module: its graph, its binary, what the compiler warned of, how its loops run.
 
     Callable: runs on a device of its own target, opened at the first call. One compiled with an
     optimizer holds four programs and a `training`; its first call starts training.
@@ -176,6 +176,7 @@ class CompiledModel(ModelOfBinary):
     wishes: tuple[Wish, ...] = ()
     warnings: tuple[CompileWarning, ...] = ()
     training: CompiledTraining | None = None
+    loops: tuple[LoopNote, ...] = ()
     _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
 
     def as_json(self, *, weights: bool = True) -> str:
@@ -306,4 +307,6 @@ def compiled(
     """The model of a graph on a machine; `target` is how the machine is spelled."""
     compilation = compile_graph(graph, machine, options)
     binary = Binary((compilation.program,), machine.shape, PRODUCER)
-    return CompiledModel(graph, binary, target, options.wishes, compilation.warnings)
+    return CompiledModel(
+        graph, binary, target, options.wishes, compilation.warnings, loops=compilation.loops
+    )

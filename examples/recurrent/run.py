@@ -22,17 +22,18 @@ HERE = Path(__file__).resolve().parent
 TARGET = "wormhole_n150"
 
 
-def reference(xs: Array, state: Array) -> Array:
-    """The same loop in NumPy, with the constants out of the compiled programs."""
+def reference(xs: Array, state: Array) -> tuple[Array, Array]:
+    """The same loop in NumPy, with the constants out of the compiled programs: y, all states."""
     constants: dict[str, Array] = {}
     for name in ("cell", "readout"):
         (program,) = stitch.compile(HERE / f"{name}.yaml", target=TARGET).binary.programs
         data = program.constant_data()
         constants |= {program.values[number].name: array for number, array in data.items()}
+    states = []
     for x in xs:
         state = np.tanh(x @ constants["wx"] + constants["bias"] + state @ constants["wh"])
-    result: Array = state @ constants["w"]
-    return result
+        states.append(state)
+    return state @ constants["w"], np.stack(states)
 
 
 def main() -> int:
@@ -40,8 +41,8 @@ def main() -> int:
     random = np.random.default_rng(0)
     xs = random.standard_normal((12, 8, 16), dtype=np.float32)
     state = np.zeros((8, 32), np.float32)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         shutil.copy(HERE / "pipeline.yaml", folder)
         np.save(folder / "xs.npy", xs)
         np.save(folder / "state.npy", state)
@@ -52,11 +53,13 @@ def main() -> int:
         words = [
             str(folder / "pipeline.yaml"), f"--input=xs=@{folder / 'xs.npy'}",
             f"--input=state=@{folder / 'state.npy'}", f"--output=y=@{folder / 'y.npy'}",
-            "--explain",
+            f"--output=states=@{folder / 'states.npy'}", "--explain",
         ]  # fmt: skip
         if code := stitch_run.main(words):
             return code
-        difference = float(np.abs(np.load(folder / "y.npy") - reference(xs, state)).max())
+        found = (np.load(folder / f"{name}.npy") for name in ("y", "states"))
+        pairs = zip(found, reference(xs, state), strict=True)
+        difference = max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs)
     print(f"largest difference from a loop in NumPy: {difference:.1e}")
     return 0 if difference <= 1e-5 else 1
 

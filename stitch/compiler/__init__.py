@@ -14,25 +14,26 @@ from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.compiler.autodiff import differentiate
     from stitch.compiler.changed_slots import with_layouts
-    from stitch.compiler.differentiated import Differentiated
-    from stitch.compiler.forward_values import Recompute
+    from stitch.compiler.gradients import (
+        Differentiated,
+        Recomputation,
+        Recompute,
+        differentiate,
+    )
     from stitch.compiler.split import split_graph
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "autodiff": "differentiate",
             "changed_slots": "with_layouts",
-            "differentiated": "Differentiated",
-            "forward_values": "Recompute",
+            "gradients": "Differentiated Recomputation Recompute differentiate",
             "split": "split_graph",
         },
     )
 
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "LoopNote",
-    "Recompute", "SCHEDULES",
+    "Recomputation", "Recompute", "SCHEDULES",
     "check_schedule", "compile_graph", "differentiate", "optimize", "split_graph", "with_layouts",
 ]  # fmt: skip

@@ -39,8 +39,8 @@ class Row:
     """A field of a form: its key, the kind of its value, and what it is where the key is absent.
 
     `into` is the attribute that takes it, if that is not called as the key is. A `default` that is
-    a function is asked with the `Reading`. `needed_without` names a key that may stand in its
-    place, `only_with` one that it belongs to.
+    a function is asked with the `Reading`. `needed_without` names keys (with spaces between them)
+    of which one may stand in its place, `only_with` those of which it belongs to one.
     """
 
     key: str
@@ -66,19 +66,20 @@ class Row:
         if node is not None:
             node = place.bare(node)
         if node is None or node.data is None:
-            if self.needed or (self.needed_without and not _has(mapping, self.needed_without)):
+            if self.needed or (self.needed_without and not _has_one(mapping, self.needed_without)):
                 place.wrong(None, self.kind.wanted)
             return self.otherwise(mapping.reading)
-        if self.only_with and not _has(mapping, self.only_with):
-            place.wrong(node, f"left out: it belongs to `{self.only_with}`", "misplaced_key")
+        if self.only_with and not _has_one(mapping, self.only_with):
+            words = " or ".join(f"`{key}`" for key in self.only_with.split())
+            place.wrong(node, f"left out: it belongs to {words}", "misplaced_key")
             return self.otherwise(mapping.reading)
         value = self.kind.read(node, place)
         return self.otherwise(mapping.reading) if value is None else value
 
 
-def _has(mapping: Place, key: str) -> bool:
-    node = mapping.nodes.get(key)
-    return node is not None and node.data is not None
+def _has_one(mapping: Place, keys: str) -> bool:
+    nodes = [mapping.nodes.get(key) for key in keys.split()]
+    return any(node is not None and node.data is not None for node in nodes)
 
 
 @dataclass(eq=False, repr=False)

@@ -19,6 +19,7 @@ from stitch.compiler import CompileOptions, LoopNote, compile_graph
 from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.graph_tracing import GraphTracing
+from stitch.fractal.programs import called
 from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Zipped
 from stitch.graph import ComputationGraph, SymbolicTensor
@@ -78,7 +79,8 @@ class CompiledNest:
         given: list[Any] = []
         for number, (argument, form) in enumerate(zip(arguments, self._takes, strict=True)):
             given += _data(argument, form, f"argument {number}")
-        found = self._loaded[0](*given)
+        traced = next((g for g in given if isinstance(g, SymbolicTensor)), None)
+        found = called(self._loaded[0], given, getattr(traced, "builder", None))
         return self._gives.value(iter(found if isinstance(found, tuple) else (found,)))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from stitch.compiler import compile_graph
 from stitch.graph import (
+    ComputationGraph,
     ComputationGraphBuilder,
     Given,
     LayerMethods,
@@ -98,12 +99,14 @@ class EagerTensor(SymbolicTensor):
 class EagerBuilder(LayerMethods):
     """Computes each operation on a device as it is applied; raises what compiling it raises."""
 
-    __slots__ = ("_programs", "device")
+    __slots__ = ("_graphs", "_programs", "device")
 
     def __init__(self, device: RuntimeDevice) -> None:
         super().__init__("sequential")
         self.device = device
         self._programs: dict[Any, LoadedProgram] = {}
+        #: Whole graphs by their identity, each with its program.
+        self._graphs: dict[int, tuple[ComputationGraph, LoadedProgram]] = {}
 
     def given(self, data: Array | Tensor | SymbolicTensor) -> SymbolicTensor:
         """A tensor of this data, which nobody writes to."""
@@ -162,9 +165,20 @@ class EagerBuilder(LayerMethods):
             if len(self._programs) >= MAX_PROGRAMS:
                 self._programs.clear()
             self._programs[key] = program
-        found = program(*[t.numpy() for t in tensors if t is not None and not _is_part(t)])
-        results = found if isinstance(found, tuple) else (found,)
-        return tuple([self.given(result) for result in results])
+        given = [t.numpy() for t in tensors if t is not None and not _is_part(t)]
+        return self._results(program(*given))
+
+    def run(self, graph: ComputationGraph, operands: Sequence[SymbolicTensor]) -> Sequence[Any]:
+        """What a whole graph gives for tensors with data; it is compiled the first time."""
+        known = self._graphs.get(id(graph))
+        if known is None:
+            if len(self._graphs) >= MAX_PROGRAMS:
+                self._graphs.clear()
+            known = self._graphs[id(graph)] = graph, self._loaded(graph)
+        return self._results(known[1](*[operand.numpy() for operand in operands]))
+
+    def _results(self, found: Tensor | tuple[Tensor, ...]) -> tuple[SymbolicTensor, ...]:
+        return tuple([self.given(r) for r in (found if isinstance(found, tuple) else (found,))])
 
     numpy_ufunc = call_ufunc
     numpy_function = call_function
@@ -185,8 +199,11 @@ class EagerBuilder(LayerMethods):
             results = builder.apply(op, given, names, attributes, domain)
         for name, result in zip(names, results, strict=True):
             builder.output(name, result)
+        return self._loaded(builder.build())
+
+    def _loaded(self, graph: ComputationGraph) -> LoadedProgram:
         machine = self.device.machine
-        program = compile_graph(builder.build(), machine).program
+        program = compile_graph(graph, machine).program
         return self.device.load(Binary((program,), machine.shape, "fractal"))
 
 

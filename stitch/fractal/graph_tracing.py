@@ -6,6 +6,7 @@ value. Must not know devices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.index_map import Indexed
+from stitch.fractal.index_map import Affine, Indexed
 from stitch.fractal.traced import Traced
 from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Nest, Zipped
@@ -23,6 +24,8 @@ from stitch.runtime import Tensor
 
 #: Lists of so few whole numbers are part of a program.
 MAX_NUMBERS = 1024
+#: Of so many bytes a part of the rows is copied, that parts elsewhere are the same program.
+MAX_PART_NBYTES = 1 << 24
 
 
 class GraphTracing:
@@ -37,6 +40,8 @@ class GraphTracing:
         self.arguments: list[Any] = []
         self.count = 0
         self._inputs: dict[int, SymbolicTensor] = {}
+        #: By data, first row and how many.
+        self._parts: dict[tuple[int, int, int], SymbolicTensor] = {}
 
     def traced(
         self, write: Callable[[Traced, NestCall, Nest, Any], Any], call: NestCall, xs: Nest,
@@ -70,7 +75,7 @@ class GraphTracing:
         if isinstance(value, FractalTensor):
             if _are_numbers(value):
                 return value  # Functions may ask for them.
-            return FractalTensor.of(self._input(value.data), value.index)
+            return self._rows(value)
         if isinstance(value, Zipped):
             return Zipped([self.brought(part) for part in value.parts])
         if isinstance(value, tuple | list):
@@ -85,24 +90,46 @@ class GraphTracing:
         """As `brought`, but that leaves become inputs in their order, and all of them."""
         if isinstance(value, FractalTensor):
             kind = ValueType((value.numel, *value.leaf_shape), DataType.from_dtype(value.dtype))
-            rows = self.builder.input(f"input_{self.count}", kind.shape, kind.data_type)
-            self.count += 1
+            rows = self._next_input(kind.shape, kind.data_type)
             return FractalTensor.of(rows, Indexed.whole(value.index.tree))
         if isinstance(value, Zipped):
             return Zipped([self.rearranged(part) for part in value.parts])
         if isinstance(value, tuple | list):
             return tuple([self.rearranged(each) for each in value])
-        self.count += 1
         return self._input(np.asarray(value) if not isinstance(value, Tensor) else value)
 
     def _input(self, data: Any) -> SymbolicTensor:
         found = self._inputs.get(id(data)) if self.shares else None
         if found is None:
             kind = data.data_type.in_arrays if isinstance(data, Tensor) else data.dtype
-            found = self.builder.input(f"input_{len(self.arguments)}", data.shape, kind)
+            found = self._next_input(data.shape, kind)
             self._inputs[id(data)] = found
             self.arguments.append(data)
         return found
+
+    def _rows(self, nest: FractalTensor) -> FractalTensor:
+        """A nest over an input. Of some rows of many, the first is an input as well: parts that
+        are alike, `xs[a:b]` for many a, are one graph."""
+        data, where, lengths = nest.data, nest.index.map, nest.index.tree.uniform
+        rows = self._input(data)
+        if not isinstance(where, Affine) or lengths is None or not nest.numel:
+            return FractalTensor.of(rows, nest.index)
+        first, last = where.reached(lengths)
+        count = last - first + 1
+        row_nbytes = math.prod(nest.leaf_shape) * nest.dtype.itemsize
+        if count == data.shape[0] or count * row_nbytes > MAX_PART_NBYTES:
+            return FractalTensor.of(rows, nest.index)
+        key = id(data), first, count
+        part = self._parts.get(key)
+        if part is None:
+            begin = self._input(np.array(first, np.int64))
+            part = self._parts[key] = self.builder.window_rows(rows, begin, [1], [count])
+        inside = Affine(where.base - first, where.strides)
+        return FractalTensor.of(part, Indexed(nest.index.tree, inside))
+
+    def _next_input(self, shape: tuple[int, ...], kind: Any) -> SymbolicTensor:
+        self.count += 1
+        return self.builder.input(f"input_{self.count - 1}", shape, kind)
 
 
 def _are_numbers(nest: FractalTensor) -> bool:

@@ -31,6 +31,15 @@ class Affine:
     base: int
     strides: tuple[int, ...]
 
+    def reached(self, lengths: Sequence[int]) -> tuple[int, int]:
+        """The least and the greatest row of a nest that has leaves.
+
+        >>> Affine(3, (2, -1)).reached((4, 3))
+        (1, 9)
+        """
+        spans = [(n - 1) * stride for n, stride in zip(lengths, self.strides, strict=True)]
+        return self.base + sum(min(s, 0) for s in spans), self.base + sum(max(s, 0) for s in spans)
+
     def rows(self, tree: IndexTree) -> Numbers:
         """The row of each leaf, in order."""
         return self.rows_of(tree, np.arange(check_count(tree.numel), dtype=np.int64))

@@ -15,6 +15,7 @@ import numpy as np
 from stitch.errors import UsageError
 from stitch.fractal.current import NestCall, Way
 from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.programs import as_function
 from stitch.fractal.zipped import Nest, Zipped
 from stitch.graph import SymbolicTensor
 from stitch.program import can_change
@@ -39,10 +40,14 @@ class UserFunction:
                 f"{call.name} takes a function first",
                 got=f"{type(function).__name__}: {function!r:.60}",
             )
-        self.call, self._function, self._way = call.name, function, way
+        self.call, self._way = call.name, way
+        self._function = as_function(function, way.builder)
         self._arguments, self._named = arguments, named
         parts = len(itr.parts) if isinstance(itr, Zipped) else 1
-        self._is_spread = parts > 1 and _takes_parts(function, states, parts, len(arguments), named)
+        self._is_spread = parts > 1 and _takes_parts(
+            function if isinstance(function, LoadedProgram) else self._function,
+            states, parts, len(arguments), named,
+        )  # fmt: skip
 
     def __call__(self, *given: Any) -> Any:
         """The result for an element, after the state if there is one."""

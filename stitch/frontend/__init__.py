@@ -6,7 +6,13 @@ a folder of its own and is loaded when it is asked for. Must not know: compiler,
 
 from typing import TYPE_CHECKING
 
-from stitch.frontend.modules import batched_shapes, read_graph, read_trainable, torch_device
+from stitch.frontend.modules import (
+    batched_shapes,
+    is_torch,
+    read_graph,
+    read_trainable,
+    torch_device,
+)
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
@@ -17,6 +23,6 @@ else:
     )
 
 __all__ = [
-    "MODULE_KEYS", "batched_shapes", "load_module", "module_from_text", "read_graph",
+    "MODULE_KEYS", "batched_shapes", "is_torch", "load_module", "module_from_text", "read_graph",
     "read_trainable", "torch_device",
 ]  # fmt: skip

@@ -44,7 +44,7 @@ def read_graph(
         raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes))
     if isinstance(module, ComputationGraph):
         return module
-    if _is_torch(module):
+    if is_torch(module):
         with _reading("torch modules", "torch"):
             from stitch.frontend.torch import from_fx
         return from_fx(module, examples)
@@ -77,7 +77,7 @@ def read_trainable(
     A torch module (as it is: in training mode or not) gives its parameters and buffers as inputs;
     of other modules the weights are constants, and no values are given. Raises as `read_graph`.
     """
-    if _is_torch(module) and not input_shapes and unroll is None:
+    if is_torch(module) and not input_shapes and unroll is None:
         with _reading("torch modules", "torch"):
             from stitch.frontend.torch import from_torch_for_training
         return from_torch_for_training(module, examples)
@@ -128,7 +128,7 @@ def _is_onnx(module: object) -> bool:
     return kind.__name__ == "ModelProto" and kind.__module__.partition(".")[0] == "onnx"
 
 
-def _is_torch(module: object) -> bool:
+def is_torch(module: object) -> bool:
     """Whether this is a torch module or an exported program, without loading torch to ask."""
     bases = {(base.__module__, base.__name__) for base in type(module).__mro__}
     return not bases.isdisjoint(_TORCH_MODULES)

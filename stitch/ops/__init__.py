@@ -31,8 +31,10 @@ from stitch.ops.definition import (
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
+from stitch.ops.indexing import are_in_range, windowed
 from stitch.ops.inference import Inference, InferenceContext
 from stitch.ops.registry import is_elementwise, lookup, operators
+from stitch.ops.row_copies import row_copies
 from stitch.ops.shape import known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
@@ -44,10 +46,11 @@ __all__ = [
     "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "Attribute", "Batching",
     "BatchingContext", "Gradient", "GradientBuilder", "GradientContext", "Inference",
     "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "OpDef", "OperationBytes",
-    "Thunk", "WorkspaceContext", "WorkspaceRule", "bind", "bytes_from_a_line",
+    "Thunk", "WorkspaceContext", "WorkspaceRule", "are_in_range", "bind", "bytes_from_a_line",
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
     "evaluate", "evaluate_operation", "infer_operation", "infer_types", "int_of",
     "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
     "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "program_work",
-    "resolve_attributes", "slices_of", "windows_of", "workspace", "workspace_nbytes",
+    "resolve_attributes", "row_copies", "slices_of", "windowed", "windows_of", "workspace",
+    "workspace_nbytes",
 ]  # fmt: skip

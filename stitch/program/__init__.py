@@ -45,15 +45,16 @@ from stitch.program.program import (
     summary,
 )
 from stitch.program.read_only import Array, as_read_only, can_change
-from stitch.program.scans import SCAN, ScanForm, is_scan
+from stitch.program.scans import MAX_ROUNDS, SCAN, ScanForm, is_scan
 from stitch.program.seams import Seam, part_ranges, seam_problems
 
 __all__ = [
     "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "Constant",
     "Contents", "DataType", "FreeNames", "InputKind", "InputSlot", "Layout", "MAX_EXPANSION",
-    "MAX_RANK", "MAX_SCAN_DEPTH", "MemoryLayout", "NO_ATTRIBUTES", "Operation", "OperationList",
-    "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN", "ScanForm", "Scratch",
-    "Seam", "ShardSpec", "Space", "TILE_SHAPE", "TensorDesc", "Value", "ValueType", "as_read_only",
+    "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MemoryLayout", "NO_ATTRIBUTES", "Operation",
+    "OperationList", "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN",
+    "ScanForm", "Scratch", "Seam", "ShardSpec", "Space", "TILE_SHAPE", "TensorDesc", "Value",
+    "ValueType", "as_read_only",
     "body_lines", "can_change", "dense_bytes", "host_layout", "is_scan", "link_problem", "name_of",
     "part_ranges", "placement_problems", "result_types", "seam_problems", "structure_problems",
     "summary",

@@ -26,7 +26,7 @@ from stitch.compiler import (
     CompileOptions,
     CompileWarning,
     Differentiated,
-    Recompute,
+    Recomputation,
     compile_graph,
     differentiate,
 )
@@ -78,8 +78,9 @@ _SPACES = ArgumentKind(
 class TrainingOptions:
     """How a model is trained, apart from its loss and its optimizer.
 
-    `recompute`: what backward computes again (`none`, `cheap`, `all`). `accumulation_steps`:
-    micro-batches whose gradients one update takes; a mean loss counts each by its share.
+    `recompute`: what backward computes again (`none`, `cheap`, `all`; `every 8`: rounds of scans,
+    from the states before every 8th). `accumulation_steps`: micro-batches whose gradients one
+    update takes; a mean loss counts each by its share.
     `clip_grad_norm`: the most that the norm of all gradients may be. `precision`: the type that
     programs compute in; other than float32, weights have float32 masters. `spaces`: where tensors
     between the programs lie, by name, if not in DRAM. Types and spaces may be given by their words.
@@ -89,7 +90,7 @@ class TrainingOptions:
     <Space.L1: 'l1'>
     """
 
-    recompute: Recompute = "none"
+    recompute: str = "none"
     accumulation_steps: int = 1
     clip_grad_norm: float | None = None
     precision: DataType = DataType.FLOAT32
@@ -103,8 +104,7 @@ class TrainingOptions:
         object.__setattr__(self, "precision", DataType(self.precision))
         spaces = MappingProxyType({name: Space(space) for name, space in self.spaces.items()})
         object.__setattr__(self, "spaces", spaces)
-        if self.recompute not in ("none", "cheap", "all"):
-            raise UsageError("recompute is none, cheap or all", got=repr(self.recompute))
+        Recomputation.parse(self.recompute)
         if self.accumulation_steps < 1:
             raise UsageError("an update takes at least one micro-batch",
                              got=f"accumulation_steps={self.accumulation_steps}")  # fmt: skip

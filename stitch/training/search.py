@@ -102,7 +102,7 @@ class SearchSolution:
     """What was chosen: recomputation, a device for every operator; how many sets were compared."""
 
     algorithm: str
-    recompute: Recompute
+    recompute: str
     operators: tuple[OperatorPlace, ...]
     compared: int
 
@@ -146,7 +146,7 @@ def optimize(
     `UsageError` for a space of what is no tensor, and what `training_graphs` raises.
     """
     asked = config.options.recompute
-    kinds: tuple[Recompute, ...] = (asked,)
+    kinds: tuple[str, ...] = (asked,)
     if config.algorithm != "none" and asked == "none":
         kinds = get_args(Recompute)
     results: list[SearchResult] = []
@@ -237,7 +237,7 @@ class _Case:
         useful = [c for c in possible if c.saving > 0 and c.size_per_bank > 0]
         return sorted(useful, key=lambda c: (-c.saving / c.size_per_bank, c.name))
 
-    def result(self, algorithm: str, recompute: Recompute) -> SearchResult:
+    def result(self, algorithm: str, recompute: str) -> SearchResult:
         """The places that an algorithm chooses, with what they cost."""
         chosen, compared = frozenset[str](), 1
         if algorithm == "greedy":
@@ -281,7 +281,7 @@ class _Case:
         return home.capacity * home.banks
 
     def refusal(
-        self, costs: CostValues, tried: Sequence[Recompute], config: AlgorithmConfig
+        self, costs: CostValues, tried: Sequence[str], config: AlgorithmConfig
     ) -> OutOfMemoryError:
         """What to say where they do not: what is done already is no remedy, and smaller batches are
         none where weights alone do not fit."""

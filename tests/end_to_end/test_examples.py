@@ -81,8 +81,9 @@ def test_a_full_l1_moves_evicts_and_bounces_with_reasons() -> None:
 
 def test_a_pipeline_file_carries_its_state_in_l1() -> None:
     printed = output_of("recurrent/run.py")
-    # Twelve elements and the first state come in; the other states stay where they are made.
-    assert "13 program runs, 13 copies" in printed
+    # Twelve elements and the first state come in; the other states stay where they are made, and
+    # the program that collects them takes them there.
+    assert "14 program runs, 13 copies" in printed
     assert "input 'state' of 'readout' wants" not in printed
 
 

@@ -88,6 +88,10 @@ OUT_OF_RANGE: dict[str, tuple[Row, int, list[Any]]] = {
     "Gather": (Row("Gather", ["f32[3,2]", "i64[2]<3"]), 1, [[0, 2], [1, -4]]),
     "GatherElements": (Row("GatherElements", ["f32[3]", "i64[2]<3"]), 1, [[0, 2], [1, -4]]),
     "GatherND": (Row("GatherND", ["f32[3,2]", "i64[2,1]<3"]), 1, [[[0], [2]], [[1], [-4]]]),
+    "Window": (
+        Row("Window", ["f32[3,2]", "i64[]+", np.array([1])], {"lengths": (2,)}, 1, "stitch"), 1,
+        [1, -1],
+    ),
     "ScatterElements": (
         Row("ScatterElements", ["f32[3]", "i64[2]<3", "f32[2]"]), 1, [[0, 2], [1, -4]],
     ),

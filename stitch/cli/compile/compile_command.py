@@ -159,6 +159,8 @@ def _write(
         if path is not None:
             nbytes = api.inspect_sizes(model.binary).total
             say(_summary(model, "standard output" if path == "-" else path, nbytes))
+            for loop in model.loops:
+                say(f"  {loop.text()}")
 
 
 def _summary(model: api.CompiledModel, where: str, nbytes: int) -> str:

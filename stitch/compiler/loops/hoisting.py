@@ -41,8 +41,8 @@ class Hoisted:
 def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
     """The two parts of a body; None where nothing is gained."""
     body = _split_products(body, form)
-    dependent = _dependent(body, form)
-    early = [i for i, o in enumerate(body.operations) if not _reads(o, dependent) and o.body < 0]
+    stay = _dependent(body, form, with_bodies=True)
+    early = [i for i, o in enumerate(body.operations) if not _reads(o, stay) and o.body < 0]
     if not any(body.operations[i].op in PRODUCTS and not body.operations[i].domain for i in early):
         return None
     early = _worth(body, early)
@@ -66,11 +66,12 @@ def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
     return Hoisted(before, rest)
 
 
-def _dependent(body: Body, form: ScanForm) -> set[int]:
-    """The values that depend on states."""
+def _dependent(body: Body, form: ScanForm, *, with_bodies: bool = False) -> set[int]:
+    """The values that depend on states; or `with_bodies`, on loops in the loop, which stay there
+    as well."""
     found = set(body.inputs[: form.states])
     for operation in body.operations:
-        if _reads(operation, found):
+        if _reads(operation, found) or (with_bodies and operation.body >= 0):
             found.update(v for v in operation.outputs if v != ABSENT)
     return found
 

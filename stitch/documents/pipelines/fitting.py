@@ -1,42 +1,33 @@
-"""Does a pipeline file fit its binaries? Names, slots, shapes, types and slices, before it runs;
-and how values flow through it: what each step defines and reads, what nobody reads.
+"""Does a pipeline file fit its binaries? Names, slots, shapes, types and slices, before it runs.
 
 Comes in: a `PipelineFile` and the programs of its modules. Goes out: nothing, or one `FormatError`
-with every defect and its line; for each value, its type. Must not know: devices.
+with every defect and its line; for each output, its type. Must not know: devices.
 """
 
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
+from stitch.documents.pipelines.checked_values import CheckedValue, all_rounds
+from stitch.documents.pipelines.names_in_steps import defines
 from stitch.documents.pipelines.pipeline_form import (
     PipelineFile,
     PipelineStep,
-    Reference,
     RepeatStep,
     RunStep,
 )
+from stitch.documents.pipelines.references import Reference
 from stitch.errors import LinkError, Problem, closest
 from stitch.forms import ProblemLog
 from stitch.linker import check_link
-from stitch.program import Program, TensorDesc, ValueType
+from stitch.program import MAX_RANK, Program, TensorDesc, ValueType
 from stitch.report import counted
 
 #: Names that a message lists.
 MAX_LISTED = 20
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedValue:
-    """What is known of a value: its type; where it lies, if a program made it, and which one."""
-
-    type: ValueType
-    desc: TensorDesc | None = None
-    made_by: str = ""
 
 
 #: What is defined so far: the innermost repeat's names first.
@@ -46,7 +37,7 @@ Values: TypeAlias = ChainMap[str, CheckedValue]
 def check_pipeline(
     pipeline: PipelineFile,
     programs: Mapping[str, Program],
-    inputs: Mapping[str, ValueType],
+    inputs: Mapping[str, CheckedValue],
     *,
     strict_types: bool = False,
 ) -> tuple[tuple[CheckedValue, ...], tuple[Problem, ...]]:
@@ -55,7 +46,7 @@ def check_pipeline(
     Raises `FormatError` with every defect; with `strict_types`, such a change is one.
     """
     check = _Check(pipeline, programs, strict_types)
-    values: Values = ChainMap({name: CheckedValue(kind) for name, kind in inputs.items()})
+    values: Values = ChainMap(dict(inputs))
     check.steps(pipeline.steps, values, {})
     outputs = []
     for name, word, line in pipeline.outputs:
@@ -110,11 +101,13 @@ class _Check:
         for name, _ in step.carry:
             self.named(name, values, step.line)
         inner_indices = {**indices, step.index: step.times}
+        collected: dict[str, CheckedValue] = {}
         # The second walk sees what the first one carries over, where that lies otherwise.
         for _ in range(2 if step.times > 1 else 1):
             # An overlay: a copy for each repeat would be as long as the file.
             inner = ChainMap({}, *values.maps)
             self.steps(step.steps, inner, inner_indices)
+            collected = self._collected(step, inner)
             carried, moved = {}, False
             for name, after in step.carry:
                 value = self.named(after, inner, step.line)
@@ -132,6 +125,28 @@ class _Check:
             values.update(carried)
             if not moved:
                 break
+        for name, value in collected.items():
+            if name in values or name in indices:
+                self.note("defined_twice", step.line, f"{name!r} is defined already")
+            values[name] = value
+
+    def _collected(self, step: RepeatStep, inner: Values) -> dict[str, CheckedValue]:
+        """What a repeat collects; `inner` are the values at the end of a round."""
+        collected = {}
+        for name, word in step.collect:
+            value = self.named(word, inner, step.line)
+            if value is None:
+                continue
+            if word not in inner.maps[0]:
+                made = [made for each in step.steps for made in defines(each)]
+                self.note("bad_collect", step.line, f"{name} collects {word!r}, which is not made "
+                          f"in a round{closest(word, made, '; ')}")  # fmt: skip
+            elif len(value.type.shape) == MAX_RANK:
+                self.note("bad_collect", step.line, f"{name} would have {MAX_RANK + 1} dimensions, "
+                          f"and {MAX_RANK} are possible")  # fmt: skip
+            else:
+                collected[name] = all_rounds(value, step.times, f"{word} of all rounds")
+        return collected
 
     def _run(self, step: RunStep, values: Values, indices: Mapping[str, int]) -> None:
         program = self._programs.get(step.module)
@@ -198,11 +213,14 @@ class _Check:
         value = self.named(reference.name, values, step.line)
         if value is None:
             return
+        slot = f"{step.module}.{program.inputs[at].name}"
+        if value.elements is not None:
+            self._of_list(step, program, at, reference, value, indices)
+            return
         if reference.is_element:
             value = self._element(step, reference, value, indices)
             if value is None:
                 return
-        slot = f"{step.module}.{program.inputs[at].name}"
         target = program.input_desc(at)
         if value.desc is not None:
             try:
@@ -212,16 +230,41 @@ class _Check:
                 self.note("link", step.line, f"{error.what} (expected {error.expected}, got "
                           f"{error.got})")  # fmt: skip
             return
+        self._array(step, program, at, reference.text(), value.type)
+
+    def _array(self, step: RunStep, program: Program, at: int, text: str, kind: ValueType) -> bool:
+        """Whether an array of a type fits an input; notes where it does not, or is converted."""
+        slot = f"{step.module}.{program.inputs[at].name}"
         wanted = program.values[program.inputs[at].value].type
-        same_kind = value.type.data_type.is_floating and wanted.data_type.is_floating
-        other = value.type.data_type is not wanted.data_type
-        detail = f"{reference.text()} is {value.type.text()}, {slot} is {wanted.text()}"
-        if value.type.shape != wanted.shape or (other and (self._strict_types or not same_kind)):
+        same_kind = kind.data_type.is_floating and wanted.data_type.is_floating
+        other = kind.data_type is not wanted.data_type
+        detail = f"{text} is {kind.text()}, {slot} is {wanted.text()}"
+        if kind.shape != wanted.shape or (other and (self._strict_types or not same_kind)):
             self.note("wrong_type", step.line, detail)
-        elif other and (step.line, detail) not in self._noted:
+            return False
+        if other and (step.line, detail) not in self._noted:
             self._noted.add((step.line, detail))
             where = f"{self.log.file}:{step.line}"
             self.converted.append(Problem("converted", where, f"{detail}: it is converted"))
+        return True
+
+    def _of_list(
+        self, step: RunStep, program: Program, at: int, reference: Reference, value: CheckedValue,
+        indices: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        """Every array of a list that an input takes, the first that does not fit by its number."""
+        kinds, text, name = value.elements or (), reference.text(), reference.name
+        if not reference.is_element:
+            some = f"{name}[{reference.index or next(iter(indices), '0')}]"
+            slot = f"{step.module}.{program.inputs[at].name}"
+            self.note("wrong_type", step.line, f"{name} is a list of "
+                      f"{counted(len(kinds), 'array')}, and {slot} takes one: {some}")  # fmt: skip
+            return
+        taken = self._taken(step, reference, len(kinds), "array", indices)
+        for number in taken or ():
+            shown = f"{name}[{number}]" + (f" (by {text})" if reference.index else "")
+            if not self._array(step, program, at, shown, kinds[number]):
+                return
 
     def _element(
         self, step: RunStep, reference: Reference, value: CheckedValue, indices: Mapping[str, int]
@@ -230,21 +273,7 @@ class _Check:
         if not value.type.shape:
             self.note("bad_slice", step.line, f"{text}: {reference.name} has no dimensions")
             return None
-        length = value.type.shape[0]
-        least = most = reference.offset
-        if reference.index is not None:
-            times = indices.get(reference.index)
-            if times is None:
-                near = closest(reference.index, indices, "; ")
-                self.note("undefined", step.line, f"{text}: there is no index {reference.index!r} "
-                          f"here (there are: {', '.join(indices) or 'none'}){near}")  # fmt: skip
-                return None
-            most += times - 1
-        elif least < 0:
-            least = most = least + length
-        if least < 0 or most >= length:
-            self.note("bad_slice", step.line, f"{text} goes from {least} to {most}, and "
-                      f"{reference.name} has {counted(length, 'element')}")  # fmt: skip
+        if self._taken(step, reference, value.type.shape[0], "element", indices) is None:
             return None
         kind = ValueType(value.type.shape[1:], value.type.data_type)
         if value.desc is None:
@@ -257,6 +286,28 @@ class _Check:
         desc = TensorDesc(kind.shape, layout.without_address())
         return CheckedValue(kind, desc, f"{value.made_by} ({text})")
 
+    def _taken(
+        self, step: RunStep, reference: Reference, length: int, noun: str,
+        indices: Mapping[str, int],
+    ) -> Sequence[int] | None:  # fmt: skip
+        """The numbers of the elements that a reference takes, in all rounds; notes where some are
+        not there."""
+        text, times = reference.text(), 1
+        if reference.index is not None:
+            if reference.index not in indices:
+                near = closest(reference.index, indices, "; ")
+                self.note("undefined", step.line, f"{text}: there is no index {reference.index!r} "
+                          f"here (there are: {', '.join(indices) or 'none'}){near}")  # fmt: skip
+                return None
+            times = indices[reference.index]
+        first = reference.offset + (length if reference.is_from_end else 0)
+        last = first + (1 - times if reference.is_backward else times - 1)
+        if min(first, last) < 0 or max(first, last) >= length:
+            self.note("bad_slice", step.line, f"{text} goes from {first} to {last}, and "
+                      f"{reference.name} has {counted(length, noun)}")  # fmt: skip
+            return None
+        return range(min(first, last), max(first, last) + 1)
+
 
 def _slot(places: Mapping[str, int], word: str) -> int | None:
     if word in places:
@@ -268,61 +319,3 @@ def _listed(names: Iterable[str]) -> str:
     """Some of the names that there are."""
     some = list(islice(names, MAX_LISTED + 1))
     return ", ".join(some[:MAX_LISTED] + ["..."] * (len(some) > MAX_LISTED)) or "none"
-
-
-def defines(step: PipelineStep) -> frozenset[str]:
-    """The names that a step adds for those after it."""
-    if isinstance(step, RunStep):
-        return frozenset(name for _, name in step.outputs)
-    return frozenset()
-
-
-def uses_of(step: PipelineStep) -> frozenset[str]:
-    """The names from outside that a step reads."""
-    if isinstance(step, RunStep):
-        return frozenset(reference.name for _, reference in step.inputs)
-    inner = {name for s in step.steps for name in uses_of(s)}
-    defined = {name for s in step.steps for name in defines(s)}
-    carried = {name for name, _ in step.carry}
-    after = {name for _, name in step.carry}
-    return frozenset((inner | carried | after) - (defined - carried))
-
-
-def unread(pipeline: PipelineFile) -> tuple[Problem, ...]:
-    """Every input and result that nobody reads and that is no output: likely a slip of the pen.
-
-    A name that begins with `_` says that this is meant.
-
-    >>> from pathlib import Path
-    >>> from stitch.documents.pipelines.pipeline_form import PipelineFile, RunStep
-    >>> step = RunStep("m", (), ((None, "y"), (None, "yy")), 4)
-    >>> pipeline = PipelineFile("p.yaml", Path(), "p", None, (), (), (step,), (("y", "y", 5),))
-    >>> [str(problem) for problem in unread(pipeline)]
-    ["p.yaml:4: 'yy' is read by no step and is no output [unread]"]
-    """
-    wanted = frozenset(word for _, word, _ in pipeline.outputs)
-    names = list(_unread_results(pipeline.steps, wanted))
-    read = wanted.union(*(uses_of(step) for step in pipeline.steps))
-    names += [(one.name, one.line) for one in pipeline.inputs if one.name not in read]
-    return tuple(
-        Problem(
-            "unread", f"{pipeline.file}:{line}", f"{name!r} is read by no step and is no output"
-        )
-        for name, line in sorted(names, key=lambda pair: pair[1])
-        if not name.startswith("_")
-    )
-
-
-def _unread_results(
-    steps: Sequence[PipelineStep], wanted: frozenset[str]
-) -> Iterator[tuple[str, int]]:
-    """Names that steps define and that neither later steps nor `wanted` ask for, with lines."""
-    live = set(wanted)
-    for step in reversed(steps):
-        if isinstance(step, RunStep):
-            yield from ((name, step.line) for name in sorted(defines(step) - live))
-        else:
-            # What a round defines is gone after it, but for what is carried over.
-            yield from _unread_results(step.steps, frozenset(name for _, name in step.carry))
-        live -= defines(step)
-        live |= uses_of(step)

@@ -13,11 +13,16 @@ defect with file and line, what is allowed, and the closest match. Nothing runs 
       x: {shape: [32, 64], type: float32}         # to be given
       h0: {file: state.npz, name: h0}             # given, unless replaced
       xs: {shape: [10, 32, 64], type: float32}
+      # lists of arrays, of which only the first axis may differ: `name` may stand beside `files`
+      ss: {shape: [64], lengths: [7, 9], type: float32}
+      ts: {files: [a.npy, b.npy]}
+      us: {file: state.npz, names: [u0, u1]}
     steps:                                # in the order in which they run
       - {run: encoder, inputs: {x: x}, outputs: {y: h}}
       - repeat: 10
         index: i                          # 0 to 9 in the steps below; `i` if absent
         carry: {h: h_next}                # after each round h becomes h_next
+        collect: {hs: h_next}             # h_next of all rounds, of shape [10, 32, 64]
         steps:
           - {run: cell, inputs: {x: "xs[i]", h: h}, outputs: {y: h_next}}
       - run: cell
@@ -29,19 +34,21 @@ defect with file and line, what is allowed, and the closest match. Nothing runs 
 `inputs` of a step names every input slot of the program, `outputs` those results that are wanted;
 both may be lists, by position. A result that nobody reads is warned of, unless its name begins
 with `_`. A name is defined once; names that a repeat defines are gone after
-it, but for the carried ones. `xs[i]`, `xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]` take one element of
-the first dimension; that they stay within it is checked before anything runs.
+it, but for the carried and the collected ones. `xs[i]`, `xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]`
+take one element of the first dimension, or one array of a list; `xs[-1-i]` goes from the last to
+the first. That they stay within it, and that each has the shape that its slot takes, is checked
+before anything runs. `collect` gives what all rounds made, along a new first axis.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from stitch.documents.pipelines.references import Reference, ReferenceKind
 from stitch.forms import (
     ByKey,
     ElementType,
@@ -51,7 +58,6 @@ from stitch.forms import (
     ListOf,
     Name,
     NameOrPath,
-    Node,
     Number,
     Pairs,
     Place,
@@ -62,13 +68,10 @@ from stitch.forms import (
     Whole,
     Word,
     form_text,
-    is_word,
     read_yaml,
 )
 from stitch.program import DataType
 
-_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
-_REFERENCE = re.compile(rf"({_WORD})(?:\[\s*(?:(-?\d+)|({_WORD})\s*(?:([+-])\s*(\d+))?)\s*\])?")
 MAX_REPEAT = 1_000_000
 #: Programs that one pass may run unless the file allows more.
 MAX_RUNS = 1_000_000_000
@@ -86,7 +89,11 @@ class ModuleEntry:
 
 @dataclass(frozen=True, slots=True)
 class InputEntry:
-    """An input of the pipeline: described, or taken from a file, or both."""
+    """An input of the pipeline: described, or taken from a file, or both.
+
+    A list of arrays has several `files`, several `arrays` of one file, or `lengths`; with those,
+    `shape` is what follows the first axis.
+    """
 
     name: str
     shape: tuple[int, ...] | None
@@ -94,27 +101,25 @@ class InputEntry:
     file: Path | None
     array: str | None
     line: int
+    files: tuple[Path, ...] = ()
+    arrays: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = ()
 
+    @property
+    def count(self) -> int | None:
+        """How many arrays it is a list of; None: it is one array."""
+        return max(len(self.files), len(self.arrays), len(self.lengths)) or None
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A value by name, or one element of its first dimension.
+    def element_shape(self, number: int) -> tuple[int, ...] | None:
+        """The shape of an element as it is written, for 0 of the only array; None: its file's."""
+        if not self.lengths or self.shape is None:
+            return self.shape
+        return (self.lengths[number], *self.shape)
 
-    `offset` counts from the variable `index` (None: from 0, or from the end where negative);
-    `is_element` tells `xs[0]` from `xs`.
-    """
-
-    name: str
-    is_element: bool = False
-    index: str | None = None
-    offset: int = 0
-
-    def text(self) -> str:
-        """As it is written."""
-        if not self.is_element:
-            return self.name
-        sign = f"{self.offset:+d}" if self.offset else ""
-        return f"{self.name}[{self.index}{sign}]" if self.index else f"{self.name}[{self.offset}]"
+    def source(self, number: int) -> tuple[Path, str | None] | None:
+        """The file of an element, and the name of the array in it; None: it is to be given."""
+        file = self.files[number] if self.files else self.file
+        return None if file is None else (file, self.arrays[number] if self.arrays else self.array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +134,15 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class RepeatStep:
-    """Run steps several times; `carry` pairs a name with what it becomes after each round."""
+    """Run steps several times; `carry` pairs a name with what it becomes after each round,
+    `collect` one with the value of which it is all that the rounds made, in their order."""
 
     times: int
     index: str
     carry: tuple[tuple[str, str], ...]
     steps: tuple[PipelineStep, ...]
     line: int
+    collect: tuple[tuple[str, str], ...] = ()
 
 
 PipelineStep: TypeAlias = RunStep | RepeatStep
@@ -188,38 +195,6 @@ def pipeline_from_text(text: str, folder: Path, file: str = "pipeline.yaml") -> 
     return pipeline
 
 
-def parse_reference(text: str) -> Reference | None:
-    """`h`, `xs[i]`, `xs[i-1]`, `xs[3]`; None for anything else.
-
-    >>> parse_reference("xs[i+1]").text()
-    'xs[i+1]'
-    """
-    match = _REFERENCE.fullmatch(text.strip())
-    if match is None:
-        return None
-    name, number, index, sign, offset = match.groups()
-    if number is not None:
-        return Reference(name, True, None, int(number)) if len(number) < 12 else None
-    if index is None:
-        return Reference(name)
-    if offset is not None and len(offset) > 12:
-        return None
-    return Reference(name, True, index, int(f"{sign}{offset}") if sign else 0)
-
-
-class _Value(Kind[Reference]):
-    """What a step reads."""
-
-    wanted = "a value: x, xs[i], xs[i-1]"
-
-    def value(self, node: Node, place: Place) -> Reference | None:
-        reference = parse_reference(node.raw) if is_word(node) else None
-        if reference is None:
-            detail = f"{node.raw[:60]!r} is no value: x, xs[i], xs[i-1]"
-            place.reading.log.note("bad_value", node.line, detail)
-        return reference
-
-
 _BINDINGS = "a mapping from slots to values, or a list by position"
 _MODULE = Form(
     "module",
@@ -229,19 +204,37 @@ _MODULE = Form(
     word="file",
     wanted="a path, or a mapping",
 )
+
+
+def _check_input(entry: InputEntry, place: Place) -> None:
+    """Notes keys of a list beside those of one array, and lists that differ in length."""
+    for one, several in (("file", "files"), ("name", "names")):
+        if {one, several} <= place.nodes.keys():
+            place.note("misplaced_key", f"`{one}` is for one array, `{several}` for a list of them")
+    counts = {"files": len(entry.files), "names": len(entry.arrays), "lengths": len(entry.lengths)}
+    said = {key: count for key, count in counts.items() if count}
+    if len(set(said.values())) > 1:
+        several = " and ".join(f"{count} {key}" for key, count in said.items())
+        place.note("wrong_count", f"a list has one of each for every array, not {several}")
+
+
 _INPUT = Form(
     "input",
     InputEntry,
-    Row("shape", Shape(), needed_without="file"),
-    Row("type", ElementType(), into="data_type", needed_without="file"),
+    Row("shape", Shape(), needed_without="file files"),
+    Row("type", ElementType(), into="data_type", needed_without="file files"),
     Row("file", RelativePath()),
-    Row("name", Word(), into="array", only_with="file"),
+    Row("name", Word(), into="array", only_with="file files"),
+    Row("files", ListOf(RelativePath(), "a list of paths", least=1), default=()),
+    Row("names", ListOf(Word(), "a list of names", 1), (), into="arrays", only_with="file files"),
+    Row("lengths", ListOf(Whole(), "a list of lengths", 1), default=(), only_with="shape"),
+    check=_check_input,
 )
 _RUN: Form[PipelineStep] = Form(
     "a step",
     RunStep,
     Row("run", Word("the name of a module (or `repeat` with steps)"), into="module", needed=True),
-    Row("inputs", Pairs(_Value(), _BINDINGS), default=()),
+    Row("inputs", Pairs(ReferenceKind(), _BINDINGS), default=()),
     Row("outputs", Pairs(Name(), _BINDINGS), default=()),
 )
 _STEPS: Kind[tuple[PipelineStep, ...]] = ListOf(
@@ -258,6 +251,7 @@ _REPEAT: Form[PipelineStep] = Form(
     Row("repeat", Whole(1, MAX_REPEAT), into="times", needed=True),
     Row("index", Name(), default="i"),
     Row("carry", Pairs(Name(), "a mapping from values to names", by_position=False), default=()),
+    Row("collect", Pairs(Name(), "a mapping from names to values", by_position=False), default=()),
     Row("steps", _STEPS, needed=True, default=()),
 )
 

@@ -13,19 +13,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stitch.documents.pipelines.fitting import defines, uses_of
+from stitch.documents.pipelines.names_in_steps import at_end, defines, uses_of
 from stitch.documents.pipelines.pipeline_form import (
     PipelineStep,
-    Reference,
     RepeatStep,
     RunStep,
     runs_of,
 )
+from stitch.documents.pipelines.references import Reference
 from stitch.program import Array, InputSlot, OutputSlot, Program
 from stitch.runtime import LoadedProgram, PreparedGraph, Tensor
 from stitch.tasks import Future, TaskGraph
 
 Value = Tensor | Array
+#: A value, or the arrays of a list.
+Named = Value | tuple[Value, ...]
 #: What comes from outside; the indices of loops are part of it for elements.
 _Outside = tuple[Reference, tuple[tuple[str, int], ...]]
 
@@ -34,7 +36,7 @@ _Outside = tuple[Reference, tuple[tuple[str, int], ...]]
 class Scheduled:
     """A step with its slots by index, and the names that no step needs after it.
 
-    `ends`: what a round of a repeat defines and still has at its end, to be carried over.
+    `ends`: what a round of a repeat defines and still has at its end, carried over or collected.
     """
 
     step: PipelineStep
@@ -77,7 +79,7 @@ def schedule_of(
         else:
             # A round may drop what it defines, and the carried names; the rest is not its own.
             own = frozenset(name for name, _ in step.carry)
-            after = frozenset(name for _, name in step.carry)
+            after = at_end(step)
             body = schedule_of(step.steps, own, after, programs)
             inner = {name for s in step.steps for name in defines(s)}
             ends = tuple(sorted(after & inner))
@@ -97,13 +99,13 @@ def _indices(
     )
 
 
-def value_of(reference: Reference, scope: Mapping[str, Value], indices: Mapping[str, int]) -> Value:
+def value_of(reference: Reference, scope: Mapping[str, Named], indices: Mapping[str, int]) -> Value:
     """What a reference stands for."""
     value = scope[reference.name]
     if not reference.is_element:
+        assert not isinstance(value, tuple), "no slot takes a list"
         return value
-    start = 0 if reference.index is None else indices[reference.index]
-    element: Value = value[start + reference.offset]
+    element: Value = value[reference.at(indices)]
     return element if isinstance(element, Tensor) else np.asarray(element)
 
 
@@ -119,13 +121,13 @@ class Rounds:
     carried: tuple[str, ...]
 
     def run(
-        self, scope: MutableMapping[str, Value], indices: Mapping[str, int], number: int
+        self, scope: MutableMapping[str, Named], indices: Mapping[str, int], number: int
     ) -> bool:
         """Run the rounds from `number` on; False, with nothing done, where they take elements of a
-        tensor: each would be a view, at a place of its own."""
+        tensor, or tensors of a list: each would be a view, or a tensor, at a place of its own."""
         arguments = []
         for reference, inner in self.inputs:
-            if reference.is_element and isinstance(scope[reference.name], Tensor):
+            if reference.is_element and not isinstance(scope[reference.name], np.ndarray):
                 return False
             at = {**indices, **inner, self.index: number + inner.get(self.index, 0)}
             arguments.append(value_of(reference, scope, at))
@@ -140,10 +142,13 @@ def rounds_of(
     scheduled: Scheduled, programs: Mapping[str, LoadedProgram], window: int
 ) -> Rounds | None:
     """As many rounds of a repeat as a window holds; None where one is too long, or where a program
-    is evaluated once and remembered, or what is carried is not made anew in each."""
+    is evaluated once and remembered, or what is carried is not made anew in each, or something is
+    collected, which has to be held."""
     step = scheduled.step
     assert isinstance(step, RepeatStep)
     tasks = runs_of(step.steps)
+    if _collects(scheduled):
+        return None
     if tasks > window or any(programs[name].is_constant_evaluable for name in _modules(scheduled)):
         return None
     unrolled = _Unrolled(programs, {name for name, _ in step.carry})
@@ -166,6 +171,14 @@ def rounds_of(
     )
     inputs = tuple([(reference, dict(at)) for reference, at in unrolled.inputs])
     return Rounds(graph, count, step.index, inputs, tuple(made.values()))
+
+
+def _collects(scheduled: Scheduled) -> bool:
+    """Whether it collects anything, or a repeat within does."""
+    step = scheduled.step
+    return isinstance(step, RepeatStep) and (
+        bool(step.collect) or any(map(_collects, scheduled.body))
+    )
 
 
 def _modules(scheduled: Scheduled) -> set[str]:

@@ -9,21 +9,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, final
 
-from stitch.argument_kinds import arranged
-from stitch.documents.pipelines.fitting import CheckedValue, check_pipeline, unread
+from stitch.documents.pipelines.checked_values import CheckedValue
+from stitch.documents.pipelines.collecting import Collected, Joins
+from stitch.documents.pipelines.fitting import check_pipeline
+from stitch.documents.pipelines.names_in_steps import unread
 from stitch.documents.pipelines.pipeline_form import (
-    InputEntry,
     PipelineFile,
     PipelineStep,
-    Reference,
     RepeatStep,
     RunStep,
     load_pipeline,
 )
+from stitch.documents.pipelines.pipeline_inputs import (
+    PipelineInput,
+    arranged_inputs,
+    checked_inputs,
+    read_inputs,
+)
+from stitch.documents.pipelines.references import Reference
 from stitch.documents.pipelines.schedule import (
+    Named,
     Rounds,
     Scheduled,
     Value,
@@ -32,24 +41,14 @@ from stitch.documents.pipelines.schedule import (
     value_of,
 )
 from stitch.errors import FormatError, Problem, StitchError, UsageError
-from stitch.forms import read_array
 from stitch.machine import machine_names
-from stitch.program import Array, DataType, Program, ValueType
+from stitch.program import Program
 from stitch.report import Device
 from stitch.runtime import LoadedProgram, Tensor, capture
 from stitch.ttb import Binary, load
 
 #: A repeat of so many rounds is queued run by run.
 MIN_ROUNDS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineInput:
-    """An input: its type, and the array of its file, if it has one."""
-
-    name: str
-    type: ValueType
-    given: Array | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,37 +101,15 @@ def read_pipeline(
             where = f"{file.file}:{module.line}"
             raise FormatError(error.what, where=where, expected=error.expected) from error
     converted: list[Problem] = []
-    inputs = tuple(_input(entry, file.file, converted) for entry in file.inputs)
+    inputs = read_inputs(file, converted)
     if strict_types and converted:
         raise FormatError(
             f"{file.file}: strict types convert no input file", problems=tuple(converted)
         )
-    types = {one.name: one.type for one in inputs}
-    outputs, changed = check_pipeline(file, programs, types, strict_types=strict_types)
+    known_inputs = checked_inputs(file, inputs)
+    outputs, changed = check_pipeline(file, programs, known_inputs, strict_types=strict_types)
     warnings = (*converted, *changed, *unread(file))
     return CheckedPipeline(file, binaries, programs, inputs, outputs, warnings)
-
-
-def _input(entry: InputEntry, file: str, converted: list[Problem]) -> PipelineInput:
-    """An input with the array of its file, if it has one; notes where that changes its type."""
-    if entry.file is None:
-        assert entry.shape is not None and entry.data_type is not None
-        return PipelineInput(entry.name, ValueType(entry.shape, entry.data_type))
-    array = read_array(entry.file, entry.array, entry.data_type)
-    stored = DataType.from_dtype(array.dtype)
-    kind = stored if entry.data_type is None else entry.data_type
-    shape = array.shape if entry.shape is None else entry.shape
-    try:
-        fitted = capture(array, shape, kind, True, f"input {entry.name!r}")
-    except StitchError as error:
-        raise FormatError(
-            error.what, where=f"{file}:{entry.line}", expected=error.expected, got=error.got
-        ) from error
-    if stored is not kind and kind.is_floating:
-        detail = f"input {entry.name!r} is converted from {stored.value} to {kind.value}"
-        converted.append(Problem("converted", f"{file}:{entry.line}", detail))
-    fitted.flags.writeable = False
-    return PipelineInput(entry.name, ValueType(shape, kind), fitted)
 
 
 @final
@@ -152,11 +129,13 @@ class YamlPipeline:
             for module in checked.file.modules
         }
         wanted = frozenset(word for _, word, _ in checked.file.outputs)
-        names = frozenset(one.name for one in checked.inputs)
+        names = frozenset(entry.name for entry in checked.file.inputs)
         self._shared = names & _taken_by_several(checked.file.steps)
         #: What runs rounds of a long repeat in one call, by the step's identity; None: nothing.
         self._rounds: dict[int, Rounds | None] = {}
         self._steps = tuple(schedule_of(checked.file.steps, names, wanted, checked.programs))
+        gives_away = any(one.transformation.donated for one in self.programs.values())
+        self._joins = Joins(device, is_copying=gives_away)
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Queue one run; gives a tensor, or a tuple of them.
@@ -172,17 +151,20 @@ class YamlPipeline:
         return f"<YamlPipeline {self.checked.file.name}({inputs}) -> {outputs} on {self.device!r}>"
 
     def _arranged(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        types = [(one.name, one.type.text()) for one in self.inputs]
-        defaults = {one.name: one.given for one in self.inputs if one.given is not None}
         what = f"pipeline {self.checked.file.name!r}"
-        return arranged(what, types, arguments, named, defaults)
+        return arranged_inputs(what, self.checked.file, self.inputs, arguments, named)
 
     def run(self, values: Sequence[Any], *, borrow: bool = False) -> tuple[Tensor, ...]:
         """Queue one run on a value for each input, in order; `borrow` as for a loaded program."""
-        scope: dict[str, Value] = {
-            one.name: self._entered(one, value, borrow)
+        entered = iter([
+            self._entered(one, value, borrow)
             for one, value in zip(self.inputs, values, strict=True)
-        }
+        ])  # fmt: skip
+        scope: dict[str, Named] = {
+            entry.name: next(entered) if entry.count is None
+            else tuple(islice(entered, entry.count))
+            for entry in self.checked.file.inputs
+        }  # fmt: skip
         self._run(self._steps, scope, {})
         outputs = [scope[word] for _, word, _ in self.checked.file.outputs]
         return tuple(value for value in outputs if isinstance(value, Tensor))
@@ -203,7 +185,7 @@ class YamlPipeline:
         return self.device.tensor(array, borrow=True) if one.name in self._shared else array
 
     def _run(
-        self, steps: Sequence[Scheduled], scope: dict[str, Value], indices: dict[str, int]
+        self, steps: Sequence[Scheduled], scope: dict[str, Named], indices: dict[str, int]
     ) -> None:
         for scheduled in steps:
             step = scheduled.step
@@ -218,12 +200,13 @@ class YamlPipeline:
         self,
         step: RepeatStep,
         scheduled: Scheduled,
-        scope: dict[str, Value],
+        scope: dict[str, Named],
         indices: dict[str, int],
     ) -> None:
         # In the one scope: a name is defined once, so a round overwrites nothing of the outside,
         # and leaves behind only what it carries over.
         number = 0
+        collected = [(name, source, Collected(self._joins)) for name, source in step.collect]
         while number < step.times:
             # The first round takes what others may hold; what it carries over is the loop's alone.
             rounds = self._rounds_of(scheduled) if number and step.times > MIN_ROUNDS else None
@@ -236,10 +219,15 @@ class YamlPipeline:
                 continue
             self._run(scheduled.body, scope, {**indices, step.index: number})
             carried = {name: scope[after] for name, after in step.carry}
+            for _, source, rounds_made in collected:
+                made = scope[source]
+                assert isinstance(made, Tensor), "a step made it"
+                rounds_made.add(made)
             for name in scheduled.ends:
                 del scope[name]
             scope.update(carried)
             number += 1
+        scope.update({name: rounds_made.whole() for name, _, rounds_made in collected})
 
     def _rounds_of(self, scheduled: Scheduled) -> Rounds | None:
         """Rounds of a repeat in one call, where there are such."""
@@ -252,7 +240,7 @@ class YamlPipeline:
         self,
         step: RunStep,
         scheduled: Scheduled,
-        scope: dict[str, Value],
+        scope: dict[str, Named],
         indices: Mapping[str, int],
     ) -> None:
         program = self.programs[step.module]
@@ -269,6 +257,7 @@ class YamlPipeline:
         """Drop the loaded programs; the pipeline cannot be called any more."""
         self.programs = {}
         self._rounds.clear()
+        self._joins.forget()
 
 
 def _taken_by_several(steps: Sequence[PipelineStep]) -> frozenset[str]:

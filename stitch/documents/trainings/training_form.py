@@ -28,7 +28,7 @@ opened here. The form::
     target: wormhole_n150                 # a machine, or its .yaml
     executor: numpy                       # or onnxruntime, auto, torch
     algorithm: none                       # or greedy, search: where tensors lie in between
-    recompute: none                       # or cheap, all: what backward computes again
+    recompute: none                       # or cheap, all, every 8: what backward computes again
     clip_grad_norm: 1.0
     accumulation_steps: 1                 # batches whose gradients one step takes
     precision: float32                    # what programs compute in; weights stay float32

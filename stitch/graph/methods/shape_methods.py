@@ -164,13 +164,22 @@ class ShapeMethods(ElementwiseMethods):
             axis=axis_of(axis, len(tensor.shape), "gather"),
         )
 
+    def window_rows(
+        self, x: Operand, base: Operand, strides: Operand | Sequence[int], lengths: Sequence[int]
+    ) -> SymbolicTensor:
+        """Rows at equal distances: row `base + i * strides[0] + j * strides[1] + ...` for each
+        index of `[*lengths]`; rows out of range raise `TaskError` when it runs."""
+        operands = [x, self._indices(base), self._indices(strides)]
+        words = {"lengths": [int(n) for n in lengths]}
+        return self.apply("Window", operands, 1, words, "stitch")[0]
+
     def gather_elements(self, x: Operand, indices: Operand, axis: int = 0) -> SymbolicTensor:
         """One element per index, along an axis (ONNX GatherElements, torch's gather)."""
         tensor = self.tensor(x)
         place = axis_of(axis, len(tensor.shape), "gather_elements")
         return self._one("GatherElements", tensor, self._indices(indices), axis=place)
 
-    def _indices(self, indices: Operand) -> SymbolicTensor:
+    def _indices(self, indices: Operand | Sequence[int]) -> SymbolicTensor:
         if isinstance(indices, SymbolicTensor):
             return indices
         return self.tensor(np.asarray(indices, np.int64))

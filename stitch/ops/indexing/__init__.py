@@ -1,12 +1,17 @@
-"""Reading and writing at places that are data: Gather, Scatter, TopK, OneHot.
+"""Reading and writing at places that are data: Gather, Window, Scatter, TopK, OneHot.
 
 Comes in: operands and indices, which are checked before anything is read. Goes out: `OPERATORS`,
 their gradient rules inside them. Must not know: other families.
 """
 
 from stitch.ops.definition import OpDef
-from stitch.ops.indexing import gathering, scattering
+from stitch.ops.indexing import gathering, scattering, window_of_rows
+from stitch.ops.indexing.row_strides import are_in_range, windowed
 
-__all__ = ["OPERATORS"]
+__all__ = ["OPERATORS", "are_in_range", "windowed"]
 
-OPERATORS: tuple[OpDef, ...] = (*gathering.OPERATORS, *scattering.OPERATORS)
+OPERATORS: tuple[OpDef, ...] = (
+    *gathering.OPERATORS,
+    *window_of_rows.OPERATORS,
+    *scattering.OPERATORS,
+)

@@ -23,7 +23,7 @@ from stitch.linker import program_of_body
 from stitch.ops import multiply_adds
 from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
 from stitch.runtime.executors.element_runs import element_runs
-from stitch.runtime.executors.host import MOVEMENTS, RESHAPING, KernelLibrary, chunked_sizes
+from stitch.runtime.executors.host import MOVEMENTS, RESHAPING, WINDOW, KernelLibrary, chunked_sizes
 
 #: A call of ONNX Runtime, with its inputs and outputs; a node in it; a call of NumPy.
 CALL, NODE, FUNCTION = 5.0, 0.7, 0.6
@@ -140,6 +140,7 @@ class _Prices:
         self._rounds: dict[int, _Prices] = {}
         self.given = {slot.value for slot in program.outputs}
         self.makers = {v: o for o in program.operations for v in o.outputs if v != ABSENT}
+        self.constants = {constant.value for constant in program.constants}
         sizes = chunked_sizes(program)
         self.chunked = {
             i
@@ -170,7 +171,7 @@ class _Prices:
         operation = self.program.operations[index]
         if is_scan(operation):
             return FUNCTION + self._scan(operation, NUMPY_ROUND, NUMPY_ELEMENT, _Prices.of_numpy)
-        if operation.op in MOVEMENTS and not operation.domain:
+        if self._moves(operation):
             return self._moved(operation)
         size = self._size(operation)
         if index in self.chunked:
@@ -209,7 +210,7 @@ class _Prices:
         rate = LONG if size >= LONG_SIZE else SHORT
         if figures is not None:
             rate = figures[1] * _window_times(operation)
-        elif operation.op in MOVEMENTS:
+        elif self._moves(operation):
             rate = COPIED
         return self.node + size * rate / 1000 / self.threads
 
@@ -227,6 +228,13 @@ class _Prices:
         spent = sum(of(inside, i) for i in range(len(inside.program.operations)))
         return form.count * (per_round + per_element * (form.sequences + form.collected) + spent)
 
+    def _moves(self, operation: Operation) -> bool:
+        """Whether it only moves elements to places that are known."""
+        if operation.domain:
+            known = (operation.domain, operation.op) == WINDOW
+            return known and self.constants.issuperset(operation.inputs[1:])
+        return operation.op in MOVEMENTS
+
     def _moved(self, operation: Operation) -> float:
         """Nothing where readers take views: a product of batches, or another movement."""
         if operation.op in RESHAPING:
@@ -235,7 +243,7 @@ class _Prices:
         for value in operation.outputs:
             for reader in self.readers.get(value, ()):
                 batch = reader.op == "MatMul" and self._batch(reader) > 1
-                if not batch and reader.op not in MOVEMENTS:
+                if not batch and not self._moves(reader):
                     return FUNCTION + math.prod(values[value].type.shape) * COPIED / 1000
         return 0.0
 

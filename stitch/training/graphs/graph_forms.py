@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.ops import onnx_code
-from stitch.program import ABSENT, Array, Constant, DataType, InputKind, Operation, Program
+from stitch.program import ABSENT, Array, Body, Constant, DataType, InputKind, Operation, Program
 
 #: Attributes that hold ONNX's number of a data type.
 _TYPE_ATTRIBUTES = ("to", "dtype")
@@ -36,14 +36,23 @@ def splice(
         name, data = graph.values[constant.value].name, _converted(constant.data, cast)
         tensor = builder.parameter(name, data) if data.size > 1 else builder.constant(data)
         values[constant.value] = tensor
+    now = builder.bodies.add_all([_retyped_body(body, cast) for body in graph.bodies])
     for operation in graph.operations:
+        operands = [None if v == ABSENT else values[v] for v in operation.inputs]
         present = [v for v in operation.outputs if v != ABSENT]
-        names = [graph.values[v].name for v in present]
         with builder.at(operation.location):
+            if operation.body != ABSENT:
+                body = builder.bodies.bodies[now[operation.body]]
+                given = [operand for operand in operands if operand is not None]
+                results = builder.carry(
+                    operation.op, operation.domain, body, given, operation.attributes
+                )
+                values.update(zip(operation.outputs, results, strict=True))
+                continue
             results = builder.apply(
                 operation.op,
-                [None if v == ABSENT else values[v] for v in operation.inputs],
-                names,
+                operands,
+                [graph.values[v].name for v in present],
                 _retyped(operation, cast).attributes,
                 operation.domain,
             )
@@ -74,6 +83,22 @@ def _converted(data: Array, cast: tuple[DataType, DataType] | None) -> Array:
     if cast is None or data.dtype != cast[0].dtype:
         return data
     return data.astype(cast[1].dtype)
+
+
+def _retyped_body(body: Body, cast: tuple[DataType, DataType] | None) -> Body:
+    if cast is None:
+        return body
+    return replace(
+        body,
+        values=tuple(
+            replace(value, type=replace(value.type, data_type=cast[1]))
+            if value.type.data_type is cast[0]
+            else value
+            for value in body.values
+        ),
+        operations=tuple(_retyped(operation, cast) for operation in body.operations),
+        constants=tuple(replace(c, data=_converted(c.data, cast)) for c in body.constants),
+    )
 
 
 def _retyped(operation: Operation, cast: tuple[DataType, DataType] | None) -> Operation:

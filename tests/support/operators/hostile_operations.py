@@ -77,6 +77,8 @@ def sound_cases() -> tuple[Drawn, ...]:
          {"kernel_shape": (2, 2), "strides": (2, 2)}, 1),
         ("stitch", "ConvWeightGradient", [real(*image), real(2, 5, 3, 3)],
          {"kernel_shape": (2, 2)}, 1),
+        ("stitch", "Window", [real(9, 2), np.array(1), np.array([2, 1])], {"lengths": (3, 2)}, 1),
+        ("stitch", "Window", [real(9), np.array(8), np.array([-2])], {"lengths": (4,)}, 1),
         ("stitch", "Expect", [real(*row), np.array(1), np.array(1)], {"name": "x"}, 1),
         ("ai.onnx.preview.training", "Momentum",
          [number, np.array(1), real(*row), real(*row), real(*row)],

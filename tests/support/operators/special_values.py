@@ -60,6 +60,8 @@ OTHERS = (
     Row("MaxPoolGradient", ["f32[1,2,3,3]", "f32[1,2,5,5]", "f32[1,2,3,3]"], _POOLED, 1, "stitch"),
     Row("LayerNormalizationGradient", _LAYER, {}, 3, "stitch"),
     Row("SoftmaxGradient", [_MANY, _MANY], {}, 1, "stitch"),
+    Row("Window", ["f32[9,2]", "i64[]<9", "i64[2]<3"], {"lengths": (3, 2)}, 1, "stitch"),
+    Row("Window", ["i64[5]", "i64[]<5", "i64[1]<3"], {"lengths": (3,)}, 1, "stitch"),
     Row("Expect", [_MATRIX, "i64[2]", np.array([1, 2])], {"name": "n"}, 1, "stitch"),
     Row("Adagrad", ["f32[]+", [0], _MATRIX, _MATRIX, "f32[2,3]+"], {}, 2, _STEPS),
     Row("Adam", ["f32[]+", [0], *[_MATRIX] * 3, "f32[2,3]+"], {}, 3, _STEPS),

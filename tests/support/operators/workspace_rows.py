@@ -238,6 +238,8 @@ def _trainings() -> list[Row]:
         ("Adam", [rate, count, some, some, some, f"{some}+"], {"norm_coefficient": 0.1}, 3),
         ("Momentum", [rate, count, some, some, some],
          {"alpha": 0.9, "beta": 0.9, "mode": "nesterov", "norm_coefficient": 0.1}, 2),
+        ("Window", [some, np.array(1), np.array([2, 1])], {"lengths": (140, 3)}),
+        ("Window", [some, np.array(299), np.array([-7, 3])], {"lengths": (40, 1)}),
         ("Expect", [some, np.array([1, 2]), np.array([1, 2])], {"name": "x"}),
     ]  # fmt: skip
 
@@ -280,6 +282,7 @@ def _one_long_dimension() -> list[Row]:
         ("Trilu", ["f32[1,1800,1806]", np.array(1)], {}),
         *(("Pad", ["f32[1,200200]", [3, 2, 1, 4]], {"mode": mode}) for mode in ("edge", "wrap")),
         ("Gather", ["f32[1001]", "i64[400000]<1001"], {}),
+        ("Window", ["f32[400000]", np.array(0), np.array([1, 3])], {"lengths": (300000, 2)}),
         ("GatherND", ["f32[300,1001]", "i64[400000,2]<300"], {}),
         ("ScatterElements", ["f32[300,101]", "i64[300,2200]<101", "f32[300,2200]"], {"axis": 1}),
         ("ScatterND", ["f32[300,1001]", "i64[400000,2]<300", "f32[400000]"], {}),

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from stitch.linker import repeated_outputs
-from stitch.ops import KernelArguments, copy_steps, infer_operation, workspace
+from stitch.ops import KernelArguments, copy_steps, infer_operation, row_copies, workspace
 from stitch.program import ABSENT, Array, DataType, Operation, ScanForm
 from stitch.runtime.executors.executor import BoundProgram, Thunk
 from stitch.runtime.executors.host.chunks import (
@@ -178,7 +178,7 @@ class UnitBinding(OperationBinding):
         for piece in left:
             taken = piece.taken(self.arrays[operation.inputs[piece.input]])
             there = piece.place(self.arrays[operation.outputs[piece.output]])
-            self.steps.append(partial(np.copyto, there, taken))
+            self.steps += [partial(np.copyto, *pair) for pair in row_copies(there, taken)]
 
     def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
         """The steps of the library's kernel, else of NumPy's."""

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from stitch.ops import slices_of
+from stitch.ops import are_in_range, slices_of, windowed
 from stitch.program import Array, Operation, Program
 
 #: Sees an array as another of the same elements, or some of them; raises `ValueError` where that
@@ -22,6 +22,7 @@ from stitch.program import Array, Operation, Program
 View = Callable[[Array], Array]
 #: The same bytes in another shape.
 RESHAPING = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+WINDOW = ("stitch", "Window")
 MOVEMENTS = RESHAPING | {"Concat", "Expand", "Slice", "Split", "Transpose"}
 
 
@@ -44,6 +45,9 @@ class Piece:
 
 def pieces(program: Program, operation: Operation, constants: dict[int, Array]) -> Sequence[Piece]:
     """What an operation moves; nothing if it does more than move, or is not known to."""
+    if (operation.domain, operation.op) == WINDOW:
+        seen = _window(program, operation, constants)
+        return () if seen is None else (Piece(0, 0, seen, _same, seen, None),)
     if operation.domain or operation.op not in MOVEMENTS:
         return ()
     values = program.values
@@ -106,3 +110,15 @@ def _slices(
     assert starts is not None and ends is not None
     axes = tuple(range(len(starts))) if axes is None else tuple(a % len(shape) for a in axes)
     return itemgetter(slices_of(shape, starts, ends, axes, steps or (1,) * len(starts)))
+
+
+def _window(program: Program, operation: Operation, constants: dict[int, Array]) -> View | None:
+    """A window whose rows are known, and in range; the kernel refuses what is not."""
+    data, base, strides = operation.inputs
+    if base not in constants or strides not in constants:
+        return None
+    first, steps = int(constants[base]), constants[strides].tolist()
+    lengths = program.values[operation.outputs[0]].type.shape[: len(steps)]
+    if not are_in_range(first, steps, lengths, program.values[data].type.shape[0]):
+        return None
+    return partial(windowed, base=first, strides=steps, lengths=lengths)

@@ -112,8 +112,6 @@ class FormWriter:
         #: Values that nodes know by another name, and those that go out as so many chunks.
         self.named: dict[int, str] = {}
         self.chunked: dict[int, tuple[int, ...]] = {}
-        #: How many bodies are being written, each inside the one before.
-        self.nested = 0
         self._names = 0
         self._body_constants: dict[tuple[int, int], int] = {}
 

@@ -14,7 +14,7 @@ from stitch.errors import CompileError
 from stitch.ops import evaluate, int_of, known_by_type, onnx_code
 from stitch.program import ABSENT, Array, DataType, Operation
 from stitch.runtime.executors.host import computable, compute_type
-from stitch.runtime.executors.onnx import gradient_expansions, integer_rewrites
+from stitch.runtime.executors.onnx import gradient_expansions, integer_rewrites, window_expansion
 from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
 
 Rewrite = Callable[[FormWriter, Operation, Attributes], bool]
@@ -304,4 +304,5 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("stitch", "LayerNormalizationGradient"): gradient_expansions.layer_gradient,
     ("stitch", "MaxPoolGradient"): gradient_expansions.max_pool_gradient,
     ("stitch", "SoftmaxGradient"): gradient_expansions.softmax_gradient,
+    ("stitch", "Window"): window_expansion.window_of_rows,
 }

@@ -21,8 +21,6 @@ from stitch.program import ABSENT, DataType, Operation, ScanForm, ValueType, is_
 from stitch.runtime.executors.host import compute_type
 from stitch.runtime.executors.onnx.form_writer import FormWriter, value_name
 
-#: Scans within scans, at most: protobuf takes messages within messages up to 100.
-MOST_NESTED = 16
 Write = Callable[[FormWriter, Operation], None]
 
 
@@ -52,8 +50,6 @@ def _write_no_round(
 def _write_rounds(
     writer: FormWriter, operation: Operation, form: ScanForm, results: list[str], write: Write
 ) -> None:
-    if writer.nested == MOST_NESTED:
-        raise CompileError(f"scans are within scans more than {MOST_NESTED} deep")
     body, many = writer.program.bodies[operation.body], form.states + form.sequences
     shared = dict(zip(body.inputs[many:], operation.inputs[many:], strict=True))
     at = writer.entered(operation.body, shared)
@@ -66,7 +62,6 @@ def _write_rounds(
         slots.append(_slot(writer.fresh(), ValueType((0,), DataType.UINT8)))
         backward = [0]
     outer, writer.nodes = writer.nodes, []
-    writer.nested += 1
     try:
         for inner in body.operations:
             moved = replace(
@@ -77,7 +72,6 @@ def _write_rounds(
             _write_inner(writer, moved, write)
         made = [_made(writer, at[v]) for v in body.outputs]
     finally:
-        writer.nested -= 1
         nodes, writer.nodes = writer.nodes, outer
     given = [_slot(name, kind) for name, kind in zip(made, body.output_types, strict=True)]
     node = helper.make_node(

@@ -13,11 +13,14 @@ from typing import Any
 
 from stitch import ops
 from stitch.compiler.compile_graph import optimize
-from stitch.compiler.dependence import dependents, needed
-from stitch.compiler.differentiated import Differentiated
-from stitch.compiler.forward_values import ForwardValues, Recompute
+from stitch.compiler.gradients.dependence import dependents, needed
+from stitch.compiler.gradients.differentiated import Differentiated
+from stitch.compiler.gradients.forward_values import ForwardValues
+from stitch.compiler.gradients.recomputing import Recomputation, Recompute
+from stitch.compiler.gradients.saved_parts import cut_parts
+from stitch.compiler.gradients.scan_gradients import ScanGradient, zeros
+from stitch.compiler.gradients.stretches import Stretched, in_stretches
 from stitch.compiler.passes import fold_transposes, merge_common_subexpressions, turn_products
-from stitch.compiler.scan_gradients import ScanGradient, zeros
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ABSENT, InputKind, Operation, is_scan
@@ -28,14 +31,16 @@ def differentiate(
     wanted: Iterable[str] | None = None,
     *,
     outputs: Iterable[str] | None = None,
-    recompute: Recompute = "none",
+    recompute: str = "none",
     zeros: bool = True,
 ) -> Differentiated:
     """Forward and backward graphs for the gradients of `wanted` inputs (the floating parameters).
 
-    Gradients come in for `outputs` (all floating ones). A wanted input to which nothing flows back
-    has a gradient of zeros; none without `zeros`. Raises `CompileError` naming every operator
-    on the way that has no gradient, unknown names, and a graph that depends on no wanted input.
+    Gradients come in for `outputs` (all floating ones). `recompute` says what backward computes
+    again (`Recomputation.parse`). A wanted input to which nothing flows back has a gradient of
+    zeros; none without `zeros`. Raises `CompileError` naming every operator on the way that has no
+    gradient, unknown names, and a graph that depends on no wanted input, `UsageError` for another
+    word to `recompute`.
     """
     graph = _prepared(graph)
     inputs = {slot.name: i for i, slot in enumerate(graph.inputs)}
@@ -50,13 +55,24 @@ def differentiate(
     wanted, outputs = tuple(dict.fromkeys(wanted)), tuple(dict.fromkeys(outputs))
     _check_names(graph, wanted, inputs, "input")
     _check_names(graph, outputs, results, "output")
-    walk = _Backward(graph, recompute)
+    again = Recomputation.parse(recompute)
+    stretched = Stretched(graph)
+    if again.every is not None:
+        targets = {slot.value for slot in graph.inputs if slot.name in wanted}
+        stretched = in_stretches(graph, _path(graph, targets, outputs), again.every)
+    walk = _Backward(stretched, again.kind)
     return walk.run(wanted, outputs, with_zeros=zeros)
 
 
 def _prepared(graph: ComputationGraph) -> ComputationGraph:
     """The graph as it is differentiated."""
     return merge_common_subexpressions(fold_transposes(optimize(graph)))
+
+
+def _path(graph: ComputationGraph, targets: Iterable[int], outputs: tuple[str, ...]) -> set[int]:
+    """The floating values that depend on a target and that an output depends on."""
+    ends = [slot.value for slot in graph.outputs if slot.name in outputs]
+    return dependents(graph, graph.bodies, targets) & needed(graph, graph.bodies, ends)
 
 
 def _check_names(
@@ -80,10 +96,11 @@ def _check_names(
 class _Backward:
     """One backward graph under construction."""
 
-    def __init__(self, graph: ComputationGraph, recompute: Recompute) -> None:
-        self.graph = graph
+    def __init__(self, stretched: Stretched, recompute: Recompute) -> None:
+        self.graph = graph = stretched.graph
+        self.stretched = stretched.scans
         self.builder = ComputationGraphBuilder(f"{graph.name}_backward")
-        self.forward = ForwardValues(graph, self.builder, recompute)
+        self.forward = ForwardValues(graph, self.builder, recompute, stretched.parts)
         self.parts: dict[int, list[Any]] = {}
         self.scans: dict[tuple[int, ...], ScanGradient] = {}
 
@@ -92,7 +109,7 @@ class _Backward:
     ) -> Differentiated:
         graph = self.graph
         targets = {slot.value: slot.name for slot in graph.inputs if slot.name in wanted}
-        path = self._path(set(targets), outputs)
+        path = _path(graph, targets, outputs)
         self._check_rules(path)
         seeds = self._seeds(path, outputs)
         if not seeds:
@@ -115,36 +132,41 @@ class _Backward:
                 gradient = zeros(self.builder, graph.values[value].type)
             self.builder.output(f"{name}.grad", gradient)
             gradients.append((name, f"{name}.grad"))
-        forward = self.forward.saving_graph()
+        cut = cut_parts(self.builder.build(), graph, self.forward.saved)
+        self.forward.forget(cut.names)
         return Differentiated(
-            forward,
-            turn_products(self.builder.build()),
+            self.forward.saving_graph(),
+            turn_products(cut.backward),
             tuple(self.forward.saved.values()),
             seeds,
             tuple(gradients),
         )
 
-    def _path(self, targets: set[int], outputs: tuple[str, ...]) -> set[int]:
-        """The floating values that depend on a target and that an output depends on."""
-        graph = self.graph
-        ends = [slot.value for slot in graph.outputs if slot.name in outputs]
-        after = dependents(graph, graph.bodies, targets)
-        return after & needed(graph, graph.bodies, ends)
-
     def _prepare_scans(self, path: set[int]) -> None:
         """Before any rule reads the results of a scan it is known what the scan collects."""
         for operation in self.graph.operations:
             if is_scan(operation) and not path.isdisjoint(operation.outputs):
+                is_stretched = operation.outputs in self.stretched
+                body = self._stretch if is_stretched else self._round
                 self.scans[operation.outputs] = ScanGradient(
-                    operation, self.forward, path, self._body
+                    operation, self.forward, path, body, adds_up=is_stretched
                 )
 
-    def _body(
+    def _round(
         self, graph: ComputationGraph, wanted: tuple[str, ...], outputs: tuple[str, ...]
     ) -> Differentiated:
         """The gradients of a round. Where a whole scan is computed again, no round is."""
         recompute: Recompute = "none" if self.forward.recompute == "all" else self.forward.recompute
-        return _Backward(_prepared(graph), recompute).run(wanted, outputs, with_zeros=False)
+        return _Backward(Stretched(_prepared(graph)), recompute).run(
+            wanted, outputs, with_zeros=False
+        )
+
+    def _stretch(
+        self, graph: ComputationGraph, wanted: tuple[str, ...], outputs: tuple[str, ...]
+    ) -> Differentiated:
+        """The gradients of a stretch of rounds, which is computed again as a whole."""
+        walk = _Backward(Stretched(_prepared(graph)), "all")
+        return walk.run(wanted, outputs, with_zeros=False)
 
     def _check_rules(self, path: set[int]) -> None:
         missing: dict[str, str] = {}

@@ -6,12 +6,12 @@ of the backward graph, and the forward graph that hands over what they need. Mus
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from stitch import ops
-from stitch.compiler.body_graphs import body_of_graph, write_operation
+from stitch.compiler.gradients.body_graphs import body_of_graph, write_operation
+from stitch.compiler.gradients.recomputing import Recompute
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, KnownValues, SymbolicTensor
 from stitch.linker import drop_unused_values
 from stitch.program import (
@@ -26,8 +26,6 @@ from stitch.program import (
     result_types,
 )
 
-#: What backward computes again: nothing, what costs no more than reading it, or everything.
-Recompute = Literal["none", "cheap", "all"]
 #: Besides elementwise operators: those that only rearrange.
 _CHEAP = frozenset(
     {"Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Split",
@@ -44,8 +42,14 @@ class ForwardValues:
     """
 
     def __init__(
-        self, graph: ComputationGraph, builder: ComputationGraphBuilder, recompute: Recompute
+        self,
+        graph: ComputationGraph,
+        builder: ComputationGraphBuilder,
+        recompute: Recompute,
+        again: frozenset[int] = frozenset(),
     ) -> None:
+        """`again`: values that are computed again in any case."""
+        self.again = again
         self.graph = graph
         self.builder = builder
         self.recompute = recompute
@@ -108,10 +112,12 @@ class ForwardValues:
 
     def _is_recomputed(self, value: int) -> bool:
         operation = self.maker.get(value)
-        if operation is None or self.recompute == "none":
+        if operation is None:
             return False
-        if self.recompute == "all":
+        if value in self.again or self.recompute == "all":
             return True
+        if self.recompute == "none":
+            return False
         return ops.is_elementwise(operation) or (not operation.domain and operation.op in _CHEAP)
 
     def _emit_again(self, operation: Operation) -> None:
@@ -189,11 +195,15 @@ class ForwardValues:
         self.names.add(chosen)
         return chosen
 
+    def forget(self, names: Container[str]) -> None:
+        """Forward does not hand over what has these names after all."""
+        self.saved = {v: name for v, name in self.saved.items() if name not in names}
+
     def saving_graph(self) -> ComputationGraph:
         """The graph with the saved values as further outputs."""
         have = {slot.name for slot in self.graph.outputs}
         more = tuple(OutputSlot(n, v) for v, n in self.saved.items() if n not in have)
-        operations = tuple(self.grown.get(o.outputs, o) for o in self.graph.operations)
+        operations = tuple(map(self._saving, self.graph.operations))
         return drop_unused_values(
             replace(
                 self.graph,
@@ -203,3 +213,9 @@ class ForwardValues:
                 bodies=tuple(self.bodies.bodies),
             )
         )
+
+    def _saving(self, operation: Operation) -> Operation:
+        """An operation with its further results, if forward hands any of them over."""
+        grown = self.grown.get(operation.outputs, operation)
+        more = set(grown.outputs) - set(operation.outputs)
+        return operation if self.saved.keys().isdisjoint(more) else grown

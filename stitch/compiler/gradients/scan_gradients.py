@@ -12,11 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stitch.compiler.body_graphs import graph_of_body, operand_name, result_name, write_graph
-from stitch.compiler.dependence import through_rounds
-from stitch.compiler.differentiated import Differentiated
-from stitch.compiler.forward_values import ForwardValues
-from stitch.compiler.round_sums import AllRows, RoundSums
+import numpy as np
+
+from stitch.compiler.gradients.body_graphs import (
+    graph_of_body,
+    operand_name,
+    result_name,
+    write_graph,
+)
+from stitch.compiler.gradients.dependence import through_rounds
+from stitch.compiler.gradients.differentiated import Differentiated
+from stitch.compiler.gradients.forward_values import ForwardValues
+from stitch.compiler.gradients.round_sums import RoundSums
+from stitch.compiler.gradients.round_values import AllRows, RoundValues
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, scan
 from stitch.linker import remove_dead_code
 from stitch.ops import onnx_code
@@ -31,10 +39,47 @@ _COARSE = frozenset({DataType.BFLOAT16, DataType.FLOAT16})
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A value of the forward graph that holds a value of all rounds, the last one first or not."""
+    """A value of the forward graph that holds a value of all rounds, the last one first or not.
+
+    Where `first` is told, the value wanted is that in the first round, and in each other round what
+    the value was in the round before.
+    """
 
     value: int
     is_backward: bool
+    first: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """The rounds of a backward scan, whose graph takes gradients of states, elements and what is
+    shared by name, and makes values by their numbers.
+
+    Of each state: what its gradient is called, and what it is after the round, where it is either.
+    """
+
+    graph: ComputationGraph
+    shared: Mapping[str, SymbolicTensor]
+    taken: tuple[str, ...]
+    seeds: tuple[str | None, ...]
+    gradients: tuple[int | None, ...]
+    added: tuple[int, ...]
+    collected: tuple[int, ...]
+
+    def one(self, before: Sequence[Any], elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """What a round makes: states, sums as far as they have come, what is collected."""
+        inside = [*before, *elements][0].builder
+        given = dict(zip(self.taken, elements, strict=True)) | dict(self.shared)
+        states, sums = before[: len(self.seeds)], before[len(self.seeds) :]
+        given |= {n: g for n, g in zip(self.seeds, states, strict=True) if n is not None}
+        made = write_graph(inside, self.graph, given)
+        after = [
+            zeros(inside, g.type) if value is None else made[str(value)]
+            for value, g in zip(self.gradients, states, strict=True)
+        ]
+        for total, value in zip(sums, self.added, strict=True):
+            after.append(total + _in_type(inside, made[str(value)], total.data_type))
+        return after, [made[str(value)] for value in self.collected]
 
 
 class ScanGradient:
@@ -46,9 +91,12 @@ class ScanGradient:
         forward: ForwardValues,
         path: set[int],
         differentiate: DifferentiateBody,
+        adds_up: bool = False,
     ) -> None:
-        """`path`: the values of the graph that gradients flow through."""
+        """`path`: the values of the graph that gradients flow through. What `adds_up` collects
+        nothing to compute sums after the scan: rounds are few, and hold much."""
         self._operation = operation
+        self._adds_up = adds_up
         self._forward = forward
         self._form = ScanForm.of(operation)
         self._wanted = {i for i, v in enumerate(operation.inputs) if v in path}
@@ -73,22 +121,42 @@ class ScanGradient:
         results = len(self._body.outputs)
         #: What the scan collects in any case, by the value in the body.
         there = {at[result_name(i)]: i for i in reversed(range(form.states, results))}
-        before = [operand_name(i) for i in range(form.states) if operand_name(i) in read]
         more: dict[int, list[str]] = {}
-        for name in (*both.saved, *before):
+        for name in both.saved:
             found = there.get(at[name])
             if found is None:
                 more.setdefault(at[name], []).append(name)
             else:
-                value = self._forward.output(self._operation, found)
-                self._kept[name] = _Kept(value, form.given_backward[found - form.states])
+                self._kept[name] = self._collected(found)
+        #: States before a round that are known from what is collected of the round before it.
+        after: dict[int, int] = {}
+        for i in range(form.states):
+            if operand_name(i) not in read:
+                continue
+            made = at[result_name(i)]
+            if made in there:
+                kept = self._collected(there[made])
+                self._kept[operand_name(i)] = replace(kept, first=self._operation.inputs[i])
+            elif made in more:
+                after[i] = made
+            else:
+                more.setdefault(at[operand_name(i)], []).append(operand_name(i))
         if not more:
             return
         slots = tuple(OutputSlot(f"kept_{v}", v) for v in more)
         whole = replace(graph, outputs=(*graph.outputs[:results], *slots))
         values = self._forward.collect(self._operation, remove_dead_code(whole), len(slots))
-        for value, names in zip(values, more.values(), strict=True):
-            self._kept |= dict.fromkeys(names, _Kept(value, False))
+        at_last = dict(zip(more, values, strict=True))
+        for v, names in more.items():
+            self._kept |= dict.fromkeys(names, _Kept(at_last[v], False))
+        for i, v in after.items():
+            first = self._operation.inputs[i]
+            self._kept[operand_name(i)] = _Kept(at_last[v], False, first)
+
+    def _collected(self, result: int) -> _Kept:
+        """What the scan collects in any case."""
+        backward = self._form.given_backward[result - self._form.states]
+        return _Kept(self._forward.output(self._operation, result), backward)
 
     def pull(
         self, builder: ComputationGraphBuilder, gradients: Sequence[SymbolicTensor | None]
@@ -126,56 +194,59 @@ class ScanGradient:
             for i, name in seeds.items()
             if i >= form.states
         }
-        sums = RoundSums(
+        inside = RoundValues(
             graph,
             builder,
             {at[name]: tensor for name, tensor in shared.items()},
             {at[name]: each for name, each in rows.items()},
             form.count,
         )
+        sums = RoundSums(inside, self._adds_up)
         totals = {i: sums.sum_of(value) for i, value in gradient.items() if i >= first}
         sums.settle()
         states = sorted({i for i in (*self._inputs, *self._outputs) if i < form.states})
         moved = [i for i in gradient if form.states <= i < first]
-        values = [
-            *(gradient[i] for i in (*(i for i in states if i in gradient), *moved)),
-            *sums.added,
-            *(value for value, _ in sums.collected),
-        ]
+        outside = {
+            i: whole
+            for i in moved
+            if (whole := sums.rows_of(gradient[i], form.taken_backward[i - form.states]))
+        }
+        moved = [i for i in moved if i not in outside]
+        kept = [*(gradient[i] for i in moved), *(value for value, _ in inside.collected)]
+        values = [*(gradient[i] for i in states if i in gradient), *sums.added, *kept]
         slots = tuple(OutputSlot(str(value), value) for value in dict.fromkeys(values))
         rounds = remove_dead_code(replace(graph, outputs=slots))
-        taken = [name for name in rows if name in _read(rounds)]
-
-        def one(before: Sequence[Any], elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            inside = [*before, *elements][0].builder
-            given = dict(zip(taken, elements, strict=True))
-            given |= {seeds[i]: g for i, g in zip(states, before, strict=False) if i in seeds}
-            given |= {name: tensor for name, tensor in shared.items() if name in _read(rounds)}
-            made = write_graph(inside, rounds, given)
-            after = [
-                made[str(gradient[i])] if i in gradient else zeros(inside, g.type)
-                for i, g in zip(states, before, strict=False)
-            ]
-            for total, value in zip(before[len(states) :], sums.added, strict=True):
-                after.append(total + _in_type(inside, made[str(value)], total.data_type))
-            collected = [*(gradient[i] for i in moved), *(value for value, _ in sums.collected)]
-            return after, [made[str(value)] for value in collected]
-
-        last, collected = scan(
-            builder,
-            one,
-            [
-                *(self._seed(builder, gradients, i) for i in states),
-                *(zeros(builder, _added_type(graph.values[v].type)) for v in sums.added),
-            ],
-            [rows[name].tensor for name in taken],
-            count=form.count,
-            taken_backward=[not rows[name].is_backward for name in taken],
-            given_backward=[
-                *(not form.taken_backward[i - form.states] for i in moved),
-                *(not is_backward for _, is_backward in sums.collected),
-            ],
+        read = _read(rounds)
+        firsts = [
+            *(self._seed(builder, gradients, i) for i in states),
+            *(zeros(builder, _added_type(graph.values[v].type)) for v in sums.added),
+        ]
+        taken = {name: each for name, each in rows.items() if name in read}
+        written = _Rounds(
+            rounds,
+            {name: tensor for name, tensor in shared.items() if name in read},
+            tuple(taken),
+            tuple(seeds.get(i) for i in states),
+            tuple(gradient.get(i) for i in states),
+            tuple(sums.added),
+            tuple(kept),
         )
+        last: tuple[SymbolicTensor, ...] = ()
+        collected: tuple[SymbolicTensor, ...] = ()
+        # Where all of it is computed after the scan, there is none.
+        if firsts or kept:
+            last, collected = scan(
+                builder,
+                written.one,
+                firsts,
+                [each.tensor for each in taken.values()],
+                count=form.count,
+                taken_backward=[not each.is_backward for each in taken.values()],
+                given_backward=[
+                    *(not form.taken_backward[i - form.states] for i in moved),
+                    *(not is_backward for _, is_backward in inside.collected),
+                ],
+            )
         added = [
             _in_type(builder, total, graph.values[v].type.data_type)
             for v, total in zip(sums.added, last[len(states) :], strict=True)
@@ -183,20 +254,31 @@ class ScanGradient:
         sums.take(collected[len(moved) :], added)
         found = dict(zip(states, last, strict=False))
         found |= dict(zip(moved, collected, strict=False))
-        return found | {i: total() for i, total in totals.items()}
+        return found | {i: made() for i, made in (totals | outside).items()}
 
     def _rows(self, read: Mapping[str, int]) -> dict[str, AllRows]:
         """What the backward graph of the body reads of the forward scan, of all rounds."""
         form = self._form
-        found = {
-            name: AllRows(self._forward.value(kept.value), kept.is_backward)
-            for name, kept in self._kept.items()
-        }
+        found = {name: self._all_of(kept) for name, kept in self._kept.items()}
         for i, backward in enumerate(form.taken_backward, form.states):
             if operand_name(i) in read:
                 whole = self._forward.value(self._operation.inputs[i])
                 found[operand_name(i)] = AllRows(whole, backward)
         return found
+
+    def _all_of(self, kept: _Kept) -> AllRows:
+        whole = self._forward.value(kept.value)
+        if kept.first is None:
+            return AllRows(whole, kept.is_backward)
+        builder, first = self._forward.builder, self._forward.value(kept.first)
+        row, count = (1, *first.shape), self._form.count
+        shape = builder.constant(np.array(row, np.int64))
+        begins = builder.apply("Reshape", [first, shape], 1, {"allowzero": int(0 in row)})[0]
+        place = int(kept.is_backward)
+        others = [np.array([number], np.int64) for number in (place, count - 1 + place, 0)]
+        rest = builder.apply("Slice", [whole, *others], 1, {})[0]
+        pieces = [rest, begins] if kept.is_backward else [begins, rest]
+        return AllRows(builder.apply("Concat", pieces, 1, {"axis": 0})[0], kept.is_backward)
 
     def _seed(
         self,

@@ -1,0 +1,10 @@
+"""Programs and torch modules as functions over nests, whose compilers knew nothing of loops.
+
+Comes in: a loaded program, a torch module, tensors with data or of a graph under construction. Goes
+out: what they give, by a run or written into that graph. Must not know: functions over nests.
+"""
+
+from stitch.fractal.programs.programs_as_functions import as_function, called
+from stitch.fractal.programs.programs_in_graphs import written_in
+
+__all__ = ["as_function", "called", "written_in"]
