@@ -15,8 +15,9 @@ Goes out: a `Machine`, or one `FormatError` that lists every problem with its li
     compute: {launch_seconds: .., other_flops_per_second: ..,
               flops_per_second: {bfloat16: .., bfp8: ..},
               bytes_per_second: {dram: .., l1: ..}}             # optional
-    loops: {round_seconds: .., operation_seconds: .., flops_per_second: .., near_nbytes: ..,
-            near_bytes_per_second: .., far_bytes_per_second: ..} # optional
+    loops: {round_seconds: .., operation_seconds: .., flops_per_second: ..,
+            packed_flops_per_second: .., near_nbytes: .., near_bytes_per_second: ..,
+            far_bytes_per_second: ..}                           # optional
     paths:
       - {from: host, to: dram, bytes_per_second: .., latency_seconds: ..}
       - {from: host, to: host, curve: {4096: 1.0e+9, ..}, latency_seconds: ..}

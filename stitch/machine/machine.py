@@ -141,14 +141,15 @@ class LoopRates:
     """What the rounds of a loop take where they are computed, by an estimate that is good for
     weighing one schedule against another.
 
-    A round takes `round_seconds`, and each of its operations `operation_seconds`, its FLOPs, and
-    its bytes: at `near_bytes_per_second` as far as what a round reads and writes is no more than
+    A round takes `round_seconds`, and each of its operations `operation_seconds`, its FLOPs in
+    products (`packed_flops_per_second` by matrices that are constants), and its bytes: at `near_bytes_per_second` as far as what a round reads and writes is no more than
     `near_nbytes` (the cache of one core), beyond that at `far_bytes_per_second`.
     """
 
     round_seconds: float
     operation_seconds: float
     flops_per_second: float
+    packed_flops_per_second: float
     near_nbytes: int
     near_bytes_per_second: float
     far_bytes_per_second: float

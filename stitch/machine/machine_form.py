@@ -224,6 +224,7 @@ _LOOPS = Form(
     Row("round_seconds", _NOT_NEGATIVE, needed=True),
     Row("operation_seconds", _NOT_NEGATIVE, needed=True),
     Row("flops_per_second", _POSITIVE, needed=True),
+    Row("packed_flops_per_second", _POSITIVE, needed=True),
     Row("near_nbytes", Whole(1), needed=True),
     Row("near_bytes_per_second", _POSITIVE, needed=True),
     Row("far_bytes_per_second", _POSITIVE, needed=True),

@@ -35,59 +35,67 @@ class LoopCosts:
 
     def __init__(self, rates: LoopRates, bodies: Sequence[Body]) -> None:
         self.rates, self.bodies = rates, bodies
-        self._known: dict[tuple[int, int], float] = {}
 
-    def scan(self, body: Body, form: ScanForm, lanes: int = 1) -> float:
-        """All rounds of a scan, for so many lanes."""
-        return form.count * (self.rates.round_seconds + self.round(body, lanes))
+    def scan(
+        self, body: Body, form: ScanForm, lanes: int = 1, fixed: Collection[int] = ()
+    ) -> float:
+        """All rounds of a scan, for so many lanes; `fixed`: inputs of the body that are
+        constants."""
+        return form.count * (self.rates.round_seconds + self.round(body, lanes, fixed=fixed))
 
-    def round(self, body: Body, lanes: int = 1, batched: Collection[int] | None = None) -> float:
+    def round(
+        self, body: Body, lanes: int = 1, batched: Collection[int] | None = None,
+        fixed: Collection[int] = (),
+    ) -> float:  # fmt: skip
         """One round of a body for so many lanes; `batched`: the inputs that differ from lane to
         lane (all)."""
-        key = id(body), lanes
-        if batched is None and key in self._known:
-            return self._known[key]
-        inputs = set(body.inputs if batched is None else batched)
-        seconds = self.operations(body.operations, body.values, lanes, inputs)
-        if batched is None:
-            self._known[key] = seconds
-        return seconds
-
-    def operations(
-        self, operations: Sequence[Operation], values: Sequence[Value], lanes: int,
-        batched: Collection[int],
-    ) -> float:  # fmt: skip
-        """Operations one after the other, for so many lanes."""
-        varies = set(batched)
+        varies = set(body.inputs if batched is None else batched) if lanes > 1 else set()
+        constant = {*fixed, *(c.value for c in body.constants)}
         touched: dict[int, int] = {}
         made: set[int] = set()
         seconds = 0.0
-        for operation in operations:
+        for operation in body.operations:
             made.update(operation.outputs)
-            operands = [v for v in (*operation.inputs, *operation.outputs) if v != ABSENT]
-            if lanes > 1 and not varies.isdisjoint(operation.inputs):
+            if operation.inputs and constant.issuperset(operation.inputs):
+                constant.update(operation.outputs)  # Computed beforehand, or before the loop.
+                continue
+            if not varies.isdisjoint(operation.inputs):
                 varies.update(operation.outputs)
             times = lanes if any(v in varies for v in operation.outputs) else 1
             if is_scan(operation):
-                body = self.bodies[operation.body]
-                seconds += self.scan(body, ScanForm.of(operation), times)
+                inner = self.bodies[operation.body]
+                seconds += self.scan(inner, ScanForm.of(operation), times)
                 continue
             if operation.op in _VIEWS and not operation.domain:
                 continue
-            flops = 2 * multiply_adds(operation, values) * times
-            seconds += self.rates.operation_seconds + flops / self.rates.flops_per_second
-            for value in operands:
-                kind = values[value].type
-                nbytes = math.prod(kind.shape) * kind.data_type.dtype.itemsize
-                touched[value] = nbytes * (lanes if value in varies else 1)
+            seconds += self.rates.operation_seconds
+            seconds += self._product(operation, body.values, times, constant - varies)
+            for value in (*operation.inputs, *operation.outputs):
+                if value != ABSENT:
+                    kind = body.values[value].type
+                    nbytes = math.prod(kind.shape) * kind.data_type.dtype.itemsize
+                    touched[value] = nbytes * (lanes if value in varies else 1)
         return seconds + self._carrying(touched, made)
 
-    def _carrying(self, touched: Mapping[int, int], made: Collection[int]) -> float:
-        """What a round reads and writes. What it makes is read at once, and near; what comes from
-        outside comes back a round later, and less and less of it from near the more there is."""
+    def _product(
+        self, operation: Operation, values: Sequence[Value], times: int, constant: Collection[int]
+    ) -> float:
+        """What a product takes for its arithmetic: by a constant matrix it is faster, as that is
+        rearranged once."""
+        flops = 2 * multiply_adds(operation, values) * times
+        if not flops:
+            return 0.0
+        is_packed = operation.inputs[1] in constant
         rates = self.rates
-        nbytes = sum(n for value, n in touched.items() if value not in made)
-        inside = sum(touched.values()) - nbytes
-        far = min(nbytes, 2 * max(0, nbytes - rates.near_nbytes))
-        near = nbytes - far + inside
-        return near / rates.near_bytes_per_second + far / rates.far_bytes_per_second
+        return flops / (rates.packed_flops_per_second if is_packed else rates.flops_per_second)
+
+    def _carrying(self, touched: Mapping[int, int], made: Collection[int]) -> float:
+        """What a round reads and writes. Of what comes from outside, which comes back a round
+        later, less and less is near the more there is; and so of what it makes itself."""
+        outside = sum(n for value, n in touched.items() if value not in made)
+        return self._passing(outside) + self._passing(sum(touched.values()) - outside)
+
+    def _passing(self, nbytes: int) -> float:
+        far = min(nbytes, 2 * max(0, nbytes - self.rates.near_nbytes))
+        near = nbytes - far
+        return near / self.rates.near_bytes_per_second + far / self.rates.far_bytes_per_second

@@ -13,7 +13,7 @@ out: the graph that computes the same, a note for each loop. Must not know: exec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -169,15 +169,14 @@ class _Scheduling:
     ) -> Sequence[Any]:
         """A scan as its cheapest schedule has it, or the one that was asked for."""
         operands, where = list(context.operands), context.location
-        if not form.states and form.count:
-            if self.asked != "rounds":
-                return self._batched(builder, body, form, operands, where)
-            self._note(where, form, "rounds")
+        if not form.count:
             return self._rounds(builder, body, form, operands)
-        costs = self._costs(body, form)
+        costs = self._costs(body, form, _constant_inputs(builder, body, form, operands))
         taken = min(costs, key=lambda name: (costs[name], name))
         if self.asked in costs:
             taken = self.asked
+        if taken == "batch":
+            return self._batched(builder, body, form, operands, where, costs)
         self._note(where, form, taken, costs)
         if taken == "wave":
             wave = wave_of(body, form)
@@ -192,16 +191,20 @@ class _Scheduling:
             return self._hoisted(builder, parts, form, operands)
         return self._rounds(builder, body, form, operands)
 
-    def _costs(self, body: Body, form: ScanForm) -> dict[str, float]:
-        """The schedules that a loop with states may have, and what each costs."""
-        estimate = self.estimate
-        costs = {"rounds": estimate.scan(body, form)}
+    def _costs(self, body: Body, form: ScanForm, fixed: Collection[int]) -> dict[str, float]:
+        """The schedules that a loop may have, and what each costs; `fixed` are the inputs of its
+        body that are constants."""
+        estimate, costs = self.estimate, {"rounds": self.estimate.scan(body, form, fixed=fixed)}
+        round_seconds = estimate.rates.round_seconds
+        if not form.states:
+            takes = body.inputs[: form.sequences]
+            return {**costs, "batch": estimate.round(body, form.count, takes, fixed)}
         parts = hoisted(body, form) if form.count > 1 and form.sequences else None
         if parts is not None:
-            takes = set(parts.before.inputs[: form.sequences])
-            costs["hoisted"] = estimate.round(parts.before, form.count, takes) + form.count * (
-                estimate.rates.round_seconds + estimate.round(parts.rest)
-            )
+            takes = parts.before.inputs[: form.sequences]
+            costs["hoisted"] = estimate.round(
+                parts.before, form.count, takes, fixed
+            ) + form.count * (round_seconds + estimate.round(parts.rest, fixed=fixed))
         if any(is_scan(o) for o in body.operations):
             if form.count <= MOST_ROWS:
                 costs["rows"] = form.count * self._row(body)
@@ -209,22 +212,18 @@ class _Scheduling:
             if wave is not None:
                 cell = self.graph.bodies[wave.inner.body]
                 rounds = wave.form.count + form.count - 1
-                costs["wave"] = rounds * (
-                    estimate.rates.round_seconds + estimate.round(cell, form.count)
-                )
+                costs["wave"] = rounds * (round_seconds + estimate.round(cell, form.count))
         return costs
 
     def _row(self, body: Body) -> float:
-        """What one round of a loop around loops costs, these as they will be."""
+        """What one round of a loop around loops costs, these as they will be, on weights that are
+        constants."""
         seconds = 0.0
         for operation in body.operations:
             if is_scan(operation):
                 inner, form = self.graph.bodies[operation.body], ScanForm.of(operation)
-                seconds += (
-                    min(self._costs(inner, form).values())
-                    if form.states
-                    else (self.estimate.round(inner, form.count))
-                )
+                shared = inner.inputs[form.states + form.sequences :]
+                seconds += min(self._costs(inner, form, shared).values())
         return seconds
 
     def _hoisted(
@@ -298,8 +297,9 @@ class _Scheduling:
         return [*states, *collected]
 
     def _batched(
-        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str
-    ) -> Sequence[Any]:
+        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str,
+        costs: Mapping[str, float],
+    ) -> Sequence[Any]:  # fmt: skip
         """A loop without states, for all rounds at once."""
         sequences, shared = operands[: form.sequences], operands[form.sequences :]
         ordered = [
@@ -309,7 +309,7 @@ class _Scheduling:
         flags = [*[True] * len(ordered), *[False] * len(shared)]
         lifted = lift(body, [*ordered, *shared], flags, form.count, builder, self.written)
         names = sorted({o.op for o in lifted.without_rule if o.body < 0})
-        self._note(where, form, "batch", without_rule=tuple(names))
+        self._note(where, form, "batch", costs, tuple(names))
         results = [
             r.tensor if r.is_batched else builder.apply(
                 "Expand", [r.tensor, [form.count, *r.tensor.shape]], 1, {})[0]
@@ -337,3 +337,12 @@ class _Scheduling:
     ) -> None:  # fmt: skip
         listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
         self.notes.append(LoopNote(where, form.count, schedule, listed, without_rule))
+
+
+def _constant_inputs(
+    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]
+) -> tuple[int, ...]:
+    """What of a body all rounds share that is constant."""
+    first = form.states + form.sequences
+    shared = zip(body.inputs[first:], operands[first:], strict=True)
+    return tuple([value for value, operand in shared if builder.known_data(operand) is not None])
