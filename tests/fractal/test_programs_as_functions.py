@@ -19,6 +19,7 @@ from stitch.errors import CompileError, LinkError, UsageError
 from stitch.fractal import FractalTensor
 from stitch.fractal.modes import MODES
 from stitch.fractal.programs import programs_as_functions
+from stitch.frontend import read_graph
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime import LoadedProgram
@@ -202,7 +203,9 @@ def test_what_is_stored_otherwise_is_rounded_as_a_run_rounds_it(
             assert found[k].dtype == plain[k].dtype == wanted.dtype
             np.testing.assert_array_equal(plain[k].numpy(), wanted)
             np.testing.assert_array_equal(found[k].numpy(), wanted)
-        written_loops(lambda ss, xs: ops.map(two, ops.zip(ss, xs)), *pair.parts)
+        written_loops(
+            lambda ss, xs: ops.map(two, ops.zip(ss, xs)), FractalTensor(ss), FractalTensor(xs)
+        )
 
 
 def test_where_a_program_lies_does_not_matter() -> None:
@@ -276,7 +279,7 @@ def test_what_does_not_fit_a_program_is_said_in_every_mode(
 # Modules of torch ------------------------------------------------------------------------------
 
 
-class Cell(torch.nn.Module):
+class Cell(torch.nn.Module):  # type: ignore[misc]
     """A state of two, weights, a buffer, and three results in two."""
 
     def __init__(self) -> None:
@@ -290,20 +293,20 @@ class Cell(torch.nn.Module):
         return said + self.shift, kept * self.scale
 
 
-class Several(torch.nn.Module):
+class Several(torch.nn.Module):  # type: ignore[misc]
     """Results in results."""
 
     def forward(self, x: Any, y: Any, factor: Any) -> Any:
         return x + y, (x * factor, (y - x,))
 
 
-@torch.no_grad()
-def looped(module: Cell, xs: Array, state: tuple[Any, Any]) -> list[Array]:
+def looped(module: Cell, xs: Array, state: tuple[Any, ...]) -> list[Array]:
     """All states by torch."""
     found = []
-    for x in torch.from_numpy(xs):
-        state = module(state, x)
-        found.append(state)
+    with torch.no_grad():
+        for x in torch.from_numpy(xs):
+            state = module(state, x)
+            found.append(state)
     return [torch.stack([pair[k] for pair in found]).numpy() for k in range(2)]
 
 
@@ -332,11 +335,11 @@ def test_a_module_is_the_cell_of_a_scan(within: str) -> None:
 def test_a_module_is_captured_once_for_each_type(
     within: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    captured, read = [], programs_as_functions.read_graph
+    captured: list[Any] = []
 
     def counting(module: Any, kinds: Any) -> Any:
         captured.append(kinds)
-        return read(module, kinds)
+        return read_graph(module, kinds)
 
     monkeypatch.setattr(programs_as_functions, "read_graph", counting)
     module = torch.nn.Linear(4, 3)
@@ -386,12 +389,12 @@ def test_an_exported_program_is_a_function(within: str) -> None:
     np.testing.assert_allclose(found.numpy(), module(torch.from_numpy(xs)).detach(), 1e-5, 1e-5)
 
 
-class Named(torch.nn.Module):
+class Named(torch.nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         return {"twice": x * 2}
 
 
-class Choosing(torch.nn.Module):
+class Choosing(torch.nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         return x * 2 if x.sum() > 0 else x
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stitch.documents.pipelines.collecting import Collected, Joins
 from stitch.documents.pipelines.names_in_steps import at_end, defines, uses_of
 from stitch.documents.pipelines.pipeline_form import (
     PipelineStep,
@@ -112,7 +113,10 @@ def value_of(reference: Reference, scope: Mapping[str, Named], indices: Mapping[
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """`count` rounds in one call. `inputs`: for each input of the graph what it takes, and the
-    indices of the loops in it; `index`: the own one, counted from the first of these rounds."""
+    indices of the loops in it; `index`: the own one, counted from the first of these rounds.
+
+    It gives what is carried, by name, then what is collected, the rounds joined.
+    """
 
     graph: PreparedGraph
     count: int
@@ -121,8 +125,9 @@ class Rounds:
     carried: tuple[str, ...]
 
     def run(
-        self, scope: MutableMapping[str, Named], indices: Mapping[str, int], number: int
-    ) -> bool:
+        self, scope: MutableMapping[str, Named], indices: Mapping[str, int], number: int,
+        collected: Sequence[Collected[Tensor]],
+    ) -> bool:  # fmt: skip
         """Run the rounds from `number` on; False, with nothing done, where they take elements of a
         tensor, or tensors of a list: each would be a view, or a tensor, at a place of its own."""
         arguments = []
@@ -131,36 +136,43 @@ class Rounds:
                 return False
             at = {**indices, **inner, self.index: number + inner.get(self.index, 0)}
             arguments.append(value_of(reference, scope, at))
+        for one in collected:
+            one.settle()  # What is carried is given away.
         results = self.graph(*arguments)
-        scope.update(
-            zip(self.carried, results if isinstance(results, tuple) else (results,), strict=True)
-        )
+        made = results if isinstance(results, tuple) else (results,)
+        scope.update(zip(self.carried, made, strict=False))
+        for one, rounds_made in zip(collected, made[len(self.carried) :], strict=True):
+            one.add_joined(rounds_made, self.count)
         return True
 
 
 def rounds_of(
-    scheduled: Scheduled, programs: Mapping[str, LoadedProgram], window: int
+    scheduled: Scheduled, programs: Mapping[str, LoadedProgram], window: int, joins: Joins
 ) -> Rounds | None:
     """As many rounds of a repeat as a window holds; None where one is too long, or where a program
-    is evaluated once and remembered, or what is carried is not made anew in each, or something is
-    collected, which has to be held."""
+    is evaluated once and remembered, or what is carried is not made anew in each."""
     step = scheduled.step
     assert isinstance(step, RepeatStep)
-    tasks = runs_of(step.steps)
-    if _collects(scheduled):
-        return None
-    if tasks > window or any(programs[name].is_constant_evaluable for name in _modules(scheduled)):
-        return None
-    unrolled = _Unrolled(programs, {name for name, _ in step.carry})
+    tasks = _tasks_of(step.steps, joins)
     count = window // tasks
+    while count and count * tasks + len(step.collect) * joins.most_tasks(count) > window:
+        count -= 1
+    if not count or any(programs[name].is_constant_evaluable for name in _modules(scheduled)):
+        return None
+    unrolled = _Unrolled(programs, {name for name, _ in step.carry}, joins)
+    collected = [unrolled.collected() for _ in step.collect]
     for number in range(count):
-        unrolled.round(scheduled, {step.index: number})
+        unrolled.round(scheduled, {step.index: number}, collected)
     made = {unrolled.made.get(name): name for name, _ in step.carry}
-    if unrolled.is_parted or not made or None in made or len(made) < len(step.carry):
+    if unrolled.is_parted or None in made or len(made) < len(step.carry):
+        return None
+    if not made and not collected:
         return None
     for value, name in made.items():
         assert value is not None, "asked above"
         unrolled.graph.output(value, name)
+    for (name, _), each in zip(step.collect, collected, strict=True):
+        unrolled.graph.output(each.whole(), name)
     taken = [unrolled.names.get((Reference(name), ())) for name in made.values()]
     device = next(iter(programs.values())).device
     graph = PreparedGraph(
@@ -173,12 +185,14 @@ def rounds_of(
     return Rounds(graph, count, step.index, inputs, tuple(made.values()))
 
 
-def _collects(scheduled: Scheduled) -> bool:
-    """Whether it collects anything, or a repeat within does."""
-    step = scheduled.step
-    return isinstance(step, RepeatStep) and (
-        bool(step.collect) or any(map(_collects, scheduled.body))
-    )
+def _tasks_of(steps: Sequence[PipelineStep], joins: Joins) -> int:
+    """So many runs are in steps, with those that join what is collected, at most."""
+    tasks = runs_of(steps)
+    for step in steps:
+        if isinstance(step, RepeatStep):
+            inside = _tasks_of(step.steps, joins) - runs_of(step.steps)
+            tasks += step.times * inside + len(step.collect) * joins.most_tasks(step.times)
+    return tasks
 
 
 def _modules(scheduled: Scheduled) -> set[str]:
@@ -191,8 +205,10 @@ def _modules(scheduled: Scheduled) -> set[str]:
 class _Unrolled:
     """The runs of some rounds one after the other, and what feeds them."""
 
-    def __init__(self, programs: Mapping[str, LoadedProgram], carried: Set[str]) -> None:
-        self._programs, self._carried = programs, carried
+    def __init__(
+        self, programs: Mapping[str, LoadedProgram], carried: Set[str], joins: Joins
+    ) -> None:
+        self._programs, self._carried, self._joins = programs, carried, joins
         self.graph = TaskGraph("loop")
         #: What a name stood for last; the others come from outside.
         self.made: dict[str, Future] = {}
@@ -204,7 +220,14 @@ class _Unrolled:
         #: Whether an element of what is made inside is taken, or something from outside carried.
         self.is_parted = False
 
-    def round(self, scheduled: Scheduled, indices: Mapping[str, int]) -> None:
+    def collected(self) -> Collected[Future]:
+        """What collects values of the graph."""
+        return self._joins.futures(self.graph)
+
+    def round(
+        self, scheduled: Scheduled, indices: Mapping[str, int],
+        collected: Sequence[Collected[Future]],
+    ) -> None:  # fmt: skip
         """One round of a repeat."""
         repeat = scheduled.step
         assert isinstance(repeat, RepeatStep)
@@ -212,8 +235,13 @@ class _Unrolled:
             if isinstance(inner.step, RunStep):
                 self._run(inner, inner.step, indices)
                 continue
+            within = [self.collected() for _ in inner.step.collect]
             for number in range(inner.step.times):
-                self.round(inner, {**indices, inner.step.index: number})
+                self.round(inner, {**indices, inner.step.index: number}, within)
+            for (name, _), each in zip(inner.step.collect, within, strict=True):
+                self.made[name] = each.whole()
+        for (_, source), each in zip(repeat.collect, collected, strict=True):
+            each.add(self.made[source])
         carried = {name: self.made.get(after) for name, after in repeat.carry}
         for name, value in carried.items():
             if value is None:

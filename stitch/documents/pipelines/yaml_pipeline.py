@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from stitch.documents.pipelines.checked_values import CheckedValue
-from stitch.documents.pipelines.collecting import Collected, Joins
+from stitch.documents.pipelines.collecting import Joins
 from stitch.documents.pipelines.fitting import check_pipeline
 from stitch.documents.pipelines.names_in_steps import unread
 from stitch.documents.pipelines.pipeline_form import (
@@ -206,20 +206,20 @@ class YamlPipeline:
         # In the one scope: a name is defined once, so a round overwrites nothing of the outside,
         # and leaves behind only what it carries over.
         number = 0
-        collected = [(name, source, Collected(self._joins)) for name, source in step.collect]
+        collected = [self._joins.tensors() for _ in step.collect]
         while number < step.times:
             # The first round takes what others may hold; what it carries over is the loop's alone.
             rounds = self._rounds_of(scheduled) if number and step.times > MIN_ROUNDS else None
             if (
                 rounds is not None
                 and step.times - number >= rounds.count
-                and rounds.run(scope, indices, number)
+                and rounds.run(scope, indices, number, collected)
             ):
                 number += rounds.count
                 continue
             self._run(scheduled.body, scope, {**indices, step.index: number})
             carried = {name: scope[after] for name, after in step.carry}
-            for _, source, rounds_made in collected:
+            for (_, source), rounds_made in zip(step.collect, collected, strict=True):
                 made = scope[source]
                 assert isinstance(made, Tensor), "a step made it"
                 rounds_made.add(made)
@@ -227,13 +227,14 @@ class YamlPipeline:
                 del scope[name]
             scope.update(carried)
             number += 1
-        scope.update({name: rounds_made.whole() for name, _, rounds_made in collected})
+        for (name, _), rounds_made in zip(step.collect, collected, strict=True):
+            scope[name] = rounds_made.whole()
 
     def _rounds_of(self, scheduled: Scheduled) -> Rounds | None:
         """Rounds of a repeat in one call, where there are such."""
         key = id(scheduled)
         if key not in self._rounds:
-            self._rounds[key] = rounds_of(scheduled, self.programs, self.device.window)
+            self._rounds[key] = rounds_of(scheduled, self.programs, self.device.window, self._joins)
         return self._rounds[key]
 
     def _run_one(
