@@ -5,6 +5,7 @@ Comes in: a way. Goes out: the way that the code within runs in. Must not know t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -48,7 +49,51 @@ class Way(Protocol):
         """The numbers of the elements for which a predicate is true, of which there are some."""
 
 
+class CallReport:
+    """How calls ran, the last ones; `with mode("parallel") as report:` gives one.
+
+    >>> report = CallReport()
+    >>> report.add("map", "one program; loop of 3 rounds at net.py:1: batch")
+    >>> print(report.explain())
+    map: one program; loop of 3 rounds at net.py:1: batch
+    """
+
+    __slots__ = ("_lines",)
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=MAX_REPORTED)
+
+    def add(self, call: str, how: str) -> None:
+        """One call, and how it ran."""
+        self._lines.append(f"{call}: {how}")
+
+    def explain(self) -> str:
+        """A line for each call: its loops and what was not taken, or why it went element by
+        element."""
+        return "\n".join(self._lines) or "no calls in parallel"
+
+
+#: Calls that a report has, the last of them.
+MAX_REPORTED = 256
 _current: ContextVar[Way | None] = ContextVar("fractal mode", default=None)
+_report: ContextVar[CallReport | None] = ContextVar("fractal report", default=None)
+
+
+@contextmanager
+def reporting(report: CallReport) -> Iterator[None]:
+    """Calls within are reported there."""
+    token = _report.set(report)
+    try:
+        yield
+    finally:
+        _report.reset(token)
+
+
+def report_call(call: str, how: Callable[[], str]) -> None:
+    """Say how a call ran, where somebody asks."""
+    report = _report.get()
+    if report is not None:
+        report.add(call, how())
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 from stitch.argument_kinds import TEXT, instance_of, optional, takes
 from stitch.compiler import check_schedule
 from stitch.errors import UsageError, closest
-from stitch.fractal.current import Way, using, way_set
+from stitch.fractal.current import CallReport, Way, reporting, using, way_set
 from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.parallel import Parallel
@@ -36,7 +36,7 @@ _lock = Lock()
 @takes(device=optional(instance_of("an open device", RuntimeDevice)), schedule=optional(TEXT))
 def mode(
     name: str, device: RuntimeDevice | None = None, *, schedule: str | None = None
-) -> Iterator[None]:
+) -> Iterator[CallReport]:
     """Functions over nests run in this mode within, on this device (default: one of the machine
     `host`).
 
@@ -44,7 +44,8 @@ def mode(
     sees numbers and errors name the line. `parallel`: traced and run as one program, cells that do
     not wait for one another at the same time; the same results, to rounding where products change
     their shape. `schedule`: how loops run in parallel wherever they can, in place of what costs
-    least. Raises `UsageError` for another mode or schedule.
+    least. What `with` gives explains how the calls within ran. Raises `UsageError` for another mode
+    or schedule.
     """
     if name not in MODES:
         raise UsageError(
@@ -54,8 +55,9 @@ def mode(
     way = _way_on(device or _default_device(), name)
     if isinstance(way, Parallel) and schedule is not None:
         way = way.scheduled(schedule)
-    with using(way):
-        yield
+    report = CallReport()
+    with using(way), reporting(report):
+        yield report
 
 
 def way_in_use(*values: Any) -> Way:

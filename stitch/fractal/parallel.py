@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from stitch.compiler import CompileOptions, compile_graph
-from stitch.fractal.current import NestCall, using
+from stitch.fractal.current import NestCall, report_call, using
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.graph_tracing import GraphTracing, meaning_of
 from stitch.fractal.kept_programs import KeptPrograms
@@ -38,6 +39,7 @@ class Parallel:
         self.builder = sequential.builder
         self._programs = KeptPrograms()
         self._scheduled: dict[str, Parallel] = {}
+        self._loops: WeakKeyDictionary[LoadedProgram, tuple[str, ...]] = WeakKeyDictionary()
 
     def scheduled(self, schedule: str) -> Parallel:
         """The same with loops that run so wherever they can."""
@@ -86,15 +88,19 @@ class Parallel:
         data."""
         try:
             tracing, form = self._traced(write, call, xs, initializer)
-        except (LengthsOfDataError, NoDataError):
+        except (LengthsOfDataError, NoDataError) as error:
+            why = error.what
+            report_call(call.name, lambda: f"element by element, as {why}")
             with using(self):
                 return otherwise()
         graph = tracing.graph()
         key = meaning_of(graph)
         program = self._programs.find(key)
         if program is None:
-            program = self._compiled(graph)
+            program, loops = self._compiled(graph)
             self._programs.keep(key, program, sum(c.data.nbytes for c in graph.constants))
+            self._loops[program] = loops
+        report_call(call.name, lambda: "; ".join(["one program", *self._loops.get(program, ())]))
         found = program(*tracing.arguments)
         results = iter(found if isinstance(found, tuple) else (found,))
         return self._shown(form.value(results))
@@ -116,11 +122,13 @@ class Parallel:
         tracing = GraphTracing(f"fractal_{call.name}")
         return tracing, tracing.traced(write, call, xs, initializer)
 
-    def _compiled(self, graph: ComputationGraph) -> LoadedProgram:
+    def _compiled(self, graph: ComputationGraph) -> tuple[LoadedProgram, tuple[str, ...]]:
+        """A program for a graph, and how its loops run."""
         machine = self.device.machine
         options = CompileOptions(schedule=self.schedule)
-        program = compile_graph(graph, machine, options).program
-        return self.device.load(Binary((program,), machine.shape, "fractal"))
+        compiled = compile_graph(graph, machine, options)
+        loaded = self.device.load(Binary((compiled.program,), machine.shape, "fractal"))
+        return loaded, tuple([note.text() for note in compiled.loops])
 
     def _shown(self, value: Any) -> Any:
         """Results as others give them: leaves as tensors with data."""

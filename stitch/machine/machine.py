@@ -142,8 +142,9 @@ class LoopRates:
     weighing one schedule against another.
 
     A round takes `round_seconds`, and each of its operations `operation_seconds`, its FLOPs in
-    products (`packed_flops_per_second` by matrices that are constants), and its bytes: at `near_bytes_per_second` as far as what a round reads and writes is no more than
-    `near_nbytes` (the cache of one core), beyond that at `far_bytes_per_second`.
+    products (`packed_flops_per_second` by matrices that are constants), and its bytes: at
+    `near_bytes_per_second` as far as what a round reads and writes is no more than `near_nbytes`
+    (the cache of one core), beyond that at `far_bytes_per_second`.
     """
 
     round_seconds: float

@@ -132,6 +132,7 @@ class _Scheduling:
             return self._by_itself(builder, operation, context)
         form, body = ScanForm.of(operation), self.graph.bodies[operation.body]
         if any(context.batched):
+            self._note(operation.location, form, "rounds")
             return lifted_scan(builder, body, form, context, self.written)
         return self._scheduled(builder, body, form, context)
 

@@ -1,0 +1,56 @@
+"""How calls ran is said: their loops with what was not taken, or why they went element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import stitch
+from stitch import fractal as ops
+from stitch.fractal import FractalTensor
+
+
+def add(state: Any, x: Any) -> Any:
+    return state + x
+
+
+def test_a_report_names_schedules_their_costs_and_what_went_element_by_element() -> None:
+    rows = FractalTensor([[1, 2, 3], [4, 5, 6]])
+    with ops.mode("parallel") as report:
+        assert report.explain() == "no calls in parallel"
+        ops.map(lambda row: ops.scan(add, row), rows)
+        ops.map(lambda row: ops.filter(lambda x: x > 2, row), rows)
+    first, second, *filters = report.explain().splitlines()
+    assert first.startswith("map: one program; loop of 2 rounds at test_reports_of_calls.py:")
+    assert "batch (" in first and "not rounds (" in first
+    assert "loop of 3 rounds" in first
+    assert second.startswith("map: element by element, as how many elements filter keeps depends")
+    assert [line.partition(";")[0] for line in filters] == ["filter: one program"] * 2
+
+
+def test_calls_of_one_report_are_not_in_another() -> None:
+    xs = FractalTensor([1, 2, 3])
+    with ops.mode("parallel") as outer:
+        with ops.mode("parallel") as inner:
+            ops.reduce(add, xs)
+        ops.fold(add, xs)
+    assert inner.explain().startswith("reduce: ") and outer.explain().startswith("fold: ")
+    with ops.mode("sequential") as report:
+        ops.fold(add, xs)
+    assert report.explain() == "no calls in parallel"
+
+
+def test_models_and_compiled_nests_say_how_their_loops_run() -> None:
+    def sums(x: Any) -> Any:
+        return ops.stack(ops.scan(add, FractalTensor(x)))
+
+    given = np.ones((5, 4), np.float32)
+    model = stitch.compile(sums, [given], target="host")
+    (loop,) = model.loops
+    assert (loop.count, loop.schedule) == (4, "rounds") and loop.where.startswith("test_reports")
+    assert (
+        ops.compile(lambda xs: ops.map(add, xs, 1.0), FractalTensor(given))
+        .explain()
+        .startswith("loop of 5 rounds")
+    )
