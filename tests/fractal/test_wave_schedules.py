@@ -182,3 +182,20 @@ def test_a_layer_of_a_wave_computes_nothing_that_warns() -> None:
     with np.errstate(all="raise"), ops.mode("parallel", schedule="wave"):
         found = layers(ops, FractalTensor(xs[:, None]), FractalTensor(own))
     assert_same(lists_of(found), layers(plain, list(xs[:, None]), list(own)), 1e-5)
+
+
+@pytest.mark.parametrize("layer", [own_starts, two_states, whole_numbers, from_both_sides])
+def test_layers_over_several_sequences_at_once(layer: Layer) -> None:
+    drawn = [of_layers(3, length, layer)[0] for length in (4, 2, 4, 4)]
+    _, own = of_layers(3, 4, layer)
+    nests = [FractalTensor(each) for each in own]
+
+    def networks(o: Any, sequences: Any, *own: Any) -> Any:
+        return o.map(lambda xs: network(o, layer, "scanl", xs, *own), sequences)
+
+    sequences = FractalTensor([FractalTensor(xs) for xs in drawn])
+    expected = networks(plain, [list(xs) for xs in drawn], *map(list, own))
+    for schedule in (None, *SCHEDULES):
+        compiled = ops.compile(lambda xs: networks(ops, xs, *nests), sequences, schedule=schedule)
+        found = lists_of(compiled(sequences))
+        assert_same(found, expected, 0 if layer is whole_numbers else 1e-5, str(schedule))

@@ -13,7 +13,7 @@ out: the graph that computes the same, a note for each loop. Must not know: exec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -93,16 +93,31 @@ def schedule_loops(
 ) -> ScheduledLoops:
     """The graph with each loop as its cheapest schedule has it, or as `schedule` where that can be.
 
-    Slots, wishes and results stay. Without loops it is the graph itself.
+    Slots, wishes and results stay. Without loops it is the graph itself. Loops without states come
+    first: a loop with states in their bodies is then one for all their rounds, with a schedule too.
     """
-    if not any(is_scan(operation) for operation in graph.operations):
-        return ScheduledLoops(graph, ())
-    return _Scheduling(graph, machine, schedule).run()
+    notes: list[LoopNote] = []
+    for has_states in (False, True):
+        if any(has_states == bool(form.states) for form in _loops(graph)):
+            scheduled = _Scheduling(graph, machine, schedule, has_states=has_states).run()
+            graph = scheduled.graph
+            notes += scheduled.notes
+    return ScheduledLoops(graph, tuple(dict.fromkeys(notes)))
+
+
+def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
+    """The forms of all loops, also in loops."""
+    for operations in (graph.operations, *(body.operations for body in graph.bodies)):
+        yield from (ScanForm.of(operation) for operation in operations if is_scan(operation))
 
 
 class _Scheduling:
-    def __init__(self, graph: ComputationGraph, machine: Machine, schedule: str | None) -> None:
-        self.graph = graph
+    """Schedules the loops that have states, or those that have none; others stay as they are."""
+
+    def __init__(
+        self, graph: ComputationGraph, machine: Machine, schedule: str | None, *, has_states: bool
+    ) -> None:
+        self.graph, self.has_states = graph, has_states
         self.machine = machine
         self.asked = schedule
         self.notes: list[LoopNote] = []
@@ -132,7 +147,6 @@ class _Scheduling:
             return self._by_itself(builder, operation, context)
         form, body = ScanForm.of(operation), self.graph.bodies[operation.body]
         if any(context.batched):
-            self._note(operation.location, form, "rounds")
             return lifted_scan(builder, body, form, context, self.written)
         return self._scheduled(builder, body, form, context)
 
@@ -170,7 +184,7 @@ class _Scheduling:
     ) -> Sequence[Any]:
         """A scan as its cheapest schedule has it, or the one that was asked for."""
         operands, where = list(context.operands), context.location
-        if not form.count:
+        if bool(form.states) != self.has_states or not form.count:
             return self._rounds(builder, body, form, operands)
         costs = self._costs(body, form, _constant_inputs(builder, body, form, operands))
         taken = min(costs, key=lambda name: (costs[name], name))
