@@ -35,7 +35,8 @@ class LoopCosts:
 
     def __init__(self, rates: LoopRates, bodies: Sequence[Body]) -> None:
         self.rates, self.bodies = rates, bodies
-        self._known: dict[tuple[int, int], float] = {}
+        #: By a body's identity and lanes; with the body, whose identity no other has meanwhile.
+        self._known: dict[tuple[int, int], tuple[Body, float]] = {}
 
     def scan(self, body: Body, form: ScanForm, lanes: int = 1) -> float:
         """All rounds of a scan, for so many lanes."""
@@ -46,11 +47,11 @@ class LoopCosts:
         lane (all)."""
         key = id(body), lanes
         if batched is None and key in self._known:
-            return self._known[key]
+            return self._known[key][1]
         inputs = set(body.inputs if batched is None else batched)
         seconds = self.operations(body.operations, body.values, lanes, inputs)
         if batched is None:
-            self._known[key] = seconds
+            self._known[key] = body, seconds
         return seconds
 
     def operations(

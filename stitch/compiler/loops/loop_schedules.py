@@ -216,7 +216,8 @@ class _Scheduling:
 
     def _row(self, body: Body) -> float:
         """What one round of a loop around loops costs, these as they will be."""
-        seconds = 0.0
+        beside = [o for o in body.operations if not is_scan(o)]
+        seconds = self.estimate.operations(beside, body.values, 1, body.inputs)
         for operation in body.operations:
             if is_scan(operation):
                 inner, form = self.graph.bodies[operation.body], ScanForm.of(operation)

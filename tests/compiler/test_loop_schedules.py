@@ -1,0 +1,72 @@
+"""Schedules of loops: what they cost is told of one body at a time, and none is taken that cannot
+be."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.compiler import compile_graph
+from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
+from stitch.machine import load_machine
+from stitch.program import Body, DataType, Operation, Value, ValueType
+
+HOST = load_machine("host")
+
+
+def costs(graph: ComputationGraph) -> dict[str, float]:
+    """What the schedules of the only loop of a graph cost, in seconds."""
+    (note, *_) = compile_graph(graph, HOST).loops
+    return dict(note.costs)
+
+
+def loops_in_a_loop(rounds: int, width: int = 2, *, product: bool = False) -> ComputationGraph:
+    """Running sums in rounds, each from the last one on; of a state a `product`, perhaps."""
+    b = ComputationGraphBuilder("sums")
+    xs = b.input("xs", (rounds, 3, width), "float32")
+    start = b.input("start", (width,), "float32")
+    weights = b.parameter("weights", np.eye(width, dtype=np.float32))
+
+    def row(states: Sequence[Any], elements: Sequence[Any]) -> Any:
+        first = states[0] @ weights if product else states[0]
+        (last,), (sums,) = scan(
+            b, lambda s, x: ([s[0] + x[0]], [s[0] + x[0]]), [first], [elements[0]]
+        )
+        return [last], [sums]
+
+    (last,), (sums,) = scan(b, row, [start], [xs])
+    b.output("last", last)
+    b.output("sums", sums)
+    return b.build()
+
+
+def test_rows_cost_what_stands_beside_the_loops_too() -> None:
+    plain, with_product = (loops_in_a_loop(4, 512, product=p) for p in (False, True))
+    before, after = costs(plain), costs(with_product)
+    flops = 4 * 2 * 512 * 512
+    for schedule in ("rows", "rounds"):
+        more = after[schedule] - before[schedule]
+        assert more > flops / rates_of(HOST).flops_per_second, schedule
+
+
+def test_what_a_body_costs_is_never_told_of_another() -> None:
+    """Bodies come and go while schedules are weighed, and one may lie where another lay."""
+    estimate = LoopCosts(rates_of(HOST), ())
+
+    def body(many: int) -> Body:
+        values = [Value(f"v{i}", ValueType((64,), DataType.FLOAT32)) for i in range(many + 1)]
+        relus = [Operation("Relu", (i,), (i + 1,)) for i in range(many)]
+        return Body((0,), (many,), tuple(values), tuple(relus))
+
+    places = set()
+    for many in range(1, 40):
+        one = body(many)
+        places.add(id(one))
+        assert estimate.round(one) == estimate.operations(one.operations, one.values, 1, {0})
+        del one
+        gc.collect()
+    assert len(places) == 39
