@@ -8,14 +8,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
-from stitch.compiler import compile_graph
+import stitch
+from stitch.compiler import SCHEDULES, CompileOptions, compile_graph
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import load_machine
 from stitch.program import Body, DataType, Operation, Value, ValueType
+from stitch.ttb import Binary
 
 HOST = load_machine("host")
+
+
+def run(graph: ComputationGraph, schedule: str | None, *given: Any) -> Any:
+    """What the graph gives, as arrays."""
+    compiled = compile_graph(graph, HOST, CompileOptions(schedule=schedule))
+    with stitch.open_device("host") as device:
+        found = device.load(Binary((compiled.program,), HOST.shape, "test"))(*given)
+        return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
 
 
 def costs(graph: ComputationGraph) -> dict[str, float]:
@@ -42,6 +53,17 @@ def loops_in_a_loop(rounds: int, width: int = 2, *, product: bool = False) -> Co
     b.output("last", last)
     b.output("sums", sums)
     return b.build()
+
+
+@pytest.mark.parametrize("schedule", [None, *SCHEDULES])
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_loops_in_a_loop_of_few_rounds_or_none(rounds: int, schedule: str | None) -> None:
+    xs = np.arange(rounds * 6, dtype=np.float32).reshape(rounds, 3, 2)
+    start = np.ones(2, np.float32)
+    last, sums = run(loops_in_a_loop(rounds), schedule, xs, start)
+    expected = np.cumsum(xs.reshape(-1, 2), axis=0) + start
+    assert np.array_equal(last, expected[-1] if rounds else start)
+    assert np.array_equal(sums, expected.reshape(rounds, 3, 2))
 
 
 def test_rows_cost_what_stands_beside_the_loops_too() -> None:

@@ -203,7 +203,7 @@ class _Scheduling:
                 estimate.rates.round_seconds + estimate.round(parts.rest)
             )
         if any(is_scan(o) for o in body.operations):
-            if form.count <= MOST_ROWS:
+            if 0 < form.count <= MOST_ROWS:
                 costs["rows"] = form.count * self._row(body)
             wave = wave_of(body, form)
             if wave is not None:
