@@ -75,6 +75,28 @@ def test_rows_cost_what_stands_beside_the_loops_too() -> None:
         assert more > flops / rates_of(HOST).flops_per_second, schedule
 
 
+@pytest.mark.parametrize("schedule", [None, "hoisted", "rounds"])
+def test_what_no_round_can_take_stays_where_it_is_made(schedule: str | None) -> None:
+    """A product could leave, but what it is made of is read with the state as well: a float8."""
+    b = ComputationGraphBuilder("narrow")
+    xs, start = b.input("xs", (5, 4, 8), "float32"), b.input("start", (4, 8), "float32")
+    weights = b.parameter("weights", np.eye(8, dtype=np.float32))
+
+    def step(states: Sequence[Any], elements: Sequence[Any]) -> Any:
+        inside, narrow = elements[0].builder, elements[0].cast("float8_e4m3fn")
+        scale = inside.apply("ReduceMax", [states[0]], 1, {"keepdims": 0})[0]
+        scaled = inside.apply("DequantizeLinear", [narrow, scale], 1, {})[0]
+        return [narrow.cast("float32") @ weights + scaled], []
+
+    b.output("last", scan(b, step, [start], [xs])[0][0])
+    given = np.full((5, 4, 8), 0.5, np.float32)
+    (last,) = run(b.build(), schedule, given, np.ones((4, 8), np.float32))
+    expected = 1.0
+    for _ in range(5):
+        expected = 0.5 + 0.5 * expected
+    assert np.array_equal(last, np.full((4, 8), expected, np.float32))
+
+
 def test_what_a_body_costs_is_never_told_of_another() -> None:
     """Bodies come and go while schedules are weighed, and one may lie where another lay."""
     estimate = LoopCosts(rates_of(HOST), ())
