@@ -53,6 +53,8 @@ def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
     passed = [v for i in early for v in body.operations[i].outputs if v in wanted and v in made]
     if set(body.outputs) & made:
         return None  # A result that no state has a part in: such a body is not worth the trouble.
+    if any(body.values[v].type.data_type.is_narrow for v in passed):
+        return None  # No round takes these.
     operands = list(body.inputs[form.states :])
     before = Body(
         tuple(operands), tuple(passed), body.values,

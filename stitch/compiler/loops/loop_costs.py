@@ -35,6 +35,8 @@ class LoopCosts:
 
     def __init__(self, rates: LoopRates, bodies: Sequence[Body]) -> None:
         self.rates, self.bodies = rates, bodies
+        #: Of the bodies that operations carry, by index and lanes.
+        self._known: dict[tuple[int, int], float] = {}
 
     def scan(
         self, body: Body, form: ScanForm, lanes: int = 1, fixed: Collection[int] = ()
@@ -63,8 +65,7 @@ class LoopCosts:
                 varies.update(operation.outputs)
             times = lanes if any(v in varies for v in operation.outputs) else 1
             if is_scan(operation):
-                inner = self.bodies[operation.body]
-                seconds += self.scan(inner, ScanForm.of(operation), times)
+                seconds += ScanForm.of(operation).count * self._carried(operation.body, times)
                 continue
             if operation.op in _VIEWS and not operation.domain:
                 continue
@@ -76,6 +77,14 @@ class LoopCosts:
                     nbytes = math.prod(kind.shape) * kind.data_type.dtype.itemsize
                     touched[value] = nbytes * (lanes if value in varies else 1)
         return seconds + self._carrying(touched, made)
+
+    def _carried(self, index: int, lanes: int) -> float:
+        """A round of the body of a loop in a body."""
+        key = index, lanes
+        if key not in self._known:
+            inside = self.round(self.bodies[index], lanes)
+            self._known[key] = self.rates.round_seconds + inside
+        return self._known[key]
 
     def _product(
         self, operation: Operation, values: Sequence[Value], times: int, constant: Collection[int]

@@ -14,7 +14,7 @@ out: the graph that computes the same, a note for each loop. Must not know: exec
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -221,7 +221,7 @@ class _Scheduling:
                 parts.before, form.count, takes, fixed
             ) + form.count * (round_seconds + estimate.round(parts.rest, fixed=fixed))
         if any(is_scan(o) for o in body.operations):
-            if form.count <= MOST_ROWS:
+            if 0 < form.count <= MOST_ROWS:
                 costs["rows"] = form.count * self._row(body)
             wave = wave_of(body, form)
             if wave is not None:
@@ -233,7 +233,8 @@ class _Scheduling:
     def _row(self, body: Body) -> float:
         """What one round of a loop around loops costs, these as they will be, on weights that are
         constants."""
-        seconds = 0.0
+        beside = replace(body, operations=tuple(o for o in body.operations if not is_scan(o)))
+        seconds = self.estimate.round(beside, fixed=body.inputs[1:])
         for operation in body.operations:
             if is_scan(operation):
                 inner, form = self.graph.bodies[operation.body], ScanForm.of(operation)

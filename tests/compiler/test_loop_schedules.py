@@ -1,0 +1,116 @@
+"""Schedules of loops: what they cost is told of one body at a time, and none is taken that cannot
+be."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.compiler import SCHEDULES, CompileOptions, compile_graph
+from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
+from stitch.machine import load_machine
+from stitch.program import Body, DataType, Operation, Value, ValueType
+from stitch.ttb import Binary
+
+HOST = load_machine("host")
+
+
+def run(graph: ComputationGraph, schedule: str | None, *given: Any) -> Any:
+    """What the graph gives, as arrays."""
+    compiled = compile_graph(graph, HOST, CompileOptions(schedule=schedule))
+    with stitch.open_device("host") as device:
+        found = device.load(Binary((compiled.program,), HOST.shape, "test"))(*given)
+        return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
+
+
+def costs(graph: ComputationGraph) -> dict[str, float]:
+    """What the schedules of the only loop of a graph cost, in seconds."""
+    (note, *_) = compile_graph(graph, HOST).loops
+    return dict(note.costs)
+
+
+def loops_in_a_loop(rounds: int, width: int = 2, *, product: bool = False) -> ComputationGraph:
+    """Running sums in rounds, each from the last one on; of a state a `product`, perhaps."""
+    b = ComputationGraphBuilder("sums")
+    xs = b.input("xs", (rounds, 3, width), "float32")
+    start = b.input("start", (width,), "float32")
+    weights = b.parameter("weights", np.eye(width, dtype=np.float32))
+
+    def row(states: Sequence[Any], elements: Sequence[Any]) -> Any:
+        first = states[0] @ weights if product else states[0]
+        (last,), (sums,) = scan(
+            b, lambda s, x: ([s[0] + x[0]], [s[0] + x[0]]), [first], [elements[0]]
+        )
+        return [last], [sums]
+
+    (last,), (sums,) = scan(b, row, [start], [xs])
+    b.output("last", last)
+    b.output("sums", sums)
+    return b.build()
+
+
+@pytest.mark.parametrize("schedule", [None, *SCHEDULES])
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_loops_in_a_loop_of_few_rounds_or_none(rounds: int, schedule: str | None) -> None:
+    xs = np.arange(rounds * 6, dtype=np.float32).reshape(rounds, 3, 2)
+    start = np.ones(2, np.float32)
+    last, sums = run(loops_in_a_loop(rounds), schedule, xs, start)
+    expected = np.cumsum(xs.reshape(-1, 2), axis=0) + start
+    assert np.array_equal(last, expected[-1] if rounds else start)
+    assert np.array_equal(sums, expected.reshape(rounds, 3, 2))
+
+
+def test_rows_cost_what_stands_beside_the_loops_too() -> None:
+    plain, with_product = (loops_in_a_loop(4, 512, product=p) for p in (False, True))
+    before, after = costs(plain), costs(with_product)
+    flops = 4 * 2 * 512 * 512
+    for schedule in ("rows", "rounds"):
+        more = after[schedule] - before[schedule]
+        assert more > flops / rates_of(HOST).flops_per_second, schedule
+
+
+@pytest.mark.parametrize("schedule", [None, "hoisted", "rounds"])
+def test_what_no_round_can_take_stays_where_it_is_made(schedule: str | None) -> None:
+    """A product could leave, but what it is made of is read with the state as well: a float8."""
+    b = ComputationGraphBuilder("narrow")
+    xs, start = b.input("xs", (5, 4, 8), "float32"), b.input("start", (4, 8), "float32")
+    weights = b.parameter("weights", np.eye(8, dtype=np.float32))
+
+    def step(states: Sequence[Any], elements: Sequence[Any]) -> Any:
+        inside, narrow = elements[0].builder, elements[0].cast("float8_e4m3fn")
+        scale = inside.apply("ReduceMax", [states[0]], 1, {"keepdims": 0})[0]
+        scaled = inside.apply("DequantizeLinear", [narrow, scale], 1, {})[0]
+        return [narrow.cast("float32") @ weights + scaled], []
+
+    b.output("last", scan(b, step, [start], [xs])[0][0])
+    given = np.full((5, 4, 8), 0.5, np.float32)
+    (last,) = run(b.build(), schedule, given, np.ones((4, 8), np.float32))
+    expected = 1.0
+    for _ in range(5):
+        expected = 0.5 + 0.5 * expected
+    assert np.array_equal(last, np.full((4, 8), expected, np.float32))
+
+
+def test_what_a_body_costs_is_never_told_of_another() -> None:
+    """Bodies come and go while schedules are weighed, and one may lie where another lay."""
+    estimate = LoopCosts(rates_of(HOST), ())
+
+    def body(many: int) -> Body:
+        values = [Value(f"v{i}", ValueType((64,), DataType.FLOAT32)) for i in range(many + 1)]
+        relus = [Operation("Relu", (i,), (i + 1,)) for i in range(many)]
+        return Body((0,), (many,), tuple(values), tuple(relus))
+
+    places = set()
+    for many in range(1, 40):
+        one = body(many)
+        places.add(id(one))
+        assert estimate.round(one) == estimate.operations(one.operations, one.values, 1, {0})
+        del one
+        gc.collect()
+    assert len(places) == 39
