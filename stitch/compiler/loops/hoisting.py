@@ -9,6 +9,7 @@ Must not know how either is run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -40,7 +41,7 @@ class Hoisted:
 
 def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
     """The two parts of a body; None where nothing is gained."""
-    body = _split_products(body, form)
+    body = _regrouped(_split_products(body, form), form)
     stay = _dependent(body, form, with_bodies=True)
     early = [i for i, o in enumerate(body.operations) if not _reads(o, stay) and o.body < 0]
     if not any(body.operations[i].op in PRODUCTS and not body.operations[i].domain for i in early):
@@ -160,3 +161,34 @@ def _split_products(body: Body, form: ScanForm) -> Body:
     return replace(
         body, values=tuple(values), operations=tuple(operations), constants=tuple(constants)
     )
+
+
+def _regrouped(body: Body, form: ScanForm) -> Body:
+    """A body whose sums first add what no state has a part in: `(x + h) + b` is `(x + b) + h`."""
+    dependent = _dependent(body, form)
+    makers = {v: i for i, o in enumerate(body.operations) for v in o.outputs}
+    readers = Counter(v for o in body.operations for v in o.inputs)
+    outputs = set(body.outputs)
+    values, operations = list(body.values), list(body.operations)
+    for index, operation in enumerate(body.operations):
+        if operation.op != "Add" or operation.domain or operation.outputs[0] not in dependent:
+            continue
+        inner = next((v for v in operation.inputs if v in dependent), ABSENT)
+        other = next((v for v in operation.inputs if v not in dependent), ABSENT)
+        at = makers.get(inner, -1)
+        if ABSENT in (inner, other) or at < 0 or readers[inner] != 1 or inner in outputs:
+            continue
+        before = operations[at]
+        held = [v for v in before.inputs if v in dependent]
+        if before.op != "Add" or before.domain or len(held) != 1 or len(set(before.inputs)) != 2:
+            continue
+        (state,) = held
+        early = next(v for v in before.inputs if v not in dependent)
+        kinds = [values[v].type for v in (early, other)]
+        shape = np.broadcast_shapes(*(kind.shape for kind in kinds))
+        values.append(Value("sum", ValueType(tuple(shape), kinds[0].data_type)))
+        total = len(values) - 1
+        operations[at] = replace(before, inputs=(early, other), outputs=(total,))
+        operations[index] = replace(operation, inputs=(total, state))
+        makers[total] = at
+    return replace(body, values=tuple(values), operations=tuple(operations))

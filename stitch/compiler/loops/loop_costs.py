@@ -102,9 +102,11 @@ class LoopCosts:
         """What a round reads and writes. Of what comes from outside, which comes back a round
         later, less and less is near the more there is; and so of what it makes itself."""
         outside = sum(n for value, n in touched.items() if value not in made)
-        return self._passing(outside) + self._passing(sum(touched.values()) - outside)
+        inside, near = sum(touched.values()) - outside, self.rates.near_nbytes
+        return self._passing(outside, 2 * (outside - near)) + self._passing(inside, inside - near)
 
-    def _passing(self, nbytes: int) -> float:
-        far = min(nbytes, 2 * max(0, nbytes - self.rates.near_nbytes))
-        near = nbytes - far
-        return near / self.rates.near_bytes_per_second + far / self.rates.far_bytes_per_second
+    def _passing(self, nbytes: int, beyond: int) -> float:
+        """So many bytes, of which some are beyond what is near."""
+        far = min(nbytes, max(0, beyond))
+        rates = self.rates
+        return (nbytes - far) / rates.near_bytes_per_second + far / rates.far_bytes_per_second
