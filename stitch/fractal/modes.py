@@ -43,9 +43,10 @@ def mode(
     `sequential`: element by element, each operation computed as it is written, so that a debugger
     sees numbers and errors name the line. `parallel`: traced and run as one program, cells that do
     not wait for one another at the same time; the same results, to rounding where products change
-    their shape. `schedule`: how loops run in parallel wherever they can, in place of what costs
-    least. What `with` gives explains how the calls within ran. Raises `UsageError` for another mode
-    or schedule.
+    their shape. There a function runs once for all elements of one form, and what it does beside
+    its result, as drawing numbers of `np.random`, it does as often. `schedule`: how loops run in
+    parallel wherever they can, in place of what costs least. What `with` gives explains how the
+    calls within ran. Raises `UsageError` for another mode or schedule.
     """
     if name not in MODES:
         raise UsageError(

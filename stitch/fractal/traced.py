@@ -141,7 +141,8 @@ class Traced:
         """Elements of one form, a tensor for each leaf or nest of an element."""
         if isinstance(xs, Zipped):
             return [t for part in xs.parts for t in self._sequences(part, numbers)]
-        part = xs if len(numbers) == len(xs) else xs[list(numbers)]
+        first, end = numbers[0], numbers[-1] + 1
+        part = xs[first:end] if len(numbers) == end - first else xs[list(numbers)]
         rows = rows_of(part, self.tensor(part.data))
         form = element_form(xs, numbers[0])
         if form.tree is None:
@@ -180,16 +181,22 @@ class Traced:
             pieces.append(_Piece([first], form, [self.builder.unsqueeze(t, 0) for t in tensors]))
         else:
             state = function.result(initializer)
+        asks = False
         while order:
             stretch, round_ = _stretch(xs, order), len(xs) - len(order)
             done = None
-            if len(stretch) > 1:
-                done = self._stretch(call, xs, state, stretch, round_, from_right, keeps)
+            if len(stretch) > 1 and not asks:
+                try:
+                    done = self._stretch(call, xs, state, stretch, round_, from_right, keeps)
+                except NoDataError:  # It asks for numbers, and will in other rounds.
+                    if not self._has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
+                        raise
+                    asks = True
             if done is not None:
                 state, piece = done
             else:  # By itself, and what follows is looked at anew.
                 stretch = order[:1]
-                before, state = state, self._round(call, xs, state, stretch[0])
+                before, state = state, self._round(call, xs, state, stretch[0], asks)
                 check_state(call, before, state, f"round {round_}, element {stretch[0]}")
                 form, tensors = self.flat(state)
                 tensors = [self.builder.unsqueeze(t, 0) for t in tensors]
@@ -199,10 +206,11 @@ class Traced:
             order = order[len(stretch) :]
         return state, pieces
 
-    def _round(self, call: NestCall, xs: Nest, state: Any, number: int) -> Any:
-        """The state after one element, here."""
+    def _round(self, call: NestCall, xs: Nest, state: Any, number: int, asks: bool) -> Any:
+        """The state after one element, here; `asks`: for the numbers in it."""
         try:
-            return UserFunction(call, self, xs, states=1)(state, xs[number])
+            if not asks:
+                return UserFunction(call, self, xs, states=1)(state, xs[number])
         except NoDataError:
             if not self._has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
                 raise
@@ -220,8 +228,7 @@ class Traced:
         from_right: bool,
         keeps: bool,
     ) -> tuple[Any, _Piece] | None:
-        """A loop over elements of one form; None where a state has other lengths after a round, or
-        the function asks for numbers."""
+        """A loop over elements of one form; None where a state has other lengths after a round."""
         numbers = sorted(order)
         form, element = ValueForm.of(state), element_form(xs, numbers[0])
         _, first = self.flat(state)
@@ -246,10 +253,6 @@ class Traced:
                 given_backward=[from_right] * len(first) if keeps else (),
             )  # fmt: skip
         except _OtherLengths:
-            return None
-        except NoDataError:
-            if not self._has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
-                raise
             return None
         return form.value(iter(last)), _Piece(numbers, form, list(states))
 

@@ -264,3 +264,19 @@ def test_empty_nests_everywhere() -> None:
     assert ops.forall(lambda x: x + 1, FractalTensor([[], []], dtype="int64")).tolist() == [[], []]
     with pytest.raises(UsageError, match="empty list needs an initializer"):
         ops.map(lambda r: ops.scan(lambda s, x: s + x, r), xs)
+
+
+@pytest.mark.usefixtures("within")
+def test_a_function_that_asks_for_numbers_is_tried_without_them_once() -> None:
+    """Not in each of the rounds, over all elements that are left."""
+    tried = 0
+
+    def step(s: Any, x: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        return s + x if x % 2 else s
+
+    count = 100
+    found = ops.scan(step, FractalTensor(list(range(count))), 0)
+    assert found.tolist() == [((k + 1) // 2) ** 2 for k in range(count)]
+    assert tried == count + 2  # With numbers as data, and as part of the graph.
