@@ -32,8 +32,6 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     context.require_rank(2, 1, 1)
     count = context.operand(2).shape[0]
     lengths = context.spatial_ints("lengths", (1,) * count, least=0)
-    if not lengths:
-        raise context.fail("a Window has one axis at least")
     return (ValueType((*lengths, *data.shape[1:]), data.data_type),)
 
 
