@@ -79,7 +79,9 @@ class GraphTracing:
         if isinstance(value, Zipped):
             return Zipped([self.brought(part) for part in value.parts])
         if isinstance(value, tuple | list):
-            return type(value)([self.brought(each) for each in value])
+            parts = [self.brought(each) for each in value]
+            # Functions may ask for the parts of a named tuple by their names.
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, SymbolicTensor) and value.written is not None:
             return self._input(value.written)
         if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.ndim):
