@@ -39,10 +39,16 @@ class Parallel:
         self.device, self.sequential, self.schedule = device, sequential, schedule
         self.builder = sequential.builder
         self._programs: OrderedDict[Hashable, LoadedProgram] = OrderedDict()
+        self._scheduled: dict[str, Parallel] = {}
 
     def scheduled(self, schedule: str) -> Parallel:
-        """The same with loops that run so wherever they can."""
-        return Parallel(self.device, self.sequential, schedule)
+        """The same with loops that run so wherever they can; one for each schedule, as it keeps
+        programs."""
+        found = self._scheduled.get(schedule)
+        if found is None:
+            made = Parallel(self.device, self.sequential, schedule)
+            found = self._scheduled.setdefault(schedule, made)
+        return found
 
     def given(self, data: Any) -> Any:
         """A leaf, with data."""
