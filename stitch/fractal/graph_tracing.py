@@ -149,7 +149,7 @@ def meaning_of(graph: ComputationGraph) -> Hashable:
 
 
 def as_values(value: Any) -> Any:
-    """What a function gives: lists and zipped nests as tuples."""
+    """What a function gives, or is given: lists and zipped nests as tuples."""
     if isinstance(value, Zipped):
         return tuple([as_values(part) for part in value.parts])
     if isinstance(value, tuple | list):
