@@ -18,10 +18,9 @@ from stitch.argument_kinds import CALLABLE, PATH, TEXT, either, instance_of, opt
 from stitch.compiler import CompileOptions, LoopNote, compile_graph
 from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.graph_tracing import GraphTracing
+from stitch.fractal.graph_tracing import GraphTracing, as_values
 from stitch.fractal.programs import called
 from stitch.fractal.value_forms import ValueForm
-from stitch.fractal.zipped import Zipped
 from stitch.graph import ComputationGraph, SymbolicTensor
 from stitch.machine import Machine, load_machine
 from stitch.runtime import LoadedProgram, RuntimeDevice
@@ -109,7 +108,7 @@ def compile(
     options = CompileOptions(schedule=schedule)
     title = name or getattr(f, "__name__", "nest").strip("<>")
     tracing = GraphTracing(title, shares=False)
-    forms = tuple([ValueForm.of(_checked(each)) for each in example])
+    forms = tuple([ValueForm.of(as_values(each)) for each in example])
     brought = [tracing.rearranged(each) for each in example]
     gives = tracing.written(lambda _: f(*brought))
     graph = tracing.graph()
@@ -119,18 +118,9 @@ def compile(
     return CompiledNest(graph, binary, compiled.loops, forms, gives, machine)
 
 
-def _checked(value: Any) -> Any:
-    """An example as functions get it: zipped nests as a tuple of nests."""
-    if isinstance(value, Zipped):
-        return tuple([_checked(part) for part in value.parts])
-    if isinstance(value, tuple | list):
-        return tuple([_checked(each) for each in value])
-    return value
-
-
 def _data(value: Any, form: ValueForm, where: str) -> Iterator[Any]:
     """What is given for the inputs of an argument: all leaves of a nest, in order."""
-    value = _checked(value)
+    value = as_values(value)
     if form.parts is not None:
         if not isinstance(value, tuple) or len(value) != len(form.parts):
             raise UsageError(

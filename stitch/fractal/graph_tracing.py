@@ -85,7 +85,9 @@ class GraphTracing:
         if isinstance(value, Zipped):
             return Zipped([self.brought(part) for part in value.parts])
         if isinstance(value, tuple | list):
-            return type(value)([self.brought(each) for each in value])
+            parts = [self.brought(each) for each in value]
+            # Functions may ask for the parts of a named tuple by their names.
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if isinstance(value, SymbolicTensor) and value.written is not None:
             return self._input(value.written)
         if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.ndim):
@@ -153,7 +155,7 @@ def meaning_of(graph: ComputationGraph) -> Hashable:
 
 
 def as_values(value: Any) -> Any:
-    """What a function gives: lists and zipped nests as tuples."""
+    """What a function gives, or is given: lists and zipped nests as tuples."""
     if isinstance(value, Zipped):
         return tuple([as_values(part) for part in value.parts])
     if isinstance(value, tuple | list):

@@ -42,9 +42,13 @@ class Parallel:
         self._loops: WeakKeyDictionary[LoadedProgram, tuple[str, ...]] = WeakKeyDictionary()
 
     def scheduled(self, schedule: str) -> Parallel:
-        """The same with loops that run so wherever they can."""
-        made = Parallel(self.device, self.sequential, schedule)
-        return self._scheduled.setdefault(schedule, made)
+        """The same with loops that run so wherever they can; one for each schedule, as it keeps
+        programs."""
+        found = self._scheduled.get(schedule)
+        if found is None:
+            made = Parallel(self.device, self.sequential, schedule)
+            found = self._scheduled.setdefault(schedule, made)
+        return found
 
     def given(self, data: Any) -> Any:
         """A leaf, with data."""

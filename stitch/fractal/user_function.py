@@ -101,8 +101,6 @@ def nest_of(call: str, results: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         parts = [[result[k] for result in results] for k in range(len(first))]
         return tuple([nest_of(call, part) for part in parts])
-    if isinstance(first, FractalTensor):
-        return FractalTensor(list(results))
     return FractalTensor(list(results))
 
 

@@ -10,7 +10,7 @@ import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -290,6 +290,21 @@ def test_a_parameter_with_a_default_is_no_part() -> None:
     for f in (lambda p, w=2: p[0] * w, lambda p, *, w=2: p[0] * w, lambda a, b, w=2: a * w):
         assert ops.map(f, ops.zip(xs, ys)).tolist() == [2, 4]
     assert ops.scan(lambda s, p, w=2: s + p[1] * w, ops.zip(xs, ys), 0).tolist() == [20, 60]
+
+
+class Line(NamedTuple):
+    """What a function may be given beside elements."""
+
+    slope: Any
+    offset: Any
+
+
+def test_a_named_tuple_beside_elements_keeps_its_names(within: str) -> None:
+    line, xs = Line(np.float32([2, 3]), 1.0), FractalTensor([1.0, 2.0])
+    mapped = ops.map(lambda x, f, g: x * f.slope + g[0].offset, xs, line, g=[line])
+    assert mapped.tolist() == [[3.0, 4.0], [5.0, 7.0]]
+    found = ops.fold(lambda s, x: (s[0] * x, s[1] + x), xs, line)
+    assert lists(found) == ([4.0, 6.0], 4.0)
 
 
 def test_the_default_device_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:

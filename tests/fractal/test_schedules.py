@@ -10,8 +10,8 @@ import pytest
 
 import stitch
 from stitch import fractal as ops
-from stitch.compiler import SCHEDULES
-from stitch.fractal import FractalTensor
+from stitch.compiler import SCHEDULES, compile_graph
+from stitch.fractal import FractalTensor, parallel
 from tests.support import plain_nests as plain
 from tests.support.plain_nests import assert_same, lists_of
 from tests.support.random_nest_programs import nests_of, random_case
@@ -79,3 +79,19 @@ def test_nests_over_tensors_of_the_device_are_closed_over(
         return s * 12 + p[0] * p[1] + 1 + 2
 
     assert found.tolist() == plain.scanl(step, ([2.0, 4.0, 6.0], [3.0, 4.0, 5.0]), 2.0)
+
+
+def test_a_schedule_finds_its_programs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def counted(graph: Any, machine: Any, options: Any) -> Any:
+        compiled.append(options.schedule)
+        return compile_graph(graph, machine, options)
+
+    monkeypatch.setattr(parallel, "compile_graph", counted)
+    for _ in range(3):
+        for schedule in ("rounds", "hoisted"):
+            with ops.mode("parallel", schedule=schedule):
+                sums = ops.scan(lambda s, x: s + x * 0.75, FractalTensor([1.0, 2.0, 4.0]))
+            assert sums.tolist() == [1.0, 2.5, 5.5]
+    assert sorted(compiled) in (["hoisted", "rounds"], [])

@@ -37,7 +37,7 @@ def lifted_scan(
             body, [*before, *elements, *shared], flags, context.lanes, inside, unliftable
         ).results
         after = [
-            _in_lanes(inside, r.tensor, context.lanes) if wanted and not r.is_batched else r.tensor
+            in_lanes(inside, r.tensor, r.is_batched, context.lanes) if wanted else r.tensor
             for r, wanted in zip(lifted, varies, strict=False)
         ]
         given[:] = [r.is_batched for r in lifted[form.states :]]
@@ -48,11 +48,11 @@ def lifted_scan(
         taken_backward=form.taken_backward, given_backward=form.given_backward,
     )  # fmt: skip
     results = [
-        t if is_batched else _in_lanes(builder, t, context.lanes)
+        in_lanes(builder, t, is_batched, context.lanes)
         for t, is_batched in zip(last, varies, strict=True)
     ]
     results += [
-        _swapped(builder, t) if is_batched else _in_lanes(builder, t, context.lanes)
+        in_lanes(builder, _swapped(builder, t) if is_batched else t, is_batched, context.lanes)
         for t, is_batched in zip(collected, given, strict=True)
     ]
     return tuple(results)
@@ -83,7 +83,9 @@ def _swapped(builder: Any, tensor: SymbolicTensor) -> SymbolicTensor:
     return swapped
 
 
-def _in_lanes(builder: Any, tensor: SymbolicTensor, lanes: int) -> SymbolicTensor:
-    """The same for every lane."""
-    repeated: SymbolicTensor = builder.apply("Expand", [tensor, [lanes, *tensor.shape]], 1, {})[0]
-    return repeated
+def in_lanes(builder: Any, tensor: Any, is_batched: bool, lanes: int) -> Any:
+    """A tensor with a lane axis in front, also where it is the same for all lanes."""
+    if is_batched:
+        return tensor
+    given = builder.tensor(tensor)
+    return builder.apply("Expand", [given, [lanes, *given.shape]], 1, {})[0]

@@ -20,14 +20,13 @@ from typing import Any
 
 from stitch import ops
 from stitch.compiler.loops.hoisting import Hoisted, hoisted
-from stitch.compiler.loops.lanes import lifted_scan
+from stitch.compiler.loops.lanes import in_lanes, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.compiler.loops.waves import wave_of, written_wave
 from stitch.errors import UsageError, closest
 from stitch.graph import (
     ComputationGraph,
     ComputationGraphBuilder,
-    LiftedValue,
     SymbolicTensor,
     lift,
     scan,
@@ -161,7 +160,7 @@ class _Scheduling:
             ).results
             if not any(context.batched):
                 return [r.tensor for r in made]
-            return [self._in_lanes(builder, r, context.lanes) for r in made]
+            return [in_lanes(builder, r.tensor, r.is_batched, context.lanes) for r in made]
         lanes = [o for o, batched in zip(context.operands, context.batched, strict=True) if batched]
 
         def lane(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
@@ -256,7 +255,7 @@ class _Scheduling:
         before = lift(
             parts.before, [*ordered, *shared], flags, form.count, builder, self.written
         ).results
-        passed = [self._in_lanes(builder, r, form.count) for r in before]
+        passed = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in before]
         inner = ScanForm(
             form.count, form.states, form.sequences + len(passed), form.collected,
             (*(False,) * (form.sequences + len(passed)),), form.given_backward,
@@ -326,22 +325,11 @@ class _Scheduling:
         lifted = lift(body, [*ordered, *shared], flags, form.count, builder, self.written)
         names = sorted({o.op for o in lifted.without_rule if o.body < 0})
         self._note(where, form, "batch", costs, tuple(names))
-        results = [
-            r.tensor if r.is_batched else builder.apply(
-                "Expand", [r.tensor, [form.count, *r.tensor.shape]], 1, {})[0]
-            for r in lifted.results
-        ]  # fmt: skip
+        results = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in lifted.results]
         return [
             self._turned(builder, r) if back else r
             for r, back in zip(results, form.given_backward, strict=True)
         ]
-
-    def _in_lanes(self, builder: Any, result: LiftedValue, lanes: int) -> Any:
-        """A result with a lane axis in front, also where it is the same for all lanes."""
-        if result.is_batched:
-            return result.tensor
-        tensor = result.tensor
-        return builder.apply("Expand", [tensor, [lanes, *tensor.shape]], 1, {})[0]
 
     def _turned(self, builder: Any, tensor: Any) -> Any:
         """From the last to the first."""

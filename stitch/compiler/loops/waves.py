@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.compiler.loops.lanes import in_lanes
 from stitch.graph import Unliftable, lift, scan
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
@@ -112,11 +113,11 @@ def written_wave(
     inputs = [
         known[v] for i, v in enumerate(wave.inner.inputs) if i != wave.taken
     ]  # fmt: skip
-    states = [_in_lanes(builder, *each, depth) for each in inputs[: wave.form.states]]
+    states = [in_lanes(builder, *each, depth) for each in inputs[: wave.form.states]]
     weights = inputs[wave.form.states :]
     leaf = sequence.shape[1:]
-    register = _in_lanes(builder, builder.index(sequence, 0), False, depth)
-    padding = _in_lanes(builder, builder.index(sequence, length - 1), False, depth - 1)
+    register = in_lanes(builder, builder.index(sequence, 0), False, depth)
+    padding = in_lanes(builder, builder.index(sequence, length - 1), False, depth - 1)
     padded = builder.concat([sequence, padding], 0)
     body_flags = [*[True] * (wave.form.states + 1), *[batched for _, batched in weights]]
     everything = form.collected > 0
@@ -129,7 +130,7 @@ def written_wave(
         results = lift(
             inner, [*held, shifted, *[w for w, _ in weights]], body_flags, depth, inside, unliftable
         ).results
-        tensors = [_in_lanes(inside, r.tensor, r.is_batched, depth) for r in results]
+        tensors = [in_lanes(inside, r.tensor, r.is_batched, depth) for r in results]
         after = tensors[: wave.form.states]
         if mask is not None:
             after = [
@@ -157,10 +158,3 @@ def written_wave(
     places = (np.arange(length)[None, :] + lanes[:, None]) * depth + lanes[:, None]
     layers = builder.reshape(builder.gather(rows, places.ravel(), 0), (depth, length, *leaf))
     return [builder.index(layers, -1), *[layers] * form.collected]
-
-
-def _in_lanes(builder: Any, tensor: Any, is_batched: bool, lanes: int) -> Any:
-    if is_batched:
-        return tensor
-    given = builder.tensor(tensor)
-    return builder.apply("Expand", [given, [lanes, *given.shape]], 1, {})[0]
