@@ -191,3 +191,30 @@ def unoptimised(graph: ComputationGraph, arrays: Sequence[Array]) -> list[Array]
     with stitch.open_device("host", executor="numpy") as device:
         made = device.load(Binary((program,), machine.shape, "test"))(*arrays)
         return [t.numpy().copy() for t in (made if isinstance(made, tuple) else (made,))]
+
+
+@pytest.mark.parametrize("schedule", [None, "rounds", "batch"])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_rounds_in_which_nothing_differs(count: int, schedule: Any) -> None:
+    """Nobody reads the sequence, and the state stays: nothing goes round; in lanes, neither."""
+    b = ComputationGraphBuilder("g")
+    xs, w = b.input("xs", (count, 3), "float32"), b.input("w", (3,), "float32")
+    rows = b.input("rows", (2, 3), "float32")
+
+    def f(s: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
+        return [s[0]], [np.tanh(s[0])]
+
+    def lane(_: Tensors, e: Tensors) -> tuple[Tensors, Tensors]:
+        return [], scan(b, f, [e[0]], [xs])[1]
+
+    for name, made in (
+        ("given", scan(b, f, [w], [xs])[1]),
+        ("lanes", scan(b, lane, [], [rows])[1]),
+    ):
+        b.output(name, made[0])
+    arrays = [np.ones(shape, np.float32) * 0.5 for shape in ((count, 3), (3,), (2, 3))]
+    model = stitch.compile(b.build(), target="host", schedule=schedule)
+    with stitch.open_device("host", executor="numpy") as device:
+        given, lanes = (t.numpy() for t in device.load(model)(*arrays))
+    np.testing.assert_allclose(given, np.full((count, 3), np.tanh(0.5)), 1e-6)
+    np.testing.assert_allclose(lanes, np.full((2, count, 3), np.tanh(0.5)), 1e-6)

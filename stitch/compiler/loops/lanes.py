@@ -32,7 +32,8 @@ def lifted_scan(
     given: list[bool] = []
 
     def round_(before: Sequence[Any], elements: Sequence[Any]) -> Any:
-        inside: Any = (*before, *elements)[0].builder
+        # Where nothing goes round, this is written once, around the loop.
+        inside = builder.innermost((*before, *elements))
         lifted = lift(
             body, [*before, *elements, *shared], flags, context.lanes, inside, unliftable
         ).results

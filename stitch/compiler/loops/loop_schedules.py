@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from stitch import ops
 from stitch.compiler.loops.hoisting import Hoisted, hoisted
 from stitch.compiler.loops.lanes import in_lanes, lifted_scan
@@ -268,9 +270,13 @@ class _Scheduling:
         """A loop as it is, the loops in its body scheduled."""
         first = form.states + form.sequences
         shared = list(operands[first:])
+        if not form.count and not first:
+            kinds = [form.whole(kind) for kind in body.output_types]
+            return [builder.constant(np.empty(k.shape, k.data_type.dtype)) for k in kinds]
 
         def round_(states: Sequence[Any], elements: Sequence[Any]) -> Any:
-            inside: Any = (*states, *elements)[0].builder
+            # Where nothing goes round, this is written once, around the loop.
+            inside = builder.innermost((*states, *elements))
             given = [*states, *elements, *shared]
             results = lift(body, given, [False] * len(given), 1, inside, self.written).results
             tensors = [r.tensor for r in results]
