@@ -16,7 +16,7 @@ def add(state: Any, x: Any) -> Any:
 
 
 def test_a_report_names_schedules_their_costs_and_what_went_element_by_element() -> None:
-    rows = FractalTensor([[1, 2, 3], [4, 5, 6]])
+    rows = FractalTensor([[1, 2, 3, 0], [4, 5, 6, 0]])
     with ops.mode("parallel") as report:
         assert report.explain() == "no calls in parallel"
         ops.map(lambda row: ops.scan(add, row), rows)
