@@ -115,7 +115,9 @@ def test_two_files_with_scans_are_linked_and_run_as_apart(cli: Cli, files: Path)
     with stitch.open_device("host") as device:
         given = [np.load(files / name) for name in ("first.npy", "xs.npy")]
         program = device.load(linked)
-        made = [tensor.numpy() for tensor in program(*given)]
+        found = program(*given)
+        assert isinstance(found, tuple)
+        made = [tensor.numpy() for tensor in found]
     last, everything = expected(files)
     for ours, theirs in zip(made, (everything, last**4), strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-5)
