@@ -15,6 +15,7 @@ from stitch.compiler import SCHEDULES, CompileOptions, compile_graph
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import load_machine
+from stitch.ops import RESHAPING
 from stitch.program import Body, DataType, Operation, Value, ValueType
 from stitch.ttb import Binary
 
@@ -114,3 +115,10 @@ def test_what_a_body_costs_is_never_told_of_another() -> None:
         del one
         gc.collect()
     assert len(places) == 39
+
+
+@pytest.mark.parametrize("op", sorted(RESHAPING))
+def test_the_same_elements_in_another_shape_cost_nothing(op: str) -> None:
+    estimate, kind = LoopCosts(rates_of(HOST), ()), ValueType((8, 8), DataType.FLOAT32)
+    values = [Value("x", kind), Value("y", kind)]
+    assert estimate.operations([Operation(op, (0,), (1,))], values, 1, {0}) == 0

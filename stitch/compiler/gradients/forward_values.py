@@ -27,12 +27,9 @@ from stitch.program import (
 )
 
 #: Besides elementwise operators: those that only rearrange.
-_CHEAP = frozenset(
-    {"Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Split",
-     "Transpose", "Unsqueeze"}
-)  # fmt: skip
-#: Those that hand over the same elements in the same order: the result is never saved itself.
-_RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+_CHEAP = ops.RESHAPING | {"Cast", "Concat", "Expand", "Slice", "Split", "Transpose"}
+#: Those whose result is never saved itself, as it holds the same elements.
+_RESHAPING = ops.RESHAPING - {"Identity"}
 
 
 class ForwardValues:
