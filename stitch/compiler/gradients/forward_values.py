@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from stitch import ops
-from stitch.compiler.gradients.body_graphs import body_of_graph, write_operation
+from stitch.compiler.body_graphs import body_of_graph, write_operation
 from stitch.compiler.gradients.recomputing import Recompute
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, KnownValues, SymbolicTensor
 from stitch.linker import drop_unused_values
