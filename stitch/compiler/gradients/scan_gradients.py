@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.compiler.gradients.body_graphs import (
+from stitch.compiler.body_graphs import (
     graph_of_body,
     operand_name,
     result_name,
