@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -330,6 +332,47 @@ def test_a_module_is_the_cell_of_a_scan(within: str) -> None:
             np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
     last = ops.fold(module, FractalTensor(xs), zeros())
     np.testing.assert_allclose(last[1].numpy(), looped(module, xs, first)[1][-1], 1e-5, 1e-5)
+
+
+class Acting(torch.nn.Module):
+    """Parts and attributes that others can take the place of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.dims, self.then = torch.nn.ReLU(), (0,), torch.exp
+
+    def forward(self, x: Any) -> Any:
+        return self.then(self.part(x)).sum(self.dims)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("part", torch.nn.SiLU()),
+        ("dims", (1,)),
+        ("then", torch.tanh),
+        ("forward", lambda x: x * 2),
+    ],
+)
+def test_a_module_whose_parts_or_attributes_are_others_is_captured_anew(
+    name: str, value: Any, within: str
+) -> None:
+    module, xs = Acting(), real(3, 2, 4)
+    ops.map(module, FractalTensor(xs))
+    setattr(module, name, value)
+    found = ops.map(module, FractalTensor(xs)).numpy()
+    wanted = torch.stack([module(torch.from_numpy(x)) for x in xs])
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_kept_of_a_module_does_not_keep_it_alive() -> None:
+    module = Acting()
+    module.itself = [module, module.forward]  # type: ignore[assignment]
+    ops.map(module, FractalTensor(real(3, 2, 4)))
+    alive = weakref.ref(module)
+    del module
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_module_is_captured_once_for_each_type(
