@@ -114,3 +114,26 @@ def test_what_a_body_costs_is_never_told_of_another() -> None:
         del one
         gc.collect()
     assert costs == sorted(set(costs))
+
+
+@pytest.mark.parametrize("schedule", [None, "rows"])
+def test_rows_in_rows_are_written_out_as_often_as_rows_are(schedule: str | None) -> None:
+    b = ComputationGraphBuilder("deep")
+    given = b.input("xs", (12, 12, 12, 2), "float32")
+
+    def deep(state: Any, xs: Any, depth: int) -> Any:
+        if not depth:
+            return np.tanh(state + xs)
+        (last,), _ = scan(b, lambda s, e: ([deep(s[0], e[0], depth - 1)], []), [state], [xs])
+        return last
+
+    b.output("y", deep(b.constant(np.zeros(2, np.float32)), given, 3))
+    model = stitch.compile(b.build(), target="host", schedule=schedule)
+    assert {"rows", "rounds"} <= {note.schedule for note in model.loops}
+    assert len(model.program.operations) < 4 * 12
+    x = np.random.default_rng(1).standard_normal((12, 12, 12, 2), np.float32)
+    expected = np.zeros(2, np.float32)
+    for row in x.reshape(-1, 2):
+        expected = np.tanh(expected + row)
+    with stitch.open_device("host", executor="numpy") as device:
+        np.testing.assert_allclose(device.load(model)(x).numpy(), expected, 1e-5, 1e-6)

@@ -39,7 +39,8 @@ from stitch.machine import Machine
 from stitch.program import Body, Operation, ScanForm, is_scan
 
 _NO_COSTS: Mapping[str, float] = MappingProxyType({})
-#: A loop of more rounds than that is not written out.
+#: A loop of more rounds than that, those of loops around it that are written out counted with
+#: them, is not written out.
 MOST_ROWS = 64
 #: The names that a schedule may be asked for by.
 SCHEDULES = ("batch", "hoisted", "rounds", "rows", "wave")
@@ -124,6 +125,8 @@ class _Scheduling:
         self.machine = machine
         self.asked = schedule
         self.notes: list[LoopNote] = []
+        #: How many rounds of loops that are written out are being written, one by one.
+        self.copies = 1
         self.estimate = LoopCosts(rates_of(machine), graph.bodies)
 
     def run(self) -> ScheduledLoops:
@@ -189,7 +192,8 @@ class _Scheduling:
         operands, where = list(context.operands), context.location
         if bool(form.states) != self.has_states or not form.count:
             return self._rounds(builder, body, form, operands)
-        costs = self._costs(body, form, _constant_inputs(builder, body, form, operands))
+        fixed = _constant_inputs(builder, body, form, operands)
+        costs = self._costs(body, form, fixed, self.copies)
         taken = min(costs, key=lambda name: (costs[name], name))
         if self.asked in costs:
             taken = self.asked
@@ -209,9 +213,11 @@ class _Scheduling:
             return self._hoisted(builder, parts, form, operands)
         return self._rounds(builder, body, form, operands)
 
-    def _costs(self, body: Body, form: ScanForm, fixed: Collection[int]) -> dict[str, float]:
-        """The schedules that a loop may have, and what each costs; `fixed` are the inputs of its
-        body that are constants."""
+    def _costs(
+        self, body: Body, form: ScanForm, fixed: Collection[int], copies: int
+    ) -> dict[str, float]:
+        """The schedules that a loop may have that is written so many times, and what each costs;
+        `fixed` are the inputs of its body that are constants."""
         estimate, costs = self.estimate, {"rounds": self.estimate.scan(body, form, fixed=fixed)}
         round_seconds = estimate.rates.round_seconds
         if not form.states:
@@ -224,8 +230,8 @@ class _Scheduling:
                 parts.before, form.count, takes, fixed
             ) + form.count * (round_seconds + estimate.round(parts.rest, fixed=fixed))
         if any(is_scan(o) for o in body.operations):
-            if 0 < form.count <= MOST_ROWS:
-                costs["rows"] = form.count * self._row(body)
+            if 0 < form.count * copies <= MOST_ROWS:
+                costs["rows"] = form.count * self._row(body, form.count * copies)
             wave = wave_of(body, form)
             if wave is not None:
                 cell = self.graph.bodies[wave.inner.body]
@@ -233,7 +239,7 @@ class _Scheduling:
                 costs["wave"] = rounds * (round_seconds + estimate.round(cell, form.count))
         return costs
 
-    def _row(self, body: Body) -> float:
+    def _row(self, body: Body, copies: int) -> float:
         """What one round of a loop around loops costs, these as they will be, on weights that are
         constants."""
         beside = replace(body, operations=tuple(o for o in body.operations if not is_scan(o)))
@@ -242,7 +248,7 @@ class _Scheduling:
             if is_scan(operation):
                 inner, form = self.graph.bodies[operation.body], ScanForm.of(operation)
                 shared = inner.inputs[form.states + form.sequences :]
-                seconds += min(self._costs(inner, form, shared).values())
+                seconds += min(self._costs(inner, form, shared, copies).values())
         return seconds
 
     def _hoisted(
@@ -297,6 +303,7 @@ class _Scheduling:
         sequences, shared = operands[form.states : first], list(operands[first:])
         known = [builder.known_data(sequence) for sequence in sequences]
         given: list[list[Any]] = []
+        copies, self.copies = self.copies, self.copies * form.count
         for round_ in range(form.count):
             elements = []
             for sequence, data, back in zip(sequences, known, form.taken_backward, strict=True):
@@ -311,6 +318,7 @@ class _Scheduling:
             tensors = [result.tensor for result in made]
             states = tensors[: form.states]
             given.append(tensors[form.states :])
+        self.copies = copies
         collected = [
             builder.stack([each[i] for each in (given[::-1] if back else given)])
             for i, back in enumerate(form.given_backward)
