@@ -105,7 +105,7 @@ def test_what_scans_make_is_claimed_before_it_is_made(where: str) -> None:
             [x], [], count=3,
         )  # fmt: skip
         b.output("y", y)
-    model = stitch.compile(b.build(), target="host")
+    model = stitch.compile(b.build(), target="host", schedule="rounds")
     with stitch.open_device("host", max_memory=BUDGET.taken_nbytes + (1 << 30)) as device:
         program = device.load(model)
         tracemalloc.start()

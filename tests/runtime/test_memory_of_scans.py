@@ -56,7 +56,7 @@ def measured(program: Program, machine: MachineShape) -> tuple[ProgramBytes, int
 @pytest.mark.parametrize("form", FORMS)
 def test_a_scan_takes_no_more_than_is_said(form: str, width: int) -> None:
     width = min(width, 600) if form == "cell" else width
-    model = stitch.compile(scanned_graph(form, width), target="host")
+    model = stitch.compile(scanned_graph(form, width), target="host", schedule="rounds")
     said, taken, has_grown = measured(model.program, model.binary.machine)
     assert taken <= said.peak
     assert not has_grown
@@ -111,7 +111,7 @@ def test_a_body_that_several_scans_carry_is_counted_for_each() -> None:
                 b, lambda s, _: ([b.op("Tanh", s[0])], []), [x], [], count=2
             )  # fmt: skip
         b.output("y", x)
-        program = stitch.compile(b.build(), target="host").program
+        program = stitch.compile(b.build(), target="host", schedule="rounds").program
         assert len(program.bodies) == 1 and len(program.operations) == times
         return executor.host_bytes(program).bound
 

@@ -27,7 +27,7 @@ def results(made: stitch.Tensor | tuple[stitch.Tensor, ...]) -> list[Array]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("debug", [False, True])
 def test_hooks_see_a_scan_as_one_operation_and_change_nothing(form: str, debug: bool) -> None:
-    model = stitch.compile(scanned_graph(form), target="host")
+    model = stitch.compile(scanned_graph(form), target="host", schedule="rounds")
     rng = np.random.default_rng(1)
     kinds = [model.program.values[slot.value].type for slot in model.program.inputs]
     given = [rng.standard_normal(k.shape, np.float32).astype(k.data_type.dtype) for k in kinds]
@@ -150,7 +150,7 @@ def test_a_scan_in_a_narrow_type_rounds_after_each_operation() -> None:
     kind = DataType.BFLOAT16.dtype
     xs, h = (rng.standard_normal(s, np.float32).astype(kind) for s in ((5, 16), (16,)))
     with stitch.open_device("host", executor="numpy") as device:
-        found = device.load(stitch.compile(graph, target="host"))(xs, h)
+        found = device.load(stitch.compile(graph, target="host", schedule="rounds"))(xs, h)
         assert isinstance(found, tuple)
         last, given = found
 
