@@ -32,7 +32,7 @@ def files(here: Path) -> Path:
     rows = b.input("x", (6, 8), "float32")
     _, (given,) = stitch.graph.scan(b, lambda _, e: ([], [b.op("Tanh", e[0])]), [], [rows])
     b.output("y", given)
-    stitch.compile(b.build(), target="host").save(here / "grown.ttb")
+    stitch.compile(b.build(), target="host", schedule="rounds").save(here / "grown.ttb")
     stitch.compile(bodied_graph(), target="host").save(here / "bodied.ttb")
     rng = np.random.default_rng(5)
     np.save(here / "first.npy", rng.standard_normal(8, np.float32))

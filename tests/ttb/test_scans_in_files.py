@@ -38,14 +38,14 @@ def results(held: Binary) -> list[Array]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_keeps_scans_and_gives_the_same_bits(form: str, tmp_path: Path) -> None:
-    model = stitch.compile(scanned_graph(form), target="host")
+    model = stitch.compile(scanned_graph(form), target="host", schedule="rounds")
     written = encode(model.binary)
     model.save(tmp_path / "scans.ttb")
     read = load(tmp_path / "scans.ttb", verify="full")
     assert read.programs == model.binary.programs
     assert read.requires == tuple(sorted({"bodies", "scans"}))
     assert encode(read) == written == encode(stitch.compile(
-        scanned_graph(form), target="host").binary)  # fmt: skip
+        scanned_graph(form), target="host", schedule="rounds").binary)  # fmt: skip
     assert all(map(np.array_equal, results(read), results(model.binary)))
 
 
