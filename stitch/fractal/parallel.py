@@ -9,8 +9,7 @@ know how loops are scheduled.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from stitch.compiler import CompileOptions, compile_graph
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.graph_tracing import GraphTracing, meaning_of
+from stitch.fractal.kept_programs import KeptPrograms
 from stitch.fractal.sequential import Sequential, check_bool
 from stitch.fractal.traced import LengthsOfDataError, Traced
 from stitch.fractal.zipped import Nest
@@ -38,7 +38,7 @@ class Parallel:
     ) -> None:
         self.device, self.sequential, self.schedule = device, sequential, schedule
         self.builder = sequential.builder
-        self._programs: OrderedDict[Hashable, LoadedProgram] = OrderedDict()
+        self._programs: KeptPrograms[LoadedProgram] = KeptPrograms(MAX_PROGRAMS)
 
     def scheduled(self, schedule: str) -> Parallel:
         """The same with loops that run so wherever they can."""
@@ -95,10 +95,7 @@ class Parallel:
         program = self._programs.get(key)
         if program is None:
             program = self._compiled(graph)
-            while len(self._programs) >= MAX_PROGRAMS:
-                self._programs.popitem(last=False)
-        self._programs[key] = program
-        self._programs.move_to_end(key)
+            self._programs.keep(key, program, graph)
         found = program(*tracing.arguments)
         results = iter(found if isinstance(found, tuple) else (found,))
         return self._shown(form.value(results))
