@@ -2,23 +2,23 @@
 of a graph under construction their operations are written in.
 
 Comes in: a loaded program, a torch module; what it is called with. Goes out: tensors. A module is
-captured once for the types of what it is given, and anew once its weights, its mode, its parts or
-its attributes have changed. Must not know: functions over nests.
+captured once for the types of what it is given, and anew once its weights, parts, hooks or
+attributes have changed. Must not know: functions over nests.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from types import MethodType
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from stitch.argument_kinds import arranged
 from stitch.errors import UsageError
 from stitch.fractal.eager import EagerBuilder
+from stitch.fractal.programs.module_states import state_of
 from stitch.fractal.programs.programs_in_graphs import written_in
 from stitch.frontend import is_torch, read_graph
 from stitch.graph import ComputationGraph, SymbolicTensor
@@ -26,10 +26,6 @@ from stitch.runtime import LoadedProgram, Tensor
 
 #: Captures that are kept of one module.
 MAX_CAPTURED = 64
-#: So deep in lists and mappings attributes are looked at.
-MAX_NESTED = 4
-#: Attributes of a torch module whose tensors, and parts, are looked at by themselves.
-_TENSORS = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 def as_function(function: Callable[..., Any], builder: Any) -> Callable[..., Any]:
@@ -150,7 +146,7 @@ _modules: WeakKeyDictionary[Any, dict[Hashable, _Captured]] = WeakKeyDictionary(
 def _captured(module: Any, kinds: Any) -> _Captured:
     """The module's graph for these types, as the module is now."""
     known = _modules.setdefault(module, {})
-    state, tensors = _state_of(module)
+    state, tensors = state_of(module)
     if len(known) >= MAX_CAPTURED:
         known.clear()
     found = known.get(kinds)
@@ -159,52 +155,6 @@ def _captured(module: Any, kinds: Any) -> _Captured:
         found = _Captured(graph, state, [tensor.detach().clone() for tensor in tensors])
         known[kinds] = found
     return found
-
-
-def _state_of(module: Any) -> tuple[Hashable, list[Any]]:
-    """What a module computes with beside its code: its parts, of which class; their attributes;
-    tensors. An exported program does not change."""
-    if not hasattr(module, "named_modules"):
-        return None, []
-    parts = tuple([
-        (path, type(part), _plain({k: v for k, v in vars(part).items() if k not in _TENSORS}))
-        for path, part in module.named_modules(remove_duplicate=False)
-    ])  # fmt: skip
-    return parts, [*module.parameters(), *module.buffers()]
-
-
-def _plain(value: Any, depth: int = 0) -> Hashable:
-    """What changes where an attribute does: numbers and texts as they are written, of lists and
-    mappings each element, else which one it is."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return type(value), repr(value)
-    if isinstance(value, Mapping) and depth < MAX_NESTED:
-        return tuple([(_plain(k, MAX_NESTED), _plain(v, depth + 1)) for k, v in value.items()])
-    if isinstance(value, tuple | list) and depth < MAX_NESTED:
-        return type(value), *[_plain(each, depth + 1) for each in value]
-    if isinstance(value, MethodType):  # Made anew each time that it is asked for.
-        return _Same(value.__self__), _Same(value.__func__)
-    return _Same(value)
-
-
-class _Same:
-    """Equal where it is the same thing."""
-
-    __slots__ = ("_found",)
-
-    def __init__(self, value: Any) -> None:
-        # Whatever leads to the module must not keep it alive.
-        try:
-            self._found: Callable[[], Any] = ref(value)
-        except TypeError:
-            self._found = lambda: value
-
-    def __eq__(self, other: object) -> bool:
-        found = self._found()
-        return isinstance(other, _Same) and found is not None and found is other._found()
-
-    def __hash__(self) -> int:
-        return 0
 
 
 def _is_traced(value: Any) -> bool:
