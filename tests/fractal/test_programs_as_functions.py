@@ -364,7 +364,7 @@ def test_a_module_whose_parts_or_attributes_are_others_is_captured_anew(
 
 def test_what_is_kept_of_a_module_does_not_keep_it_alive() -> None:
     module = Acting()
-    module.itself = [module, module.forward]  # type: ignore[assignment]
+    module.itself = [module, module.forward]
     ops.map(module, FractalTensor(real(3, 2, 4)))
     alive = weakref.ref(module)
     del module

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stitch
@@ -79,3 +80,40 @@ def test_nests_over_tensors_of_the_device_are_closed_over(
         return s * 12 + p[0] * p[1] + 1 + 2
 
     assert found.tolist() == plain.scanl(step, ([2.0, 4.0, 6.0], [3.0, 4.0, 5.0]), 2.0)
+
+
+@pytest.mark.parametrize("schedule", [None, *SCHEDULES])
+def test_cells_that_read_no_element_run_by_each_schedule(schedule: str | None) -> None:
+    xs, other = FractalTensor([1.0, 2.0, 3.0]), np.full((2,), 2, np.float32)
+    nest = ops.compile(lambda xs: ops.map(lambda x: ops.exp(other), xs), xs, schedule=schedule)
+    np.testing.assert_allclose(nest(xs).numpy(), np.full((3, 2), np.exp(2)), rtol=1e-6)
+
+
+def maps_in_a_map(rows: Any) -> Any:
+    return ops.map(lambda row: ops.map(lambda x: ops.tanh(x) * 2, row), rows)
+
+
+def scans_in_a_map(rows: Any) -> Any:
+    """Two layers over each row, which differ in their weights alone."""
+    weights = FractalTensor(np.array([[[0.5]], [[0.25]]], np.float32))
+
+    def layer(xs: Any, w: Any) -> Any:
+        return ops.scan(lambda s, x: ops.tanh(s + x @ w), xs, np.zeros((1, 1), np.float32))
+
+    return ops.map(lambda row: ops.fold(layer, weights, row), rows)
+
+
+@pytest.mark.parametrize(
+    ("function", "names", "loops"),
+    [(maps_in_a_map, ["batch", "batch"], 0), (scans_in_a_map, ["batch", "wave"], 2)],
+)
+def test_loops_in_a_map_are_scheduled_too(function: Any, names: list[str], loops: int) -> None:
+    draw = np.random.default_rng(0)
+    arrays = draw.standard_normal((3, 6, 1, 1), np.float32)
+    rows = FractalTensor([FractalTensor(array) for array in arrays])
+    nest = ops.compile(function, rows)
+    assert [note.schedule for note in nest.loops] == names
+    assert sum(o.op == "Scan" for o in nest.binary.programs[0].operations) == loops
+    np.testing.assert_allclose(
+        nest(rows).numpy(), np.array(function(rows).tolist()), rtol=1e-5, atol=1e-6
+    )

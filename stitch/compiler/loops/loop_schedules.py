@@ -14,7 +14,7 @@ out: the graph that computes the same, a note for each loop. Must not know: exec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -101,10 +101,16 @@ def schedule_loops(
 
 
 class _Scheduling:
-    def __init__(self, graph: ComputationGraph, machine: Machine, schedule: str | None) -> None:
+    """`is_settled`: the loops of the graph are scheduled, and stay as they are."""
+
+    def __init__(
+        self, graph: ComputationGraph, machine: Machine, schedule: str | None,
+        is_settled: bool = False,
+    ) -> None:  # fmt: skip
         self.graph = graph
         self.machine = machine
         self.asked = schedule
+        self.is_settled = is_settled
         self.notes: list[LoopNote] = []
         self.estimate = LoopCosts(rates_of(machine), graph.bodies)
 
@@ -132,7 +138,11 @@ class _Scheduling:
             return self._by_itself(builder, operation, context)
         form, body = ScanForm.of(operation), self.graph.bodies[operation.body]
         if any(context.batched):
-            return lifted_scan(builder, body, form, context, self.written)
+            if self.is_settled or not form.count:
+                return lifted_scan(builder, body, form, context, self.written)
+            return self._for_lanes(builder, body, form, context)
+        if self.is_settled:
+            return self._rounds(builder, body, form, context.operands)
         return self._scheduled(builder, body, form, context)
 
     def _by_itself(
@@ -164,17 +174,48 @@ class _Scheduling:
         _, results = scan(builder, lane, [], lanes)
         return results
 
-    def _scheduled(
+    def _for_lanes(
         self, builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext
     ) -> Sequence[Any]:
-        """A scan as its cheapest schedule has it, or the one that was asked for."""
+        """A loop that many lanes run: scheduled as it is for one, then that for all lanes."""
+        lane = ComputationGraphBuilder("lane")
+        operands: list[Any] = []
+        given: list[int] = []
+        with lane.at(context.location):
+            for i, known in enumerate(context.constants):
+                kind = context.type_of(i)
+                if known is not None and known.dtype.kind in "iub":
+                    operands.append(lane.constant(known))  # Rules ask for bounds and shapes.
+                else:
+                    operands.append(lane.input(f"operand_{i}", kind.shape, kind.data_type))
+                    given.append(i)
+            alone = replace(
+                context, builder=lane, operands=tuple(operands),
+                batched=(False,) * len(operands), lanes=1,
+            )  # fmt: skip
+            for i, tensor in enumerate(self._scheduled(lane, body, form, alone, context.lanes)):
+                lane.output(f"result_{i}", tensor)
+        settled = _Scheduling(lane.build(), self.machine, self.asked, is_settled=True)
+        made = lift(
+            settled.graph, [context.operands[i] for i in given],
+            [context.batched[i] for i in given], context.lanes, builder, settled.written,
+        )  # fmt: skip
+        return [self._in_lanes(builder, result, context.lanes) for result in made.results]
+
+    def _scheduled(
+        self, builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext,
+        lanes: int = 1,
+    ) -> Sequence[Any]:  # fmt: skip
+        """A scan as its cheapest schedule for so many lanes has it, or the one that was asked
+        for."""
         operands, where = list(context.operands), context.location
         if not form.states and form.count:
-            if self.asked != "rounds":
+            # Rounds that are given nothing are all the same.
+            if self.asked != "rounds" or not form.sequences:
                 return self._batched(builder, body, form, operands, where)
             self._note(where, form, "rounds")
             return self._rounds(builder, body, form, operands)
-        costs = self._costs(body, form)
+        costs = self._costs(body, form, lanes)
         taken = min(costs, key=lambda name: (costs[name], name))
         if self.asked in costs:
             taken = self.asked
@@ -192,38 +233,41 @@ class _Scheduling:
             return self._hoisted(builder, parts, form, operands)
         return self._rounds(builder, body, form, operands)
 
-    def _costs(self, body: Body, form: ScanForm) -> dict[str, float]:
-        """The schedules that a loop with states may have, and what each costs."""
+    def _costs(self, body: Body, form: ScanForm, lanes: int = 1) -> dict[str, float]:
+        """The schedules that a loop with states may have, and what each costs for so many lanes."""
         estimate = self.estimate
-        costs = {"rounds": estimate.scan(body, form)}
+        costs = {"rounds": estimate.scan(body, form, lanes)}
         parts = hoisted(body, form) if form.count > 1 and form.sequences else None
-        if parts is not None:
+        # Of many lanes and rounds it is more at once than anybody asked for: in attention by blocks
+        # all weights.
+        if parts is not None and (lanes == 1 or self.asked == "hoisted"):
             takes = set(parts.before.inputs[: form.sequences])
-            costs["hoisted"] = estimate.round(parts.before, form.count, takes) + form.count * (
-                estimate.rates.round_seconds + estimate.round(parts.rest)
+            before = estimate.round(parts.before, form.count * lanes, takes)
+            costs["hoisted"] = before + form.count * (
+                estimate.rates.round_seconds + estimate.round(parts.rest, lanes)
             )
         if any(is_scan(o) for o in body.operations):
             if form.count <= MOST_ROWS:
-                costs["rows"] = form.count * self._row(body)
+                costs["rows"] = form.count * self._row(body, lanes)
             wave = wave_of(body, form)
             if wave is not None:
                 cell = self.graph.bodies[wave.inner.body]
                 rounds = wave.form.count + form.count - 1
                 costs["wave"] = rounds * (
-                    estimate.rates.round_seconds + estimate.round(cell, form.count)
+                    estimate.rates.round_seconds + estimate.round(cell, form.count * lanes)
                 )
         return costs
 
-    def _row(self, body: Body) -> float:
+    def _row(self, body: Body, lanes: int) -> float:
         """What one round of a loop around loops costs, these as they will be."""
         seconds = 0.0
         for operation in body.operations:
             if is_scan(operation):
                 inner, form = self.graph.bodies[operation.body], ScanForm.of(operation)
                 seconds += (
-                    min(self._costs(inner, form).values())
+                    min(self._costs(inner, form, lanes).values())
                     if form.states
-                    else (self.estimate.round(inner, form.count))
+                    else (self.estimate.round(inner, form.count * lanes))
                 )
         return seconds
 
@@ -307,9 +351,11 @@ class _Scheduling:
             for s, back in zip(sequences, form.taken_backward, strict=True)
         ]
         flags = [*[True] * len(ordered), *[False] * len(shared)]
+        place = len(self.notes)
         lifted = lift(body, [*ordered, *shared], flags, form.count, builder, self.written)
         names = sorted({o.op for o in lifted.without_rule if o.body < 0})
-        self._note(where, form, "batch", without_rule=tuple(names))
+        # Before those within.
+        self.notes.insert(place, LoopNote(where, form.count, "batch", without_rule=tuple(names)))
         results = [
             r.tensor if r.is_batched else builder.apply(
                 "Expand", [r.tensor, [form.count, *r.tensor.shape]], 1, {})[0]
@@ -332,8 +378,7 @@ class _Scheduling:
         return builder.index(tensor, slice(None, None, -1))
 
     def _note(
-        self, where: str, form: ScanForm, schedule: str, costs: Mapping[str, float] = _NO_COSTS,
-        without_rule: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+        self, where: str, form: ScanForm, schedule: str, costs: Mapping[str, float] = _NO_COSTS
+    ) -> None:
         listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
-        self.notes.append(LoopNote(where, form.count, schedule, listed, without_rule))
+        self.notes.append(LoopNote(where, form.count, schedule, listed))
