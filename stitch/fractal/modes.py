@@ -56,13 +56,16 @@ def mode(
     sees numbers and errors name the line. `parallel`: traced and run as one program, cells that do
     not wait for one another at the same time; the same results, to rounding where products change
     their shape. `schedule`: how loops run in parallel wherever they can, in place of what costs
-    least. Raises `UsageError` for another mode or schedule.
+    least. Raises `UsageError` for another mode or schedule, or one where nothing is scheduled.
     """
     if name not in MODES:
         raise UsageError(
             f"there is no mode {name!r}", expected=", ".join(MODES), remedy=closest(name, MODES)
         )
     check_schedule(schedule)
+    if schedule is not None and name != "parallel":
+        raise UsageError(f"mode {name} has no schedules", got=f"schedule={schedule!r}",
+                         remedy='leave it out, or take the mode "parallel"')  # fmt: skip
     way = _default(name) if device is None else _MODES[name](device)
     if isinstance(way, Parallel) and schedule is not None:
         way = way.scheduled(schedule)
