@@ -241,6 +241,11 @@ def test_what_a_function_must_not_do_is_one_clear_error() -> None:
         ops.mode("paralel"),
     ):
         pass
+    with (
+        pytest.raises(UsageError, match=r"sequential has no schedules[\s\S]*parallel"),
+        ops.mode("sequential", schedule="wave"),
+    ):
+        pass
     with pytest.raises(ZeroDivisionError):
         ops.map(lambda x: 1 / 0, xs)
     with pytest.raises(UsageError, match="of the same lengths throughout"):
