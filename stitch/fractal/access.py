@@ -14,7 +14,7 @@ import numpy as np
 
 from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import Element, FractalTensor
-from stitch.fractal.index_tree import check_count
+from stitch.fractal.rows import check_count
 from stitch.fractal.zipped import Nest, as_nest, each_part, zip
 from stitch.program import Array
 

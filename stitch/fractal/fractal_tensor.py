@@ -17,10 +17,8 @@ import numpy as np
 
 from stitch.argument_kinds import WHOLE, optional, several, takes
 from stitch.errors import UsageError
-from stitch.fractal.data_rows import looked_up
-from stitch.fractal.index_map import Affine, Indexed
-from stitch.fractal.index_tree import IndexTree, strides_of
 from stitch.fractal.nested_lists import Data, Nested, read_nested, type_of
+from stitch.fractal.rows import Affine, Indexed, IndexTree, looked_up, strides_of
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 

@@ -15,9 +15,8 @@ import numpy as np
 from stitch.errors import UsageError
 from stitch.fractal.current import NestCall, Way
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.index_map import Indexed, Listed
-from stitch.fractal.index_tree import IndexTree
 from stitch.fractal.modes import way_in_use
+from stitch.fractal.rows import Indexed, IndexTree, Listed
 from stitch.fractal.user_function import UserFunction, nest_of
 from stitch.fractal.zipped import Nest, Zipped, as_nest, each_part
 

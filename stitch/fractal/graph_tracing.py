@@ -14,7 +14,7 @@ import numpy as np
 
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.index_map import Affine, Indexed
+from stitch.fractal.rows import Affine, Indexed
 from stitch.fractal.traced import Traced
 from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Nest, Zipped

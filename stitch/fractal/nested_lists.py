@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stitch.errors import LayoutError, UsageError
-from stitch.fractal.index_map import Indexed, Listed
-from stitch.fractal.index_tree import IndexTree
+from stitch.fractal.rows import Indexed, IndexTree, Listed
 from stitch.graph import SymbolicTensor
 from stitch.program import Array, DataType
 from stitch.runtime import Tensor

@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from stitch.fractal.data_rows import leaf_rows
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.index_map import Indexed
-from stitch.fractal.index_tree import IndexTree
+from stitch.fractal.rows import Indexed, IndexTree, leaf_rows
 from stitch.fractal.zipped import Nest, Zipped
 from stitch.graph import SymbolicTensor
 

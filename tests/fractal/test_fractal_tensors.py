@@ -16,7 +16,7 @@ import stitch
 from stitch import fractal as ops
 from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
-from stitch.fractal.index_map import Affine, Listed, Rows
+from stitch.fractal.rows import Affine, Listed, Rows
 from stitch.program import Array
 
 XSS = [[0, 1, 2], [3, 4], [5, 6, 7, 8]]

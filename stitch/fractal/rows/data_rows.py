@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.fractal.index_map import Affine, Indexed
-from stitch.fractal.index_tree import IndexTree
+from stitch.fractal.rows.index_map import Affine, Indexed
+from stitch.fractal.rows.index_tree import IndexTree
 from stitch.graph import SymbolicTensor
 from stitch.runtime import Tensor
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stitch.fractal.index_tree import (
+from stitch.fractal.rows.index_tree import (
     IndexTree,
     Numbers,
     check_count,
