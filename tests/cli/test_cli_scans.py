@@ -114,7 +114,7 @@ def test_two_files_with_scans_are_linked_and_run_as_apart(cli: Cli, files: Path)
     assert len(linked.program(0).bodies) == 4
     with stitch.open_device("host") as device:
         given = [np.load(files / name) for name in ("first.npy", "xs.npy")]
-        program = device.load(linked)
+        program: Any = device.load(linked)
         made = [tensor.numpy() for tensor in program(*given)]
     last, everything = expected(files)
     for ours, theirs in zip(made, (everything, last**4), strict=True):

@@ -118,10 +118,10 @@ def test_a_scan_is_linked_with_an_operation_that_stands_for_others() -> None:
     linked = link_programs(parts, wires, machine=MACHINE, name="both")
     held = load(encode(Binary((linked,), MACHINE, "test")), verify="full")
     assert held.requires == ("bodies", "scans", "seams")
-    x, w = arrays(linked)
+    rows, w = arrays(linked)
     whole = results(held)
     with stitch.open_device("host") as device:
         first, second = (device.load(Binary((p,), MACHINE, "test")) for p in parts)
-        between = one(first(x))
+        between = one(first(rows))
         apart = [t.numpy() for t in several(second(between, w))]
     assert all(map(np.array_equal, whole, apart))
