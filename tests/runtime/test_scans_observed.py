@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def test_submitted_scans_give_what_calls_give() -> None:
 def test_a_chain_of_scans_runs_in_a_pipeline_and_by_calls() -> None:
     """The state that one leaves is where the next begins; no run sees what another left behind."""
     with stitch.open_device("host") as device:
-        program = device.load(scanned_binary())
+        program: Any = device.load(scanned_binary())
         state: object = FIRST
         expected = FIRST
         for number in range(5):
