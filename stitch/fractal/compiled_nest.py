@@ -19,7 +19,7 @@ from stitch.compiler import CompileOptions, LoopNote, compile_graph
 from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.graph_tracing import GraphTracing, as_values
-from stitch.fractal.programs import called
+from stitch.fractal.programs import as_function, called
 from stitch.fractal.value_forms import ValueForm
 from stitch.graph import ComputationGraph, SymbolicTensor
 from stitch.machine import Machine, load_machine
@@ -61,6 +61,7 @@ class CompiledNest:
         """How each loop runs, and what was not taken."""
         return "\n".join(note.text() for note in self.loops) or "no loops"
 
+    @takes(device=instance_of("an open device", RuntimeDevice))
     def on(self, device: RuntimeDevice) -> LoadedProgram:
         """The program on a device, which calls go to from now on."""
         self._loaded[:] = [device.load(self.binary)]
@@ -110,7 +111,8 @@ def compile(
     tracing = GraphTracing(title, shares=False)
     forms = tuple([ValueForm.of(as_values(each)) for each in example])
     brought = [tracing.rearranged(each) for each in example]
-    gives = tracing.written(lambda _: f(*brought))
+    function = as_function(f, tracing.builder)
+    gives = tracing.written(lambda _: function(*brought))
     graph = tracing.graph()
     machine = load_machine(target)
     compiled = compile_graph(graph, machine, options)

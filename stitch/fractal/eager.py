@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from stitch.compiler import compile_graph
+from stitch.fractal.kept_programs import KeptPrograms
 from stitch.graph import (
     ComputationGraph,
     ComputationGraphBuilder,
@@ -30,6 +31,8 @@ from stitch.ttb import Binary
 
 #: Programs of one operation that a builder keeps.
 MAX_PROGRAMS = 4096
+#: Programs of whole graphs.
+MAX_GRAPHS = 256
 #: Constants of so many bytes are part of a program, as shapes and axes have to be.
 SMALL_NBYTES = 4096
 
@@ -106,7 +109,9 @@ class EagerBuilder(LayerMethods):
         self.device = device
         self._programs: dict[Any, LoadedProgram] = {}
         #: Whole graphs by their identity, each with its program.
-        self._graphs: dict[int, tuple[ComputationGraph, LoadedProgram]] = {}
+        self._graphs: KeptPrograms[tuple[ComputationGraph, LoadedProgram]] = KeptPrograms(
+            MAX_GRAPHS
+        )
 
     def given(self, data: Array | Tensor | SymbolicTensor) -> SymbolicTensor:
         """A tensor of this data, which nobody writes to."""
@@ -172,9 +177,8 @@ class EagerBuilder(LayerMethods):
         """What a whole graph gives for tensors with data; it is compiled the first time."""
         known = self._graphs.get(id(graph))
         if known is None:
-            if len(self._graphs) >= MAX_PROGRAMS:
-                self._graphs.clear()
-            known = self._graphs[id(graph)] = graph, self._loaded(graph)
+            known = graph, self._loaded(graph)
+            self._graphs.keep(id(graph), known, graph)
         return self._results(known[1](*[operand.numpy() for operand in operands]))
 
     def _results(self, found: Tensor | tuple[Tensor, ...]) -> tuple[SymbolicTensor, ...]:

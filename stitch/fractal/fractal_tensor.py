@@ -17,9 +17,11 @@ import numpy as np
 
 from stitch.argument_kinds import WHOLE, optional, several, takes
 from stitch.errors import UsageError
+from stitch.fractal.data_rows import looked_up
 from stitch.fractal.index_map import Affine, Indexed
 from stitch.fractal.index_tree import IndexTree, strides_of
 from stitch.fractal.nested_lists import Data, Nested, read_nested, type_of
+from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
 #: An element: a nest that is less deep, or a leaf: a view of an array (its number, where it is
@@ -114,11 +116,17 @@ class FractalTensor:
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, chosen: int | slice | Sequence[int] | Array | FractalTensor) -> Element:
+    def __getitem__(
+        self, chosen: int | slice | Sequence[int] | Array | FractalTensor | SymbolicTensor
+    ) -> Element:
         """An element, some at equal distances, or some by number; nothing is copied.
 
-        Raises `IndexError` for an element that is not there.
+        A number of a graph that is being written chooses while that runs. Raises `IndexError` for
+        an element that is not there.
         """
+        if isinstance(chosen, SymbolicTensor) and chosen.written is None:
+            found, inside = looked_up(self._data, self._index, chosen)
+            return found if inside is None else FractalTensor.of(found, Indexed.whole(inside))
         if isinstance(chosen, slice):
             try:
                 part = range(self.length)[chosen]

@@ -1,7 +1,7 @@
-"""Programs kept for graphs that come again, the latest ones.
+"""Programs that come again, as many as are worth their memory.
 
-Comes in: what a graph means, its program, the bytes of its constants. Goes out: the program. May be
-used from several threads. Must not know nests.
+Comes in: programs, the graphs that they were compiled from. Goes out: those asked for last, by
+their keys. Threads may share them. Must not know what runs.
 """
 
 from __future__ import annotations
@@ -9,43 +9,60 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from threading import Lock
+from typing import Generic, TypeVar
 
-from stitch.runtime import LoadedProgram
+from stitch.graph import ComputationGraph
 
-#: Programs, and bytes of constants of all of them; but one program always.
-MAX_PROGRAMS = 256
-MAX_NBYTES = 128 << 20
+#: Bytes of constants that kept programs have, beside those of the last one.
+MAX_CONSTANT_NBYTES = 1 << 28
+
+_Kept = TypeVar("_Kept")
 
 
-class KeptPrograms:
-    """A device keeps so many programs and constants for functions over nests."""
+class KeptPrograms(Generic[_Kept]):
+    """At most so many programs, and so many bytes: weights that change are new constants each time.
 
-    def __init__(self) -> None:
-        self._programs: OrderedDict[Hashable, tuple[LoadedProgram, int]] = OrderedDict()
-        self._nbytes = 0
+    >>> from stitch.graph import ComputationGraphBuilder
+    >>> graph, kept = ComputationGraphBuilder("none").build(), KeptPrograms(most=2)
+    >>> for key in "abc":
+    ...     kept.keep(key, key.upper(), graph)
+    >>> kept.get("a"), kept.get("b"), kept.get("c")
+    (None, 'B', 'C')
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.nbytes = most, 0
+        self._held: OrderedDict[Hashable, tuple[_Kept, int]] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._programs)
+        return len(self._held)
 
-    def find(self, key: Hashable) -> LoadedProgram | None:
-        """The program of this meaning, if it is kept."""
+    def get(self, key: Hashable) -> _Kept | None:
+        """What is kept under a key, from now on the last one asked for."""
         with self._lock:
-            found = self._programs.get(key)
+            found = self._held.get(key)
             if found is None:
                 return None
-            self._programs.move_to_end(key)
+            self._held.move_to_end(key)
             return found[0]
 
-    def keep(self, key: Hashable, program: LoadedProgram, nbytes: int) -> None:
-        """Keep a program with so many bytes of constants, and let go of what was used longest
-        ago."""
+    def keep(self, key: Hashable, program: _Kept, graph: ComputationGraph) -> None:
+        """Keep a program, in place of those that nobody asked for for longest."""
+        constants = [*graph.constants, *[c for body in graph.bodies for c in body.constants]]
+        nbytes = sum(constant.data.nbytes for constant in constants)
+        dropped = []  # They go once the lock is free.
         with self._lock:
-            if key in self._programs:
-                self._nbytes -= self._programs.pop(key)[1]
-            self._programs[key] = program, nbytes
-            self._nbytes += nbytes
-            while len(self._programs) > 1 and (
-                len(self._programs) > MAX_PROGRAMS or self._nbytes > MAX_NBYTES
+            if key in self._held:
+                dropped.append(self._taken(key))
+            while self._held and (
+                len(self._held) >= self.most or self.nbytes + nbytes > MAX_CONSTANT_NBYTES
             ):
-                self._nbytes -= self._programs.popitem(last=False)[1][1]
+                dropped.append(self._taken(next(iter(self._held))))
+            self._held[key] = program, nbytes
+            self.nbytes += nbytes
+
+    def _taken(self, key: Hashable) -> _Kept:
+        program, nbytes = self._held.pop(key)
+        self.nbytes -= nbytes
+        return program

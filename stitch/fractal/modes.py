@@ -46,13 +46,17 @@ def mode(
     their shape. There a function runs once for all elements of one form, and what it does beside
     its result, as drawing numbers of `np.random`, it does as often. `schedule`: how loops run in
     parallel wherever they can, in place of what costs least. What `with` gives explains how the
-    calls within ran. Raises `UsageError` for another mode or schedule.
+    calls within ran. Raises `UsageError` for another mode or schedule, or one where nothing is
+    scheduled.
     """
     if name not in MODES:
         raise UsageError(
             f"there is no mode {name!r}", expected=", ".join(MODES), remedy=closest(name, MODES)
         )
     check_schedule(schedule)
+    if schedule is not None and name != "parallel":
+        raise UsageError(f"mode {name} has no schedules", got=f"schedule={schedule!r}",
+                         remedy='leave it out, or take the mode "parallel"')  # fmt: skip
     way = _way_on(device or _default_device(), name)
     if isinstance(way, Parallel) and schedule is not None:
         way = way.scheduled(schedule)

@@ -28,6 +28,9 @@ from stitch.graph import ComputationGraph, NoDataError
 from stitch.runtime import LoadedProgram, RuntimeDevice
 from stitch.ttb import Binary
 
+#: Programs that a device keeps for graphs that come again.
+MAX_PROGRAMS = 256
+
 
 class Parallel:
     """Runs calls as programs of a device; `sequential` runs what cannot be traced."""
@@ -37,7 +40,7 @@ class Parallel:
     ) -> None:
         self.device, self.sequential, self.schedule = device, sequential, schedule
         self.builder = sequential.builder
-        self._programs = KeptPrograms()
+        self._programs: KeptPrograms[LoadedProgram] = KeptPrograms(MAX_PROGRAMS)
         self._scheduled: dict[str, Parallel] = {}
         self._loops: WeakKeyDictionary[LoadedProgram, tuple[str, ...]] = WeakKeyDictionary()
 
@@ -99,10 +102,10 @@ class Parallel:
                 return otherwise()
         graph = tracing.graph()
         key = meaning_of(graph)
-        program = self._programs.find(key)
+        program = self._programs.get(key)
         if program is None:
             program, loops = self._compiled(graph)
-            self._programs.keep(key, program, sum(c.data.nbytes for c in graph.constants))
+            self._programs.keep(key, program, graph)
             self._loops[program] = loops
         report_call(call.name, lambda: "; ".join(["one program", *self._loops.get(program, ())]))
         found = program(*tracing.arguments)

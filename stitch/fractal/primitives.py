@@ -50,7 +50,8 @@ def cat(*parts: Any, axis: int = 0) -> Any:
 
 def stack(xs: Any, axis: int = 0) -> Any:
     """The leaves of a nest of depth 1, or several tensors, as one along a new axis: n times
-    `[...]` become `[n, ...]`. Raises `UsageError` for deeper nests and for none.
+    `[...]` become `[n, ...]`. Raises `UsageError` for deeper nests, for none, and for an axis
+    that there is not.
 
     >>> stack(FractalTensor([[1, 2, 3]])[0]).tolist()
     [1, 2, 3]
@@ -60,6 +61,8 @@ def stack(xs: Any, axis: int = 0) -> Any:
                          remedy="flatten it, or map stack over it")  # fmt: skip
     if isinstance(xs, FractalTensor) and xs.numel:
         rows, rank = _rows(xs), len(xs.leaf_shape) + 1
+        if not -rank <= axis < rank:
+            raise UsageError(f"stack has no axis {axis}", expected=f"{-rank} to {rank - 1}")
         order = list(range(1, rank))
         order.insert(range(rank)[axis], 0)
         return rows if order[0] == 0 else rows.transpose(order)

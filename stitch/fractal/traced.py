@@ -22,7 +22,7 @@ from stitch.fractal.sequential import check_state
 from stitch.fractal.user_function import UserFunction, form_of, text_of
 from stitch.fractal.value_forms import ValueForm, element_form, is_uniform, rows_of
 from stitch.fractal.zipped import Nest, Zipped
-from stitch.graph import NoDataError, SymbolicTensor, scan
+from stitch.graph import NoDataError, SymbolicTensor, scan, user_location
 from stitch.runtime import Tensor
 
 #: So many elements are traced one by one, where a function asks for the numbers in them.
@@ -99,7 +99,7 @@ class Traced:
         raise LengthsOfDataError(
             f"how many elements {call.name} keeps depends on data, which there is none of while a "
             "graph is built",
-            where=getattr(call.function, "__name__", "its predicate"),
+            where=user_location() or getattr(call.function, "__name__", "its predicate"),
             remedy="call it outside of the function that is traced, or keep all elements and "
             "weigh them by a mask",
         )

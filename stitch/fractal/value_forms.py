@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from stitch.fractal.data_rows import leaf_rows
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.index_map import Affine, Indexed
+from stitch.fractal.index_map import Indexed
 from stitch.fractal.index_tree import IndexTree
 from stitch.fractal.zipped import Nest, Zipped
 from stitch.graph import SymbolicTensor
@@ -86,34 +87,4 @@ def is_uniform(xs: Nest) -> bool:
 
 def rows_of(xs: FractalTensor, data: SymbolicTensor) -> SymbolicTensor:
     """The leaves of a nest over these rows, one after the other: `[numel, *leaf]`."""
-    builder: Any = data.builder
-    index = xs.index if isinstance(xs.index.map, Affine) else xs.index.narrowed()
-    where, lengths, numel = index.map, index.tree.uniform, xs.numel
-    if not isinstance(where, Affine) or lengths is None:
-        rows = index.rows()
-        is_whole = len(rows) == data.shape[0] and np.array_equal(rows, np.arange(len(rows)))
-        found: SymbolicTensor = data if is_whole else builder.gather(data, rows)
-        return found
-    axes = _axes(lengths, where.strides)
-    if not numel or not axes or (len(axes) == 1 and axes[0][1] == 1):
-        first, last = where.base, where.base + numel
-        return data if (first, last) == (0, data.shape[0]) else data[first:last]
-    window = builder.window_rows(data, where.base, [s for _, s in axes], [n for n, _ in axes])
-    leaves: SymbolicTensor = window.reshape(numel, *data.shape[1:])
-    return leaves
-
-
-def _axes(lengths: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Lengths and strides of a nest, as few as say the same.
-
-    >>> _axes((2, 1, 3, 4), (12, 99, 4, 1)), _axes((2, 3), (1, 2))
-    ([(24, 1)], [(2, 1), (3, 2)])
-    """
-    axes: list[tuple[int, int]] = []
-    for length, stride in zip(lengths, strides, strict=True):
-        if length == 1:
-            continue
-        if axes and axes[-1][1] == length * stride:
-            length *= axes.pop()[0]
-        axes.append((length, stride))
-    return axes
+    return leaf_rows(data, xs.index)

@@ -13,9 +13,10 @@ from stitch.graph.json_form import as_json, from_json
 from stitch.graph.json_reader import JsonObject, objects_without_duplicates, shortened
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
 from stitch.graph.lifting import Lifted, LiftedValue, Unliftable, lift
-from stitch.graph.loops import BodyBuilder, scan
+from stitch.graph.loops import BodyBuilder, scan, scan_in_body
 from stitch.graph.methods import LayerMethods
 from stitch.graph.numpy_functions import call_function, call_ufunc
+from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import NoDataError, SymbolicTensor
 from stitch.graph.tracing import trace
 from stitch.graph.wish import (
@@ -35,6 +36,6 @@ __all__ = [
     "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Lifted",
     "LiftedValue", "NoDataError", "Side", "SymbolicTensor", "Unliftable", "Wish", "WishError",
     "Written", "array_of", "as_json", "call_function", "call_ufunc", "check_types", "from_json",
-    "lift", "objects_without_duplicates", "parse_wish", "scan", "shortened", "trace",
-    "wished_layout", "wishes_between", "wishes_of",
+    "lift", "objects_without_duplicates", "parse_wish", "scan", "scan_in_body", "shortened",
+    "trace", "user_location", "wished_layout", "wishes_between", "wishes_of",
 ]  # fmt: skip

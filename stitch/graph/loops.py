@@ -126,6 +126,10 @@ class BodyBuilder(LayerMethods):
     numpy_function = numpy_functions.call_function
 
 
+#: The same, from the builder of the body as well.
+RoundInBody = Callable[[BodyBuilder, Tensors, Tensors], tuple[Sequence[Given], Sequence[Given]]]
+
+
 def scan(
     builder: Emitter,
     f: Round,
@@ -152,6 +156,24 @@ def scan(
     >>> last.shape, sums.shape
     ((2,), (4, 2))
     """
+    return scan_in_body(
+        builder, lambda _, before, elements: f(before, elements), states, sequences, count=count,
+        taken_backward=taken_backward, given_backward=given_backward,
+    )  # fmt: skip
+
+
+def scan_in_body(
+    builder: Emitter,
+    f: RoundInBody,
+    states: Sequence[Given],
+    sequences: Tensors,
+    *,
+    count: int | None = None,
+    taken_backward: Sequence[bool] = (),
+    given_backward: Sequence[bool] = (),
+) -> tuple[tuple[SymbolicTensor, ...], tuple[SymbolicTensor, ...]]:
+    """As `scan`, whose function is given the builder of the body first. Of rounds that have neither
+    states nor elements, nothing else says where they are written."""
     owner = builder.innermost([*states, *sequences])
     first = [owner.tensor(state) for state in states]
     lists = [owner.tensor(sequence) for sequence in sequences]
@@ -169,7 +191,7 @@ def scan(
         for i, t in enumerate(lists)
     ]  # fmt: skip
     try:
-        after, given = f(inside, elements)
+        after, given = f(body, inside, elements)
         after = [body.tensor(s, like) for s, like in zip(after, inside, strict=True)]
         collected = [body.tensor(each) for each in given]
         made = body.build([*after, *collected])

@@ -35,7 +35,7 @@ from stitch.ops.indexing import are_in_range, windowed
 from stitch.ops.inference import Inference, InferenceContext
 from stitch.ops.registry import is_elementwise, lookup, operators
 from stitch.ops.row_copies import row_copies
-from stitch.ops.shape import known_by_type, slices_of
+from stitch.ops.shape import RESHAPING, known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
 from stitch.ops.window import windows_of
@@ -43,8 +43,8 @@ from stitch.ops.work import estimated_steps, multiply_adds, program_work
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
 __all__ = [
-    "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "Attribute", "Batching",
-    "BatchingContext", "Gradient", "GradientBuilder", "GradientContext", "Inference",
+    "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "RESHAPING", "Attribute",
+    "Batching", "BatchingContext", "Gradient", "GradientBuilder", "GradientContext", "Inference",
     "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "OpDef", "OperationBytes",
     "Thunk", "WorkspaceContext", "WorkspaceRule", "are_in_range", "bind", "bytes_from_a_line",
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",

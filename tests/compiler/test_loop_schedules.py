@@ -136,7 +136,9 @@ def test_rows_in_rows_are_written_out_as_often_as_rows_are(schedule: str | None)
     for row in x.reshape(-1, 2):
         expected = np.tanh(expected + row)
     with stitch.open_device("host", executor="numpy") as device:
-        np.testing.assert_allclose(device.load(model)(x).numpy(), expected, 1e-5, 1e-6)
+        found = device.load(model)(x)
+        assert isinstance(found, stitch.Tensor)
+        np.testing.assert_allclose(found.numpy(), expected, 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize("schedule", [None, "rows"])

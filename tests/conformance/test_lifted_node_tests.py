@@ -32,7 +32,7 @@ def programs_of(case: Any) -> list[tuple[Program, list[Array]]]:
     if suite.opset_of(case) > READABLE_OPSET:
         return []
     try:
-        _, models = suite._compiled(case)
+        _, models = suite.compiled_case(case)
     except StitchError:
         return []
     found = []

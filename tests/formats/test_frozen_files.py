@@ -57,5 +57,6 @@ def test_frozen_scans_give_what_they_always_gave() -> None:
     first, xs = rng.standard_normal(8, np.float32), rng.standard_normal((5, 3, 8), np.float32)
     with stitch.open_device("host") as device:
         made = device.load(load(HERE / "feature_scans.ttb"))(first, xs)
+        assert isinstance(made, tuple)
         for ours, theirs in zip(made, by_hand(first, xs), strict=True):
             np.testing.assert_allclose(ours.numpy(), theirs, 1e-6)

@@ -241,6 +241,11 @@ def test_what_a_function_must_not_do_is_one_clear_error() -> None:
         ops.mode("paralel"),
     ):
         pass
+    with (
+        pytest.raises(UsageError, match=r"sequential has no schedules[\s\S]*parallel"),
+        ops.mode("sequential", schedule="wave"),
+    ):
+        pass
     with pytest.raises(ZeroDivisionError):
         ops.map(lambda x: 1 / 0, xs)
     with pytest.raises(UsageError, match="of the same lengths throughout"):
@@ -300,7 +305,7 @@ class Line(NamedTuple):
 
 
 def test_a_named_tuple_beside_elements_keeps_its_names(within: str) -> None:
-    line, xs = Line(np.float32([2, 3]), 1.0), FractalTensor([1.0, 2.0])
+    line, xs = Line(np.array([2, 3], np.float32), 1.0), FractalTensor([1.0, 2.0])
     mapped = ops.map(lambda x, f, g: x * f.slope + g[0].offset, xs, line, g=[line])
     assert mapped.tolist() == [[3.0, 4.0], [5.0, 7.0]]
     found = ops.fold(lambda s, x: (s[0] * x, s[1] + x), xs, line)

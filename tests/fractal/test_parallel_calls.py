@@ -15,8 +15,7 @@ import stitch
 import stitch.compiler
 from stitch import fractal as ops
 from stitch.errors import CompileError, StitchError, TaskError, UsageError
-from stitch.fractal import FractalTensor, kept_programs
-from stitch.fractal.kept_programs import KeptPrograms
+from stitch.fractal import FractalTensor, kept_programs, parallel
 
 
 @pytest.fixture
@@ -116,26 +115,11 @@ def test_functions_that_ask_for_whole_numbers_get_them() -> None:
         assert found.tolist() == [x * numbers[0] for x in numbers]
 
 
-def test_programs_with_many_bytes_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_programs, "MAX_NBYTES", 100)
-    monkeypatch.setattr(kept_programs, "MAX_PROGRAMS", 3)
-    kept, program = KeptPrograms(), object()
-    for key in range(4):
-        kept.keep(key, program, 10)  # type: ignore[arg-type]  # any object does
-    assert [kept.find(key) for key in range(4)] == [None, program, program, program]
-    kept.keep(1, program, 95)  # type: ignore[arg-type]
-    assert len(kept) == 1 and kept.find(1) is program
-    kept.keep(5, program, 1000)  # type: ignore[arg-type]
-    assert len(kept) == 1 and kept.find(5) is program
-    kept.keep(6, program, 1)  # type: ignore[arg-type]
-    assert len(kept) == 1 and kept.find(6) is program
-
-
 def test_weights_that_are_replaced_do_not_pile_up(
     within: stitch.Device, monkeypatch: pytest.MonkeyPatch, compiled: list[Any]
 ) -> None:
     nbytes = 64 * 1024 * 4
-    monkeypatch.setattr(kept_programs, "MAX_NBYTES", 3 * nbytes)
+    monkeypatch.setattr(kept_programs, "MAX_CONSTANT_NBYTES", 3 * nbytes)
     xs, used = FractalTensor(np.ones((2, 64), np.float32)), []
     for k in range(12):
         weights = np.full((64, 1024), k, np.float32)
@@ -146,7 +130,7 @@ def test_weights_that_are_replaced_do_not_pile_up(
 
 
 def test_threads_share_a_device(device: stitch.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_programs, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(parallel, "MAX_PROGRAMS", 3)
     failed: list[BaseException] = []
 
     def work(number: int) -> None:

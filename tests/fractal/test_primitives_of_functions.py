@@ -110,6 +110,7 @@ def test_primitives_are_traced() -> None:
         (lambda xs: ops.cat(xs, xs, axis=1), r"along axis 0[\s\S]*axis 1"),
         (lambda xs: ops.stack(xs), r"nest of depth 1[\s\S]*depth 2"),
         (lambda xs: ops.stack(xs[0][:0]), "stack takes at least one tensor"),
+        (lambda xs: ops.stack(xs[0], axis=2), r"stack has no axis 2[\s\S]*-1 to 0"),
         (lambda xs: ops.flatten(xs[:0]), "flatten takes at least one tensor"),
         (lambda xs: ops.flatten(X), "flatten takes a FractalTensor"),  # type: ignore[arg-type]
     ],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -332,6 +335,47 @@ def test_a_module_is_the_cell_of_a_scan(within: str) -> None:
     np.testing.assert_allclose(last[1].numpy(), looped(module, xs, first)[1][-1], 1e-5, 1e-5)
 
 
+class Acting(torch.nn.Module):  # type: ignore[misc]
+    """Parts and attributes that others can take the place of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.dims, self.then = torch.nn.ReLU(), (0,), torch.exp
+
+    def forward(self, x: Any) -> Any:
+        return self.then(self.part(x)).sum(self.dims)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("part", torch.nn.SiLU()),
+        ("dims", (1,)),
+        ("then", torch.tanh),
+        ("forward", lambda x: x * 2),
+    ],
+)
+def test_a_module_whose_parts_or_attributes_are_others_is_captured_anew(
+    name: str, value: Any, within: str
+) -> None:
+    module, xs = Acting(), real(3, 2, 4)
+    ops.map(module, FractalTensor(xs))
+    setattr(module, name, value)
+    found = ops.map(module, FractalTensor(xs)).numpy()
+    wanted = torch.stack([module(torch.from_numpy(x)) for x in xs])
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_kept_of_a_module_does_not_keep_it_alive() -> None:
+    module = Acting()
+    module.itself = [module, module.forward]
+    ops.map(module, FractalTensor(real(3, 2, 4)))
+    alive = weakref.ref(module)
+    del module
+    gc.collect()
+    assert alive() is None
+
+
 def test_a_module_is_captured_once_for_each_type(
     within: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,6 +404,73 @@ def test_a_module_is_captured_once_for_each_type(
     assert len(captured) == 3
 
 
+class Scaling(torch.nn.Module):  # type: ignore[misc]
+    """What is no parameter, in every way in which a module can hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair, self.row, self.named = (2.0,), [1.0], {"a": 1.0}
+        self.plain, self.kept = torch.ones(4), torch.tanh
+        self.itself = [self, self.row]
+
+    def forward(self, x: Any) -> Any:
+        return self.kept(x * self.pair[0] * self.row[0] * self.named["a"] * self.plain)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "parts that change places": lambda m: m.insert(1, m.pop(2)),
+    "another part": lambda m: m.__setitem__(1, torch.nn.Sigmoid()),
+    "a hook": lambda m: m[0].register_forward_hook(lambda part, given, made: made * 2),
+    "a function of its own": lambda m: setattr(m[1], "forward", lambda x: x * 3),
+    "a tuple": lambda m: setattr(m[3], "pair", (3.0,)),
+    "inside a list": lambda m: m[3].row.__setitem__(0, 0.5),
+    "inside a dictionary": lambda m: m[3].named.update(a=0.5),
+    "another tensor": lambda m: setattr(m[3], "plain", torch.full((4,), 2.0)),
+    "inside a tensor": lambda m: m[3].plain.mul_(3),
+    "another function": lambda m: setattr(m[3], "kept", torch.sigmoid),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_was_changed_is_captured_anew(change: str) -> None:
+    torch.manual_seed(2)
+    module, xs = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Sigmoid(),
+                                     Scaling()), real(3, 4)  # fmt: skip
+    for _ in range(2):
+        found = ops.map(module, FractalTensor(xs)).numpy()
+        np.testing.assert_allclose(found, module(torch.from_numpy(xs)).detach(), 1e-5, 1e-5)
+        CHANGES[change](module)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.nn.BatchNorm1d(4), lambda: torch.nn.LSTM(4, 4),
+    lambda: torch.nn.TransformerEncoderLayer(4, 2, 8).eval(),
+])  # fmt: skip
+def test_a_module_that_is_as_it_was_is_captured_once(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured, read = [], read_graph
+
+    def counting(module: Any, kinds: Any) -> Any:
+        captured.append(kinds)
+        return read(module, kinds)
+
+    monkeypatch.setattr(programs_as_functions, "read_graph", counting)
+    module = make().eval()
+    for _ in range(3):
+        ops.map(module, FractalTensor(real(2, 3, 4)))
+    assert len(captured) == 1
+
+
+def test_captures_go_with_their_module() -> None:
+    module = torch.nn.Sequential(Scaling(), Scaling())
+    ops.map(module, FractalTensor(real(2, 4)))
+    held = ref(module)
+    del module
+    gc.collect()
+    assert held() is None
+
+
 @pytest.mark.usefixtures("within")
 def test_a_module_gives_several_results_and_takes_parts_and_more() -> None:
     module, xs, ys = Several(), real(4, 3), real(4, 3, seed=1)
@@ -380,6 +491,22 @@ def test_a_module_is_part_of_a_compiled_nest(device: stitch.Device) -> None:
     wanted = looped(module, xs, tuple(map(torch.from_numpy, zeros())))
     for ours, theirs in zip(nest(FractalTensor(xs)), wanted, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_or_a_program_is_compiled_as_it_is(device: stitch.Device) -> None:
+    module, x = torch.nn.Linear(4, 3), real(7, 4)
+    wanted = module(torch.from_numpy(x)).detach()
+    loaded = device.load(stitch.compile(module, (torch.from_numpy(x),), target="host").binary)
+    for function in (module, loaded):
+        np.testing.assert_allclose(ops.compile(function, x)(x).numpy(), wanted, 1e-5, 1e-5)
+
+
+def test_what_a_compiled_nest_cannot_do_is_said_with_its_line() -> None:
+    xs = FractalTensor([1.0, 2.0])
+    with pytest.raises(CompileError, match=r"filter keeps[\s\S]*test_programs_as_functions.py:\d"):
+        ops.compile(lambda xs: ops.filter(lambda x: x > 1, xs), xs)
+    with pytest.raises(UsageError, match=r"takes an open device as device[\s\S]*'host'"):
+        ops.compile(lambda xs: xs, xs).on("host")  # type: ignore[arg-type]
 
 
 def test_an_exported_program_is_a_function(within: str) -> None:

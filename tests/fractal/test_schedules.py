@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stitch
@@ -95,3 +96,28 @@ def test_a_schedule_finds_its_programs_again(monkeypatch: pytest.MonkeyPatch) ->
                 sums = ops.scan(lambda s, x: s + x * 0.75, FractalTensor([1.0, 2.0, 4.0]))
             assert sums.tolist() == [1.0, 2.5, 5.5]
     assert sorted(compiled) in (["hoisted", "rounds"], [])
+
+
+LOOPS: dict[str, Any] = {
+    "a map of what is around": lambda o, xs, ys: o.map(
+        lambda x: o.map(lambda _: np.tanh(x), ys), xs
+    ),
+    "a scan of what is around": lambda o, xs, ys: o.map(
+        lambda x: o.scanl(lambda s, _: np.tanh(x), ys, np.float32(0)), xs
+    ),
+    "a map in a scan": lambda o, xs, ys: o.scanl(
+        lambda s, x: o.foldl(lambda a, b: a + b, o.map(lambda _: np.tanh(s + x), ys)),
+        xs, np.float32(0),
+    ),
+    "a map of nothing": lambda o, xs, ys: o.map(lambda _: np.float32(2) * xs[0], ys),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", [None, *SCHEDULES])
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_of_neither_states_nor_elements(name: str, schedule: str | None) -> None:
+    """Nobody reads their elements, so these leave the loop: rounds have but what is around."""
+    xs, ys = np.array([0.5, 1.0, 2.0], np.float32), np.array([3.0, 4.0], np.float32)
+    with ops.mode("parallel", schedule=schedule):
+        found = LOOPS[name](ops, FractalTensor(xs), FractalTensor(ys))
+    assert_same(lists_of(found), LOOPS[name](plain, list(xs), list(ys)), 1e-6, str(schedule))

@@ -15,7 +15,7 @@ from stitch.cli.inspect.describe import SECTIONS, describe
 from stitch.errors import FormatError, OutOfMemoryError, StitchError
 from stitch.graph import scan
 from stitch.ops import program_work
-from stitch.program import MAX_SCAN_DEPTH, Operation, Program, is_scan
+from stitch.program import MAX_SCAN_DEPTH, Body, Program, is_scan
 from stitch.ttb import Binary, encode, inspect_sizes, load
 from tests.program.test_scan_nesting import WRONG
 from tests.support.files.scanned_specimens import (
@@ -105,7 +105,7 @@ def test_what_scans_make_is_claimed_before_it_is_made(where: str) -> None:
             [x], [], count=3,
         )  # fmt: skip
         b.output("y", y)
-    model = stitch.compile(b.build(), target="host")
+    model = stitch.compile(b.build(), target="host", schedule="rounds")
     with stitch.open_device("host", max_memory=BUDGET.taken_nbytes + (1 << 30)) as device:
         program = device.load(model)
         tracemalloc.start()
@@ -116,9 +116,8 @@ def test_what_scans_make_is_claimed_before_it_is_made(where: str) -> None:
 
 
 def rounds_of(program: Program) -> int:
-    scans: list[Operation] = [
-        o for part in (program, *program.bodies) for o in part.operations if is_scan(o)
-    ]
+    parts: list[Program | Body] = [program, *program.bodies]
+    scans = [o for part in parts for o in part.operations if is_scan(o)]
     counts = [o.attributes["count"] for o in scans]
     return max((c for c in counts if isinstance(c, int)), default=0)
 
@@ -149,7 +148,9 @@ def survive(times: int, seed: int) -> tuple[int, int, int]:
                 given = [loaded.program.input_desc(i).shape for i in range(2)]
                 if given != [first.shape, xs.shape]:
                     continue
-                made = [tensor.numpy() for tensor in loaded(first, xs)]
+                found = loaded(first, xs)
+                assert isinstance(found, tuple)
+                made = [tensor.numpy() for tensor in found]
             except StitchError as error:
                 by_device += 1
                 assert str(error)

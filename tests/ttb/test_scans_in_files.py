@@ -38,14 +38,14 @@ def results(held: Binary) -> list[Array]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_keeps_scans_and_gives_the_same_bits(form: str, tmp_path: Path) -> None:
-    model = stitch.compile(scanned_graph(form), target="host")
+    model = stitch.compile(scanned_graph(form), target="host", schedule="rounds")
     written = encode(model.binary)
     model.save(tmp_path / "scans.ttb")
     read = load(tmp_path / "scans.ttb", verify="full")
     assert read.programs == model.binary.programs
     assert read.requires == tuple(sorted({"bodies", "scans"}))
     assert encode(read) == written == encode(stitch.compile(
-        scanned_graph(form), target="host").binary)  # fmt: skip
+        scanned_graph(form), target="host", schedule="rounds").binary)  # fmt: skip
     assert all(map(np.array_equal, results(read), results(model.binary)))
 
 
@@ -113,15 +113,18 @@ def test_a_scan_is_linked_with_an_operation_that_stands_for_others() -> None:
     x = b.input("x", (6, 8), "float32")
     (last,), _ = stitch.graph.scan(b, lambda s, _: ([b.op("Sin", s[0])], []), [x], [], count=3)
     b.output("y", last)
-    parts = [stitch.compile(g, target="host").program for g in (b.build(), bodied_graph())]
+    parts = [
+        stitch.compile(g, target="host", schedule="rounds").program
+        for g in (b.build(), bodied_graph())
+    ]
     wires = [Wire(0, 0, 1, 0)]
     linked = link_programs(parts, wires, machine=MACHINE, name="both")
     held = load(encode(Binary((linked,), MACHINE, "test")), verify="full")
     assert held.requires == ("bodies", "scans", "seams")
-    x, w = arrays(linked)
+    given, w = arrays(linked)
     whole = results(held)
     with stitch.open_device("host") as device:
         first, second = (device.load(Binary((p,), MACHINE, "test")) for p in parts)
-        between = one(first(x))
+        between = one(first(given))
         apart = [t.numpy() for t in several(second(between, w))]
     assert all(map(np.array_equal, whole, apart))

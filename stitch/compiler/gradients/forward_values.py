@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from stitch import ops
-from stitch.compiler.gradients.body_graphs import body_of_graph, write_operation
+from stitch.compiler.body_graphs import body_of_graph, write_operation
 from stitch.compiler.gradients.recomputing import Recompute
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, KnownValues, SymbolicTensor
 from stitch.linker import drop_unused_values
@@ -27,12 +27,9 @@ from stitch.program import (
 )
 
 #: Besides elementwise operators: those that only rearrange.
-_CHEAP = frozenset(
-    {"Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Split",
-     "Transpose", "Unsqueeze"}
-)  # fmt: skip
-#: Those that hand over the same elements in the same order: the result is never saved itself.
-_RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+_CHEAP = ops.RESHAPING | {"Cast", "Concat", "Expand", "Slice", "Split", "Transpose"}
+#: Those whose result is never saved itself, as it holds the same elements.
+_RESHAPING = ops.RESHAPING - {"Identity"}
 
 
 class ForwardValues:

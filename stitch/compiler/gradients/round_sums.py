@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from stitch.compiler.gradients.round_values import RESHAPING, Factor, RoundValues
+from stitch.compiler.gradients.round_values import Factor, RoundValues
 from stitch.graph import SymbolicTensor
+from stitch.ops import RESHAPING
 from stitch.program import ABSENT, Operation
 
 #: Linear in operand 0, where the others are the same in all rounds.

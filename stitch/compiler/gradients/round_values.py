@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stitch.compiler.gradients.body_graphs import write_operation
+from stitch.compiler.body_graphs import write_operation
 from stitch.compiler.passes import is_repeatable
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.ops import RESHAPING
 from stitch.program import ABSENT, Operation
-
-#: The same elements in the same order.
-RESHAPING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stitch.compiler.gradients.body_graphs import (
+from stitch.compiler.body_graphs import (
     graph_of_body,
     operand_name,
     result_name,
@@ -25,7 +25,13 @@ from stitch.compiler.gradients.differentiated import Differentiated
 from stitch.compiler.gradients.forward_values import ForwardValues
 from stitch.compiler.gradients.round_sums import RoundSums
 from stitch.compiler.gradients.round_values import AllRows, RoundValues
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, scan
+from stitch.graph import (
+    BodyBuilder,
+    ComputationGraph,
+    ComputationGraphBuilder,
+    SymbolicTensor,
+    scan_in_body,
+)
 from stitch.linker import remove_dead_code
 from stitch.ops import onnx_code
 from stitch.program import DataType, Operation, OutputSlot, ScanForm, ValueType
@@ -66,9 +72,10 @@ class _Rounds:
     added: tuple[int, ...]
     collected: tuple[int, ...]
 
-    def one(self, before: Sequence[Any], elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def one(
+        self, inside: BodyBuilder, before: Sequence[Any], elements: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
         """What a round makes: states, sums as far as they have come, what is collected."""
-        inside = [*before, *elements][0].builder
         given = dict(zip(self.taken, elements, strict=True)) | dict(self.shared)
         states, sums = before[: len(self.seeds)], before[len(self.seeds) :]
         given |= {n: g for n, g in zip(self.seeds, states, strict=True) if n is not None}
@@ -235,7 +242,7 @@ class ScanGradient:
         collected: tuple[SymbolicTensor, ...] = ()
         # Where all of it is computed after the scan, there is none.
         if firsts or kept:
-            last, collected = scan(
+            last, collected = scan_in_body(
                 builder,
                 written.one,
                 firsts,

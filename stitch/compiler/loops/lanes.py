@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stitch import ops
-from stitch.graph import SymbolicTensor, Unliftable, lift, scan
+from stitch.graph import BodyBuilder, SymbolicTensor, Unliftable, lift, scan_in_body
 from stitch.program import ABSENT, Body, ScanForm
 
 
@@ -31,9 +31,7 @@ def lifted_scan(
     shared = list(context.operands[first:])
     given: list[bool] = []
 
-    def round_(before: Sequence[Any], elements: Sequence[Any]) -> Any:
-        # Where nothing goes round, this is written once, around the loop.
-        inside = builder.innermost((*before, *elements))
+    def round_(inside: BodyBuilder, before: Sequence[Any], elements: Sequence[Any]) -> Any:
         lifted = lift(
             body, [*before, *elements, *shared], flags, context.lanes, inside, unliftable
         ).results
@@ -44,7 +42,7 @@ def lifted_scan(
         given[:] = [r.is_batched for r in lifted[form.states :]]
         return after, [r.tensor for r in lifted[form.states :]]
 
-    last, collected = scan(
+    last, collected = scan_in_body(
         builder, round_, states, sequences, count=form.count,
         taken_backward=form.taken_backward, given_backward=form.given_backward,
     )  # fmt: skip

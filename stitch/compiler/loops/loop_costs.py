@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
 from stitch.machine import LoopRates, Machine, load_machine
-from stitch.ops import multiply_adds
+from stitch.ops import RESHAPING, multiply_adds
 from stitch.program import ABSENT, Body, Operation, ScanForm, Value, is_scan
 
 #: They move nothing where kernels take views.
-_VIEWS = frozenset({"Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+_VIEWS = RESHAPING | {"Slice", "Split", "Transpose"}
 
 
 def rates_of(machine: Machine) -> LoopRates:

@@ -27,11 +27,13 @@ from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.compiler.loops.waves import wave_of, written_wave
 from stitch.errors import UsageError, closest
 from stitch.graph import (
+    BodyBuilder,
     ComputationGraph,
     ComputationGraphBuilder,
     SymbolicTensor,
     lift,
     scan,
+    scan_in_body,
 )
 from stitch.machine import Machine
 from stitch.program import Body, Operation, ScanForm, is_scan
@@ -283,15 +285,13 @@ class _Scheduling:
             kinds = [form.whole(kind) for kind in body.output_types]
             return [builder.constant(np.empty(k.shape, k.data_type.dtype)) for k in kinds]
 
-        def round_(states: Sequence[Any], elements: Sequence[Any]) -> Any:
-            # Where nothing goes round, this is written once, around the loop.
-            inside = builder.innermost((*states, *elements))
+        def round_(inside: BodyBuilder, states: Sequence[Any], elements: Sequence[Any]) -> Any:
             given = [*states, *elements, *shared]
             results = lift(body, given, [False] * len(given), 1, inside, self.written).results
             tensors = [r.tensor for r in results]
             return tensors[: form.states], tensors[form.states :]
 
-        last, collected = scan(
+        last, collected = scan_in_body(
             builder, round_, operands[: form.states], operands[form.states : first],
             count=form.count, taken_backward=form.taken_backward,
             given_backward=form.given_backward,

@@ -16,10 +16,8 @@ import numpy as np
 
 from stitch.compiler.loops.lanes import in_lanes
 from stitch.graph import Unliftable, lift, scan
+from stitch.ops import RESHAPING
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
-
-#: They hand their operand on where it has the result's type.
-_SAME = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ def _same_values(body: Body) -> dict[int, int]:
     """Values that are others under another name, or in another shape and back."""
     same: dict[int, int] = {}
     for operation in body.operations:
-        if operation.domain or operation.op not in _SAME:
+        if operation.domain or operation.op not in RESHAPING:
             continue
         source = operation.inputs[0]
         source, result = same.get(source, source), operation.outputs[0]

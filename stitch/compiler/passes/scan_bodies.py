@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from stitch.compiler.body_graphs import body_of_graph, graph_of_body
 from stitch.graph import ComputationGraph
 from stitch.linker import remove_dead_code
 from stitch.program import (
     ABSENT,
     Body,
     BodyPool,
-    InputSlot,
     Operation,
-    OutputSlot,
     ScanForm,
-    Value,
     is_scan,
 )
 
@@ -88,7 +86,7 @@ class _Scans:
         key = operation.body, form.states, form.sequences, wanted
         small = self._found.get(key)
         if small is None:
-            body = self._graph_of(self.graph.bodies[operation.body])
+            body = graph_of_body("round", self.graph.bodies[operation.body], self.graph.bodies)
             small = self._found[key] = self._smaller(body, form, wanted)
         for state in small.unchanged:
             if operation.outputs[state] != ABSENT:
@@ -115,15 +113,6 @@ class _Scans:
             attributes=now.attributes,
             body=self.pool.add(small.body),
         )
-
-    def _graph_of(self, body: Body) -> ComputationGraph:
-        """A body as a graph, with the bodies that its operations carry."""
-        return ComputationGraph(
-            "round",
-            tuple(InputSlot(f"operand {i}", v) for i, v in enumerate(body.inputs)),
-            tuple(OutputSlot(f"result {i}", v) for i, v in enumerate(body.outputs)),
-            body.values, body.operations, body.constants, bodies=self.graph.bodies,
-        )  # fmt: skip
 
     def _smaller(self, graph: ComputationGraph, form: ScanForm, wanted: Sequence[bool]) -> _Smaller:
         states = range(form.states)
@@ -153,26 +142,8 @@ class _Scans:
             *sorted(going), *(form.states + i for i in sequences), *fixed,
             *(first + i for i in shared),
         ]  # fmt: skip
-        body = self._body_of(cut, kept) if cut.outputs else None
+        cut = replace(cut, inputs=tuple(cut.inputs[i] for i in kept))
+        body = body_of_graph(cut, self.pool) if cut.outputs else None
         return _Smaller(
             body, tuple(sorted(going)), sequences, fixed, shared, given, unchanged
-        )  # fmt: skip
-
-    def _body_of(self, graph: ComputationGraph, kept: Sequence[int]) -> Body:
-        """A graph as a body that takes these of its inputs."""
-        at = self.pool.add_all(graph.bodies, (o.body for o in graph.operations))
-        values, outputs = list(graph.values), list[int]()
-        operations = [replace(o, body=at[o.body]) for o in graph.operations]
-        made = {v for operation in operations for v in operation.outputs}
-        for slot in graph.outputs:
-            value = slot.value
-            if value not in made or value in outputs:
-                # An output is a value of its own, made in the body.
-                value, source = len(values), values[slot.value]
-                values.append(Value(f"{source.name}.out", source.type))
-                operations.append(Operation("Identity", (slot.value,), (value,)))
-            outputs.append(value)
-        return Body(
-            tuple(graph.inputs[i].value for i in kept), tuple(outputs), tuple(values),
-            tuple(operations), graph.constants,
         )  # fmt: skip

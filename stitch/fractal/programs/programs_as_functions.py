@@ -2,8 +2,8 @@
 of a graph under construction their operations are written in.
 
 Comes in: a loaded program, a torch module; what it is called with. Goes out: tensors. A module is
-captured once for the types of what it is given, and anew once its weights, its mode or the numbers
-and texts that are its attributes have changed. Must not know: functions over nests.
+captured once for the types of what it is given, and anew once its weights, parts, hooks or
+attributes have changed. Must not know: functions over nests.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from stitch.argument_kinds import arranged
 from stitch.errors import UsageError
 from stitch.fractal.eager import EagerBuilder
+from stitch.fractal.programs.module_states import state_of
 from stitch.fractal.programs.programs_in_graphs import written_in
 from stitch.frontend import is_torch, read_graph
 from stitch.graph import ComputationGraph, SymbolicTensor
@@ -145,7 +146,7 @@ _modules: WeakKeyDictionary[Any, dict[Hashable, _Captured]] = WeakKeyDictionary(
 def _captured(module: Any, kinds: Any) -> _Captured:
     """The module's graph for these types, as the module is now."""
     known = _modules.setdefault(module, {})
-    state, tensors = _state_of(module)
+    state, tensors = state_of(module)
     if len(known) >= MAX_CAPTURED:
         known.clear()
     found = known.get(kinds)
@@ -154,20 +155,6 @@ def _captured(module: Any, kinds: Any) -> _Captured:
         found = _Captured(graph, state, [tensor.detach().clone() for tensor in tensors])
         known[kinds] = found
     return found
-
-
-def _state_of(module: Any) -> tuple[Hashable, list[Any]]:
-    """What a module computes with beside its code: plain attributes; tensors. An exported program
-    does not change."""
-    if not hasattr(module, "modules"):
-        return None, []
-    plain = tuple([
-        (name, repr(value))
-        for part in module.modules()
-        for name, value in sorted(vars(part).items())
-        if isinstance(value, bool | int | float | str)
-    ])  # fmt: skip
-    return plain, [*module.parameters(), *module.buffers()]
 
 
 def _is_traced(value: Any) -> bool:

@@ -7,9 +7,9 @@ rules inside them. Must not know: other families.
 from stitch.ops.definition import OpDef
 from stitch.ops.shape import generating, padding, rearranging, reshaping
 from stitch.ops.shape.rearranging import slices_of
-from stitch.ops.shape.reshaping import known_by_type
+from stitch.ops.shape.reshaping import RESHAPING, known_by_type
 
-__all__ = ["OPERATORS", "known_by_type", "slices_of"]
+__all__ = ["OPERATORS", "RESHAPING", "known_by_type", "slices_of"]
 
 OPERATORS: tuple[OpDef, ...] = (
     *reshaping.OPERATORS,

@@ -203,12 +203,17 @@ def reshape_gradient(context: GradientContext) -> Sequence[Any]:
     return (gradient, *(None,) * (len(context.input_types) - 1))
 
 
-OPERATORS = (
+_RESHAPING = (
     _same_order("Identity", (1, 1), _require_any),
     _same_order("Reshape", (2, 2), _infer_reshape, allowzero=0),
     _same_order("Flatten", (1, 1), _infer_flatten, axis=1),
     _same_order("Squeeze", (1, 2), _infer_squeeze),
     _same_order("Unsqueeze", (2, 2), _infer_unsqueeze),
+)
+#: ONNX's operators that give the elements of their first operand in the same order.
+RESHAPING = frozenset(definition.name for definition in _RESHAPING)
+OPERATORS = (
+    *_RESHAPING,
     OpDef(
         "Dropout", (1, 3), _infer_dropout, _dropout, outputs=(1, 2),
         attributes=declared(seed=Attribute("int")), elementwise=True, gradient=reshape_gradient,

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stitch.linker import program_of_body
-from stitch.ops import multiply_adds
+from stitch.ops import RESHAPING, multiply_adds
 from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
 from stitch.runtime.executors.element_runs import element_runs
-from stitch.runtime.executors.host import MOVEMENTS, RESHAPING, WINDOW, KernelLibrary, chunked_sizes
+from stitch.runtime.executors.host import MOVEMENTS, WINDOW, KernelLibrary, chunked_sizes
 
 #: A call of ONNX Runtime, with its inputs and outputs; a node in it; a call of NumPy.
 CALL, NODE, FUNCTION = 5.0, 0.7, 0.6

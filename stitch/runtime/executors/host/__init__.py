@@ -14,7 +14,7 @@ from stitch.runtime.executors.host.host_bytes import (
     session_bytes,
 )
 from stitch.runtime.executors.host.kernels import KernelLibrary
-from stitch.runtime.executors.host.movements import MOVEMENTS, RESHAPING, WINDOW
+from stitch.runtime.executors.host.movements import MOVEMENTS, WINDOW
 from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
 from stitch.runtime.executors.host.staging import (
     StagedRegions,
@@ -26,7 +26,7 @@ from stitch.runtime.executors.host.staging import (
 )
 
 __all__ = [
-    "MOVEMENTS", "RESHAPING", "WINDOW", "KernelLibrary", "NumpyExecutor", "PreparedKernels",
+    "MOVEMENTS", "WINDOW", "KernelLibrary", "NumpyExecutor", "PreparedKernels",
     "StagedRegions", "StagingArrays", "as_bytes", "chunked_sizes", "committed_nbytes", "computable",
     "compute_type", "dense_view", "either_bytes", "program_bytes", "program_peak",
     "repacked_nbytes", "session_bytes",

@@ -14,14 +14,12 @@ from operator import itemgetter
 
 import numpy as np
 
-from stitch.ops import are_in_range, slices_of, windowed
+from stitch.ops import RESHAPING, are_in_range, slices_of, windowed
 from stitch.program import Array, Operation, Program
 
 #: Sees an array as another of the same elements, or some of them; raises `ValueError` where that
 #: takes a copy.
 View = Callable[[Array], Array]
-#: The same bytes in another shape.
-RESHAPING = frozenset({"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 WINDOW = ("stitch", "Window")
 MOVEMENTS = RESHAPING | {"Concat", "Expand", "Slice", "Split", "Transpose"}
 

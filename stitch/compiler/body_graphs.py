@@ -1,4 +1,4 @@
-"""Bodies as graphs, to be differentiated as any graph is, and graphs written into others.
+"""Bodies as graphs, optimised and differentiated as any graph is, and graphs written into others.
 
 Comes in: a body, or a graph. Goes out: a graph whose slots stand for operands and results by their
 numbers; a body; tensors of another builder. Must not know: gradients.

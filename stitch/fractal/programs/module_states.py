@@ -1,0 +1,84 @@
+"""What a torch module computes with, to see whether it is still what it was.
+
+Comes in: a module. Goes out: its parts with their classes, hooks and attributes, whatever holds
+them; its tensors. An object of another kind is itself, and changes inside it are not seen, nor is
+what `forward` reads from outside the module. Nothing is kept alive. Must not know graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import suppress
+from types import MethodType
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+
+def state_of(module: Any) -> tuple[Hashable, list[Any]]:
+    """What a module computes with, and its tensors. An exported program does not change."""
+    if not hasattr(module, "modules"):
+        return None, []
+    seen = _Seeing()
+    return seen.state(module), seen.tensors
+
+
+class _Same:
+    """Equal to what stands for the same living object."""
+
+    __slots__ = ("_at", "_ref")
+
+    def __init__(self, held: Any) -> None:
+        self._at = id(held)
+        self._ref: ref[Any] | None = None
+        # Others are texts' and numbers' kin, such as torch's types: their module holds them.
+        with suppress(TypeError):
+            self._ref = ref(held)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or self._at != other._at:
+            return False
+        return self._ref is other._ref is None or self._held() is other._held() is not None
+
+    def __hash__(self) -> int:
+        return hash(self._at)
+
+    def _held(self) -> Any:
+        return None if self._ref is None else self._ref()
+
+
+class _Seeing:
+    """One walk through a module; what is met again is called by its number."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []
+        self._met: dict[int, int] = {}
+
+    def state(self, value: Any) -> Hashable:
+        """What a value is."""
+        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            return type(value).__name__, repr(value)
+        if isinstance(value, MethodType):  # It is made anew whenever it is asked for.
+            return "method", _Same(value.__func__), self.state(value.__self__)
+        if id(value) in self._met:
+            return "again", self._met[id(value)]
+        self._met[id(value)] = len(self._met)
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return "array", value.dtype.str, value.shape, value.tobytes()
+        if _is_tensor(value):
+            self.tensors.append(value)
+            return ("tensor",)
+        if isinstance(value, dict):
+            return "dict", *[(self.state(k), self.state(v)) for k, v in value.items()]
+        if isinstance(value, tuple | list):
+            return _Same(type(value)), *map(self.state, value)
+        if hasattr(value, "modules") and hasattr(value, "parameters"):
+            kind = type(value)
+            return _Same(kind), _Same(kind.forward), self.state(vars(value))
+        return (_Same(value),)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a torch tensor, without loading torch to ask."""
+    return any((k.__module__, k.__name__) == ("torch", "Tensor") for k in type(value).__mro__)
