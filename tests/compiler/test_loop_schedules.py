@@ -139,3 +139,20 @@ def test_rows_in_rows_are_written_out_as_often_as_rows_are(schedule: str | None)
         found = device.load(model)(x)
         assert isinstance(found, stitch.Tensor)
         np.testing.assert_allclose(found.numpy(), expected, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("schedule", [None, "rows"])
+def test_a_long_body_is_not_written_out_row_by_row(schedule: str | None) -> None:
+    b = ComputationGraphBuilder("long")
+    xs = b.input("xs", (64, 3, 4), "float32")
+
+    def layer(states: Any, elements: Any) -> Any:
+        made = states[0]
+        for _ in range(40):
+            made = np.tanh(made + np.float32(0.5))
+        return scan(b, lambda s, e: ([np.tanh(s[0] + e[0])], []), [made], [elements[0]])[0], []
+
+    (last,), _ = scan(b, layer, [b.constant(np.zeros(4, np.float32))], [xs])
+    b.output("y", last)
+    model = stitch.compile(b.build(), target="host", schedule=schedule)
+    assert len(model.program.operations) == 1

@@ -42,6 +42,8 @@ _NO_COSTS: Mapping[str, float] = MappingProxyType({})
 #: A loop of more rounds than that, those of loops around it that are written out counted with
 #: them, is not written out.
 MOST_ROWS = 64
+#: Nor is a loop whose rows would be more operations than that, loops in it counted as one.
+MOST_WRITTEN = 2048
 #: The names that a schedule may be asked for by.
 SCHEDULES = ("batch", "hoisted", "rounds", "rows", "wave")
 
@@ -230,8 +232,9 @@ class _Scheduling:
                 parts.before, form.count, takes, fixed
             ) + form.count * (round_seconds + estimate.round(parts.rest, fixed=fixed))
         if any(is_scan(o) for o in body.operations):
-            if 0 < form.count * copies <= MOST_ROWS:
-                costs["rows"] = form.count * self._row(body, form.count * copies)
+            rows = form.count * copies
+            if 0 < rows <= MOST_ROWS and rows * len(body.operations) <= MOST_WRITTEN:
+                costs["rows"] = form.count * self._row(body, rows)
             wave = wave_of(body, form)
             if wave is not None:
                 cell = self.graph.bodies[wave.inner.body]
