@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.graph import as_json
 from stitch.ttb import load, save
 from tests.support.bodied_graphs import bodied_graph
 from tests.support.files.scanned_specimens import by_hand, scanned_binary
@@ -134,3 +135,20 @@ def test_a_scan_is_linked_with_an_operation_that_carries_a_body(cli: Cli, files:
 def test_files_with_scans_are_stitched(cli: Cli, files: Path) -> None:
     done = cli("inspect", "rounds.ttb", "squares.ttb", "--wire=rounds.last=squares.x")
     assert done.code == 0 and "can be stitched on host: 0 copies, 0 B" in done.out
+
+
+def test_compile_takes_a_schedule_and_says_how_loops_run(cli: Cli, here: Path) -> None:
+    b = stitch.ComputationGraphBuilder("halves")
+    rows = b.input("x", (6, 8), "float32")
+    _, (given,) = stitch.graph.scan(b, lambda _, e: ([], [e[0] * 0.5]), [], [rows])
+    b.output("y", given)
+    Path("halves.json").write_text(as_json(b.build()), encoding="utf-8")
+    words = ("compile", "halves.json", "--target=host", "-o", "halves.ttb")
+    done = cli(*words)
+    assert done.code == 0 and "  loop of 6 rounds at test_cli_scans.py:" in done.out
+    assert ": batch (" in done.out and "; not rounds (" in done.out
+    assert not load("halves.ttb").programs[0].bodies
+    assert ": rounds (" in cli(*words, "--schedule=rounds").out
+    assert load("halves.ttb").programs[0].bodies
+    refused = cli(*words, "--schedule=waves")
+    assert refused.code == 2 and "'wave'" in refused.err

@@ -18,7 +18,7 @@ from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, make_parser, positive
 from stitch.cli.run_inputs import array_of_word, is_array_word
 from stitch.cli.wire_words import split_slot
-from stitch.compiler import split_graph
+from stitch.compiler import SCHEDULES, split_graph
 from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
 from stitch.errors import CompileError, FormatError, UsageError
 from stitch.files import FileBatch, nearest_file, read_text, unreadable
@@ -68,6 +68,8 @@ def command() -> Command:
                      "stitch-run; needed where its value decides a shape"}),
         ("--unroll", {"type": count, "metavar": "N",
                       "help": "write out an ONNX model's loops of at most N rounds (default: 4)"}),
+        ("--schedule", {"choices": list(SCHEDULES),
+                        "help": "how loops run wherever they can (default: what costs least)"}),
         ("--split", {"type": positive, "metavar": "N",
                      "help": "cut the module into N programs at its narrowest points; "
                      "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
@@ -101,6 +103,8 @@ def _compile_source(words: argparse.Namespace) -> int:
             "--for places one module of a pipeline, and -o says which",
             expected="-o FILE, a module's file in the pipeline, without --split",
         )
+    if words.pipeline is not None and words.schedule is not None:
+        raise UsageError("--for takes the schedules that cost least", remedy="leave --schedule out")
     if words.output == "-" and cuts is not None:
         raise UsageError("a split module takes several files", expected="-o FILE, such as m.ttb")
     factory_file = (words.entry or "").rpartition(":")[0]
@@ -123,7 +127,7 @@ def _compile_source(words: argparse.Namespace) -> int:
     if cuts is None:
         model = api.compile(
             module, examples, target=target, wishes=words.wishes, name=words.name,
-            role=words.role, input_shapes=shapes, unroll=words.unroll,
+            role=words.role, input_shapes=shapes, unroll=words.unroll, schedule=words.schedule,
         )  # fmt: skip
         _write([model], [words.output], words)
         return EXIT_OK
@@ -137,7 +141,9 @@ def _compile_source(words: argparse.Namespace) -> int:
     for path in paths:
         if path is not None:
             checks.add(path, TTB, "-o")
-    models = [api.compile(part, target=target, role=words.role) for part in parts]
+    models = [
+        api.compile(part, target=target, role=words.role, schedule=words.schedule) for part in parts
+    ]
     _write(models, paths, words)
     return EXIT_OK
 
