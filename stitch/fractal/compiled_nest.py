@@ -132,6 +132,12 @@ def _data(value: Any, form: ValueForm, where: str) -> Iterator[Any]:
         for number, (part, inside) in enumerate(zip(value, form.parts, strict=True)):
             yield from _data(part, inside, f"{where}[{number}]")
         return
+    if form.tree is not None and not isinstance(value, FractalTensor):
+        raise UsageError(
+            "this nest was compiled for a FractalTensor here", where=where,
+            expected=lengths_text(form), got=type(value).__name__,
+            remedy="make one of it: FractalTensor(x)",
+        )  # fmt: skip
     tree = value.index.tree if isinstance(value, FractalTensor) else None
     if tree != form.tree:
         raise UsageError(

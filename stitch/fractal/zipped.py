@@ -89,7 +89,8 @@ def as_nest(call: str, value: object) -> Nest:
         return zip(*value)
     shown = " ".join(repr(value).split())[:60]
     raise TypeError(
-        f"{call} takes a FractalTensor (or several, zipped), not {type(value).__name__}: {shown}"
+        f"{call} takes a FractalTensor (or several, zipped), not {type(value).__name__}: {shown}; "
+        "FractalTensor(...) makes one of lists, arrays and tensors"
     )
 
 
