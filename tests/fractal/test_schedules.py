@@ -11,7 +11,9 @@ import pytest
 import stitch
 from stitch import fractal as ops
 from stitch.compiler import SCHEDULES
+from stitch.compiler.loops.loop_schedules import MOST_WRITTEN
 from stitch.fractal import FractalTensor
+from stitch.graph import scan
 from tests.support import plain_nests as plain
 from tests.support.plain_nests import assert_same, lists_of
 from tests.support.random_nest_programs import nests_of, random_case
@@ -79,3 +81,21 @@ def test_nests_over_tensors_of_the_device_are_closed_over(
         return s * 12 + p[0] * p[1] + 1 + 2
 
     assert found.tolist() == plain.scanl(step, ([2.0, 4.0, 6.0], [3.0, 4.0, 5.0]), 2.0)
+
+
+def test_loops_within_loops_are_not_written_out_without_bound() -> None:
+    """Each level would be five times the one within."""
+    builder = stitch.ComputationGraphBuilder("deep")
+
+    def level(around: Any, state: Any, depth: int) -> Any:
+        def step(states: Any, _: Any) -> Any:
+            (s,) = states
+            return [s * 0.5 + 1.0 if depth == 1 else level(s.builder, s, depth - 1)], []
+
+        return scan(around, step, [state], [], count=5)[0][0]
+
+    builder.output("y", level(builder, builder.input("x", (2,), "float32"), 8))
+    compiled = stitch.compile(builder.build(), target="host", schedule="rows")
+    (program,) = compiled.binary.programs
+    written = len(program.operations) + sum(len(body.operations) for body in program.bodies)
+    assert written < 3 * MOST_WRITTEN

@@ -38,6 +38,9 @@ from stitch.program import Body, Operation, ScanForm, is_scan
 _NO_COSTS: Mapping[str, float] = MappingProxyType({})
 #: A loop of more rounds than that is not written out.
 MOST_ROWS = 64
+#: Nor one that would come to more operations, with what is written out inside it: loops within
+#: loops multiply.
+MOST_WRITTEN = 1 << 12
 #: The names that a schedule may be asked for by.
 SCHEDULES = ("batch", "hoisted", "rounds", "rows", "wave")
 
@@ -170,7 +173,8 @@ class _Scheduling:
         """A scan as its cheapest schedule has it, or the one that was asked for."""
         operands, where = list(context.operands), context.location
         if not form.states and form.count:
-            if self.asked != "rounds":
+            # A round that takes nothing is the same each time.
+            if self.asked != "rounds" or not form.sequences:
                 return self._batched(builder, body, form, operands, where)
             self._note(where, form, "rounds")
             return self._rounds(builder, body, form, operands)
@@ -203,7 +207,7 @@ class _Scheduling:
                 estimate.rates.round_seconds + estimate.round(parts.rest)
             )
         if any(is_scan(o) for o in body.operations):
-            if form.count <= MOST_ROWS:
+            if form.count <= MOST_ROWS and self._written_size(body) * form.count <= MOST_WRITTEN:
                 costs["rows"] = form.count * self._row(body)
             wave = wave_of(body, form)
             if wave is not None:
@@ -213,6 +217,19 @@ class _Scheduling:
                     estimate.rates.round_seconds + estimate.round(cell, form.count)
                 )
         return costs
+
+    def _written_size(self, body: Body) -> int:
+        """How many operations a round of a loop around loops comes to, these written out where they
+        may be."""
+        size = 0
+        for operation in body.operations:
+            size += 1
+            if is_scan(operation):
+                inner, count = self.graph.bodies[operation.body], ScanForm.of(operation).count
+                has_loops = any(map(is_scan, inner.operations))
+                times = count if has_loops and count <= MOST_ROWS else 1
+                size += times * self._written_size(inner)
+        return size
 
     def _row(self, body: Body) -> float:
         """What one round of a loop around loops costs, these as they will be."""
