@@ -13,8 +13,8 @@ from onnx import helper
 
 import stitch
 from stitch.cli.compile import main as compile_command
-from stitch.errors import UsageError
-from stitch.frontend.onnx import from_onnx
+from stitch.errors import CompileError, UsageError
+from stitch.frontend.onnx import from_onnx, node_walk
 from stitch.graph import ComputationGraph
 from stitch.program import Array
 from tests.support.onnx import node_tests as suite
@@ -296,3 +296,13 @@ def test_operations_of_a_body_know_their_nodes() -> None:
     places = {o.location for body in graph.bodies for o in body.operations}
     assert any(place.startswith("case:") for place in places)
     assert not any("py:" in place for place in places)
+
+
+def test_loops_within_loops_ask_for_no_more_bodies_than_there_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_walk, "MAX_BODIES", 20)
+    assert scans(from_onnx(lstm(21))) == [21]
+    assert scans(from_onnx(lstm(20), unroll=64)) == []
+    with pytest.raises(CompileError, match="come to more than 20 bodies"):
+        from_onnx(lstm(21), unroll=64)

@@ -26,11 +26,13 @@ Tensors = Sequence[SymbolicTensor]
 
 @dataclass(slots=True)
 class Loops:
-    """From how many rounds on loops stay; how many have, and how many could not after all."""
+    """From how many rounds on loops stay; how many have, and how many could not after all; how
+    often a body was written."""
 
     unroll: int = UNROLLED_ROUNDS
     kept: int = 0
     given_up: int = 0
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ from stitch.graph import ComputationGraphBuilder, LayerMethods, SymbolicTensor
 #: Functions that call functions can describe any number of nodes in a few bytes.
 MAX_NODES = 1 << 18
 MAX_DEPTH = 50
+#: Bodies of branches and loops are written so many times at most, tries counted.
+MAX_BODIES = 1 << 14
 
 GRADIENT = ("ai.onnx.preview.training", "Gradient")
 _KNOWN = frozenset((d.domain, d.name) for d in ops.operators())
@@ -255,7 +257,13 @@ class Walk:
     def body(
         self, body: Any, shared: Scope, operands: Sequence[Given], call: ControlCall
     ) -> list[Bound]:
-        """Writes the body of a branch or loop once."""
+        """Writes the body of a branch or loop once; loops in loops could ask for it for ever."""
+        self.loops.written += 1
+        if self.loops.written > MAX_BODIES:
+            raise call.refused(
+                f"loops and branches within each other come to more than {MAX_BODIES} bodies: "
+                "rounds that cannot stay a loop are written out"
+            )
         inner = Scope(
             shared.opsets, outer=shared, called_with=shared.called_with, place=shared.place
         )
