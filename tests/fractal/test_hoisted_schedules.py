@@ -35,6 +35,12 @@ STEPS: dict[str, Step] = {
         np.concatenate([x, h], 1) @ BOTH * (np.concatenate([h, x], 1) @ BOTH)
     ),
     "two products in a row": lambda h, x: np.tanh(np.tanh(x @ W) @ U) + h,
+    "what is added is made later": lambda h, x: np.tanh((x @ W + h) + np.exp(x * 0.5)),
+    "sums of five": lambda h, x: np.tanh((((x @ W + h) + B) + np.tanh(x)) + x),
+    "the element twice": lambda h, x: np.tanh((x @ W + h @ U) + x @ W),
+    "the state twice": lambda h, x: np.tanh((x @ W + h) + h),
+    "a sum that others read": lambda h, x: (lambda s: np.tanh(s + B) + s * 0.25)(x @ W + h),
+    "a number to a row": lambda h, x: np.tanh((h + x[:, :1]) + x @ W),
     "of elements only": lambda h, x: x @ W,
     "gates": lambda h, x: np.split(x @ np.tile(W, 2) + h @ np.tile(U, 2), 2, axis=1)[0],
 }  # fmt: skip

@@ -168,27 +168,37 @@ def _regrouped(body: Body, form: ScanForm) -> Body:
     dependent = _dependent(body, form)
     makers = {v: i for i, o in enumerate(body.operations) for v in o.outputs}
     readers = Counter(v for o in body.operations for v in o.inputs)
-    outputs = set(body.outputs)
-    values, operations = list(body.values), list(body.operations)
+    values, outputs = list(body.values), set(body.outputs)
+    written: list[list[Operation]] = [[o] for o in body.operations]
+
+    def parts(operation: Operation) -> tuple[int, int] | None:
+        """What of a sum a state has a part in, and what none has."""
+        if operation.op != "Add" or operation.domain:
+            return None
+        held = [v for v in operation.inputs if v in dependent]
+        free = [v for v in operation.inputs if v not in dependent]
+        return (held[0], free[0]) if len(held) == len(free) == 1 else None
+
     for index, operation in enumerate(body.operations):
-        if operation.op != "Add" or operation.domain or operation.outputs[0] not in dependent:
+        # What is here may have been a part of a sum before.
+        operation = written[index][-1] if written[index] else operation
+        outer = parts(operation)
+        if outer is None or readers[outer[0]] != 1 or outer[0] in outputs:
             continue
-        inner = next((v for v in operation.inputs if v in dependent), ABSENT)
-        other = next((v for v in operation.inputs if v not in dependent), ABSENT)
-        at = makers.get(inner, -1)
-        if ABSENT in (inner, other) or at < 0 or readers[inner] != 1 or inner in outputs:
+        at = makers.get(outer[0], -1)
+        inner = parts(written[at][-1]) if at >= 0 and written[at] else None
+        if inner is None:
             continue
-        before = operations[at]
-        held = [v for v in before.inputs if v in dependent]
-        if before.op != "Add" or before.domain or len(held) != 1 or len(set(before.inputs)) != 2:
-            continue
-        (state,) = held
-        early = next(v for v in before.inputs if v not in dependent)
-        kinds = [values[v].type for v in (early, other)]
+        kinds = [values[v].type for v in (inner[1], outer[1])]
         shape = np.broadcast_shapes(*(kind.shape for kind in kinds))
         values.append(Value("sum", ValueType(tuple(shape), kinds[0].data_type)))
         total = len(values) - 1
-        operations[at] = replace(before, inputs=(early, other), outputs=(total,))
-        operations[index] = replace(operation, inputs=(total, state))
-        makers[total] = at
-    return replace(body, values=tuple(values), operations=tuple(operations))
+        # Here, where both parts are there; what made the sum before may have come earlier.
+        before = written[at].pop()
+        written[index] = [
+            *written[at], replace(before, inputs=(inner[1], outer[1]), outputs=(total,)),
+            replace(operation, inputs=(total, inner[0])),
+        ]  # fmt: skip
+        written[at] = []
+    operations = tuple(o for group in written for o in group)
+    return replace(body, values=tuple(values), operations=operations)
