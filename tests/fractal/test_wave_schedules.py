@@ -199,3 +199,25 @@ def test_layers_over_several_sequences_at_once(layer: Layer) -> None:
         compiled = ops.compile(lambda xs: networks(ops, xs, *nests), sequences, schedule=schedule)
         found = lists_of(compiled(sequences))
         assert_same(found, expected, 0 if layer is whole_numbers else 1e-5, str(schedule))
+
+
+@pytest.mark.parametrize("outer", ["scanl", "foldl"])
+@pytest.mark.parametrize("layer", WAVES, ids=lambda f: f.__name__)
+def test_layers_in_a_map_are_a_wave_of_all_elements(layer: Layer, outer: str) -> None:
+    """Lanes stand around a sequence, and inside its elements while rounds run."""
+    for depth, length, lanes in ((2, 3, 4), (3, 5, 2), (4, 2, 3)):
+        rows = [of_layers(depth, length + 10 * i, layer)[0][:length] for i in range(lanes)]
+        own = of_layers(depth, length, layer)[1]
+        nests = [FractalTensor([FractalTensor(row) for row in rows]), *map(FractalTensor, own)]
+        expected = [expected_of(layer, outer, each, own) for each in rows]
+        for schedule in ("wave", None, "rows"):
+            compiled = ops.compile(
+                lambda xs, *own: ops.map(
+                    lambda row, each: network(ops, layer, outer, row, *each), xs, own
+                ),
+                *nests, schedule=schedule,
+            )  # fmt: skip
+            if schedule == "wave":
+                assert "wave" in [note.schedule for note in compiled.loops]
+            found = lists_of(compiled(*nests))
+            assert_same(found, expected, 0 if layer is whole_numbers else 1e-5, str(schedule))

@@ -79,8 +79,9 @@ class LoopNote:
         taken = f" ({costs.pop(self.schedule)})" if self.schedule in costs else ""
         others = ", ".join(f"{name} ({text})" for name, text in costs.items())
         rules = ", ".join(self.without_rule)
+        rounds = f"{self.count} round{'s' * (self.count != 1)}"
         return (
-            f"loop of {self.count} rounds at {self.where or 'an unknown line'}: {self.schedule}"
+            f"loop of {rounds} at {self.where or 'an unknown line'}: {self.schedule}"
             f"{taken}{f'; not {others}' if others else ''}"
             f"{f'; without a batching rule, one by one: {rules}' if rules else ''}"
         )

@@ -30,6 +30,8 @@ class Wave:
     taken: int
     given: int
     rest: Body
+    #: The order of the state's axes in which it is that sequence, where it is another one.
+    turned: tuple[int, ...] = ()
 
 
 def wave_of(body: Body, form: ScanForm) -> Wave | None:
@@ -38,25 +40,25 @@ def wave_of(body: Body, form: ScanForm) -> Wave | None:
     if form.states != 1 or form.count < 2 or len(scans) != 1 or any(form.taken_backward):
         return None
     inner, inside = scans[0], ScanForm.of(scans[0])
-    same = _same_values(body)
-    state, after = body.inputs[0], same.get(body.outputs[0], body.outputs[0])
-    first = inside.states
-    taken = [
-        i for i in range(first, first + inside.sequences)
-        if same.get(inner.inputs[i], inner.inputs[i]) == state
-    ]  # fmt: skip
+    same, first = _same_values(body), inside.states
+    state, final = body.inputs[0], same.get(body.outputs[0], body.outputs[0])
     if (
-        inside.sequences != 1 or len(taken) != 1 or after not in inner.outputs[first:]
-        or any(inside.taken_backward) or any(inside.given_backward) or any(form.given_backward)
-        or not inside.count
+        inside.sequences != 1 or any(inside.taken_backward) or any(inside.given_backward)
+        or any(form.given_backward) or not inside.count
     ):  # fmt: skip
         return None
+    read, after = same.get(inner.inputs[first], inner.inputs[first]), final
+    turned: tuple[int, ...] = ()
+    if read != state:
+        ways = _there_and_back(body, same, read, final)
+        if ways is None or ways[0] != state:
+            return None
+        _, after, turned = ways
     # All that is collected around is the sequence itself, and nothing else of the inner scan is
     # read.
-    outputs = [same.get(v, v) for v in body.outputs]
-    if any(v != after for v in outputs):
+    if after not in inner.outputs[first:] or any(same.get(v, v) != final for v in body.outputs):
         return None
-    depends, handed = {state}, {state, after}
+    depends, handed = {state}, {state, read, after, final}
     others = []
     for operation in body.operations:
         if operation is inner:
@@ -67,7 +69,7 @@ def wave_of(body: Body, form: ScanForm) -> Wave | None:
             depends.update(operation.outputs)
         else:
             return None
-    wanted = [v for i, v in enumerate(inner.inputs) if i != taken[0]]
+    wanted = [v for i, v in enumerate(inner.inputs) if i != first]
     if not depends.isdisjoint(wanted):
         return None
     made = {v for o in others for v in o.outputs}
@@ -75,7 +77,29 @@ def wave_of(body: Body, form: ScanForm) -> Wave | None:
         body.inputs[1:], tuple(dict.fromkeys(v for v in wanted if v in made)), body.values,
         tuple(others), body.constants,
     )  # fmt: skip
-    return Wave(inner, inside, taken[0], inner.outputs.index(after) - first, rest)
+    return Wave(inner, inside, first, inner.outputs.index(after) - first, rest, turned)
+
+
+def _there_and_back(
+    body: Body, same: dict[int, int], read: int, final: int
+) -> tuple[int, int, tuple[int, ...]] | None:
+    """What is read with its axes in another order, what is made before they are put back, and the
+    order; None where it is not so: lanes stand around a sequence, and inside its elements."""
+    makers = {v: o for o in body.operations for v in o.outputs}
+    there, back = makers.get(read), makers.get(final)
+    if (
+        there is None
+        or back is None
+        or {(there.domain, there.op), (back.domain, back.op)} != {("", "Transpose")}
+    ):
+        return None
+    order, other = (o.attributes.get("perm") for o in (there, back))
+    if not isinstance(order, tuple) or not isinstance(other, tuple):
+        return None
+    if [order[int(axis)] for axis in other] != list(range(len(order))):
+        return None
+    source, made = there.inputs[0], back.inputs[0]
+    return same.get(source, source), same.get(made, made), tuple(map(int, order))
 
 
 def _same_values(body: Body) -> dict[int, int]:
@@ -98,6 +122,9 @@ def written_wave(
     """The results of the outer scan, of this form, on these operands."""
     depth, length = form.count, wave.form.count
     sequence, elements = operands[0], operands[1 : 1 + form.sequences]
+    if wave.turned:
+        sequence = builder.transpose(sequence, wave.turned)
+    back = [int(axis) for axis in np.argsort(wave.turned)]
     shared = operands[1 + form.sequences :]
     flags = [*[True] * len(elements), *[False] * len(shared)]
     made = lift(wave.rest, [*elements, *shared], flags, depth, builder, unliftable).results
@@ -151,8 +178,10 @@ def written_wave(
         [builder.index(padded, slice(depth - 1, None))],
     )  # fmt: skip
     if not everything:
-        return [main[0]]
+        return [builder.transpose(main[0], back) if back else main[0]]
     rows = builder.reshape(builder.concat([ramp[0], main[0]], 0), (-1, *leaf))
     places = (np.arange(length)[None, :] + lanes[:, None]) * depth + lanes[:, None]
     layers = builder.reshape(builder.gather(rows, places.ravel(), 0), (depth, length, *leaf))
+    if back:
+        layers = builder.transpose(layers, [0, *(axis + 1 for axis in back)])
     return [builder.index(layers, -1), *[layers] * form.collected]

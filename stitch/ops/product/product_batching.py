@@ -6,6 +6,7 @@ another shape may round otherwise.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,11 @@ def matmul(c: BatchingContext) -> Sequence[Any]:
         # A column for each lane.
         product = c.again(a, c.apply("Transpose", b, perm=[1, 0]))[0]
         return (c.in_front(product, c.rank(0) - 1),)
+    if c.varies(0) and c.varies(1) and c.rank(0) > 2 and c.rank(1) == 2:
+        # All that is multiplied by the matrix of a lane is one matrix.
+        rows, width = math.prod(c.shape(0)[:-1]), c.shape(0)[-1]
+        product = c.again(c.shaped(a, (c.lanes, rows, width)), b)[0]
+        return (c.shaped(product, (c.lanes, *c.result_shape())),)
     product = c.again(*sides_of(c, 1, c.varies(0), c.varies(1)))[0]
     return (c.shaped(product, (c.lanes, *c.result_shape())),)
 
