@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,10 @@ def test_layers_over_several_sequences_at_once(layer: Layer) -> None:
         assert_same(found, expected, 0 if layer is whole_numbers else 1e-5, str(schedule))
 
 
+def of_all_rows(layer: Layer, outer: str, xs: Any, *own: Any) -> Any:
+    return ops.map(lambda row, each: network(ops, layer, outer, row, *each), xs, own)
+
+
 @pytest.mark.parametrize("outer", ["scanl", "foldl"])
 @pytest.mark.parametrize("layer", WAVES, ids=lambda f: f.__name__)
 def test_layers_in_a_map_are_a_wave_of_all_elements(layer: Layer, outer: str) -> None:
@@ -212,11 +217,8 @@ def test_layers_in_a_map_are_a_wave_of_all_elements(layer: Layer, outer: str) ->
         expected = [expected_of(layer, outer, each, own) for each in rows]
         for schedule in ("wave", None, "rows"):
             compiled = ops.compile(
-                lambda xs, *own: ops.map(
-                    lambda row, each: network(ops, layer, outer, row, *each), xs, own
-                ),
-                *nests, schedule=schedule,
-            )  # fmt: skip
+                partial(of_all_rows, layer, outer), *nests, name="rows", schedule=schedule
+            )
             if schedule == "wave":
                 assert "wave" in [note.schedule for note in compiled.loops]
             found = lists_of(compiled(*nests))
