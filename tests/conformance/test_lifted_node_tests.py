@@ -39,7 +39,7 @@ def programs_of(case: Any) -> list[tuple[Program, list[Array]]]:
     for data_set, model in zip(case.data_sets, models, strict=True):
         given = [np.asarray(a) for a in suite.flat(suite._feeds(case, data_set).values())]
         (program, *more) = model.binary.programs
-        if not more and program.inputs and len(given) == len(program.inputs):
+        if not more and not program.bodies and 0 < len(program.inputs) == len(given):
             found.append((program, given))
     return found
 
