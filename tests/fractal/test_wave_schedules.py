@@ -185,6 +185,29 @@ def test_a_layer_of_a_wave_computes_nothing_that_warns() -> None:
     assert_same(lists_of(found), layers(plain, list(xs[:, None]), list(own)), 1e-5)
 
 
+def test_layers_that_look_past_the_end_of_the_sequence_are_no_wave() -> None:
+    """A place in a table goes on from element to element, and the table ends where they do."""
+    drawn = np.random.default_rng(3)
+    xs, own, table = (drawn.normal(size=(n, WIDTH)).astype(np.float32) for n in (6, 3, 6))
+
+    def layers(o: Any, xs: Any, own: Any, table: Any) -> Any:
+        def layer(seq: Any, w: Any) -> Any:
+            def round_(state: Any, x: Any) -> Any:
+                place, _ = state
+                return place + 1, np.tanh(x * w + table[place])
+
+            return o.scanl(round_, seq, (np.int64(0), np.zeros(WIDTH, np.float32)))[1]
+
+        return o.scanl(layer, own, xs)
+
+    nests = [FractalTensor(each) for each in (xs, own, table)]
+    expected = layers(plain, list(xs), list(own), list(table))
+    for schedule in (None, *SCHEDULES):
+        compiled = ops.compile(lambda *given: layers(ops, *given), *nests, schedule=schedule)
+        assert "wave" not in [note.schedule for note in compiled.loops]
+        assert_same(lists_of(compiled(*nests)), expected, 1e-5, str(schedule))
+
+
 @pytest.mark.parametrize("layer", [own_starts, two_states, whole_numbers, from_both_sides])
 def test_layers_over_several_sequences_at_once(layer: Layer) -> None:
     drawn = [of_layers(3, length, layer)[0] for length in (4, 2, 4, 4)]

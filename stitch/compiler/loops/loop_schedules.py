@@ -24,7 +24,7 @@ from stitch import ops
 from stitch.compiler.loops.hoisting import Hoisted, hoisted
 from stitch.compiler.loops.lanes import in_lanes, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
-from stitch.compiler.loops.waves import wave_of, written_wave
+from stitch.compiler.loops.waves import can_fail, wave_of, written_wave
 from stitch.errors import UsageError, closest
 from stitch.graph import (
     BodyBuilder,
@@ -237,8 +237,8 @@ class _Scheduling:
             if 0 < rows <= MOST_ROWS and rows * len(body.operations) <= MOST_WRITTEN:
                 costs["rows"] = form.count * self._row(body, rows)
             wave = wave_of(body, form)
-            if wave is not None:
-                cell = self.graph.bodies[wave.inner.body]
+            cell = None if wave is None else self.graph.bodies[wave.inner.body]
+            if wave and cell and not can_fail(cell, wave.form, self.graph.bodies):
                 rounds = wave.form.count + form.count - 1
                 costs["wave"] = rounds * (round_seconds + estimate.round(cell, form.count))
         return costs

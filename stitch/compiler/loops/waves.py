@@ -3,7 +3,8 @@
 Comes in: an outer scan whose state is a sequence, which an inner scan goes over and makes anew.
 Goes out: one scan of all layers side by side, layer `l` one round behind layer `l - 1`; or nothing,
 where a loop is not of that kind. The first rounds hold layers back that have nothing to read yet;
-what layers compute past the end of the sequence nobody reads. Must not know costs.
+what layers compute past the end of the sequence nobody reads, so that no operation may be among it
+that can fail there. Must not know costs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from stitch.compiler.loops.lanes import in_lanes
 from stitch.graph import Unliftable, lift, scan
-from stitch.ops import RESHAPING
+from stitch.ops import RESHAPING, lookup
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
 
@@ -113,6 +114,30 @@ def _same_values(body: Body) -> dict[int, int]:
         if body.values[source].type == body.values[result].type:
             same[result] = source
     return same
+
+
+def can_fail(inner: Body, form: ScanForm, bodies: Sequence[Body]) -> bool:
+    """Whether a round of an inner scan may raise where the sequence has ended: some operation looks
+    at data, an index say, that differs from round to round."""
+    return _looks(inner, set(inner.inputs[: form.states + form.sequences]), bodies)
+
+
+def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
+    """Whether any operation looks at data of which some `differs`."""
+    for operation in body.operations:
+        if differs.isdisjoint(operation.inputs):
+            continue
+        if operation.body != ABSENT:
+            inside = bodies[operation.body]
+            if _looks(inside, set(inside.inputs), bodies):
+                return True
+        # No operator looks at what its first operand holds.
+        elif lookup(operation.op, operation.domain).checks and not differs.isdisjoint(
+            operation.inputs[1:]
+        ):
+            return True
+        differs.update(v for v in operation.outputs if v != ABSENT)
+    return False
 
 
 def written_wave(
