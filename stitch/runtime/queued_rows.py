@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stitch.errors import CompileError
+from stitch.machine import Machine, MachineShape, footprint
 from stitch.ops import infer_operation
 from stitch.program import (
     DataType,
@@ -38,6 +39,7 @@ _ONE, _NONE = np.ones(1, np.int64), np.empty(0, np.int64)
 class Loader(Protocol):
     """A device, as far as it takes programs that nobody wrote."""
 
+    machine: Machine
     #: Whether it forbids what the planner does not have to do.
     copies_forbidden: int
 
@@ -58,7 +60,8 @@ class QueuedRows:
 
     def rows(self, view: AwaitedView) -> Tensor | None:
         """A tensor for one reader; None where the view must have a place before it is read: its
-        tensor is there, it has another form than dense rows, or copies are forbidden."""
+        tensor is there, it has another form than dense rows, copies are forbidden, or there may be
+        no room for one."""
         awaited = view._awaited
         source = awaited.source
         if source is None or not source.is_pending or self._device.copies_forbidden:
@@ -69,7 +72,7 @@ class QueuedRows:
         program = self._programs.get((whole, rows))
         if program is None:
             made = _program(whole, rows)
-            if made is None:
+            if made is None or not _has_room(whole, rows, self._device.machine.shape):
                 return None
             program = self._device.load_made(made)
             if len(self._programs) >= MAX_PROGRAMS:
@@ -82,6 +85,13 @@ class QueuedRows:
     def clear(self) -> None:
         """The device is closed."""
         self._programs.clear()
+
+
+def _has_room(whole: TensorDesc, rows: TensorDesc, machine: MachineShape) -> bool:
+    """Whether a copy fits beside its tensor wherever that lies, if all else makes room."""
+    capacity = machine.space(whole.layout.space).capacity
+    around = capacity - footprint(whole, machine).size_per_bank
+    return 2 * footprint(rows, machine).size_per_bank <= around
 
 
 def _program(whole: TensorDesc, rows: TensorDesc) -> Program | None:

@@ -31,6 +31,14 @@ def test_words_are_looked_up_in_a_table(name: str) -> None:
         assert report.explain().count("one program") == 2
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "uint64", "int32"])
+@pytest.mark.parametrize("name", MODES)
+def test_whole_numbers_of_every_type_choose(name: str, dtype: str) -> None:
+    with ops.mode(name):
+        found = ops.map(lambda i: TABLE[i], FractalTensor(np.array([3, 0, 2], dtype)))
+    assert found.tolist() == TABLE.numpy()[[3, 0, 2]].tolist()
+
+
 def test_one_program_looks_up_whatever_it_is_given() -> None:
     net = ops.compile(lambda xs: ops.map(lambda i: TABLE[i] * 2.0, xs), FractalTensor([0, 0]))
     assert net(FractalTensor([3, 1])).tolist() == (TABLE.numpy()[[3, 1]] * 2).tolist()

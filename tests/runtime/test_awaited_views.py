@@ -12,7 +12,7 @@ import pytest
 
 import stitch
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
-from tests.support.stitched_models import consuming, integers, one, scaled, used
+from tests.support.stitched_models import consuming, integers, one, scaled, tiny, used
 
 F32 = DataType.FLOAT32
 SHAPE = integers().shape
@@ -215,6 +215,17 @@ def test_where_copies_are_forbidden_a_program_reads_the_view_where_it_lies() -> 
         with stitch.forbid_copies(device):
             result = one(b(one(a(x))[2]))
             np.testing.assert_array_equal(result.numpy(), expected(integers())[2] * 3 + 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_where_no_copy_fits_a_program_reads_the_view_where_it_lies(rows: int) -> None:
+    machine = tiny(l1_nbytes=2560, core_grid=(1, 1))
+    x, wishes = integers((8, 64)), ("input.x.space=l1", "output.y.space=dram")
+    with stitch.open_device(machine, debug=True) as device:
+        a = device.load(scaled("a", 2.0, x.shape, target=machine, wishes=("output.y.space=l1",)))
+        b = device.load(scaled("rows", 3.0, (rows, 64), target=machine, wishes=wishes))
+        result = one(b(one(a(x))[8 - rows :]))
+        np.testing.assert_array_equal(result.numpy(), expected(x)[8 - rows :] * 3 + 1)
 
 
 def test_threads_may_ask_for_one_view_at_once(device: stitch.Device) -> None:

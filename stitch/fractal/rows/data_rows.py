@@ -55,6 +55,8 @@ def looked_up(
         )
     builder: Any = number.builder
     builder = builder.innermost([number, data])
+    if number.dtype.name not in ("int32", "int64"):
+        number = number.cast("int64")  # Bytes and the like are no indices of `Gather`.
     rows = leaf_rows(builder.tensor(data.numpy() if isinstance(data, Tensor) else data), index)
     if index.tree.depth == 1:
         return builder.gather(rows, number, 0), None
