@@ -82,7 +82,9 @@ def test_a_network_is_measured_by_every_executor_beside_its_peers(
     eager = next(r["processor_ms"] for r in result["rows"] if r["way"] == "torch eager loops")
     assert goal["most"] == 1.0
     assert goal["value"] == pytest.approx(min(row["processor_ms"] for row in ours) / eager)
-    assert {f"ours / {peer}" for peer in PEERS[suite]} < figures.keys()
+    # Some have a goal, whose name stands behind the peer's.
+    names = {name.partition(" (")[0] for name in figures}
+    assert {f"ours / {peer}" for peer in PEERS[suite]} < names
     assert figures["mode sequential / compiled, small"]["value"] > 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fractal_ways.cases import Case, Peer
+from fractal_ways.cases import Case, Peer, RatioGoal
 from fractal_ways.recurrent_cases import eager_goals, loop_peers, normal
 from stitch import fractal as ops
 from stitch.fractal import FractalTensor
@@ -19,6 +19,8 @@ from stitch.fractal import FractalTensor
 #: Queries, and keys, of a block of flash attention; fewer where that leaves fewer than four.
 FLASH_BLOCK = 64
 HEADS = 2
+#: Best of ours / PyTorch's fused attention.
+ATTENTION_GOAL = 1.2
 #: Blocks that each block looks at by chance, beside its window and the global one.
 BY_CHANCE = 2
 #: Rows and columns of blocks of the two products.
@@ -99,7 +101,9 @@ def flash_attention(length: int, width: int, compiled: bool, small: bool = True)
             *loop_peers("flash_attention", q, k, v, compiled=compiled),
             Peer("torch scaled_dot_product_attention", at_once),
         ),
-        eager_goals(), flash_attention(8, 4, False, False) if small else None,
+        (*eager_goals(),
+         RatioGoal("ATTENTION_GOAL", "torch scaled_dot_product_attention", ATTENTION_GOAL)),
+        flash_attention(8, 4, False, False) if small else None,
     )  # fmt: skip
 
 
