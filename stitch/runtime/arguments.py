@@ -81,7 +81,7 @@ def link_argument(
     device: Caller, name: str, port: InputPort, argument: Any, borrow: bool
 ) -> ValueRecord:
     """The value that one argument stands for; `name`: of what is called."""
-    if isinstance(argument, Tensor):
+    if type(argument) is Tensor:
         value = argument._record
         if value.desc_key not in port.accepted or value.status > READY or value.consumed:
             link_value(device, name, port, value)

@@ -21,7 +21,6 @@ from stitch.machine import Machine, load_machine
 from stitch.program import Program, Space, TensorDesc
 from stitch.runtime.aggregation import AGGREGATE, Aggregation
 from stitch.runtime.arguments import Taking, check_inputs, check_submission, link_arguments
-from stitch.runtime.awaited_views import AwaitedView
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
 from stitch.runtime.executors import Executor, is_own, make_executor
@@ -32,7 +31,6 @@ from stitch.runtime.loaded import MANY_NOTES, LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
-from stitch.runtime.queued_rows import QueuedRows
 from stitch.runtime.recording import RecordingMaker, Recordings, Window
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
@@ -122,8 +120,6 @@ class RuntimeDevice(TensorAccess):
             executor_in_use = self.backend.executor
             self.linking = Aggregation(self, executor_in_use, is_always=aggregate == "always")
         self.copies_forbidden = 0
-        #: Makes rows of what is pending for those who read them in the same window.
-        self.queued_rows = QueuedRows(self)
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
         self.code_written = 0
@@ -177,7 +173,6 @@ class RuntimeDevice(TensorAccess):
         if self.linking is not None:
             self.linking.clear()
         self.recordings.clear()
-        self.queued_rows.clear()
         self.constant_cache.clear()
         self.kept.clear()
         self.backend.threads.close()
@@ -279,11 +274,6 @@ class RuntimeDevice(TensorAccess):
         known = self.recordings.of(window.graph, kept, window.forms()[0])
         return any(recording.lanes.forks for recording in known)
 
-    def load_made(self, program: Program) -> LoadedProgram:
-        """A program that was made here, ready to be called."""
-        with self.lock:
-            return self.load_linked(program)
-
     def load_linked(self, program: Program) -> LoadedProgram:
         """What programs of the queue have become, ready to be run; for those who hold the lock."""
         binary = Binary((program,), self.machine.shape, "linked by the device")
@@ -311,8 +301,6 @@ class RuntimeDevice(TensorAccess):
                 self.check_may_queue()
                 self.check_open()
                 self.check_program(agent)
-            if self.waiting and AwaitedView in map(type, arguments):
-                arguments = self._queued_with(agent, arguments)
             inputs = link_arguments(self, agent, arguments, borrow)
             if len(self.deaths.dropped) > MANY_NOTES:
                 self.drain_if_free()
@@ -413,24 +401,10 @@ class RuntimeDevice(TensorAccess):
                 remedy="load its file here: device.load(file)",
             )
 
-    def _queued_with(self, agent: LoadedProgram, arguments: Sequence[Any]) -> list[Any]:
-        """Arguments of which views of what is pending are made in the queue, just before the
-        program; those that it takes over, or whose values are remembered, have their places
-        first."""
-        given, donated = list(arguments), agent.transformation.donated
-        if len(given) == agent.takes and not agent.is_constant_evaluable and not self.runs_here():
-            for at, argument in enumerate(given):
-                if type(argument) is AwaitedView and at not in donated:
-                    rows = self.queued_rows.rows(argument)
-                    given[at] = argument if rows is None else rows
-        return given
-
     def _drain_for(self, agent: Taking, inputs: list[ValueRecord]) -> None:
         """Let go of what seems to share a value that is donated, and was perhaps dropped, is being
         let go of just now by another thread, or is read for the last time by a queued task."""
         given = [inputs[index] for index in agent.transformation.donated]
-        if self.waiting and any(map(self.is_awaited, given)) and not self.runs_here():
-            self.flush()
         if any(map(_is_shared, given)) and not self.runs_here():
             with self.lock:
                 self.drain()

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from stitch.errors import TaskError
 from stitch.runtime.events import EventStream
@@ -63,8 +63,6 @@ class Lifetime:
         self.runs_here, self.queues_here = held_here(self._locks[0]), held_here(queue_lock)
         #: How many host functions it is running, and whether one of them has queued something.
         self.calls_host = 0
-        #: Handles on views of what was pending, which wait for it.
-        self.waiting: list[weakref.ref[Any]] = []
         self.was_queued_inside = False
         #: Whether it cannot be used any more (here: a fork closes it for the child).
         self.is_closed = False
@@ -205,23 +203,13 @@ class Lifetime:
         if deaths.dropped or deaths.notes.left or (deaths.resting and not is_empty):
             self._read_notes(resting=not is_empty)
         if is_empty:
-            if self.waiting:
-                self.place_waiting()
             return None
-        try:
-            ran = tasks.run(fill, at_most)
-            while self.was_queued_inside:
-                # What host functions have queued meanwhile.
-                self.was_queued_inside = False
-                tasks.run()
-        finally:
-            # After an interrupt whoever asks for them does.
-            if self.waiting and self.records.is_whole and tasks.running is None:
-                self.place_waiting()
+        ran = tasks.run(fill, at_most)
+        while self.was_queued_inside:
+            # What host functions have queued meanwhile.
+            self.was_queued_inside = False
+            tasks.run()
         return ran
-
-    def place_waiting(self) -> None:
-        """Views that waited for what has run are placed; those who know handles do so."""
 
     def flush(self) -> None:
         """Run everything that is queued.

@@ -26,10 +26,8 @@ class Tensor:
 
     #: Finalizers may run anywhere, so they only leave a note that the device reads later. It is
     #: left by C alone: a method could be interrupted before its first line, and nobody would hear.
-    __slots__ = ("__del__", "__weakref__", "_awaited", "_record")
+    __slots__ = ("__del__", "__weakref__", "_record")
     __del__: Callable[[], object]
-    #: What it will be a view of, while that is pending; see `AwaitedView`.
-    _awaited: Any
     _record: ValueRecord
 
     def __copy__(self) -> Tensor:
@@ -207,13 +205,12 @@ class Tensor:
         self._record.device.deallocate(self._record, by)
 
     def __getitem__(self, index: int | slice | EllipsisType) -> Tensor:
-        """A view on part of the first dimension; it shares the buffer and keeps it alive. Of a
-        pending tensor it is pending, too.
+        """A view on part of the first dimension; it shares the buffer and keeps it alive.
 
         Raises `LayoutError` where the part does not start on a page or lies in shards.
         """
         if index is ...:
-            return self.__copy__()
+            return handle_on(self._record)
         if not self.shape:
             raise LayoutError("a tensor without dimensions cannot be indexed")
         length = self.shape[0]
@@ -221,18 +218,16 @@ class Tensor:
             start, stop, step = index.indices(length)
             if step != 1:
                 raise LayoutError("a view takes consecutive elements", got=f"step {step}")
-            return self._part(start, max(stop, start), keep=True)
+            stop = max(stop, start)
+            rows: Tensor = self._record.device.view(self._record, start, stop, keep=True)
+            return rows
         WHOLE.check("Tensor[...]", "index", index)
         at = operator.index(index)
         if not -length <= at < length:
             raise IndexError(f"index {at} is out of range for length {length}")
         at %= length
-        return self._part(at, at + 1, keep=False)
-
-    def _part(self, start: int, stop: int, *, keep: bool) -> Tensor:
-        """Rows `[start, stop)` of the first dimension; `keep`: with that dimension."""
-        rows: Tensor = self._record.device.view(self._record, start, stop, keep=keep)
-        return rows
+        row: Tensor = self._record.device.view(self._record, at, at + 1, keep=False)
+        return row
 
 
 def handle_on(record: ValueRecord) -> Tensor:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
-from weakref import ref
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from stitch.linker import check_link
 from stitch.machine import Machine, MachineShape, footprint
 from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
-from stitch.runtime.awaited_views import awaited_view, awaits, find_place
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
@@ -32,7 +30,7 @@ TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Te
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
 DESC = instance_of("a TensorDesc", TensorDesc)
 # What an enumeration gives takes 40 ns each time.
-PENDING, READY = Status.PENDING, Status.READY
+READY = Status.READY
 
 
 class TensorAccess(Lifetime):
@@ -256,50 +254,8 @@ class TensorAccess(Lifetime):
         self.events.report(Written(first.desc, nbytes, seconds))
 
     def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
-        """Rows `[start, stop)` of the first dimension as a tensor on the same buffer; pending,
-        where the value is."""
-        if value.status is PENDING and not value.consumed and not self.is_closed:
-            return self.await_view(handle_on(value), start, stop, keep=keep)
-        return self.view_now(value, start, stop, keep=keep)
-
-    def await_view(self, source: Tensor, start: int, stop: int, *, keep: bool) -> Tensor:
-        """A view of a tensor that was pending just now."""
-        whole = source.desc
-        # Where there is none it is refused here and now.
-        view_offset(whole, (start, stop), keep, self.machine.shape)
-        shape = (stop - start, *whole.shape[1:]) if keep else whole.shape[1:]
-        desc = TensorDesc(shape, whole.layout.without_address())
-        view = awaited_view(self, source, (start, stop), keep, desc)
-        with self.queue_lock:
-            self.waiting.append(ref(view))
-        return view
-
-    def place_waiting(self) -> None:
-        """Views of what was pending show what is there by now; the lock is held."""
-        with self.queue_lock:
-            waiting, self.waiting = self.waiting, []
-        for position, each in enumerate(waiting):
-            view = each()
-            source = None if view is None else view._awaited.source
-            if view is None or source is None:
-                continue
-            if source.is_pending:
-                self.waiting += waiting[position : position + 1]
-            elif source.is_allocated:
-                find_place(view, view._awaited, self._view)
-
-    def is_awaited(self, value: ValueRecord) -> bool:
-        """Whether a view waits for a value, or one of a view that does."""
-        views = [each() for each in self.waiting]
-        return any(view is not None and awaits(view, value) for view in views)
-
-    def view_now(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
-        """As `view`; the queue is run for it."""
-        with self.lock:
-            return self._view(value, start, stop, keep=keep)
-
-    def _view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
-        with self.ready(value):
+        """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""
+        with self.lock, self.ready(value):
             instance = value.instances[0]
             shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]
             desc = TensorDesc(shape, instance.desc.layout)
@@ -359,8 +315,6 @@ class TensorAccess(Lifetime):
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free a value now, or, if tasks that are queued or run still read it, after them."""
         self.check_outside()
-        if self.waiting and self.is_awaited(value):
-            self.flush()
         with self.queue_lock:
             value.check_usable()
             if self.tasks.give_up(value, by):
@@ -397,9 +351,6 @@ class TensorAccess(Lifetime):
         value.check_usable()
         desc = target_desc(value.desc, layout, self.machine.shape)
         results = []
-
-        if retain is False and self.waiting and self.is_awaited(value):
-            self.flush()
 
         def fill() -> None:
             self.check_open()

@@ -45,8 +45,7 @@ class Held:
 
     @property
     def is_ready(self) -> bool:
-        # A view that waits has no record yet: to ask for it would run the queue.
-        return not self.tensor.is_pending and self.tensor._record.status is Status.READY
+        return self.tensor._record.status is Status.READY
 
 
 class World:
@@ -296,9 +295,9 @@ class World:
             )  # fmt: skip
             assert sorted(allocator.buffers()) == there
         for held in self.held:
+            record = held.tensor._record
             if not held.is_ready or not device.computes:
                 continue
-            record = held.tensor._record
             only = record.instances[: 1 if record.is_exposed else None]
             for instance in only:
                 found = contents.elements(instance, record.desc, 1 << 40)

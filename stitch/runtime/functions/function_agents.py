@@ -117,7 +117,7 @@ class HostAgents:
 
     def _value(self, agent: HostAgent, at: int, argument: Any) -> ValueRecord:
         port = agent.ports[at]
-        if isinstance(argument, Tensor):
+        if type(argument) is Tensor:
             value = argument._record
             link_value(self._device, agent.name, port, value)
             return value
@@ -166,7 +166,7 @@ def _is_value(argument: object) -> bool:
 
 def _type_of(function: HostFunction, argument: Any) -> ValueType:
     """What is given as an array."""
-    if isinstance(argument, Tensor):
+    if type(argument) is Tensor:
         return ValueType(argument.shape, argument.data_type.in_arrays)
     array = as_array(argument, f"an argument of {function.name!r}")
     return ValueType(array.shape, DataType.from_dtype(array.dtype))

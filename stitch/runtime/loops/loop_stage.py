@@ -278,7 +278,7 @@ class LoopStage:
 
     def _link(self, port: InputPort, argument: Any) -> ValueRecord:
         """What a call is given, as a value; a tensor that is copied first may be of any type."""
-        if isinstance(argument, Tensor):
+        if type(argument) is Tensor:
             self.device.check_device(argument, port.origin)
             value: ValueRecord = argument._record
             return value
