@@ -4,9 +4,9 @@ Comes in: a graph, a machine, perhaps the name of a schedule. Goes out: a graph 
 same, and a note for each loop. Must not know: executors, programs.
 """
 
+from stitch.compiler.loops.loop_notes import LoopNote
 from stitch.compiler.loops.loop_schedules import (
     SCHEDULES,
-    LoopNote,
     ScheduledLoops,
     check_schedule,
     schedule_loops,

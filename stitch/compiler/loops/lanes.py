@@ -88,3 +88,8 @@ def in_lanes(builder: Any, tensor: Any, is_batched: bool, lanes: int) -> Any:
         return tensor
     given = builder.tensor(tensor)
     return builder.apply("Expand", [given, [lanes, *given.shape]], 1, {})[0]
+
+
+def from_last_to_first(builder: Any, tensor: Any) -> Any:
+    """A sequence in the other order."""
+    return builder.index(tensor, slice(None, None, -1))

@@ -1,51 +1,29 @@
 """Schedules: each scan of a graph, the outermost first, becomes what costs least on a machine.
 
-* `batch`: a loop without states is one computation for all its rounds, by the operators' batching
-  rules; an operator without one is a loop of its own.
-* `hoisted`: what does not read the states is computed before the loop, for all rounds.
-* `rows`: a short loop around loops is written out, a loop for each of its rounds.
-* `wave`: the anti-diagonals of a loop in a loop are one loop.
-* `rounds`: the loop as it is.
-
 Comes in: a graph, a machine, the name of a schedule that is to be taken wherever it can be. Goes
-out: the graph that computes the same, a note for each loop. Must not know: executors.
+out: the graph that computes the same, a note for each loop. Must not know: executors, what a
+schedule does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from stitch import ops
-from stitch.compiler.loops.hoisting import Hoisted, hoisted
 from stitch.compiler.loops.lanes import in_lanes, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
-from stitch.compiler.loops.waves import can_fail, wave_of, written_wave
+from stitch.compiler.loops.loop_notes import LoopNote
+from stitch.compiler.loops.schedules import TABLE, Candidate, Loop, written_rounds
 from stitch.errors import UsageError, closest
-from stitch.graph import (
-    BodyBuilder,
-    ComputationGraph,
-    ComputationGraphBuilder,
-    SymbolicTensor,
-    lift,
-    scan,
-    scan_in_body,
-)
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, lift, scan
 from stitch.machine import Machine
 from stitch.program import Body, Operation, ScanForm, is_scan
 
-_NO_COSTS: Mapping[str, float] = MappingProxyType({})
-#: A loop of more rounds than that, those of loops around it that are written out counted with
-#: them, is not written out.
-MOST_ROWS = 64
-#: Nor is a loop whose rows would be more operations than that, loops in it counted as one.
-MOST_WRITTEN = 2048
 #: The names that a schedule may be asked for by.
-SCHEDULES = ("batch", "hoisted", "rounds", "rows", "wave")
+SCHEDULES = tuple(sorted(TABLE))
 
 
 def check_schedule(schedule: str | None) -> None:
@@ -55,36 +33,6 @@ def check_schedule(schedule: str | None) -> None:
             f"there is no schedule {schedule!r}", expected=", ".join(SCHEDULES),
             remedy=closest(schedule, SCHEDULES) or "leave it out: the cheapest is taken",
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class LoopNote:
-    """How a loop runs: where it was written, its rounds, the schedule, the seconds that this is
-    estimated to take and those of the schedules that were not taken, operators without a batching
-    rule."""
-
-    where: str
-    count: int
-    schedule: str
-    costs: tuple[tuple[str, float], ...] = ()
-    without_rule: tuple[str, ...] = ()
-
-    def text(self) -> str:
-        """One line.
-
-        >>> LoopNote("net.py:3", 64, "hoisted", (("hoisted", 1e-3), ("rounds", 2e-3))).text()
-        'loop of 64 rounds at net.py:3: hoisted (1 ms); not rounds (2 ms)'
-        """
-        costs = {name: f"{seconds * 1e3:.3g} ms" for name, seconds in self.costs}
-        taken = f" ({costs.pop(self.schedule)})" if self.schedule in costs else ""
-        others = ", ".join(f"{name} ({text})" for name, text in costs.items())
-        rules = ", ".join(self.without_rule)
-        rounds = f"{self.count} round{'s' * (self.count != 1)}"
-        return (
-            f"loop of {rounds} at {self.where or 'an unknown line'}: {self.schedule}"
-            f"{taken}{f'; not {others}' if others else ''}"
-            f"{f'; without a batching rule, one by one: {rules}' if rules else ''}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +73,7 @@ class _Scheduling:
         self, graph: ComputationGraph, machine: Machine, schedule: str | None, *, has_states: bool
     ) -> None:
         self.graph, self.has_states = graph, has_states
-        self.machine = machine
+        self.bodies = graph.bodies
         self.asked = schedule
         self.notes: list[LoopNote] = []
         #: How many rounds of loops that are written out are being written, one by one.
@@ -154,7 +102,7 @@ class _Scheduling:
         builder = builder.innermost(context.operands)
         if not is_scan(operation):
             return self._by_itself(builder, operation, context)
-        form, body = ScanForm.of(operation), self.graph.bodies[operation.body]
+        form, body = ScanForm.of(operation), self.bodies[operation.body]
         if any(context.batched):
             return lifted_scan(builder, body, form, context, self.written)
         return self._scheduled(builder, body, form, context)
@@ -164,7 +112,7 @@ class _Scheduling:
     ) -> Sequence[Any]:
         """An operator without a rule: a loop over the lanes; a body that is no loop: what it is."""
         if operation.body >= 0:
-            body = self.graph.bodies[operation.body]
+            body = self.bodies[operation.body]
             made = lift(
                 body, context.operands, context.batched, context.lanes, builder, self.written
             ).results
@@ -192,173 +140,41 @@ class _Scheduling:
         self, builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext
     ) -> Sequence[Any]:
         """A scan as its cheapest schedule has it, or the one that was asked for."""
-        operands, where = list(context.operands), context.location
+        operands = list(context.operands)
         if bool(form.states) != self.has_states or not form.count:
-            return self._rounds(builder, body, form, operands)
+            return written_rounds(builder, body, form, operands, self)
         fixed = _constant_inputs(builder, body, form, operands)
-        costs = self._costs(body, form, fixed, self.copies)
-        taken = min(costs, key=lambda name: (costs[name], name))
-        if self.asked in costs:
-            taken = self.asked
-        if taken == "batch":
-            return self._batched(builder, body, form, operands, where, costs)
-        self._note(where, form, taken, costs)
-        if taken == "wave":
-            wave = wave_of(body, form)
-            assert wave is not None
-            cell = self.graph.bodies[wave.inner.body]
-            return written_wave(builder, wave, cell, form, operands, self.written)
-        if taken == "rows":
-            return self._rows(builder, body, form, operands)
-        if taken == "hoisted":
-            parts = hoisted(body, form)
-            assert parts is not None
-            return self._hoisted(builder, parts, form, operands)
-        return self._rounds(builder, body, form, operands)
+        candidates = self._candidates(Loop(body, form, fixed, self.copies))
+        costs = sorted(((name, c.seconds) for name, c in candidates.items()), key=_by_cost)
+        taken = self.asked if self.asked in candidates else costs[0][0]
+        at = len(self.notes)
+        written = candidates[taken].write(builder, operands)
+        # Loops come before those in them.
+        self.notes.insert(
+            at, LoopNote(context.location, form.count, taken, tuple(costs), written.without_rule)
+        )
+        return written.results
 
-    def _costs(
-        self, body: Body, form: ScanForm, fixed: Collection[int], copies: int
-    ) -> dict[str, float]:
-        """The schedules that a loop may have that is written so many times, and what each costs;
-        `fixed` are the inputs of its body that are constants."""
-        estimate, costs = self.estimate, {"rounds": self.estimate.scan(body, form, fixed=fixed)}
-        round_seconds = estimate.rates.round_seconds
-        if not form.states:
-            takes = body.inputs[: form.sequences]
-            return {**costs, "batch": estimate.round(body, form.count, takes, fixed)}
-        parts = hoisted(body, form) if form.count > 1 and form.sequences else None
-        if parts is not None:
-            takes = parts.before.inputs[: form.sequences]
-            costs["hoisted"] = estimate.round(
-                parts.before, form.count, takes, fixed
-            ) + form.count * (round_seconds + estimate.round(parts.rest, fixed=fixed))
-        if any(is_scan(o) for o in body.operations):
-            rows = form.count * copies
-            if 0 < rows <= MOST_ROWS and rows * len(body.operations) <= MOST_WRITTEN:
-                costs["rows"] = form.count * self._row(body, rows)
-            wave = wave_of(body, form)
-            cell = None if wave is None else self.graph.bodies[wave.inner.body]
-            if wave and cell and not can_fail(cell, wave.form, self.graph.bodies):
-                rounds = wave.form.count + form.count - 1
-                costs["wave"] = rounds * (round_seconds + estimate.round(cell, form.count))
-        return costs
+    def _candidates(self, loop: Loop) -> dict[str, Candidate]:
+        """The schedules that a loop may have."""
+        found = {name: schedule(loop, self) for name, schedule in TABLE.items()}
+        return {name: candidate for name, candidate in found.items() if candidate is not None}
 
-    def _row(self, body: Body, copies: int) -> float:
-        """What one round of a loop around loops costs, these as they will be, on weights that are
-        constants."""
-        beside = replace(body, operations=tuple(o for o in body.operations if not is_scan(o)))
-        seconds = self.estimate.round(beside, fixed=body.inputs[1:])
-        for operation in body.operations:
-            if is_scan(operation):
-                inner, form = self.graph.bodies[operation.body], ScanForm.of(operation)
-                shared = inner.inputs[form.states + form.sequences :]
-                seconds += min(self._costs(inner, form, shared, copies).values())
-        return seconds
+    def least_seconds(self, loop: Loop) -> float:
+        return min(candidate.seconds for candidate in self._candidates(loop).values())
 
-    def _hoisted(
-        self, builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any]
-    ) -> Sequence[Any]:
-        """What reads no state beforehand, for all rounds, and then the rest."""
-        states, first = operands[: form.states], form.states + form.sequences
-        sequences, shared = operands[form.states : first], operands[first:]
-        ordered = [
-            self._turned(builder, s) if back else s
-            for s, back in zip(sequences, form.taken_backward, strict=True)
-        ]
-        flags = [*[True] * len(ordered), *[False] * len(shared)]
-        before = lift(
-            parts.before, [*ordered, *shared], flags, form.count, builder, self.written
-        ).results
-        passed = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in before]
-        inner = ScanForm(
-            form.count, form.states, form.sequences + len(passed), form.collected,
-            (*(False,) * (form.sequences + len(passed)),), form.given_backward,
-        )  # fmt: skip
-        return self._rounds(builder, parts.rest, inner, [*states, *ordered, *passed, *shared])
+    @contextmanager
+    def copied(self, times: int) -> Iterator[None]:
+        copies, self.copies = self.copies, self.copies * times
+        try:
+            yield
+        finally:
+            self.copies = copies
 
-    def _rounds(
-        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]
-    ) -> Sequence[Any]:
-        """A loop as it is, the loops in its body scheduled."""
-        first = form.states + form.sequences
-        shared = list(operands[first:])
-        if not form.count and not first:
-            kinds = [form.whole(kind) for kind in body.output_types]
-            return [builder.constant(np.empty(k.shape, k.data_type.dtype)) for k in kinds]
 
-        def round_(inside: BodyBuilder, states: Sequence[Any], elements: Sequence[Any]) -> Any:
-            given = [*states, *elements, *shared]
-            results = lift(body, given, [False] * len(given), 1, inside, self.written).results
-            tensors = [r.tensor for r in results]
-            return tensors[: form.states], tensors[form.states :]
-
-        last, collected = scan_in_body(
-            builder, round_, operands[: form.states], operands[form.states : first],
-            count=form.count, taken_backward=form.taken_backward,
-            given_backward=form.given_backward,
-        )  # fmt: skip
-        return (*last, *collected)
-
-    def _rows(
-        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]
-    ) -> Sequence[Any]:
-        """A loop written out, one round after the other."""
-        states, first = list(operands[: form.states]), form.states + form.sequences
-        sequences, shared = operands[form.states : first], list(operands[first:])
-        known = [builder.known_data(sequence) for sequence in sequences]
-        given: list[list[Any]] = []
-        copies, self.copies = self.copies, self.copies * form.count
-        for round_ in range(form.count):
-            elements = []
-            for sequence, data, back in zip(sequences, known, form.taken_backward, strict=True):
-                at = form.count - 1 - round_ if back else round_
-                # What is constant stays so, at the place where it is.
-                elements.append(
-                    builder.index(sequence, at) if data is None
-                    else builder.parameter(f"{sequence.name}_{at}", data[at])
-                )  # fmt: skip
-            inside = [*states, *elements, *shared]
-            made = lift(body, inside, [False] * len(inside), 1, builder, self.written).results
-            tensors = [result.tensor for result in made]
-            states = tensors[: form.states]
-            given.append(tensors[form.states :])
-        self.copies = copies
-        collected = [
-            builder.stack([each[i] for each in (given[::-1] if back else given)])
-            for i, back in enumerate(form.given_backward)
-        ]
-        return [*states, *collected]
-
-    def _batched(
-        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str,
-        costs: Mapping[str, float],
-    ) -> Sequence[Any]:  # fmt: skip
-        """A loop without states, for all rounds at once."""
-        sequences, shared = operands[: form.sequences], operands[form.sequences :]
-        ordered = [
-            self._turned(builder, s) if back else s
-            for s, back in zip(sequences, form.taken_backward, strict=True)
-        ]
-        flags = [*[True] * len(ordered), *[False] * len(shared)]
-        lifted = lift(body, [*ordered, *shared], flags, form.count, builder, self.written)
-        names = sorted({o.op for o in lifted.without_rule if o.body < 0})
-        self._note(where, form, "batch", costs, tuple(names))
-        results = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in lifted.results]
-        return [
-            self._turned(builder, r) if back else r
-            for r, back in zip(results, form.given_backward, strict=True)
-        ]
-
-    def _turned(self, builder: Any, tensor: Any) -> Any:
-        """From the last to the first."""
-        return builder.index(tensor, slice(None, None, -1))
-
-    def _note(
-        self, where: str, form: ScanForm, schedule: str, costs: Mapping[str, float] = _NO_COSTS,
-        without_rule: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
-        listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
-        self.notes.append(LoopNote(where, form.count, schedule, listed, without_rule))
+def _by_cost(named: tuple[str, float]) -> tuple[float, str]:
+    """The cheapest first, those that cost the same by name."""
+    return named[1], named[0]
 
 
 def _constant_inputs(
