@@ -93,3 +93,27 @@ def in_lanes(builder: Any, tensor: Any, is_batched: bool, lanes: int) -> Any:
 def from_last_to_first(builder: Any, tensor: Any) -> Any:
     """A sequence in the other order."""
     return builder.index(tensor, slice(None, None, -1))
+
+
+def elements_in_order(builder: Any, form: ScanForm, operands: Sequence[Any]) -> list[Any]:
+    """The sequences of a loop without states, all in the order of its rounds; where each is taken
+    from the last on, that is as good an order."""
+    turns = [back != _is_backward(form) for back in form.taken_backward]
+    sequences = operands[form.states : form.states + form.sequences]
+    return [
+        from_last_to_first(builder, s) if turn else s
+        for s, turn in zip(sequences, turns, strict=True)
+    ]
+
+
+def results_in_order(builder: Any, form: ScanForm, results: Sequence[Any]) -> list[Any]:
+    """What the rounds give, in that order, as the loop collects it."""
+    turns = [back != _is_backward(form) for back in form.given_backward]
+    return [
+        from_last_to_first(builder, r) if turn else r
+        for r, turn in zip(results, turns, strict=True)
+    ]
+
+
+def _is_backward(form: ScanForm) -> bool:
+    return bool(form.taken_backward) and all(form.taken_backward)

@@ -7,9 +7,10 @@ schedules against each other, and is no promise. Must not know: schedules.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cache
 
+from stitch.compiler.loops.lanes import states_that_vary
 from stitch.machine import LoopRates, Machine, load_machine
 from stitch.ops import RESHAPING, multiply_adds
 from stitch.program import ABSENT, Body, Operation, ScanForm, Value, is_scan
@@ -35,22 +36,24 @@ class LoopCosts:
 
     def __init__(self, rates: LoopRates, bodies: Sequence[Body]) -> None:
         self.rates, self.bodies = rates, bodies
-        #: Of the bodies that operations carry, by index and lanes.
-        self._known: dict[tuple[int, int], float] = {}
+        #: Of loops in bodies: by body, form, lanes, and which inputs differ or are constants.
+        self._known: dict[Hashable, float] = {}
 
     def scan(
-        self, body: Body, form: ScanForm, lanes: int = 1, fixed: Collection[int] = ()
-    ) -> float:
-        """All rounds of a scan, for so many lanes; `fixed`: inputs of the body that are
-        constants."""
-        return form.count * (self.rates.round_seconds + self.round(body, lanes, fixed=fixed))
+        self, body: Body, form: ScanForm, lanes: int = 1, batched: Collection[int] | None = None,
+        fixed: Collection[int] = (),
+    ) -> float:  # fmt: skip
+        """All rounds of a scan, for so many lanes; `batched`: the inputs of the body that differ
+        from lane to lane (all); `fixed`: those that are constants."""
+        a_round = self.rates.round_seconds + self.round(body, lanes, batched, fixed)
+        return form.count * a_round + self._streaming(body, form, lanes, batched)
 
     def round(
         self, body: Body, lanes: int = 1, batched: Collection[int] | None = None,
         fixed: Collection[int] = (),
     ) -> float:  # fmt: skip
         """One round of a body for so many lanes; `batched`: the inputs that differ from lane to
-        lane (all)."""
+        lane (all); `fixed`: those that are constants."""
         varies = set(body.inputs if batched is None else batched) if lanes > 1 else set()
         constant = {*fixed, *(c.value for c in body.constants)}
         touched: dict[int, int] = {}
@@ -65,7 +68,7 @@ class LoopCosts:
                 varies.update(operation.outputs)
             times = lanes if any(v in varies for v in operation.outputs) else 1
             if is_scan(operation):
-                seconds += ScanForm.of(operation).count * self._carried(operation.body, times)
+                seconds += self._carried(operation, times, varies, constant)
                 continue
             if operation.op in _VIEWS and not operation.domain:
                 continue
@@ -73,18 +76,40 @@ class LoopCosts:
             seconds += self._product(operation, body.values, times, constant - varies)
             for value in (*operation.inputs, *operation.outputs):
                 if value != ABSENT:
-                    kind = body.values[value].type
-                    nbytes = math.prod(kind.shape) * kind.data_type.dtype.itemsize
-                    touched[value] = nbytes * (lanes if value in varies else 1)
+                    touched[value] = _nbytes(body, value) * (lanes if value in varies else 1)
         return seconds + self._carrying(touched, made)
 
-    def _carried(self, index: int, lanes: int) -> float:
-        """A round of the body of a loop in a body."""
-        key = index, lanes
+    def _carried(
+        self, operation: Operation, lanes: int, varies: Collection[int], constant: Collection[int]
+    ) -> float:
+        """A loop in a body, of which some operands differ from lane to lane, or are constants."""
+        form, body = ScanForm.of(operation), self.bodies[operation.body]
+        places = range(len(operation.inputs))
+        differ = [v in varies for v in operation.inputs] if lanes > 1 else [False] * len(places)
+        fixed = tuple([i for i in places if operation.inputs[i] in constant and not differ[i]])
+        key = operation.body, form, lanes, tuple(differ), fixed
         if key not in self._known:
-            inside = self.round(self.bodies[index], lanes)
-            self._known[key] = self.rates.round_seconds + inside
+            if lanes > 1:
+                differ[: form.states] = states_that_vary(body, form, differ)
+            batched = [v for v, flag in zip(body.inputs, differ, strict=True) if flag]
+            first = form.states + form.sequences
+            constants = [body.inputs[i] for i in fixed if i >= first]
+            self._known[key] = self.scan(body, form, lanes, batched, constants)
         return self._known[key]
+
+    def _streaming(
+        self, body: Body, form: ScanForm, lanes: int, batched: Collection[int] | None
+    ) -> float:
+        """What sequences and what is collected take beyond a round's bytes: all of them pass once,
+        most from afar where they are many; where rounds are those of lanes, they are brought into
+        another order."""
+        elements = body.inputs[form.states : form.states + form.sequences]
+        all_nbytes = 0
+        for value in (*elements, *body.outputs[form.states :]):
+            differs = lanes > 1 and (batched is None or value not in elements or value in batched)
+            all_nbytes += form.count * _nbytes(body, value) * (lanes if differs else 1)
+        rates, far = self.rates, max(0, all_nbytes - self.rates.near_nbytes)
+        return far * (1 / rates.far_bytes_per_second - 1 / rates.near_bytes_per_second)
 
     def _product(
         self, operation: Operation, values: Sequence[Value], times: int, constant: Collection[int]
@@ -110,3 +135,8 @@ class LoopCosts:
         far = min(nbytes, max(0, beyond))
         rates = self.rates
         return (nbytes - far) / rates.near_bytes_per_second + far / rates.far_bytes_per_second
+
+
+def _nbytes(body: Body, value: int) -> int:
+    kind = body.values[value].type
+    return math.prod(kind.shape) * kind.data_type.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Schedules: each scan of a graph, the outermost first, becomes what costs least on a machine.
+"""Schedules: each scan of a graph becomes what costs least on a machine.
 
 Comes in: a graph, a machine, the name of a schedule that is to be taken wherever it can be. Goes
 out: the graph that computes the same, a note for each loop. Must not know: executors, what a
@@ -7,20 +7,18 @@ schedule does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from stitch import ops
-from stitch.compiler.loops.lanes import in_lanes, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.compiler.loops.loop_notes import LoopNote
-from stitch.compiler.loops.schedules import TABLE, Candidate, Loop, written_rounds
+from stitch.compiler.loops.schedules import TABLE, Loop, candidates_for
+from stitch.compiler.loops.writing import Writing
 from stitch.errors import UsageError, closest
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, lift, scan
-from stitch.machine import Machine
-from stitch.program import Body, Operation, ScanForm, is_scan
+from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, lift
+from stitch.machine import LoopRates, Machine
+from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
 #: The names that a schedule may be asked for by.
 SCHEDULES = tuple(sorted(TABLE))
@@ -52,9 +50,9 @@ def schedule_loops(
     first: a loop with states in their bodies is then one for all their rounds, with a schedule too.
     """
     notes: list[LoopNote] = []
-    for has_states in (False, True):
+    for has_states, way in ((False, _innermost_first), (True, _outermost_first)):
         if any(has_states == bool(form.states) for form in _loops(graph)):
-            scheduled = _Scheduling(graph, machine, schedule, has_states=has_states).run()
+            scheduled = way(graph, rates_of(machine), schedule)
             graph = scheduled.graph
             notes += scheduled.notes
     return ScheduledLoops(graph, tuple(dict.fromkeys(notes)))
@@ -66,110 +64,101 @@ def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
         yield from (ScanForm.of(operation) for operation in operations if is_scan(operation))
 
 
-class _Scheduling:
-    """Schedules the loops that have states, or those that have none; others stay as they are."""
+def _innermost_first(
+    graph: ComputationGraph, rates: LoopRates, asked: str | None
+) -> ScheduledLoops:
+    """The loops without states, those around others knowing what became of these."""
+    builder = ComputationGraphBuilder(graph.name)
+    bodies = builder.bodies.bodies
+    inside = Writing(bodies, LoopCosts(rates, bodies))
+    notes: list[LoopNote] = []
+    now = {ABSENT: ABSENT}
+    # A body comes after those that its operations carry.
+    for index, body in enumerate(graph.bodies):
+        choices = _Choices(asked, inside, has_states=False)
+        writing = Writing(bodies, inside.estimate, choices.written)
+        body = replace(body, operations=_renumbered(body.operations, now))
+        if any(is_scan(o) and not ScanForm.of(o).states for o in body.operations):
+            within = BodyBuilder("body", builder)
+            given = [
+                None if v == ABSENT else within.input(body.values[v].name, body.values[v].type)
+                for v in body.inputs
+            ]
+            made = lift(body, given, [False] * len(given), 1, within, writing.written)
+            body = within.build([result.tensor for result in made.results])
+        now[index] = builder.bodies.add(body)
+        notes[:0] = choices.notes
+    moved = replace(graph, operations=_renumbered(graph.operations, now), bodies=tuple(bodies))
+    choices = _Choices(asked, inside, has_states=False)
+    writing = Writing(bodies, inside.estimate, choices.written)
+    return ScheduledLoops(_rewritten(moved, builder, writing), (*choices.notes, *notes))
+
+
+def _outermost_first(
+    graph: ComputationGraph, rates: LoopRates, asked: str | None
+) -> ScheduledLoops:
+    """The loops with states, those in others as what became of these has them."""
+    choices = _Choices(asked, has_states=True)
+    writing = Writing(graph.bodies, LoopCosts(rates, graph.bodies), choices.written)
+    choices.inside = writing
+    builder = ComputationGraphBuilder(graph.name)
+    return ScheduledLoops(_rewritten(graph, builder, writing), tuple(choices.notes))
+
+
+def _renumbered(operations: Sequence[Operation], now: Mapping[int, int]) -> tuple[Operation, ...]:
+    """Operations that carry the bodies of another list."""
+    return tuple(o if o.body == ABSENT else replace(o, body=now[o.body]) for o in operations)
+
+
+def _rewritten(
+    graph: ComputationGraph, builder: ComputationGraphBuilder, writing: Writing
+) -> ComputationGraph:
+    """A graph with what becomes of its loops."""
+    given = [
+        builder.input(
+            slot.name, graph.input_type(i).shape, graph.input_type(i).data_type, slot.kind,
+            slot.ownership,
+        )
+        for i, slot in enumerate(graph.inputs)
+    ]  # fmt: skip
+    lifted = lift(graph, given, [False] * len(given), 1, builder, writing.written)
+    for slot, result in zip(graph.outputs, lifted.results, strict=True):
+        builder.output(slot.name, result.tensor, aliases_input=slot.aliases_input)
+    builder.wish(*graph.wishes)
+    return builder.build()
+
+
+class _Choices:
+    """Writes loops that have states, or those that have none, as they cost least or are asked to;
+    others stay. `inside` writes what is in them."""
 
     def __init__(
-        self, graph: ComputationGraph, machine: Machine, schedule: str | None, *, has_states: bool
+        self, asked: str | None, inside: Writing | None = None, *, has_states: bool
     ) -> None:
-        self.graph, self.has_states = graph, has_states
-        self.bodies = graph.bodies
-        self.asked = schedule
+        self.asked, self.has_states = asked, has_states
+        self.inside = inside
         self.notes: list[LoopNote] = []
-        #: How many rounds of loops that are written out are being written, one by one.
-        self.copies = 1
-        self.estimate = LoopCosts(rates_of(machine), graph.bodies)
 
-    def run(self) -> ScheduledLoops:
-        graph = self.graph
-        builder = ComputationGraphBuilder(graph.name)
-        given = [
-            builder.input(
-                slot.name, graph.input_type(i).shape, graph.input_type(i).data_type, slot.kind,
-                slot.ownership,
-            )
-            for i, slot in enumerate(graph.inputs)
-        ]  # fmt: skip
-        lifted = lift(graph, given, [False] * len(given), 1, builder, self.written)
-        for slot, result in zip(graph.outputs, lifted.results, strict=True):
-            builder.output(slot.name, result.tensor, aliases_input=slot.aliases_input)
-        builder.wish(*graph.wishes)
-        return ScheduledLoops(builder.build(), tuple(dict.fromkeys(self.notes)))
-
-    def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
-        """An operation with a body, or without a rule, for the lanes of a context."""
-        builder: Any = context.builder
-        builder = builder.innermost(context.operands)
-        if not is_scan(operation):
-            return self._by_itself(builder, operation, context)
-        form, body = ScanForm.of(operation), self.bodies[operation.body]
-        if any(context.batched):
-            return lifted_scan(builder, body, form, context, self.written)
-        return self._scheduled(builder, body, form, context)
-
-    def _by_itself(
-        self, builder: Any, operation: Operation, context: ops.BatchingContext
+    def written(
+        self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str
     ) -> Sequence[Any]:
-        """An operator without a rule: a loop over the lanes; a body that is no loop: what it is."""
-        if operation.body >= 0:
-            body = self.bodies[operation.body]
-            made = lift(
-                body, context.operands, context.batched, context.lanes, builder, self.written
-            ).results
-            if not any(context.batched):
-                return [r.tensor for r in made]
-            return [in_lanes(builder, r.tensor, r.is_batched, context.lanes) for r in made]
-        lanes = [o for o, batched in zip(context.operands, context.batched, strict=True) if batched]
-
-        def lane(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
-            inside: Any = elements[0].builder
-            rest = iter(elements)
-            operands = [
-                next(rest) if batched else o
-                for o, batched in zip(context.operands, context.batched, strict=True)
-            ]
-            return [], inside.apply(
-                operation.op, operands, len(operation.outputs), operation.attributes,
-                operation.domain,
-            )  # fmt: skip
-
-        _, results = scan(builder, lane, [], lanes)
-        return results
-
-    def _scheduled(
-        self, builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext
-    ) -> Sequence[Any]:
-        """A scan as its cheapest schedule has it, or the one that was asked for."""
-        operands = list(context.operands)
+        """The results of a loop."""
+        inside = self.inside
+        assert inside is not None
         if bool(form.states) != self.has_states or not form.count:
-            return written_rounds(builder, body, form, operands, self)
+            return inside.unscheduled(builder, body, form, operands)
         fixed = _constant_inputs(builder, body, form, operands)
-        candidates = self._candidates(Loop(body, form, fixed, self.copies))
+        candidates = candidates_for(Loop(body, form, fixed, inside.copies), inside)
         costs = sorted(((name, c.seconds) for name, c in candidates.items()), key=_by_cost)
         taken = self.asked if self.asked in candidates else costs[0][0]
         at = len(self.notes)
         written = candidates[taken].write(builder, operands)
         # Loops come before those in them.
         self.notes.insert(
-            at, LoopNote(context.location, form.count, taken, tuple(costs), written.without_rule)
-        )
+            at, LoopNote(where, form.count, taken, tuple(costs), written.without_rule,
+                         candidates[taken].lanes),
+        )  # fmt: skip
         return written.results
-
-    def _candidates(self, loop: Loop) -> dict[str, Candidate]:
-        """The schedules that a loop may have."""
-        found = {name: schedule(loop, self) for name, schedule in TABLE.items()}
-        return {name: candidate for name, candidate in found.items() if candidate is not None}
-
-    def least_seconds(self, loop: Loop) -> float:
-        return min(candidate.seconds for candidate in self._candidates(loop).values())
-
-    @contextmanager
-    def copied(self, times: int) -> Iterator[None]:
-        copies, self.copies = self.copies, self.copies * times
-        try:
-            yield
-        finally:
-            self.copies = copies
 
 
 def _by_cost(named: tuple[str, float]) -> tuple[float, str]:

@@ -22,11 +22,19 @@ def hoisted_before(loop: Loop, around: Surroundings) -> Candidate | None:
     if parts is None:
         return None
     takes = parts.before.inputs[: form.sequences]
-    beforehand = estimate.round(parts.before, form.count, takes, loop.fixed)
-    a_round = estimate.rates.round_seconds + estimate.round(parts.rest, fixed=loop.fixed)
+    rest = _form_of_rest(form, len(parts.before.outputs))
     return Candidate(
-        beforehand + form.count * a_round,
+        estimate.round(parts.before, form.count, takes, loop.fixed)
+        + estimate.scan(parts.rest, rest, fixed=loop.fixed),
         lambda builder, operands: WrittenLoop(_written(builder, parts, form, operands, around)),
+    )
+
+
+def _form_of_rest(form: ScanForm, passed: int) -> ScanForm:
+    """The form of the loop that takes so many results of what is computed before it."""
+    taken = form.sequences + passed
+    return ScanForm(
+        form.count, form.states, taken, form.collected, (False,) * taken, form.given_backward
     )
 
 
@@ -45,9 +53,5 @@ def _written(
         parts.before, [*ordered, *shared], flags, form.count, builder, around.written
     ).results
     passed = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in before]
-    inner = ScanForm(
-        form.count, form.states, form.sequences + len(passed), form.collected,
-        (*(False,) * (form.sequences + len(passed)),), form.given_backward,
-    )  # fmt: skip
     taken = [*states, *ordered, *passed, *shared]
-    return written_rounds(builder, parts.rest, inner, taken, around)
+    return written_rounds(builder, parts.rest, _form_of_rest(form, len(passed)), taken, around)

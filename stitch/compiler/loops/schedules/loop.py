@@ -34,11 +34,12 @@ class WrittenLoop:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way in which a loop may run: the seconds that this is estimated to take, and what writes it
-    to a builder, for operands."""
+    """A way in which a loop may run: the seconds that this is estimated to take, what writes it to
+    a builder, for operands, and how many rounds are one, where that is a choice."""
 
     seconds: float
     write: Callable[[Any, Sequence[Any]], WrittenLoop]
+    lanes: int = 0
 
 
 class Surroundings(Protocol):
