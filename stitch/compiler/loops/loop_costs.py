@@ -12,7 +12,7 @@ from functools import cache
 
 from stitch.compiler.loops.lanes import states_that_vary
 from stitch.machine import LoopRates, Machine, load_machine
-from stitch.ops import RESHAPING, multiply_adds
+from stitch.ops import RESHAPING, is_elementwise, multiply_adds
 from stitch.program import ABSENT, Body, Operation, ScanForm, Value, is_scan
 
 #: They move nothing where kernels take views.
@@ -58,6 +58,8 @@ class LoopCosts:
         constant = {*fixed, *(c.value for c in body.constants)}
         touched: dict[int, int] = {}
         made: set[int] = set()
+        #: Values that something else reads or makes than long passes over elements.
+        kept = {*body.inputs, *body.outputs}
         seconds = 0.0
         for operation in body.operations:
             made.update(operation.outputs)
@@ -74,10 +76,13 @@ class LoopCosts:
                 continue
             seconds += self.rates.operation_seconds
             seconds += self._product(operation, body.values, times, constant - varies)
+            passes = _passes_over_elements(operation, body, varies)
             for value in (*operation.inputs, *operation.outputs):
                 if value != ABSENT:
+                    if not passes:
+                        kept.add(value)
                     touched[value] = _nbytes(body, value) * (lanes if value in varies else 1)
-        return seconds + self._carrying(touched, made)
+        return seconds + self._carrying(touched, made, kept)
 
     def _carried(
         self, operation: Operation, lanes: int, varies: Collection[int], constant: Collection[int]
@@ -100,16 +105,15 @@ class LoopCosts:
     def _streaming(
         self, body: Body, form: ScanForm, lanes: int, batched: Collection[int] | None
     ) -> float:
-        """What sequences and what is collected take beyond a round's bytes: all of them pass once,
-        most from afar where they are many; where rounds are those of lanes, they are brought into
-        another order."""
+        """What elements and what is collected take beside a round's bytes: each is copied between
+        its sequence, from afar where there is much of all, and the round."""
         elements = body.inputs[form.states : form.states + form.sequences]
-        all_nbytes = 0
+        nbytes = 0
         for value in (*elements, *body.outputs[form.states :]):
             differs = lanes > 1 and (batched is None or value not in elements or value in batched)
-            all_nbytes += form.count * _nbytes(body, value) * (lanes if differs else 1)
-        rates, far = self.rates, max(0, all_nbytes - self.rates.near_nbytes)
-        return far * (1 / rates.far_bytes_per_second - 1 / rates.near_bytes_per_second)
+            nbytes += form.count * _nbytes(body, value) * (lanes if differs else 1)
+        copied = nbytes / self.rates.near_bytes_per_second
+        return copied + self._passing(nbytes, nbytes - self.rates.near_nbytes)
 
     def _product(
         self, operation: Operation, values: Sequence[Value], times: int, constant: Collection[int]
@@ -123,12 +127,17 @@ class LoopCosts:
         rates = self.rates
         return flops / (rates.packed_flops_per_second if is_packed else rates.flops_per_second)
 
-    def _carrying(self, touched: Mapping[int, int], made: Collection[int]) -> float:
+    def _carrying(
+        self, touched: Mapping[int, int], made: Collection[int], kept: Collection[int]
+    ) -> float:
         """What a round reads and writes. Of what comes from outside, which comes back a round
-        later, less and less is near the more there is; and so of what it makes itself."""
+        later, less and less is near the more there is; and so of what it makes itself, but for what
+        goes from one pass over elements to the next, piece by piece."""
         outside = sum(n for value, n in touched.items() if value not in made)
-        inside, near = sum(touched.values()) - outside, self.rates.near_nbytes
-        return self._passing(outside, 2 * (outside - near)) + self._passing(inside, inside - near)
+        inside = sum(n for value, n in touched.items() if value in made and value in kept)
+        passed, near = sum(touched.values()) - outside - inside, self.rates.near_nbytes
+        seconds = self._passing(outside, 2 * (outside - near)) + self._passing(passed, 0)
+        return seconds + self._passing(inside, inside - near)
 
     def _passing(self, nbytes: int, beyond: int) -> float:
         """So many bytes, of which some are beyond what is near."""
@@ -140,3 +149,17 @@ class LoopCosts:
 def _nbytes(body: Body, value: int) -> int:
     kind = body.values[value].type
     return math.prod(kind.shape) * kind.data_type.dtype.itemsize
+
+
+def _passes_over_elements(operation: Operation, body: Body, varies: Collection[int]) -> bool:
+    """Whether each element of the result is of those at its own place, or of single numbers."""
+    if operation.body != ABSENT or not is_elementwise(operation):
+        return False
+    result = operation.outputs[0]
+    shape, differs = body.values[result].type.shape, result in varies
+    return all(
+        (body.values[v].type.shape == shape and (v in varies) == differs)
+        or (v not in varies and math.prod(body.values[v].type.shape) == 1)
+        for v in operation.inputs
+        if v != ABSENT
+    )

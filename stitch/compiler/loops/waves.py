@@ -37,7 +37,7 @@ class Wave:
 
 def wave_of(body: Body, form: ScanForm) -> Wave | None:
     """The wave that an outer scan is; None if it is none."""
-    scans = [o for o in body.operations if is_scan(o)]
+    scans = [o for o in body.operations if is_scan(o) and ScanForm.of(o).states]
     if form.states != 1 or form.count < 2 or len(scans) != 1 or any(form.taken_backward):
         return None
     inner, inside = scans[0], ScanForm.of(scans[0])

@@ -34,9 +34,11 @@ def loop_graph(loop: Loop, feeds: Mapping[str, Array]) -> ComputationGraph:
     return b.build()
 
 
-def run_compiled(graph: ComputationGraph, feeds: Mapping[str, Array]) -> Feeds:
+def run_compiled(
+    graph: ComputationGraph, feeds: Mapping[str, Array], schedule: str | None = None
+) -> Feeds:
     """Every output of a graph by name, compiled and run on the host."""
-    model = stitch.compile(graph, target="host")
+    model = stitch.compile(graph, target="host", schedule=schedule)
     with stitch.open_device("host", executor="numpy") as device:
         return _named(graph, device.load(model)(**{s.name: feeds[s.name] for s in graph.inputs}))
 
@@ -46,11 +48,13 @@ def _named(graph: ComputationGraph, made: Any) -> Feeds:
     return {slot.name: t.numpy() for slot, t in zip(graph.outputs, results, strict=True)}
 
 
-def loop_gradients(both: Differentiated, feeds: Feeds) -> tuple[Feeds, Feeds, Feeds]:
+def loop_gradients(
+    both: Differentiated, feeds: Feeds, schedule: str | None = None
+) -> tuple[Feeds, Feeds, Feeds]:
     """Results by name, what comes in for them by name, and gradients by the name of the input."""
-    results = run_compiled(both.forward, feeds)
+    results = run_compiled(both.forward, feeds, schedule)
     seeds = seeds_of(both, results)
-    made = run_compiled(both.backward, backward_feeds(both, feeds, results, seeds))
+    made = run_compiled(both.backward, backward_feeds(both, feeds, results, seeds), schedule)
     given = {output: seeds[slot] for output, slot in both.seeds}
     return results, given, {name: made[slot] for name, slot in both.gradients}
 

@@ -1,0 +1,260 @@
+"""Loops without states computed some rounds at a time: the same as one by one and as all at once,
+whatever their count; how many at a time is what costs least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch import fractal as ops
+from stitch.compiler import CompileOptions, compile_graph, differentiate
+from stitch.compiler.loops.loop_costs import rates_of
+from stitch.fractal import CompiledNest, FractalTensor
+from stitch.fractal.graph_tracing import GraphTracing
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
+from stitch.machine import Machine, load_machine
+from stitch.program import SCAN
+from stitch.ttb import Binary
+from tests.support import plain_nests as plain
+from tests.support.gradients.scans import loop_gradients
+from tests.support.plain_nests import assert_same, lists_of
+
+HOST = load_machine("host")
+WIDTH = 4
+NUMBERS = np.random.default_rng(11)
+KEYS, VALUES = NUMBERS.normal(size=(2, 5, 1, WIDTH)).astype(np.float32)
+W = NUMBERS.normal(size=(WIDTH, WIDTH)).astype(np.float32)
+PLACES = [
+    ("host", "numpy"), ("host", "onnxruntime"), ("host", "torch"), ("host", "auto"),
+    ("wormhole_n150", "numpy"), ("tiny", "numpy"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[list[stitch.Device]]:
+    opened = [stitch.open_device(machine, executor=executor) for machine, executor in PLACES]
+    yield opened
+    for device in opened:
+        device.close()
+
+
+def queries(count: int) -> Any:
+    return np.random.default_rng(count).normal(size=(count, 1, WIDTH)).astype(np.float32)
+
+
+def attention(o: Any, queries: Any, keys: Any, values: Any) -> Any:
+    """What each query sees, key by key: no matrix of scores."""
+    start = np.full((1, 1), -1e30, np.float32), np.zeros((1, 1), np.float32), VALUES[0] * 0
+
+    def step(state: Any, pair: Any, query: Any) -> Any:
+        (largest, total, weighed), (key, value) = state, pair
+        score = query @ key.T
+        new = np.maximum(largest, score)
+        before, power = np.exp(largest - new), np.exp(score - new)
+        return new, total * before + power, weighed * before + power @ value
+
+    def seen(query: Any) -> Any:
+        pairs = o.zip(keys, values) if o is ops else (keys, values)
+        _, total, weighed = o.fold(lambda s, p: step(s, p, query), pairs, start)
+        return weighed / total
+
+    return o.map(seen, queries)
+
+
+def compiled(count: int, schedule: str | None = "blocks", target: str = "host") -> CompiledNest:
+    nests = map(FractalTensor, (queries(count), KEYS, VALUES))
+    return ops.compile(
+        lambda *given: attention(ops, *given), *nests, target=target, schedule=schedule
+    )
+
+
+def of_the_map(nest: CompiledNest, count: int) -> Any:
+    return next(note for note in nest.loops if note.count == count)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 12, 13, 31, 36, 97])
+def test_attention_of_any_number_of_queries(count: int, devices: list[stitch.Device]) -> None:
+    device = devices[count % len(devices)]
+    nest = compiled(count, target=device.machine)
+    assert ("blocks" in {note.schedule for note in nest.loops}) == (count > 2)
+    given = [*map(FractalTensor, (queries(count), KEYS, VALUES))]
+    nest.on(device)
+    expected = attention(plain, *map(list, (queries(count), KEYS, VALUES)))
+    assert_same(lists_of(nest(*given)), expected, 1e-5, str(count))
+
+
+@pytest.mark.parametrize("number", range(len(PLACES)))
+def test_attention_in_blocks_wherever_it_runs(number: int, devices: list[stitch.Device]) -> None:
+    given = [queries(7), KEYS, VALUES]
+    with ops.mode("parallel", device=devices[number], schedule="blocks"):
+        found = lists_of(attention(ops, *map(FractalTensor, given)))
+    assert_same(found, attention(plain, *map(list, given)), 1e-5, str(number))
+
+
+def test_none_at_a_time_of_no_rounds() -> None:
+    none = FractalTensor(queries(1))[:0]
+    with ops.mode("parallel", schedule="blocks"):
+        assert lists_of(ops.map(lambda x: np.tanh(x), none)) == []
+
+
+def test_the_report_says_how_many_rounds_are_computed_at_a_time() -> None:
+    nest = compiled(96)
+    note = of_the_map(nest, 96)
+    assert 1 < note.lanes < 96
+    assert f": blocks of {note.lanes} (" in nest.explain()
+
+
+@pytest.mark.parametrize("count", [3, 6, 7, 13])
+def test_where_no_product_changes_its_shape_all_bits_are_the_same(count: int) -> None:
+    xs = FractalTensor(NUMBERS.normal(size=(count, 3)).astype(np.float32))
+    found = {
+        schedule: lists_of(
+            ops.compile(
+                lambda xs: ops.map(lambda x: np.exp(x) / (1 + x * x) - x[::-1], xs), xs,
+                schedule=schedule,
+            )(xs)
+        )
+        for schedule in ("batch", "blocks", "rounds")
+    }  # fmt: skip
+    assert_same(found["blocks"], found["batch"], 0, "batch")
+    assert_same(found["blocks"], found["rounds"], 0, "rounds")
+
+
+def with_cache(nbytes: int) -> Machine:
+    return replace(HOST, loops=replace(rates_of(HOST), near_nbytes=nbytes))
+
+
+def size_for(
+    graph: ComputationGraph, machine: Machine, count: int, schedule: str | None = None
+) -> int:
+    """How many rounds of the loop of so many are computed at a time."""
+    loops = compile_graph(graph, machine, CompileOptions(schedule=schedule)).loops
+    (note,) = [n for n in loops if n.count == count]
+    return int(note.lanes) if note.schedule == "blocks" else count
+
+
+def test_the_smaller_the_cache_the_fewer_rounds_are_computed_at_a_time() -> None:
+    """What a round of all keys takes for many queries is what has to be near."""
+    count, keys = 4096, 32
+    b = ComputationGraphBuilder("attention")
+    xs, ks = b.input("xs", (count, 1, 32), "float32"), b.input("ks", (keys, 64, 32), "float32")
+
+    def seen(_: Any, elements: Any) -> Any:
+        query = elements[0]
+
+        def step(states: Any, inner: Any) -> Any:
+            scores = query @ inner[0].transpose((1, 0))
+            return [states[0] * 0.5 + np.exp(scores * states[0][:, :1]) @ inner[0]], []
+
+        (last,), _ = scan(b, step, [query * 0], [ks])
+        return [], [last]
+
+    b.output("ys", scan(b, seen, [], [xs])[1][0])
+    graph = b.build()
+    sizes = [size_for(graph, with_cache(1 << power), count) for power in (16, 18, 20, 28)]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == count
+
+
+def test_what_is_the_same_for_all_lanes_is_counted_once() -> None:
+    """Keys that all queries share cost less than keys of each query."""
+    b = ComputationGraphBuilder("both")
+    xs, ks = b.input("xs", (64, 8), "float32"), b.input("ks", (64, 100, 8), "float32")
+
+    def folded(sequences: Any, own: bool) -> Any:
+        def cell(_: Any, elements: Any) -> Any:
+            keys = elements[1] if own else b.index(ks, 0)
+            step = lambda s, k: ([np.tanh(s[0] + k[0])], [])  # noqa: E731
+            return [], scan(b, step, [elements[0]], [keys])[0]
+
+        return scan(b, cell, [], sequences)[1][0]
+
+    b.output("own", folded([xs, ks], own=True))
+    own = dict(compile_graph(b.build(), HOST).loops[0].costs)
+    b = ComputationGraphBuilder("shared")
+    xs, ks = b.input("xs", (64, 8), "float32"), b.input("ks", (64, 100, 8), "float32")
+    b.output("shared", folded([xs], own=False))
+    shared = dict(compile_graph(b.build(), HOST).loops[0].costs)
+    assert shared["batch"] < own["batch"]
+    assert shared["blocks"] < own["blocks"]
+
+
+def test_a_map_in_a_map_is_scheduled_as_well() -> None:
+    xs = FractalTensor([list(row) for row in NUMBERS.normal(size=(6, 5, 3)).astype(np.float32)])
+    nest = ops.compile(lambda xs: ops.map(lambda r: ops.map(lambda x: np.tanh(x), r), xs), xs)
+    assert [(note.count, note.schedule) for note in nest.loops] == [(6, "batch"), (5, "batch")]
+    scheduled = compile_graph(nest.graph, HOST, CompileOptions())
+    assert all((o.domain, o.op) != SCAN for o in scheduled.program.operations)
+
+
+@pytest.mark.parametrize("taken", [(False, False), (True, True), (True, False)])
+@pytest.mark.parametrize("given", [(False,), (True,)])
+@pytest.mark.parametrize("schedule", ["batch", "blocks", "rounds"])
+def test_rounds_from_the_last_to_the_first(
+    schedule: str, given: tuple[bool, ...], taken: tuple[bool, ...]
+) -> None:
+    b = ComputationGraphBuilder("turned")
+    xs, ys = b.input("xs", (7, 2), "float32"), b.input("ys", (7, 2), "float32")
+    _, (found,) = scan(
+        b, lambda _, e: ([], [e[0] * 2 + e[1]]), [], [xs, ys], taken_backward=taken,
+        given_backward=given,
+    )  # fmt: skip
+    b.output("found", found)
+    arrays = [NUMBERS.normal(size=(7, 2)).astype(np.float32) for _ in range(2)]
+    x, y = (a[::-1] if back else a for a, back in zip(arrays, taken, strict=True))
+    expected = x * 2 + y
+    program = compile_graph(b.build(), HOST, CompileOptions(schedule=schedule)).program
+    with stitch.open_device("host", executor="numpy") as device:
+        result = device.load(Binary((program,), HOST.shape, "test"))(*arrays)
+        assert isinstance(result, stitch.Tensor)
+        assert np.array_equal(result.numpy(), expected[::-1] if given[0] else expected)
+
+
+@pytest.mark.parametrize("schedule", ["batch", "blocks"])
+def test_an_operator_without_a_rule_runs_cell_by_cell_in_blocks_too(schedule: str) -> None:
+    """A recurrent layer of which each cell has weights of its own."""
+    b = ComputationGraphBuilder("layers")
+    xs, ws = b.input("xs", (7, 3, 1, 2), "float32"), b.input("ws", (7, 1, 4, 2), "float32")
+    own = b.parameter("own", np.eye(4, dtype=np.float32)[None])
+
+    def cell(_: Any, elements: Any) -> Any:
+        inside = elements[0].builder
+        made = inside.apply("RNN", [*elements, own], 1, {"hidden_size": 4})
+        return [], [made[0]]
+
+    b.output("ys", scan(b, cell, [], [xs, ws])[1][0])
+    compilation = compile_graph(b.build(), HOST, CompileOptions(schedule=schedule))
+    (note,) = compilation.loops
+    assert (note.schedule, note.without_rule) == (schedule, ("RNN",))
+    x, w = (NUMBERS.normal(size=s).astype(np.float32) for s in ((7, 3, 1, 2), (7, 1, 4, 2)))
+    state, expected = np.zeros((7, 1, 4), np.float32), []
+    for step in range(3):
+        state = np.tanh(x[:, step] @ w[:, 0].transpose(0, 2, 1) + state)
+        expected.append(state)
+    with stitch.open_device("host", executor="numpy") as device:
+        found = device.load(Binary((compilation.program,), HOST.shape, "test"))(x, w)
+        assert isinstance(found, stitch.Tensor)
+        np.testing.assert_allclose(found.numpy()[:, :, 0], np.stack(expected, 1), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("count", [3, 7, 8])
+def test_gradients_through_blocks_are_those_through_rounds(count: int) -> None:
+    """Of attention: the queries' own, and the keys', which all queries have a part in."""
+    tracing = GraphTracing("attention", shares=False)
+    given = [queries(count), KEYS, VALUES]
+    nests = [tracing.rearranged(FractalTensor(each)) for each in given]
+    tracing.written(lambda _: attention(ops, *nests))
+    graph = tracing.graph()
+    feeds = {slot.name: each for slot, each in zip(graph.inputs, given, strict=True)}
+    both = differentiate(graph, [*feeds])
+    assert size_for(both.forward, HOST, count, "blocks") < count
+    _, _, found = loop_gradients(both, feeds, "blocks")
+    _, _, expected = loop_gradients(both, feeds, "rounds")
+    assert found.keys() == {*feeds}
+    for name, gradient in found.items():
+        np.testing.assert_allclose(gradient, expected[name], 1e-5, 1e-6)
