@@ -63,7 +63,7 @@ PEERS = {
 def test_a_network_is_measured_by_every_executor_beside_its_peers(
     fractal: ModuleType, capsys: pytest.CaptureFixture[str], suite: str
 ) -> None:
-    (result,) = measured(fractal, capsys, suite)
+    result, *_ = measured(fractal, capsys, suite)
     peers = {row["way"] for row in result["rows"] if row["side"] == "peer"}
     assert peers == {"torch eager loops", *PEERS[suite]}
     ours = [row for row in result["rows"] if row["side"] == "ours"]
@@ -86,6 +86,22 @@ def test_a_network_is_measured_by_every_executor_beside_its_peers(
     names = {name.partition(" (")[0] for name in figures}
     assert {f"ours / {peer}" for peer in PEERS[suite]} < names
     assert figures["mode sequential / compiled, small"]["value"] > 1
+
+
+def test_attention_is_measured_in_blocks_by_hand_and_of_single_queries(
+    fractal: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = measured(fractal, capsys, "flash", "--attention=256", "--executors=numpy")
+    assert [result["name"].partition("length ")[2] for result in found] == [
+        "256", "256, queries one by one, blocks of 64 keys",
+        "256, blocks of 128 queries, blocks of 64 keys", "64, queries one by one, keys one by one",
+    ]  # fmt: skip
+    for result in found[1:]:
+        ways = {row["way"] for row in result["rows"]}
+        assert {"torch scaled_dot_product_attention", "stitch numpy, chosen"} < ways
+        # Beside what is chosen, single queries in blocks and all at once; nobody waits for rounds.
+        if "queries one by one" in result["name"]:
+            assert "stitch numpy, rounds" not in ways
 
 
 def test_the_schedule_chosen_is_measured_against_the_best_by_name(fractal: ModuleType) -> None:
@@ -224,6 +240,8 @@ def test_the_memory_of_attention_is_measured_in_processes_of_their_own(
     ratio = figures["peak memory of stitch, 512 / 128 (MEMORY_GOAL)"]
     assert ratio["value"] == pytest.approx(sizes[1] / sizes[0])
     assert figures["peak memory of torch, length 512"]["value"] >= 0
+    single = figures["peak memory of stitch (queries one by one), 512 / 128 (MEMORY_GOAL)"]
+    assert single["most"] == ratio["most"]
 
 
 def test_growth_is_drawn(

@@ -66,10 +66,10 @@ def attention(o: Any, queries: Any, keys: Any, values: Any) -> Any:
     return o.map(seen, queries)
 
 
-def compiled(count: int, schedule: str | None = "blocks", target: str = "host") -> CompiledNest:
+def compiled(count: int, target: str | Machine = "host") -> CompiledNest:
     nests = map(FractalTensor, (queries(count), KEYS, VALUES))
     return ops.compile(
-        lambda *given: attention(ops, *given), *nests, target=target, schedule=schedule
+        lambda *given: attention(ops, *given), *nests, target=target, schedule="blocks"
     )
 
 
@@ -169,8 +169,7 @@ def test_what_is_the_same_for_all_lanes_is_counted_once() -> None:
     def folded(sequences: Any, own: bool) -> Any:
         def cell(_: Any, elements: Any) -> Any:
             keys = elements[1] if own else b.index(ks, 0)
-            step = lambda s, k: ([np.tanh(s[0] + k[0])], [])  # noqa: E731
-            return [], scan(b, step, [elements[0]], [keys])[0]
+            return [], scan(b, lambda s, k: ([np.tanh(s[0] + k[0])], []), [elements[0]], [keys])[0]
 
         return scan(b, cell, [], sequences)[1][0]
 

@@ -59,6 +59,8 @@ from stitch.runtime.executors import EXECUTORS
 
 #: The least number of blocks that BigBird's windows and chances need; words of flash attention.
 LEAST_BLOCKS, LEAST_ATTENTION = 7, 32
+#: Queries of a block of flash attention that are beside single ones.
+BY_HAND = (128, 512)
 #: Lists of matrices for each of `--batch`.
 LISTS = 16
 
@@ -98,8 +100,14 @@ def gemm(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def flash(options: argparse.Namespace) -> Iterator[Case]:
-    """Flash attention."""
-    yield blockwise_cases.flash_attention(options.attention, options.hidden[0], options.compiled)
+    """Flash attention, in blocks that were written by hand, and of single queries; a quarter as
+    long of single keys as well."""
+    length, width = options.attention, options.hidden[0]
+    yield blockwise_cases.flash_attention(length, width, options.compiled)
+    keys = min(blockwise_cases.FLASH_BLOCK, length // 4)
+    for queries in (1, *(size for size in BY_HAND if size < length)):
+        yield blockwise_cases.attention_by_size(length, width, queries, keys)
+    yield blockwise_cases.attention_by_size(length // 4, width, 1, 1)
 
 
 def bigbird(options: argparse.Namespace) -> Iterator[Case]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.compiler.loops.loop_notes import LoopNote
+from stitch.compiler.loops.loop_writing import Writing
 from stitch.compiler.loops.schedules import TABLE, Loop, candidates_for
-from stitch.compiler.loops.writing import Writing
 from stitch.errors import UsageError, closest
 from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, lift
 from stitch.machine import LoopRates, Machine

@@ -7,14 +7,16 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fractal_ways.cases import Case, Peer, RatioGoal
+from fractal_ways.cases import Case, Peer, RatioGoal, Run
 from fractal_ways.recurrent_cases import eager_goals, loop_peers, normal
 from stitch import fractal as ops
 from stitch.fractal import FractalTensor
+from stitch.program import Array
 
 #: Queries, and keys, of a block of flash attention; fewer where that leaves fewer than four.
 FLASH_BLOCK = 64
@@ -65,9 +67,68 @@ def two_products(block: int, compiled: bool, small: bool = True) -> Case:
 
 def flash_attention(length: int, width: int, compiled: bool, small: bool = True) -> Case:
     """Queries, keys, values [heads][blocks] of [block, width]; what each block sees."""
-    block = max(1, min(FLASH_BLOCK, length // 4))
+    block = _block_of(length)
     blocks = length // block
-    q, k, v = (normal(HEADS, blocks, block, width, seed=seed) for seed in range(3))
+    q, k, v = _heads(blocks, blocks, block, block, width)
+    return Case(
+        f"flash attention, length {blocks * block}",
+        f"{HEADS} heads, {blocks} blocks of {block}, width {width}",
+        _attention(block, width),
+        _nests(q, k, v),
+        (
+            *loop_peers("flash_attention", q, k, v, compiled=compiled),
+            Peer("torch scaled_dot_product_attention", lambda: _at_once(q, k, v)),
+        ),
+        (*eager_goals(),
+         RatioGoal("ATTENTION_GOAL", "torch scaled_dot_product_attention", ATTENTION_GOAL)),
+        flash_attention(8, 4, False, False) if small else None,
+    )  # fmt: skip
+
+
+def attention_by_size(length: int, width: int, queries: int, keys: int) -> Case:
+    """The same in blocks of so many queries and so many keys: with one query each nobody has
+    written how many are computed at a time."""
+    q, k, v = _heads(length // queries, length // keys, queries, keys, width)
+    words = length // queries * queries
+    of_queries = "queries one by one" if queries == 1 else f"blocks of {queries} queries"
+    of_keys = "keys one by one" if keys == 1 else f"blocks of {keys} keys"
+    return Case(
+        f"flash attention, length {words}, {of_queries}, {of_keys}",
+        f"{HEADS} heads, width {width}",
+        _attention(queries, width),
+        _nests(q, k, v),
+        (Peer("torch scaled_dot_product_attention", lambda: _at_once(q, k, v)),),
+        (RatioGoal("ATTENTION_GOAL", "torch scaled_dot_product_attention", ATTENTION_GOAL),)
+        if keys > 1 else (),
+        too_slow=("rounds",) if queries == 1 else (),
+    )  # fmt: skip
+
+
+def _block_of(length: int) -> int:
+    return max(1, min(FLASH_BLOCK, length // 4))
+
+
+def _heads(
+    query_blocks: int, key_blocks: int, queries: int, keys: int, width: int
+) -> tuple[Array, Array, Array]:
+    """Queries, keys, values, in blocks of these sizes."""
+    q = normal(HEADS, query_blocks, queries, width, seed=0)
+    k, v = (normal(HEADS, key_blocks, keys, width, seed=seed) for seed in (1, 2))
+    return q, k, v
+
+
+def _nests(*arrays: Array) -> tuple[FractalTensor, ...]:
+    return tuple([FractalTensor([list(each) for each in array]) for array in arrays])
+
+
+def _at_once(q: Array, k: Array, v: Array) -> Run:
+    from fractal_ways import torch_peers
+
+    return torch_peers.attention(q, k, v)
+
+
+def _attention(block: int, width: int) -> Callable[..., Any]:
+    """A map over blocks of queries, in it a fold over blocks of keys and values."""
     scale = np.float32(width**-0.5)
     lowest, nothing = np.full((block, 1), -1e30, np.float32), np.zeros((block, 1), np.float32)
     start = lowest, nothing, np.zeros((block, width), np.float32)
@@ -87,24 +148,7 @@ def flash_attention(length: int, width: int, compiled: bool, small: bool = True)
     def head(queries: Any, keys: Any, values: Any) -> Any:
         return ops.map(seen, queries, keys=keys, values=values)
 
-    def at_once() -> Any:
-        from fractal_ways import torch_peers
-
-        return torch_peers.attention(q, k, v)
-
-    return Case(
-        f"flash attention, length {blocks * block}",
-        f"{HEADS} heads, {blocks} blocks of {block}, width {width}",
-        lambda queries, keys, values: ops.map(head, ops.zip(queries, keys, values)),
-        tuple([FractalTensor([list(each) for each in blocks]) for blocks in (q, k, v)]),
-        (
-            *loop_peers("flash_attention", q, k, v, compiled=compiled),
-            Peer("torch scaled_dot_product_attention", at_once),
-        ),
-        (*eager_goals(),
-         RatioGoal("ATTENTION_GOAL", "torch scaled_dot_product_attention", ATTENTION_GOAL)),
-        flash_attention(8, 4, False, False) if small else None,
-    )  # fmt: skip
+    return lambda queries, keys, values: ops.map(head, ops.zip(queries, keys, values))
 
 
 def bigbird(blocks: int, block: int, width: int, compiled: bool, small: bool = True) -> Case:

@@ -46,7 +46,8 @@ class RatioGoal:
 class Case:
     """A network over nests, its arguments, and the peers that compute the same.
 
-    `small`: another one of few elements, which runs one operation after the other as well.
+    `small`: another one of few elements, which runs one operation after the other as well;
+    `too_slow`: schedules that are not measured by name.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Case:
     peers: tuple[Peer, ...] = ()
     goals: tuple[RatioGoal, ...] = ()
     small: Case | None = None
+    too_slow: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -51,7 +51,7 @@ def ways_of(
 ) -> Iterator[tuple[Way, Array] | Absent]:
     """Each way with its result; refusals with their reason."""
     chosen = ops.compile(case.network, *case.given, target=MACHINE)
-    schedules = [None, *schedules_for(chosen)]
+    schedules = [None, *(s for s in schedules_for(chosen) if s not in case.too_slow)]
     for executor in executors:
         for schedule in schedules:
             name = f"stitch {executor}, {schedule or CHOSEN}"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import stitch
-from fractal_ways.blockwise_cases import flash_attention
-from fractal_ways.cases import numbers
+from fractal_ways.blockwise_cases import FLASH_BLOCK, attention_by_size, flash_attention
+from fractal_ways.cases import Case, numbers
 from fractal_ways.ours import MACHINE
 from fractal_ways.results import Figure
 from stitch import fractal as ops
@@ -21,7 +21,7 @@ from stitch import fractal as ops
 #: MiB at the long length / at a quarter of it: four times is linear (pages and what is freed late
 #: add some), sixteen times quadratic.
 MEMORY_GOAL = 4.8
-OURS, PEER = "stitch", "torch"
+OURS, SINGLE, PEER = "stitch", "stitch (queries one by one)", "torch"
 RUNS = 2
 
 
@@ -33,9 +33,9 @@ def _now(name: str) -> int:
 
 def grown_here(way: str, length: int, width: int) -> float:
     """MiB that this process has at most during runs, beyond what it has before the first."""
-    case = flash_attention(length, width, compiled=False, small=False)
+    case = _case(way, length, width)
     run: Callable[[], object]
-    if way == OURS:
+    if way != PEER:
         # What loading code takes is none of the attention's.
         few = flash_attention(8, width, compiled=False, small=False)
         with stitch.open_device(MACHINE, executor="numpy") as device:
@@ -50,6 +50,12 @@ def grown_here(way: str, length: int, width: int) -> float:
     return _grown(lambda: numbers(run()))
 
 
+def _case(way: str, length: int, width: int) -> Case:
+    if way == SINGLE:
+        return attention_by_size(length, width, 1, min(FLASH_BLOCK, length // 4))
+    return flash_attention(length, width, compiled=False, small=False)
+
+
 def _grown(run: Callable[[], object]) -> float:
     before = _now("VmRSS")
     # Forgets the most so far, which compiling has needed.
@@ -60,10 +66,11 @@ def _grown(run: Callable[[], object]) -> float:
 
 
 def figures(script: str, length: int, words: Sequence[str]) -> list[Figure]:
-    """Both lengths, of ours and of torch's attention; the ratio, with its goal."""
+    """Both lengths of each way: ours in blocks by hand and of single queries, and torch's
+    attention; the ratio, with its goal."""
     short = length // 4
     found: list[Figure] = []
-    for way in (OURS, PEER):
+    for way in (OURS, SINGLE, PEER):
         mib: dict[int, float] = {}
         for each in (short, length):
             command = [sys.executable, script, *words, "--grown", f"{way},{each}"]
@@ -75,7 +82,7 @@ def figures(script: str, length: int, words: Sequence[str]) -> list[Figure]:
                 continue
             mib[each] = float(done.stdout.split()[-1])
             found.append(Figure(name, mib[each], "MiB"))
-        goal = MEMORY_GOAL if way == OURS else None
+        goal = MEMORY_GOAL if way != PEER else None
         name = f"peak memory of {way}, {length} / {short}" + (" (MEMORY_GOAL)" if goal else "")
         ratio = mib[length] / max(mib[short], 1e-3) if len(mib) == 2 else None
         found.append(Figure(name, ratio, "x", goal, "" if ratio is not None else "not measured"))
