@@ -45,8 +45,16 @@ class LoopCosts:
     ) -> float:  # fmt: skip
         """All rounds of a scan, for so many lanes; `batched`: the inputs of the body that differ
         from lane to lane (all); `fixed`: those that are constants."""
-        a_round = self.rates.round_seconds + self.round(body, lanes, batched, fixed)
-        return form.count * a_round + self._streaming(body, form, lanes, batched)
+        seconds = self.rounds(body, form.count, lanes, batched, fixed)
+        return seconds + self._streaming(body, form, lanes, batched)
+
+    def rounds(
+        self, body: Body, count: int, lanes: int = 1, batched: Collection[int] | None = None,
+        fixed: Collection[int] = (),
+    ) -> float:  # fmt: skip
+        """So many rounds, but for what their sequences bring: that is the same for all schedules of
+        a loop with states."""
+        return count * (self.rates.round_seconds + self.round(body, lanes, batched, fixed))
 
     def round(
         self, body: Body, lanes: int = 1, batched: Collection[int] | None = None,

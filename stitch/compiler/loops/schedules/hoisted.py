@@ -22,10 +22,9 @@ def hoisted_before(loop: Loop, around: Surroundings) -> Candidate | None:
     if parts is None:
         return None
     takes = parts.before.inputs[: form.sequences]
-    rest = _form_of_rest(form, len(parts.before.outputs))
     return Candidate(
         estimate.round(parts.before, form.count, takes, loop.fixed)
-        + estimate.scan(parts.rest, rest, fixed=loop.fixed),
+        + estimate.rounds(parts.rest, form.count, fixed=loop.fixed),
         lambda builder, operands: WrittenLoop(_written(builder, parts, form, operands, around)),
     )
 
