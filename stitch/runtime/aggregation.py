@@ -64,7 +64,7 @@ class LinkingSite(Protocol):
     def runs_in_lanes(self, window: Window, kept: tuple[bool, ...]) -> bool:
         """Whether stretches of a window ran beside each other, as it is."""
 
-    def load_linked(self, program: Program) -> LoadedProgram:
+    def load_made(self, program: Program) -> LoadedProgram:
         """A program that lives nowhere else, ready to be run; for those who hold the lock."""
 
 
@@ -297,7 +297,7 @@ class Aggregation:
                     agent.verify()
                 device = self._device
                 whole = link_merged(merged, device.machine.shape, strict_types=device.strict_types)
-                program = self._programs[key] = device.load_linked(whole)
+                program = self._programs[key] = device.load_made(whole)
                 # The key is of these for as long as it is known.
                 program.linked_from = tuple([agent.program for agent in agents])
         except StitchError as error:

@@ -31,6 +31,7 @@ from stitch.runtime.loaded import MANY_NOTES, LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
 from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
+from stitch.runtime.queued_views import QueuedViews
 from stitch.runtime.recording import RecordingMaker, Recordings, Window
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
@@ -120,6 +121,7 @@ class RuntimeDevice(TensorAccess):
             executor_in_use = self.backend.executor
             self.linking = Aggregation(self, executor_in_use, is_always=aggregate == "always")
         self.copies_forbidden = 0
+        self.queued_views = QueuedViews(self)
         #: The bits of what observes it (`TIMES`, `Hooks.bits`): runs have another form for each.
         self.observers = 0
         self.code_written = 0
@@ -173,6 +175,7 @@ class RuntimeDevice(TensorAccess):
         if self.linking is not None:
             self.linking.clear()
         self.recordings.clear()
+        self.queued_views.clear()
         self.constant_cache.clear()
         self.kept.clear()
         self.backend.threads.close()
@@ -274,9 +277,10 @@ class RuntimeDevice(TensorAccess):
         known = self.recordings.of(window.graph, kept, window.forms()[0])
         return any(recording.lanes.forks for recording in known)
 
-    def load_linked(self, program: Program) -> LoadedProgram:
-        """What programs of the queue have become, ready to be run; for those who hold the lock."""
-        binary = Binary((program,), self.machine.shape, "linked by the device")
+    def load_made(self, program: Program) -> LoadedProgram:
+        """A program that the device has made, ready to be run; for those who hold the lock, unless
+        it has no constants, which would take places."""
+        binary = Binary((program,), self.machine.shape, "made by the device")
         return load_program(self, self.machine, self.records, binary, 0)
 
     def await_unloading(self, loaded: LoadedProgram) -> None:

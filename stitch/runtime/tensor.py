@@ -207,7 +207,8 @@ class Tensor:
     def __getitem__(self, index: int | slice | EllipsisType) -> Tensor:
         """A view on part of the first dimension; it shares the buffer and keeps it alive.
 
-        Raises `LayoutError` where the part does not start on a page or lies in shards.
+        Of a pending tensor it is pending as well: the queue makes it, with rows of its own. Raises
+        `LayoutError` where the part does not start on a page or lies in shards.
         """
         if index is ...:
             return handle_on(self._record)
@@ -219,14 +220,16 @@ class Tensor:
             if step != 1:
                 raise LayoutError("a view takes consecutive elements", got=f"step {step}")
             stop = max(stop, start)
-            rows: Tensor = self._record.device.view(self._record, start, stop, keep=True)
+            value = self._record
+            rows: Tensor = value.device.view(self, value, start, stop, keep=True)
             return rows
         WHOLE.check("Tensor[...]", "index", index)
         at = operator.index(index)
         if not -length <= at < length:
             raise IndexError(f"index {at} is out of range for length {length}")
         at %= length
-        row: Tensor = self._record.device.view(self._record, at, at + 1, keep=False)
+        value = self._record
+        row: Tensor = value.device.view(self, value, at, at + 1, keep=False)
         return row
 
 

@@ -23,6 +23,7 @@ from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
 from stitch.runtime.lifetime import Lifetime
 from stitch.runtime.queue import ConstantCache, expose
+from stitch.runtime.queued_views import QueuedViews
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import BufferRecord, Status, ValueRecord, as_array, view_offset
 
@@ -30,7 +31,7 @@ TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Te
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
 DESC = instance_of("a TensorDesc", TensorDesc)
 # What an enumeration gives takes 40 ns each time.
-READY = Status.READY
+PENDING, READY = Status.PENDING, Status.READY
 
 
 class TensorAccess(Lifetime):
@@ -43,6 +44,10 @@ class TensorAccess(Lifetime):
     host_memory: HostMemory
     history: History
     events: EventStream
+    #: How many blocks there are around the caller in which work makes no copies.
+    copies_forbidden: int
+    #: Makes views of what is pending.
+    queued_views: QueuedViews
 
     @contextmanager
     def ready(self, value: ValueRecord) -> Iterator[None]:
@@ -253,8 +258,18 @@ class TensorAccess(Lifetime):
         nbytes, seconds = copy_cost(self.machine, source, first.desc)
         self.events.report(Written(first.desc, nbytes, seconds))
 
-    def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Tensor:
-        """Rows `[start, stop)` of the first dimension as a tensor on the same buffer."""
+    def view(
+        self, tensor: Tensor, value: ValueRecord, start: int, stop: int, *, keep: bool
+    ) -> Tensor:
+        """Rows `[start, stop)` of the first dimension of a tensor with this value: of one that is
+        there on the same buffer; of one that is pending a task's result, with bytes of its own."""
+        if value.status is PENDING and not self.copies_forbidden:
+            if self.runs_here() or self.queues_here():
+                self.check_may_queue()
+            value.check_usable()
+            queued = self.queued_views.view(tensor, value, start, stop, keep=keep)
+            if queued is not None:
+                return queued
         with self.lock, self.ready(value):
             instance = value.instances[0]
             shape = (stop - start, *value.desc.shape[1:]) if keep else value.desc.shape[1:]

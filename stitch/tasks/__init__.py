@@ -9,6 +9,7 @@ backend executes it. Task graphs are loaded when they are asked for.
 from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
+from stitch.tasks.repeats import SHORTEST, Cut, cuts_of
 from stitch.tasks.stretch import NumberedTask, Stretch
 from stitch.tasks.transformation import Transformation, TransformationKind, transformation_of
 
@@ -50,9 +51,10 @@ else:
     )
 
 __all__ = [
-    "OUTSIDE", "Agent", "CopyAgent", "Future", "Handle", "HostCall", "HostFunction", "InputPlace",
-    "MergedAgent", "NamedValue", "NumberedTask", "OutputPlace", "Permission", "ProgramAgent",
-    "Stretch", "Task", "TaskGraph", "TaskRow", "TaskTable", "Transformation", "TransformationKind",
-    "aggregate", "compose", "edges_of", "groups_of", "host_call", "host_function", "members_of",
-    "merge_rows", "order_of_groups", "problems_of", "program_agent", "task", "transformation_of",
+    "OUTSIDE", "SHORTEST", "Agent", "CopyAgent", "Cut", "Future", "Handle", "HostCall",
+    "HostFunction", "InputPlace", "MergedAgent", "NamedValue", "NumberedTask", "OutputPlace",
+    "Permission", "ProgramAgent", "Stretch", "Task", "TaskGraph", "TaskRow", "TaskTable",
+    "Transformation", "TransformationKind", "aggregate", "compose", "cuts_of", "edges_of",
+    "groups_of", "host_call", "host_function", "members_of", "merge_rows", "order_of_groups",
+    "problems_of", "program_agent", "task", "transformation_of",
 ]  # fmt: skip

@@ -219,6 +219,7 @@ def test_donation_needs_sole_ownership() -> None:
     with stitch.open_device("tiny", debug=True) as device:
         eat, two = device.load(consuming("eat", 3.0)), device.load(from_two)
         x = device.tensor(integers()).to_layout(Layout(F32, Space.L1))
+        x.settle()
         view = x[0]
         with pytest.raises(stitch.TaskError, match="'x' of 'eat' is donated, but views share it"):
             eat(x)

@@ -60,6 +60,7 @@ def test_writes_to_an_exported_result_void_its_copies_and_nothing_else_does() ->
 def test_what_is_written_to_an_exported_result_is_seen_in_a_view_that_was_made_before() -> None:
     with stitch.open_device("wormhole_n150") as device:
         tensor = stitch.to_layout(device.tensor(X), Layout(stitch.DataType.FLOAT32, Space.DRAM))
+        tensor.settle()
         part = tensor[8:40]
         double = _doubled(device, shape=part.shape)
         double(part)

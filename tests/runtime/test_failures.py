@@ -390,6 +390,7 @@ def test_a_pipeline_that_is_refused_half_way_has_taken_nothing() -> None:
             [device.load(consuming("eat", 2.0)), device.load(model("less", build))]
         )
         x, w = (device.tensor(integers()).to_layout(Layout(F32, Space.L1)) for _ in range(2))
+        w.settle()
         view = w[0:2]
         with pytest.raises(stitch.TaskError, match="views share it"):
             pipeline(x, w)

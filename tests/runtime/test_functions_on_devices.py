@@ -608,6 +608,7 @@ def test_bad_calls_say_what_is_wrong() -> None:
         with pytest.raises(UsageError, match="updates x"):
             device.call(increment, 3)
         mine = one(device.call(double, X))
+        mine.settle()
         view = mine[:2]
         with pytest.raises(TaskError, match="is donated, but views share it"):
             device.call(increment, mine)

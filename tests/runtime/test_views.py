@@ -17,11 +17,18 @@ L1, DRAM = Layout(F32, Space.L1), Layout(F32, Space.DRAM)
 TILES = Layout(F32, Space.L1, TILE_SHAPE)
 
 
+def settled(tensor: stitch.Tensor, layout: Layout) -> stitch.Tensor:
+    """The elements in another layout, where they are: views of what is pending share nothing."""
+    there = tensor.to_layout(layout)
+    there.settle()
+    return there
+
+
 @pytest.mark.parametrize("space", [Space.HOST, Space.DRAM, Space.L1])
 def test_views_of_dense_tensors_are_its_rows(space: Space) -> None:
     array = integers((6, 4, 8))
     with stitch.open_device("tiny", debug=True) as device:
-        tensor = device.tensor(array).to_layout(Layout(F32, space))
+        tensor = settled(device.tensor(array), Layout(F32, space))
         np.testing.assert_array_equal(tensor[2].numpy(), array[2])
         np.testing.assert_array_equal(tensor[-1].numpy(), array[-1])
         np.testing.assert_array_equal(tensor[1:4].numpy(), array[1:4])
@@ -34,7 +41,7 @@ def test_views_of_dense_tensors_are_its_rows(space: Space) -> None:
 
 def test_a_view_without_rows_at_the_end_of_a_block_is_there_when_work_has_run() -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        whole = device.tensor(integers()).to_layout(L1)
+        whole = settled(device.tensor(integers()), L1)
         none = whole[4:]
         programs = device.load(scaled("a", 2.0)), device.load(scaled("b", 2.0))
         made = [program(integers()) for program in programs]
@@ -54,7 +61,7 @@ def test_views_of_host_arrays_and_pending_tensors_work_alike() -> None:
 def test_views_of_tiles_start_on_a_tile() -> None:
     array, cube = integers((96, 40)), integers((3, 40, 40))
     with stitch.open_device("tiny", debug=True) as device:
-        tensor = device.tensor(array).to_layout(Layout(F32, Space.DRAM, TILE_SHAPE))
+        tensor = settled(device.tensor(array), Layout(F32, Space.DRAM, TILE_SHAPE))
         np.testing.assert_array_equal(tensor[32:64].numpy(), array[32:64])
         np.testing.assert_array_equal(tensor[64:].numpy(), array[64:])
         for part in (slice(16, 48), slice(32, 40)):
@@ -62,7 +69,7 @@ def test_views_of_tiles_start_on_a_tile() -> None:
                 tensor[part]
         with pytest.raises(stitch.LayoutError, match="starts and ends on a tile"):
             tensor[32]
-        batched = device.tensor(cube).to_layout(Layout(F32, Space.DRAM, TILE_SHAPE))
+        batched = settled(device.tensor(cube), Layout(F32, Space.DRAM, TILE_SHAPE))
         for i in range(3):
             np.testing.assert_array_equal(batched[i].numpy(), cube[i])
         np.testing.assert_array_equal(batched[1:].numpy(), cube[1:])
@@ -73,7 +80,7 @@ def test_views_of_block_formats_keep_their_exponents() -> None:
     cube = integers((3, 32, 64))
     with stitch.open_device("tiny", debug=True) as device:
         layout = Layout(DataType.BFP8, Space.DRAM, TILE_SHAPE)
-        tensor = device.tensor(cube).to_layout(layout)
+        tensor = settled(device.tensor(cube), layout)
         whole = tensor.numpy()
         for i in range(3):
             np.testing.assert_array_equal(tensor[i].numpy(), whole[i])
@@ -84,7 +91,7 @@ def test_sharded_tensors_steps_and_scalars_have_no_views() -> None:
         sharded = shard_layout(
             (8, 64), MemoryLayout.HEIGHT_SHARDED, device.machine.shape, data_type=F32
         )
-        tensor = device.tensor(integers((8, 64))).to_layout(sharded)
+        tensor = settled(device.tensor(integers((8, 64))), sharded)
         for index in (0, slice(0, 2)):
             with pytest.raises(stitch.LayoutError, match="sharded tensor has no views"):
                 tensor[index]
@@ -98,7 +105,7 @@ def test_sharded_tensors_steps_and_scalars_have_no_views() -> None:
 
 def test_a_view_keeps_the_buffer_alive_and_the_last_one_frees_it() -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        tensor = device.tensor(integers()).to_layout(L1)
+        tensor = settled(device.tensor(integers()), L1)
         view, other = tensor[1], tensor[2:]
         held = used(device)["l1"]
         del tensor
@@ -113,7 +120,7 @@ def test_a_view_keeps_the_buffer_alive_and_the_last_one_frees_it() -> None:
 
 def test_deallocating_the_whole_leaves_the_view() -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        tensor = device.tensor(integers()).to_layout(L1)
+        tensor = settled(device.tensor(integers()), L1)
         view = tensor[1]
         tensor.deallocate()
         np.testing.assert_array_equal(view.numpy(), integers()[1])
@@ -125,7 +132,7 @@ def test_programs_read_views_where_they_lie() -> None:
     wishes = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device("tiny", debug=True) as device:
         row = device.load(scaled("row", 2.0, (64,), wishes=wishes))
-        tensor = device.tensor(integers()).to_layout(L1)
+        tensor = settled(device.tensor(integers()), L1)
         views = [tensor[i] for i in range(4)]
         with stitch.forbid_copies(device):
             results = [one(row(view)) for view in views]
@@ -139,7 +146,7 @@ def test_views_follow_their_buffer_when_it_moves_or_is_evicted() -> None:
     with stitch.open_device(small, debug=True) as device:
         big = device.load(scaled("big", 2.0, (28, 64), target=small, wishes=wishes))
         row = device.load(scaled("row", 3.0, (64,), target=small, wishes=wishes))
-        tensor = device.tensor(integers((16, 64))).to_layout(L1)
+        tensor = settled(device.tensor(integers((16, 64))), L1)
         first, last = tensor[0], tensor[12:]
         assert first.space is Space.L1
         np.testing.assert_array_equal(
@@ -157,7 +164,7 @@ def test_writing_through_a_view_changes_the_whole_and_the_reverse() -> None:
     with stitch.open_device("tiny", debug=True) as device:
         dram = device.load(scaled("dram", 2.0, (64,), wishes=("input.x.space=dram",)))
         whole = device.load(scaled("whole", 2.0, wishes=("input.x.space=dram",)))
-        tensor = device.tensor(integers()).to_layout(L1)
+        tensor = settled(device.tensor(integers()), L1)
         view = tensor[1]
         stitch.wait([one(dram(view)), one(whole(tensor))])
         device.write(tensor, integers() + 5)
@@ -252,7 +259,7 @@ def test_views_go_on_sharing_after_their_buffer_left_l1() -> None:
         )
         row = device.load(scaled("r", 2.0, (64,), target=small, wishes=("input.x.space=dram",)))
         big = device.load(scaled("a", 2.0, shape, target=small, wishes=wishes))
-        tensor = device.tensor(integers((16, 64))).to_layout(L1)
+        tensor = settled(device.tensor(integers((16, 64))), L1)
         view = tensor[1]
         stitch.wait([one(whole(tensor)), one(row(view))])
         stitch.wait(one(big(integers(shape))))
@@ -266,6 +273,6 @@ def test_a_tiled_tensor_without_rows_has_views_without_rows() -> None:
     tiled = Layout(DataType.FLOAT32, Space.L1, TILE_SHAPE)
     with stitch.open_device("tiny") as device:
         for shape in ((0, 4), (0, 2, 4), (0, 0)):
-            empty = device.tensor(np.zeros(shape, np.float32)).to_layout(tiled)
+            empty = settled(device.tensor(np.zeros(shape, np.float32)), tiled)
             view = empty[0:0]
             assert view.shape == shape and view.numpy().shape == shape

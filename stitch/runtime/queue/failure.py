@@ -38,7 +38,7 @@ def run_one_by_one(
         _fail_task(window, 0, tasks[0], error)
         for number in tasks[0].inputs:
             _undo_donation(values[number], tasks[0].transformation.name)
-        _drop_dead(queue, window, kept)
+        drop_dead(queue, window, kept)
         try:
             raise error
         finally:
@@ -52,15 +52,14 @@ def run_one_by_one(
         try:
             _run_alone(queue, window, kept, index, task, later)
         except Exception as problem:
-            # What a function or a hook raised says more than that something found no room.
-            if first is None or (isinstance(first, StitchError) and _is_foreign(problem)):
+            if says_more(problem, first):
                 first = problem
         except BaseException as problem:
             # An interrupt: nobody will run the rest.
             _cancel_from(window, index, problem)
-            _drop_dead(queue, window, kept)
+            drop_dead(queue, window, kept)
             raise
-    _drop_dead(queue, window, kept)
+    drop_dead(queue, window, kept)
     if first is not None:
         try:
             raise first
@@ -68,8 +67,10 @@ def run_one_by_one(
             del first, error
 
 
-def _is_foreign(error: Exception) -> bool:
-    return not isinstance(error, StitchError)
+def says_more(error: Exception, first: Exception | None) -> bool:
+    """Whether an error is raised rather than the first that there was: what a function or a hook
+    raised says more than that something found no room."""
+    return first is None or (isinstance(first, StitchError) and not isinstance(error, StitchError))
 
 
 def _cancel_from(window: Window, index: int, error: BaseException) -> None:
@@ -102,9 +103,9 @@ def run_the_rest(queue: Queue, window: Window, kept: Sequence[bool], left: Seque
             # An interrupt: nobody will run the rest.
             for late in left:
                 _fail_task(window, late, tasks[late], problem)
-            _drop_dead(queue, window, kept)
+            drop_dead(queue, window, kept)
             raise
-    _drop_dead(queue, window, kept)
+    drop_dead(queue, window, kept)
 
 
 def _run_alone(
@@ -130,7 +131,7 @@ def _undo_donation(value: ValueRecord, name: str) -> None:
         value.consumed = False
 
 
-def _drop_dead(queue: Queue, window: Window, kept: Sequence[bool]) -> None:
+def drop_dead(queue: Queue, window: Window, kept: Sequence[bool]) -> None:
     """Free what nobody wants: neither when the window left the queue, nor now (a donation that did
     not happen is taken back), nor what is in the queue."""
     with queue.lock:

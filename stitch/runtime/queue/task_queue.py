@@ -13,6 +13,7 @@ from stitch.errors import StitchError, TaskError
 from stitch.program import TensorDesc
 from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.locks import Lock
+from stitch.runtime.queue.cutting import Cutting, run_in_pieces
 from stitch.runtime.queue.deaths import Deaths
 from stitch.runtime.queue.exposure import forget_stale_copies
 from stitch.runtime.queue.failure import (
@@ -33,7 +34,7 @@ from stitch.runtime.recording import (
     tell_run,
 )
 from stitch.runtime.values import Records, Status, Store, ValueRecord
-from stitch.tasks import Stretch, Transformation, TransformationKind
+from stitch.tasks import Cut, Stretch, Transformation, TransformationKind
 
 READY = Status.READY
 
@@ -80,6 +81,7 @@ class TaskQueue:
         #: Whether nothing is queued, nor has left the queue and runs: what calls look at.
         self.is_idle = True
         self.windows_run = 0
+        self._cutting = Cutting()
 
     # -- queueing; `lock` is held ------------------------------------------------------------------
 
@@ -175,7 +177,13 @@ class TaskQueue:
             self.running = window
             self.queued = following
         try:
-            done = self.run_window(window, kept, at_most)
+            # Who fills it wants it as one, to run it again past the queue.
+            cuts = self._cutting.cuts(window) if fill is None and self._device.lanes == 1 else ()
+            done = None
+            if cuts:
+                self._run_in_pieces(window, kept, cuts)
+            else:
+                done = self.run_window(window, kept, at_most)
             # Else it goes back to where it came from.
             window.is_done = window.is_planned
             return done
@@ -197,7 +205,7 @@ class TaskQueue:
             if value.is_exposed and len(value.instances) > 1:
                 forget_stale_copies(device, value)
         if window.reads_failed and reads_what_failed(window):
-            window.is_planned = True
+            self._begin(window)
             # What its tasks do not make, those of the next may have asked for already.
             self.queued.reads_failed = True
             run_one_by_one(self, window, kept)
@@ -205,14 +213,13 @@ class TaskQueue:
         try:
             binding, form, linked = self._planned(window, kept, at_most)
         except StitchError as error:
-            window.is_planned = True
+            self._begin(window)
             run_one_by_one(self, window, kept, error)
             return None
         if binding is None:
             return None
-        window.is_planned = True
+        self._begin(window)
         try:
-            self.windows_run += 1
             ran = run_binding(device, binding, form)
             with self.lock:
                 leave_results(device, binding, form.values, window.end)
@@ -229,6 +236,24 @@ class TaskQueue:
             run_the_rest(self, window, kept, linked.members_of(left) if linked else left)
             raise
         return Done(binding, form, window, kept, device.linking)
+
+    def _begin(self, window: Window) -> None:
+        """What left the queue, this window or one that it is a piece of, does not go back from here
+        on."""
+        running = self.running or window
+        if not running.is_planned:
+            self.windows_run += 1
+            running.is_planned = True
+
+    def _run_in_pieces(self, window: Window, kept: tuple[bool, ...], cuts: Sequence[Cut]) -> None:
+        """As `run_window`, of a window that repeats."""
+
+        def run(piece: Window, wanted: tuple[bool, ...]) -> None:
+            done = self.run_window(piece, wanted)
+            if done is not None and done.binding.recording.is_pressed:
+                self._cutting.keep_whole(window)
+
+        run_in_pieces(self, window, kept, cuts, run)
 
     def _planned(
         self, window: Window, kept: tuple[bool, ...], at_most: int | None

@@ -52,7 +52,7 @@ class Store(Protocol):
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free it now."""
 
-    def view(self, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Any:
+    def view(self, tensor: Any, value: ValueRecord, start: int, stop: int, *, keep: bool) -> Any:
         """A tensor on a part of it."""
 
     def has_layout(self, tensor: Any, layout: Layout | TensorDesc) -> bool:

@@ -1,0 +1,115 @@
+"""Stretches that repeat are cut into pieces that are one stretch; the pieces are the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stitch.program import DataType, TensorDesc, host_layout
+from stitch.tasks import SHORTEST, Cut, Stretch, Transformation, TransformationKind, cuts_of
+from stitch.tasks.repeats import LEAST_PIECES, PIECE
+
+DESC = TensorDesc((2,), host_layout(DataType.FLOAT32))
+KINDS = [
+    Transformation(f"t{i}", TransformationKind.PROGRAM, (DESC,) * i, (DESC,) * outputs)
+    for i, outputs in enumerate((1, 1, 2, 1))
+]
+
+
+def queued(nothing: Stretch, calls: Sequence[Sequence[object]]) -> Stretch:
+    """The stretch of calls, each on values by their names."""
+    numbers: dict[object, int] = {}
+    graph = nothing
+    for at, names in enumerate(calls):
+        what = KINDS[len(names)]
+        fresh = [name for name in dict.fromkeys(names) if name not in numbers]
+        for i, name in enumerate(fresh):
+            numbers[name] = graph.values + i
+        graph = graph.after(what, tuple([numbers[name] for name in names]), len(fresh))
+        for output in range(len(what.outputs)):
+            numbers[at, output] = graph.first + output
+    return graph
+
+
+def check(graph: Stretch, pieces: tuple[Cut, ...]) -> None:
+    """The pieces are all tasks in order, and say which of their values later tasks read."""
+    assert [piece.start for piece in pieces] == [0, *[piece.stop for piece in pieces[:-1]]]
+    assert pieces[-1].stop == len(graph)
+    for piece in pieces:
+        tasks = graph.tasks[piece.start : piece.stop]
+        for task, inside in zip(tasks, piece.graph.tasks, strict=True):
+            assert inside.transformation is task.transformation
+            assert tuple([piece.numbers[n] for n in inside.inputs]) == task.inputs
+            assert tuple([piece.numbers[n] for n in inside.outputs]) == task.outputs
+        later = {number for task in graph.tasks[piece.stop :] for number in task.inputs}
+        assert piece.read_later == tuple([number in later for number in piece.numbers])
+
+
+@pytest.mark.parametrize("rounds", [400, 2000])
+def test_the_parts_of_a_chain_are_one_stretch_whatever_its_length(rounds: int) -> None:
+    nothing = Stretch()
+    graph = queued(nothing, [[(i - 1, 0), "w"] for i in range(rounds)])
+    pieces = cuts_of(graph, nothing)
+    check(graph, pieces)
+    assert len({piece.graph for piece in pieces}) <= 3
+    assert max(len(piece.graph) for piece in pieces) <= PIECE
+
+
+def test_what_comes_before_and_after_is_apart() -> None:
+    nothing = Stretch()
+    calls: list[list[object]] = [["x"], ["x", "y"]]
+    for i in range(2, 502, 2):
+        calls += [[(0, 0), ("first", i)], [(i - 1, 0), (i, 0), "w"]]
+    calls += [["z"], [(501, 0), "w"]]
+    graph = queued(nothing, calls)
+    pieces = cuts_of(graph, nothing)
+    check(graph, pieces)
+    equal = [piece for piece in pieces if piece.graph is pieces[1].graph]
+    assert len(equal) >= 7 and len(equal[0].graph) % 2 == 0
+
+
+def test_a_period_in_what_is_read_counts_beside_that_of_the_programs() -> None:
+    nothing = Stretch()
+    graph = queued(nothing, [[(i - 3, 0), "w"] for i in range(600)])
+    pieces = cuts_of(graph, nothing)
+    check(graph, pieces)
+    assert sum(piece.graph is pieces[1].graph for piece in pieces) >= LEAST_PIECES
+
+
+def test_what_does_not_repeat_and_what_is_short_is_not_cut() -> None:
+    nothing = Stretch()
+    chain: list[list[object]] = [[(i - 1, 0), "w"] for i in range(SHORTEST - 1)]
+    assert cuts_of(queued(nothing, chain), nothing) == ()
+    draw = Random(0)
+    apart: list[list[object]] = [[(draw.randrange(-1, i), 0), "w"] for i in range(400)]
+    assert cuts_of(queued(nothing, apart), nothing) == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_parts_of_whatever_repeats_are_the_whole(data: st.DataObject) -> None:
+    names = st.one_of(st.integers(-6, 0), st.sampled_from("abc"), st.none())
+    pattern = data.draw(st.lists(st.lists(names, max_size=3), min_size=1, max_size=5))
+    lead = data.draw(st.lists(st.lists(st.sampled_from([*"abz"]), max_size=3), max_size=9))
+    calls: list[Sequence[object]] = [*lead]
+    rounds = data.draw(st.integers(1, 500 // len(pattern)))
+    for _ in range(rounds):
+        for task in pattern:
+            at = len(calls)
+            calls.append([
+                (at + name - 1, 0) if isinstance(name, int)
+                else ("fresh", at, slot) if name is None else name
+                for slot, name in enumerate(task)
+            ])  # fmt: skip
+    nothing = Stretch()
+    graph = queued(nothing, [*calls, *lead])
+    pieces = cuts_of(graph, nothing)
+    if pieces:
+        check(graph, pieces)
+        sizes = [piece.stop - piece.start for piece in pieces]
+        assert any(a == b for a, b in pairwise(sizes))
