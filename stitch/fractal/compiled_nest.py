@@ -108,7 +108,7 @@ def compile(
     """
     options = CompileOptions(schedule=schedule)
     title = name or getattr(f, "__name__", "nest").strip("<>")
-    tracing = GraphTracing(title, shares=False)
+    tracing = GraphTracing(title)
     forms = tuple([ValueForm.of(as_values(each)) for each in example])
     brought = [tracing.rearranged(each) for each in example]
     function = as_function(f, tracing.builder)

@@ -6,58 +6,53 @@ value. Must not know devices.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from stitch.fractal.call_inputs import CallInputs, RowsPart, type_of_input
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.meanings import CONTENTS
+from stitch.fractal.nest_work import NestWork
 from stitch.fractal.rows import Affine, Indexed
 from stitch.fractal.traced import Traced
 from stitch.fractal.value_forms import ValueForm
-from stitch.fractal.zipped import Nest, Zipped
+from stitch.fractal.zipped import Zipped
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.program import Body, DataType, ValueType
+from stitch.program import Array, Body, DataType, ValueType
 from stitch.runtime import Tensor
-
-#: Lists of so few whole numbers are part of a program.
-MAX_NUMBERS = 1024
-#: Of so many bytes a part of the rows is copied, that parts elsewhere are the same program.
-MAX_PART_NBYTES = 1 << 24
 
 
 class GraphTracing:
     """A call becomes a graph; all data of its nests and arguments become inputs.
 
-    `shares`: the same data is one input wherever it stands. `keeps_numbers`: few whole numbers are
-    part of the graph, for functions that ask for them.
+    `inputs`: those of a call, that the graph begins with.
     """
 
-    def __init__(self, name: str, *, shares: bool = True, keeps_numbers: bool = True) -> None:
-        self.builder, self.shares = ComputationGraphBuilder(name), shares
-        self.keeps_numbers = keeps_numbers
-        #: Whether there were such numbers.
-        self.has_numbers = False
-        #: What is given for the inputs of the graph.
-        self.arguments: list[Any] = []
+    def __init__(self, name: str, inputs: CallInputs | None = None) -> None:
+        self.builder = ComputationGraphBuilder(name)
+        self.given = inputs or CallInputs(keeps_numbers=True)
         self.count = 0
-        self._inputs: dict[int, SymbolicTensor] = {}
-        #: By data, first row and how many.
-        self._parts: dict[tuple[int, int, int], SymbolicTensor] = {}
+        self._inputs: list[SymbolicTensor] = []
+        self._parts: dict[RowsPart, SymbolicTensor] = {}
 
-    def traced(
-        self, write: Callable[[Traced, NestCall, Nest, Any], Any], call: NestCall, xs: Nest,
-        initializer: Any,
-    ) -> ValueForm:  # fmt: skip
+    def traced(self, work: NestWork) -> ValueForm:
         """Write a call down; gives the form of its value, whose tensors are the graph's outputs."""
+        call = work.call
         arguments = tuple([self.brought(each) for each in call.arguments])
         named = {name: self.brought(each) for name, each in call.named.items()}
-        inside = NestCall(call.name, call.function, arguments, named)
-        brought = self.brought(xs)
-        first = None if initializer is None else self.brought(initializer)
-        return self.written(lambda way: write(way, inside, brought, first))
+        xs = self.brought(work.xs)
+        first = None if work.initializer is None else self.brought(work.initializer)
+        inside = work.on(NestCall(call.name, call.function, arguments, named), xs, first)
+        return self.written(inside.written)
+
+    def share(self, array: Array) -> None:
+        """Let the constant that the graph has of an array be what it is compared with."""
+        held = self.builder.constants.held(array)
+        if held is not None:
+            CONTENTS.share(array, held)
 
     def written(self, write: Callable[[Traced], Any]) -> ValueForm:
         """Write down what is called in the way given; gives the form of its value, whose tensors
@@ -77,22 +72,15 @@ class GraphTracing:
     def brought(self, value: Any) -> Any:
         """A value with its data as inputs of the graph; numbers and functions stay."""
         if isinstance(value, FractalTensor):
-            if _are_numbers(value):
-                self.has_numbers = True
-                if self.keeps_numbers:
-                    return value
-            return self._rows(value)
+            return value if self.given.is_kept(value) else self._rows(value)
         if isinstance(value, Zipped):
             return Zipped([self.brought(part) for part in value.parts])
         if isinstance(value, tuple | list):
             parts = [self.brought(each) for each in value]
             # Functions may ask for the parts of a named tuple by their names.
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        if isinstance(value, SymbolicTensor) and value.written is not None:
-            return self._input(value.written)
-        if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.ndim):
-            return self._input(value)
-        return value
+        data = self.given.data_of(value)
+        return value if data is None else self._input(self.given.place(data))
 
     def rearranged(self, value: Any) -> Any:
         """As `brought`, but that leaves become inputs in their order, and all of them."""
@@ -104,54 +92,49 @@ class GraphTracing:
             return Zipped([self.rearranged(part) for part in value.parts])
         if isinstance(value, tuple | list):
             return tuple([self.rearranged(each) for each in value])
-        return self._input(np.asarray(value) if not isinstance(value, Tensor) else value)
+        data = value if isinstance(value, Tensor) else np.asarray(value)
+        return self._next_input(data.shape, type_of_input(data))
 
-    def _input(self, data: Any) -> SymbolicTensor:
-        found = self._inputs.get(id(data)) if self.shares else None
-        if found is None:
-            kind = data.data_type.in_arrays if isinstance(data, Tensor) else data.dtype
-            found = self._next_input(data.shape, kind)
-            self._inputs[id(data)] = found
-            self.arguments.append(data)
-        return found
+    def _input(self, place: int) -> SymbolicTensor:
+        """An input by its number, after all those before it."""
+        for data in self.given.arguments[len(self._inputs) : place + 1]:
+            self._inputs.append(self._next_input(data.shape, type_of_input(data)))
+        return self._inputs[place]
 
     def _rows(self, nest: FractalTensor) -> FractalTensor:
-        """A nest over an input. Of some rows of many, the first is an input as well: parts that
-        are alike, `xs[a:b]` for many a, are one graph."""
-        data, where, lengths = nest.data, nest.index.map, nest.index.tree.uniform
-        rows = self._input(data)
-        if not isinstance(where, Affine) or lengths is None or not nest.numel:
+        """A nest over an input, or a part of one."""
+        part, where = self.given.part(nest), nest.index.map
+        rows = self._input(self.given.place(nest.data))
+        if part is None or not isinstance(where, Affine):
             return FractalTensor.of(rows, nest.index)
-        first, last = where.reached(lengths)
-        count = last - first + 1
-        row_nbytes = math.prod(nest.leaf_shape) * nest.dtype.itemsize
-        if count == data.shape[0] or count * row_nbytes > MAX_PART_NBYTES:
-            return FractalTensor.of(rows, nest.index)
-        key = id(data), first, count
-        part = self._parts.get(key)
-        if part is None:
-            begin = self._input(np.array(first, np.int64))
-            part = self._parts[key] = self.builder.window_rows(rows, begin, [1], [count])
-        inside = Affine(where.base - first, where.strides)
-        return FractalTensor.of(part, Indexed(nest.index.tree, inside))
+        if part not in self._parts:
+            begin = self._input(part.begin)
+            self._parts[part] = self.builder.window_rows(rows, begin, [1], [part.count])
+        inside = Affine(where.base - part.first, where.strides)
+        return FractalTensor.of(self._parts[part], Indexed(nest.index.tree, inside))
 
     def _next_input(self, shape: tuple[int, ...], kind: Any) -> SymbolicTensor:
         self.count += 1
         return self.builder.input(f"input_{self.count - 1}", shape, kind)
 
 
-def _are_numbers(nest: FractalTensor) -> bool:
-    """Whether leaves are few whole numbers that are known."""
-    is_known = isinstance(nest.data, np.ndarray) and nest.dtype.kind in "iub"
-    return is_known and not nest.leaf_shape and nest.numel <= MAX_NUMBERS
-
-
-def meaning_of(graph: ComputationGraph) -> Hashable:
+class GraphMeaning:
     """Equal for graphs that compute the same, slot by slot."""
-    inputs = tuple([slot.value for slot in graph.inputs])
-    outputs = tuple([slot.value for slot in graph.outputs])
-    whole = Body(inputs, outputs, graph.values, graph.operations, graph.constants)
-    return (whole.meaning, *[body.meaning for body in graph.bodies])
+
+    __slots__ = ("_hash", "_meaning")
+
+    def __init__(self, graph: ComputationGraph) -> None:
+        inputs = tuple([slot.value for slot in graph.inputs])
+        outputs = tuple([slot.value for slot in graph.outputs])
+        whole = Body(inputs, outputs, graph.values, graph.operations, graph.constants)
+        self._meaning = (whole.meaning, *[body.meaning for body in graph.bodies])
+        self._hash = hash(self._meaning)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GraphMeaning) and self._meaning == other._meaning
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def as_values(value: Any) -> Any:

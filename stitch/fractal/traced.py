@@ -9,20 +9,28 @@ know devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.function_bodies import (
+    Function,
+    FunctionBody,
+    function_body,
+    inlined,
+    kept_body,
+)
+from stitch.fractal.loop_pieces import Piece, alike, first_stretch, joined
 from stitch.fractal.sequential import check_state
-from stitch.fractal.user_function import UserFunction, form_of, text_of
-from stitch.fractal.value_forms import ValueForm, element_form, is_uniform, rows_of
+from stitch.fractal.user_function import UserFunction
+from stitch.fractal.value_forms import ValueForm, element_form, rows_of
 from stitch.fractal.zipped import Nest, Zipped
-from stitch.graph import NoDataError, SymbolicTensor, scan, user_location
+from stitch.graph import NoDataError, SymbolicTensor, scan_of, user_location
+from stitch.program import ValueType
 from stitch.runtime import Tensor
 
 #: So many elements are traced one by one, where a function asks for the numbers in them.
@@ -31,10 +39,6 @@ MAX_WRITTEN_OUT = 1024
 
 class LengthsOfDataError(CompileError):
     """Lengths depend on data, which there is none of while a graph is built."""
-
-
-class _OtherLengths(Exception):
-    """A state has other lengths after a round."""
 
 
 class Traced:
@@ -66,7 +70,7 @@ class Traced:
     def mapped(self, call: NestCall, xs: Nest) -> Any:
         """One loop for each form of elements."""
         pieces = []
-        for numbers in _alike(xs):
+        for numbers in alike(xs):
             try:
                 piece = self._cells(call, xs, numbers)
             except NoDataError:
@@ -77,21 +81,20 @@ class Traced:
                     pieces += [shown._cell(call, xs, number) for number in numbers]
             else:
                 pieces.append(piece)
-        return _joined(call, pieces)
+        return joined(call, pieces)
 
     def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
         """One loop for each stretch of one form, whose rounds give their states."""
-        return _joined(call, self._rounds(call, xs, initializer, from_right, keeps=True)[1])
+        return joined(call, self._rounds(call, xs, initializer, from_right, keeps=True)[1])
 
     def folded(
         self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
     ) -> Any:
         """The last state; of an associative function neighbours are joined, all at a time."""
-        if is_associative and len(xs) > 2 and len(_alike(xs)) == 1:
-            try:
-                return self._reduced(call, xs, initializer)
-            except _OtherLengths:
-                pass
+        if is_associative and len(xs) > 2 and len(alike(xs)) == 1:
+            last = self._reduced(call, xs, initializer)
+            if last is not None:
+                return last
         return self._rounds(call, xs, initializer, from_right, keeps=False)[0]
 
     def kept(self, call: NestCall, xs: Nest) -> Any:
@@ -106,27 +109,33 @@ class Traced:
 
     # Cells -------------------------------------------------------------------------------------
 
-    def _cells(self, call: NestCall, xs: Nest, numbers: Sequence[int]) -> _Piece:
+    def _cells(self, call: NestCall, xs: Nest, numbers: Sequence[int]) -> Piece:
         """A loop without states."""
-        form = element_form(xs, numbers[0])
-        made: list[ValueForm] = []
+        sequences = self._sequences(xs, numbers)
+        owner = self.builder.innermost(sequences)
+        body = self._body(call, xs, owner, [element_form(xs, numbers[0])], [], sequences)
+        _, results = scan_of(owner, body.body, body.captured, [], sequences)
+        return Piece(numbers, body.form, list(results))
 
-        def cell(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
-            inside = Traced(elements[0].builder)
-            with using(inside):
-                value = UserFunction(call, inside, xs, states=0)(form.value(iter(elements)))
-                form_after, tensors = inside.flat(value)
-            made.append(form_after)
-            return [], tensors
+    def _body(
+        self, call: NestCall, xs: Nest, owner: Any, forms: Sequence[ValueForm],
+        states: Sequence[SymbolicTensor], sequences: Sequence[SymbolicTensor], where: str = "",
+        copies: int = 1,
+    ) -> FunctionBody:  # fmt: skip
+        """A loop's body: the function of values of these forms, the state first if there is
+        one."""
+        elements = [ValueType(t.shape[1:], t.data_type) for t in sequences]
+        function = _function_of(call, xs, forms, where)
+        return function_body(
+            call, _what_of(xs, forms), owner, _named([t.type for t in states], elements), function,
+            copies=copies,
+        )  # fmt: skip
 
-        _, results = scan(self.builder, cell, [], self._sequences(xs, numbers))
-        return _Piece(numbers, made[0], list(results))
-
-    def _cell(self, call: NestCall, xs: Nest, number: int) -> _Piece:
+    def _cell(self, call: NestCall, xs: Nest, number: int) -> Piece:
         """One element, here."""
         value = UserFunction(call, self, xs, states=0)(xs[number])
         form, tensors = self.flat(value)
-        return _Piece([number], form, [self.builder.unsqueeze(t, 0) for t in tensors])
+        return Piece([number], form, [self.builder.unsqueeze(t, 0) for t in tensors])
 
     def _has_numbers(self, xs: Nest) -> bool:
         """Whether some elements are numbers that are known."""
@@ -169,21 +178,21 @@ class Traced:
 
     def _rounds(
         self, call: NestCall, xs: Nest, initializer: Any, from_right: bool, *, keeps: bool
-    ) -> tuple[Any, list[_Piece]]:
+    ) -> tuple[Any, list[Piece]]:
         """The last state, and all of them if they are kept."""
         order = list(range(len(xs)))[:: -1 if from_right else 1]
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         function = UserFunction(call, self, xs, states=1)
         if initializer is None:
             first, order = order[0], order[1:]
             state = function.given(xs[first])
             form, tensors = self.flat(state)
-            pieces.append(_Piece([first], form, [self.builder.unsqueeze(t, 0) for t in tensors]))
+            pieces.append(Piece([first], form, [self.builder.unsqueeze(t, 0) for t in tensors]))
         else:
             state = function.result(initializer)
         asks = False
         while order:
-            stretch, round_ = _stretch(xs, order), len(xs) - len(order)
+            stretch, round_ = first_stretch(xs, order), len(xs) - len(order)
             done = None
             if len(stretch) > 1 and not asks:
                 try:
@@ -195,28 +204,51 @@ class Traced:
             if done is not None:
                 state, piece = done
             else:  # By itself, and what follows is looked at anew.
-                stretch = order[:1]
-                before, state = state, self._round(call, xs, state, stretch[0], asks)
-                check_state(call, before, state, f"round {round_}, element {stretch[0]}")
+                stretch, before = order[:1], state
+                where = f"round {round_}, element {stretch[0]}"
+                state = self._round(call, xs, before, stretch[0], where, asks, keeps)
+                check_state(call, before, state, where)
                 form, tensors = self.flat(state)
                 tensors = [self.builder.unsqueeze(t, 0) for t in tensors]
-                piece = _Piece(stretch, form, tensors)
+                piece = Piece(stretch, form, tensors)
             if keeps:
                 pieces.append(piece)
             order = order[len(stretch) :]
         return state, pieces
 
-    def _round(self, call: NestCall, xs: Nest, state: Any, number: int, asks: bool) -> Any:
+    def _round(
+        self, call: NestCall, xs: Nest, state: Any, number: int, where: str, asks: bool, keeps: bool
+    ) -> Any:
         """The state after one element, here; `asks`: for the numbers in it."""
         try:
             if not asks:
-                return UserFunction(call, self, xs, states=1)(state, xs[number])
+                after = self._once(call, xs, state, number, where, keeps)
+                if after is None:
+                    after = UserFunction(call, self, xs, states=1)(state, xs[number])
+                return after
         except NoDataError:
             if not self._has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
                 raise
         shown = Traced(self.builder, shows_numbers=True)
         with using(shown):
             return UserFunction(call, shown, xs, states=1)(state, xs[number])
+
+    def _once(
+        self, call: NestCall, xs: Nest, state: Any, number: int, where: str, keeps: bool
+    ) -> Any:
+        """The same by the body of a loop, if that is kept, for what is no loop here."""
+        if self.shows_numbers:
+            return None
+        (before, first), (element, given) = self.flat(state), self.flat(xs[number])
+        owner = self.builder.innermost([*first, *given])
+        forms = [before, element]
+        body = kept_body(
+            call, _what_of(xs, forms), owner, _named([t.type for t in first], [t.type for t in given]),
+            _function_of(call, xs, forms, where), copies=2 if keeps else 1,
+        )  # fmt: skip
+        if body is None:
+            return None
+        return body.form.value(iter(inlined(body, [*first, *given], owner)))
 
     def _stretch(
         self,
@@ -227,61 +259,45 @@ class Traced:
         first_round: int,
         from_right: bool,
         keeps: bool,
-    ) -> tuple[Any, _Piece] | None:
+    ) -> tuple[Any, Piece] | None:
         """A loop over elements of one form; None where a state has other lengths after a round."""
         numbers = sorted(order)
         form, element = ValueForm.of(state), element_form(xs, numbers[0])
         _, first = self.flat(state)
-
-        def round_(states: Sequence[SymbolicTensor], elements: Sequence[SymbolicTensor]) -> Any:
-            inside = Traced((*states, *elements)[0].builder)
-            with using(inside):
-                function = UserFunction(call, inside, xs, states=1)
-                before = form.value(iter(states))
-                after = function(before, element.value(iter(elements)))
-                check_state(call, before, after, f"round {first_round}, element {order[0]}")
-                form_after, tensors = inside.flat(after)
-            if form_after != form:
-                raise _OtherLengths
-            return tensors, tensors if keeps else []
-
         sequences = self._sequences(xs, numbers)
-        directions = [from_right] * len(sequences)
-        try:
-            last, states = scan(
-                self.builder, round_, first, sequences, taken_backward=directions,
-                given_backward=[from_right] * len(first) if keeps else (),
-            )  # fmt: skip
-        except _OtherLengths:
+        owner = self.builder.innermost([*first, *sequences])
+        where = f"round {first_round}, element {order[0]}"
+        body = self._body(
+            call, xs, owner, [form, element], first, sequences, where, copies=2 if keeps else 1
+        )
+        if body.form != form:
             return None
-        return form.value(iter(last)), _Piece(numbers, form, list(states))
+        last, states = scan_of(
+            owner, body.body, body.captured, first, sequences,
+            taken_backward=[from_right] * len(sequences),
+            given_backward=[from_right] * len(first) if keeps else (),
+        )  # fmt: skip
+        return form.value(iter(last)), Piece(numbers, form, list(states))
 
     def _reduced(self, call: NestCall, xs: Nest, initializer: Any) -> Any:
-        """Neighbours are joined, all pairs at a time, until one is left."""
+        """Neighbours are joined, all pairs at a time, until one is left; None where a pair has
+        other lengths than its parts."""
         form = element_form(xs, 0)
         tensors = self._sequences(xs, range(len(xs)))
-
-        def pair(_: Any, both: Sequence[SymbolicTensor]) -> Any:
-            inside = Traced(both[0].builder)
-            half = len(both) // 2
-            with using(inside):
-                left, right = (form.value(iter(side)) for side in (both[:half], both[half:]))
-                after = UserFunction(call, inside, xs, states=1)(left, right)
-                check_state(call, left, after, "elements 0 and 1")
-                form_after, results = inside.flat(after)
-            if form_after != form:
-                raise _OtherLengths
-            return [], results
 
         while tensors[0].shape[0] > 1:
             count = tensors[0].shape[0]
             even = count - count % 2
             sides = [t[0:even:2] for t in tensors] + [t[1:even:2] for t in tensors]
-            _, joined = scan(self.builder, pair, [], sides)
+            owner = self.builder.innermost(sides)
+            body = self._body(call, xs, owner, [form, form], [], sides, "elements 0 and 1")
+            if body.form != form:
+                return None
+            _, pairs = scan_of(owner, body.body, body.captured, [], sides)
             if even < count:
-                rest = zip(joined, tensors, strict=True)
-                joined = tuple([self.builder.concat([a, b[even:]], 0) for a, b in rest])
-            tensors = list(joined)
+                rest = zip(pairs, tensors, strict=True)
+                pairs = tuple([self.builder.concat([a, b[even:]], 0) for a, b in rest])
+            tensors = list(pairs)
         last = form.value(iter([t.reshape(*t.shape[1:]) for t in tensors]))
         if initializer is None:
             return last
@@ -292,63 +308,31 @@ class Traced:
         return after
 
 
-class _Piece:
-    """What some elements, by number, give: tensors with all of them along the first axis."""
-
-    __slots__ = ("form", "numbers", "tensors")
-
-    def __init__(
-        self, numbers: Sequence[int], form: ValueForm, tensors: Sequence[SymbolicTensor]
-    ) -> None:
-        self.numbers, self.form, self.tensors = numbers, form, tensors
+def _what_of(xs: Nest, forms: Sequence[ValueForm]) -> Hashable:
+    """What a body does beside calling its function: how that is given what."""
+    return tuple(forms), len(xs.parts) if isinstance(xs, Zipped) else 0
 
 
-def _alike(xs: Nest) -> list[Sequence[int]]:
-    """The numbers of the elements of each form."""
-    if is_uniform(xs):
-        return [range(len(xs))]
-    groups: dict[ValueForm, list[int]] = {}
-    for number in range(len(xs)):
-        groups.setdefault(element_form(xs, number), []).append(number)
-    return list(groups.values())
+def _function_of(call: NestCall, xs: Nest, forms: Sequence[ValueForm], where: str) -> Function:
+    """A call's function on the tensors of a body."""
+
+    def function(builder: Any, inputs: Sequence[SymbolicTensor]) -> Any:
+        inside, tensors = Traced(builder), iter(inputs)
+        with using(inside):
+            given = [form.value(tensors) for form in forms]
+            after = UserFunction(call, inside, xs, states=len(forms) - 1)(*given)
+            if len(forms) > 1:
+                check_state(call, given[0], after, where)
+            return inside.flat(after)
+
+    return function
 
 
-def _stretch(xs: Nest, order: Sequence[int]) -> Sequence[int]:
-    """The first elements of an order, as long as they have one form."""
-    if is_uniform(xs):
-        return order
-    _, first = next(groupby(order, lambda number: element_form(xs, number)))
-    return list(first)
-
-
-def _joined(call: NestCall, pieces: Sequence[_Piece]) -> Any:
-    """The results of all elements in their order: a nest, or several."""
-    nests = [p.form.nest(iter(p.tensors), len(p.numbers)) for p in pieces]
-    for piece, nest in zip(pieces, nests, strict=True):
-        if form_of(nest) != form_of(nests[0]):
-            raise UsageError(
-                f"the results of the function of {call.name} are not alike",
-                where=f"element {piece.numbers[0]}",
-                expected=f"{text_of(_one_of(nests[0]))}, as for element {pieces[0].numbers[0]}",
-                got=text_of(_one_of(nest)),
-            )
-    order = np.argsort(np.concatenate([np.asarray(p.numbers, np.int64) for p in pieces]))
-    return _in_order(nests, None if np.array_equal(order, np.arange(len(order))) else order)
-
-
-def _one_of(nest: Any) -> Any:
-    """An element of a nest, or of several."""
-    return tuple(map(_one_of, nest)) if isinstance(nest, tuple) else nest[0]
-
-
-def _in_order(nests: Sequence[Any], order: Any) -> Any:
-    first = nests[0]
-    if isinstance(first, tuple):
-        return tuple([
-            _in_order([nest[i] for nest in nests], order) for i in range(len(first))
-        ])  # fmt: skip
-    if len(nests) == 1 and order is None:
-        return first
-    listed = FractalTensor(list(nests))
-    whole = FractalTensor.of(listed.data, listed.index.flattened())
-    return whole if order is None else FractalTensor.of(whole.data, whole.index.taken(order))
+def _named(
+    states: Sequence[ValueType], elements: Sequence[ValueType]
+) -> list[tuple[str, ValueType]]:
+    """The inputs of a body by their names."""
+    return [
+        *[(f"state_{i}", kind) for i, kind in enumerate(states)],
+        *[(f"element_{i}", kind) for i, kind in enumerate(elements)],
+    ]
