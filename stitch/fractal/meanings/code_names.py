@@ -15,7 +15,7 @@ from types import CodeType
 BACK_DOORS = frozenset({
     "__builtins__", "__closure__", "__code__", "__dict__", "__globals__", "__getattr__",
     "__getattribute__", "__subclasses__", "cell_contents", "f_back", "f_builtins", "f_globals",
-    "f_locals", "gi_frame", "tb_frame",
+    "f_locals", "format", "format_map", "gi_frame", "tb_frame",
 })  # fmt: skip
 #: Code whose names are kept.
 MAX_CODES = 4096
@@ -57,6 +57,8 @@ def _read(code: CodeType) -> CodeNames:
             kind, name = instruction.opname, instruction.argval
             if kind in ("IMPORT_NAME", "IMPORT_STAR"):
                 why = "it imports"
+            elif kind == "MATCH_CLASS":
+                why = "it matches a class"
             elif not isinstance(name, str):
                 continue
             elif "GLOBAL" in kind or kind.endswith("_NAME"):

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from stitch.errors import StitchError
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.meanings.array_contents import CONTENTS
+from stitch.fractal.meanings.array_contents import CONTENTS, MAX_CONTENT_NBYTES
 from stitch.fractal.meanings.code_names import names_of
 from stitch.fractal.meanings.object_attributes import (
     DESCRIPTORS,
@@ -44,7 +45,13 @@ from stitch.runtime import LoadedProgram, Tensor
 SMALL_NBYTES = 1 << 14
 #: So much is read of one function at most.
 MAX_VALUES = 20_000
+#: About what a value takes in a key.
+VALUE_NBYTES = 128
 _PLAIN = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
+
+
+#: Members of classes that run code.
+_CALLED = (FunctionType, property, staticmethod, classmethod)
 
 
 class UnreadableError(Exception):
@@ -58,7 +65,7 @@ class UnreadableError(Exception):
 @dataclass(frozen=True, slots=True)
 class Meaning:
     """What was read: `key` is equal for what means the same, where `values` and `arrays` stand at
-    its places. `nbytes`: of bytes in the key."""
+    its places. `nbytes`: about what the key takes."""
 
     key: Hashable
     values: tuple[SymbolicTensor, ...]
@@ -89,10 +96,17 @@ class MeaningReader:
         """What was read so far under a key, with all attributes that some code names."""
         with self._at("attributes"):
             named = (key, tuple(self._named_attributes()))
-        return Meaning(named, tuple(self.values), tuple(self.arrays), self.nbytes)
+        nbytes = self.nbytes + VALUE_NBYTES * (1 + len(self._held))
+        return Meaning(named, tuple(self.values), tuple(self.arrays), nbytes)
 
     def of(self, value: Any) -> Hashable:
         """What a value is; raises `UnreadableError`."""
+        try:
+            return self._of(value)
+        except RecursionError:
+            raise UnreadableError("what it reads is nested too deeply") from None
+
+    def _of(self, value: Any) -> Hashable:
         kind = type(value)
         if kind in _PLAIN:
             self.nbytes += len(value) if kind in (str, bytes) else 8
@@ -112,18 +126,25 @@ class MeaningReader:
     # Data --------------------------------------------------------------------------------------
 
     def _several(self, value: Any) -> Hashable:
-        return type(value).__name__, *map(self.of, value)
+        self._check_count(value)
+        return type(value).__name__, *map(self._of, value)
+
+    def _check_count(self, value: Any) -> None:
+        if len(value) > MAX_VALUES:
+            raise self._unreadable(value, f"more than {MAX_VALUES} elements")
 
     def _dict(self, value: Mapping[Any, Any]) -> Hashable:
-        return "dict", *[(self.of(k), self.of(v)) for k, v in value.items()]
+        self._check_count(value)
+        return "dict", *[(self._of(k), self._of(v)) for k, v in value.items()]
 
     def _set(self, value: Any) -> Hashable:
+        self._check_count(value)
         if not all(type(each) in _PLAIN for each in value):
             raise self._unreadable(value)
         return type(value).__name__, frozenset([(type(each).__name__, each) for each in value])
 
     def _slice(self, value: Any) -> Hashable:
-        return type(value).__name__, *map(self.of, (value.start, value.stop, value.step))
+        return type(value).__name__, *map(self._of, (value.start, value.stop, value.step))
 
     def _text_of(self, value: Any) -> Hashable:
         return type(value).__name__, repr(value)
@@ -136,16 +157,26 @@ class MeaningReader:
     def _array(self, value: Any, data: Any = None) -> Hashable:
         """An array, or the data of a tensor."""
         data = value if data is None else data
-        form = self._dtype(data.dtype), data.shape
+        form = self._dtype(data.dtype), data.shape, data.strides, data.flags.writeable
         if isinstance(value, np.ndarray):
             self.arrays.append(value)
         if data.nbytes <= SMALL_NBYTES:
             self.nbytes += data.nbytes
             return "array", *form, data.tobytes()
-        return "array", *form, data.flags.writeable, CONTENTS.of(value, data)
+        return "array", *form, self._content(value, data)
+
+    def _content(self, holder: Any, data: Any) -> Hashable:
+        """What a large array holds, or the data of a tensor."""
+        if data.nbytes > MAX_CONTENT_NBYTES:
+            raise self._unreadable(holder, f"more than {MAX_CONTENT_NBYTES >> 20} MiB")
+        return CONTENTS.of(holder, data)
 
     def _tensor(self, value: Tensor) -> Hashable:
-        return self._array(value, value.numpy())
+        try:
+            data = value.numpy()
+        except StitchError as error:
+            raise self._unreadable(value, error.what) from error
+        return self._array(value, data)
 
     def _value(self, value: SymbolicTensor) -> Hashable:
         written = value.written
@@ -161,7 +192,7 @@ class MeaningReader:
             self.arrays.append(data)
             rows: Hashable = data.dtype.name, data.shape, Same(data)
         else:
-            rows = self.of(data)
+            rows = self._of(data)
         return "nest", rows, self.index(value.index)
 
     def index(self, index: Indexed) -> Hashable:
@@ -182,7 +213,7 @@ class MeaningReader:
         return numbers.tobytes()
 
     def _zipped(self, value: Zipped) -> Hashable:
-        return "zip", *map(self.of, value.parts)
+        return "zip", *map(self._of, value.parts)
 
     # Functions ---------------------------------------------------------------------------------
 
@@ -196,11 +227,11 @@ class MeaningReader:
         self._attributes |= names.attributes
         parts: list[Hashable] = [Same(code)]
         with self._at("defaults"):
-            parts += [self.of(function.__defaults__), self.of(function.__kwdefaults__)]
+            parts += [self._of(function.__defaults__), self._of(function.__kwdefaults__)]
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             with self._at(name):
                 try:
-                    parts.append(self.of(cell.cell_contents))
+                    parts.append(self._of(cell.cell_contents))
                 except ValueError:
                     parts.append("nothing yet")
         for name in names.globals:
@@ -208,21 +239,21 @@ class MeaningReader:
                 parts.append(self._global(function, name))
         if function.__dict__:
             with self._at("attributes"):
-                parts.append(self.of(function.__dict__))
+                parts.append(self._of(function.__dict__))
         return "function", *parts
 
     def _global(self, function: FunctionType, name: str) -> Hashable:
         for names in (function.__globals__, _names_of(function.__builtins__)):
             if name in names:
-                return self.of(names[name])
+                return self._of(names[name])
         return "no such name"
 
     def _partial(self, value: functools.partial[Any]) -> Hashable:
         parts = value.func, value.args, value.keywords, value.__dict__
-        return "partial", *map(self.of, parts)
+        return "partial", *map(self._of, parts)
 
     def _method(self, value: MethodType) -> Hashable:
-        return "method", self.of(value.__func__), self.of(value.__self__)
+        return "method", self._of(value.__func__), self._of(value.__self__)
 
     def _builtin(self, value: Any) -> Hashable:
         if is_trusted(value):
@@ -230,13 +261,13 @@ class MeaningReader:
         owner = value.__self__
         if owner is None or isinstance(owner, ModuleType):
             raise self._unreadable(value, getattr(value, "__name__", ""))
-        return "builtin", value.__name__, self.of(owner)
+        return "builtin", value.__name__, self._of(owner)
 
     def _wrapped(self, value: Any) -> Hashable:
-        return type(value).__name__, self.of(value.__func__)
+        return type(value).__name__, self._of(value.__func__)
 
     def _property(self, value: property) -> Hashable:
-        return "property", *map(self.of, (value.fget, value.fset, value.fdel))
+        return "property", *map(self._of, (value.fget, value.fset, value.fdel))
 
     def _same(self, value: Any) -> Hashable:
         return Same(value)
@@ -246,7 +277,7 @@ class MeaningReader:
     def _module(self, module: ModuleType) -> Hashable:
         self._owners.append(module)
         has_more = not is_library(module.__name__) and "__getattr__" in vars(module)
-        return "module", Same(module), self.of(vars(module)["__getattr__"]) if has_more else None
+        return "module", Same(module), self._of(vars(module)["__getattr__"]) if has_more else None
 
     def _other(self, value: Any) -> Hashable:
         kind = type(value)
@@ -270,14 +301,14 @@ class MeaningReader:
         if is_torch(value):
             return self._torch(value)
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return "named", self.of(kind), *map(self.of, tuple.__iter__(value))
+            return "named", self._of(kind), *map(self._of, tuple.__iter__(value))
         return self._object(value)
 
     def _torch(self, module: Any) -> Hashable:
         state, tensors = state_of(module)
         if state is None and not tensors:
             return "torch", Same(module)
-        return "torch", Same(module), state, *[CONTENTS.of(t, t.detach()) for t in tensors]
+        return "torch", Same(module), state, *[self._content(t, t.detach()) for t in tensors]
 
     def _class(self, kind: type) -> Hashable:
         if is_trusted(kind):
@@ -289,17 +320,17 @@ class MeaningReader:
         implicit = []
         for each in classes_of(kind):
             for name, member in vars(each).items():
-                if is_implicit(each, name) and isinstance(member, FunctionType):
+                if is_implicit(each, name) and type(member) in _CALLED:
                     with self._at(name):
-                        implicit.append((name, self.of(member)))
+                        implicit.append((name, self._of(member)))
         return "class", Same(kind), *map(Same, classes_of(kind)), *implicit
 
     def _object(self, value: Any) -> Hashable:
         refused = refusal_of_object(value)
-        if refused:
+        if refused or any(map(is_trusted, classes_of(type(value)))):
             raise self._unreadable(value)
         self._owners.append(value)
-        return "object", self.of(type(value))
+        return "object", self._of(type(value))
 
     def _named_attributes(self) -> Iterator[Hashable]:
         """Of all that has attributes those that some code names, until no more is reached."""
@@ -317,7 +348,7 @@ class MeaningReader:
                 looked.add((number, name))
                 for found in attribute(self._owners[number], name):
                     with self._at(name):
-                        yield number, name, self.of(found)
+                        yield number, name, self._of(found)
 
     # Where -------------------------------------------------------------------------------------
 

@@ -57,9 +57,9 @@ def refusal_of_class(kind: type) -> str:
 
 def refusal_of_object(value: Any) -> str:
     """Why the attributes of an object cannot be read; empty if they can."""
-    return refusal_of_class(type(value)) or (
-        "it is a tuple" if isinstance(value, tuple) else ""
-    )
+    if isinstance(value, tuple | BaseException):
+        return "not all of it are attributes"
+    return refusal_of_class(type(value))
 
 
 def attribute(owner: Any, name: str) -> Iterator[Any]:
