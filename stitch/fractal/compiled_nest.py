@@ -18,8 +18,8 @@ from stitch.argument_kinds import CALLABLE, PATH, TEXT, either, instance_of, opt
 from stitch.compiler import CompileOptions, LoopNote, compile_graph
 from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.graph_tracing import GraphTracing, as_values
 from stitch.fractal.programs import as_function, called
+from stitch.fractal.tracing import GraphTracing, as_values
 from stitch.fractal.value_forms import ValueForm
 from stitch.graph import ComputationGraph, SymbolicTensor
 from stitch.machine import Machine, load_machine

@@ -18,14 +18,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from stitch.compiler import CompileOptions, compile_graph
-from stitch.fractal.call_inputs import CallInputs
 from stitch.fractal.current import NestCall, report_call, using
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.graph_tracing import GraphMeaning, GraphTracing
 from stitch.fractal.kept_programs import Kept, KeptPrograms
-from stitch.fractal.nest_work import NestWork
 from stitch.fractal.sequential import Sequential, check_bool
-from stitch.fractal.traced import LengthsOfDataError
+from stitch.fractal.tracing import (
+    CallInputs,
+    GraphMeaning,
+    GraphTracing,
+    LengthsOfDataError,
+    NestWork,
+)
 from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Nest
 from stitch.graph import ComputationGraph, NoDataError

@@ -11,7 +11,7 @@ import torch
 
 from stitch.compiler import differentiate
 from stitch.fractal import FractalTensor, Zipped
-from stitch.fractal.graph_tracing import GraphTracing
+from stitch.fractal.tracing import GraphTracing
 from stitch.program import Array
 from tests.support.gradients.scans import loop_gradients
 from tests.support.torch.nets_over_nests import NETWORKS

@@ -183,9 +183,13 @@ def test_arrays_written_in_place_are_seen(within: stitch.Device, size: int) -> N
 
 def test_arrays_that_are_replaced_are_seen(within: stitch.Device) -> None:
     weights = np.ones((2, 2048), np.float32)
+
+    def largest(x: Any) -> Any:
+        return np.max(x * weights)
+
     for number in (1, 2, 1, 3):
         weights = np.full((2, 2048), number, np.float32)
-        assert values(lambda x: np.max(x * weights)) == [number, 2.0 * number]
+        assert values(largest) == [number, 2.0 * number]
 
 
 def test_counters_of_functions_count_on(within: stitch.Device) -> None:
@@ -204,7 +208,7 @@ def test_counters_of_functions_count_on(within: stitch.Device) -> None:
 def test_functions_made_in_loops_read_what_their_variable_is_now(within: stitch.Device) -> None:
     late, bound = [], []
     for k in (1.0, 2.0, 3.0):
-        late.append(lambda x: x * k)
+        late.append(lambda x: x * k)  # noqa: B023  # as it is meant
         bound.append(lambda x, k=k: x * k)
     assert [values(f)[0] for f in late] == [3.0, 3.0, 3.0]
     assert [values(f)[0] for f in bound] == [1.0, 2.0, 3.0]
@@ -291,8 +295,12 @@ def test_what_objects_with_code_of_their_own_read_is_seen(within: stitch.Device)
         def __array_interface__(self) -> Any:
             return np.full(1, Finding.held, np.float32).__array_interface__
 
-    for f in (lambda x: x * Finding().scale, lambda x, r=Reading(): x * r.scale,
-              lambda x, r=Reading(): x * np.asarray(r)[0]):  # fmt: skip
+    reading = Reading()
+    for f in (
+        lambda x: x * Finding().scale,
+        lambda x: x * reading.scale,
+        lambda x: x * np.asarray(reading)[0],
+    ):
         Finding.held = 2.0
         assert values(f) == [2.0, 4.0]
         Finding.held = 3.0
@@ -356,12 +364,12 @@ def test_iterators_give_what_comes_next(within: stitch.Device) -> None:
 def test_attributes_that_no_code_names_are_not_missed(within: stitch.Device) -> None:
     import operator
 
-    settings = Settings(2.0)
+    settings, name, text = Settings(2.0), "scale", "{0.scale}"
     by_name = operator.attrgetter("scale")
     for f in (
-        lambda x: x * by_name(settings), lambda x: x * getattr(settings, "scale"),
+        lambda x: x * by_name(settings), lambda x: x * getattr(settings, name),
         lambda x: x * vars(settings)["scale"], lambda x: x * settings.__dict__["scale"],
-        lambda x: x * float("{0.scale}".format(settings)),
+        lambda x: x * float(text.format(settings)),
         lambda x: x * operator.attrgetter("scale")(settings),
         lambda x: x * globals()["FACTOR_" + "NOW"],
     ):  # fmt: skip
@@ -414,7 +422,7 @@ def test_threads_that_change_what_they_read(within: stitch.Device) -> None:
     assert not failed, failed
 
 
-# What is said, and what is kept --------------------------------------------------------------------
+# What is said, and what is kept ------------------------------------------------------------------
 
 
 def test_a_report_says_what_cannot_be_judged() -> None:

@@ -1,4 +1,4 @@
-"""Random functions over nests that read what changes between calls, for nests and plain lists alike.
+"""Random functions that read what changes between calls, for nests and plain lists alike.
 
 A program is source: a function for one element that reads numbers and arrays from everywhere that
 Python lets it (closures, late-bound ones, globals, defaults, attributes of objects, of classes and
@@ -119,6 +119,7 @@ class ChangingProgram:
 
     def nest(self, choose: random.Random) -> Any:
         """A nest as plain lists of numbers."""
+
         def row(most: int) -> list[Any]:
             count = choose.randint(1, most)
             return [np.float32(choose.randint(-8, 8) / 4) for _ in range(count)]
@@ -145,7 +146,7 @@ def random_program(seed: int) -> ChangingProgram:
     taken, lines, terms, changes = set[str](), [], [], list[str]()
     for read, setup, change in reads:
         name = setup.replace("def ", "").replace("(", " ").replace("[", " ").split(" ")[0]
-        if name and name in taken or ("cell" in taken and "cell" in setup.split()):
+        if (name and name in taken) or ("cell" in taken and "cell" in setup.split()):
             continue
         taken.add(name)
         first, other = (repr(round(choose.uniform(0.1, 3), 3)) for _ in range(2))
@@ -176,7 +177,11 @@ def random_program(seed: int) -> ChangingProgram:
         setters += ["def set_frozen(value):", "    nonlocal frozen",
                     "    frozen = FractalTensor([value])"]  # fmt: skip
         shown.append("set_frozen")
-    shown += [n for n in taken - {""} if n not in ("module.number", "module.deeper.number", "cell", "helper_cell", "recursive")]
+    shown += [
+        n
+        for n in taken - {""}
+        if n not in ("module.number", "module.deeper.number", "cell", "helper_cell", "recursive")
+    ]
     body_lines = [
         "cell0 = 0.25", *lines, *leaf, *setters,
         "def run(xs):", "    xss = xs", f"    return {call}",

@@ -33,7 +33,7 @@ from stitch.fractal.meanings.object_attributes import (
     refusal_of_object,
 )
 from stitch.fractal.meanings.trusted import is_library, is_trusted
-from stitch.fractal.programs import Same, state_of
+from stitch.fractal.programs import SameObject, state_of
 from stitch.fractal.rows import Affine, Indexed, IndexMap, Rows
 from stitch.fractal.zipped import Zipped
 from stitch.frontend import is_torch
@@ -190,7 +190,7 @@ class MeaningReader:
         if isinstance(data, np.ndarray) and data.nbytes > SMALL_NBYTES:
             # Nobody writes to it: it is the nest's own.
             self.arrays.append(data)
-            rows: Hashable = data.dtype.name, data.shape, Same(data)
+            rows: Hashable = data.dtype.name, data.shape, SameObject(data)
         else:
             rows = self._of(data)
         return "nest", rows, self.index(value.index)
@@ -219,13 +219,13 @@ class MeaningReader:
 
     def _function(self, function: FunctionType) -> Hashable:
         if is_trusted(function):
-            return Same(function)
+            return SameObject(function)
         code = function.__code__
         names = names_of(code)
         if names.why:
             raise UnreadableError(f"{self._where()}{names.why}")
         self._attributes |= names.attributes
-        parts: list[Hashable] = [Same(code)]
+        parts: list[Hashable] = [SameObject(code)]
         with self._at("defaults"):
             parts += [self._of(function.__defaults__), self._of(function.__kwdefaults__)]
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -257,7 +257,7 @@ class MeaningReader:
 
     def _builtin(self, value: Any) -> Hashable:
         if is_trusted(value):
-            return Same(value)
+            return SameObject(value)
         owner = value.__self__
         if owner is None or isinstance(owner, ModuleType):
             raise self._unreadable(value, getattr(value, "__name__", ""))
@@ -270,24 +270,28 @@ class MeaningReader:
         return "property", *map(self._of, (value.fget, value.fset, value.fdel))
 
     def _same(self, value: Any) -> Hashable:
-        return Same(value)
+        return SameObject(value)
 
     # What has attributes -----------------------------------------------------------------------
 
     def _module(self, module: ModuleType) -> Hashable:
         self._owners.append(module)
         has_more = not is_library(module.__name__) and "__getattr__" in vars(module)
-        return "module", Same(module), self._of(vars(module)["__getattr__"]) if has_more else None
+        return (
+            "module",
+            SameObject(module),
+            self._of(vars(module)["__getattr__"]) if has_more else None,
+        )
 
     def _other(self, value: Any) -> Hashable:
         kind = type(value)
         if isinstance(value, type):
             return self._class(value)
         if kind in DESCRIPTORS or kind.__module__ == "typing":
-            return Same(value)
+            return SameObject(value)
         if isinstance(value, np.ufunc) or kind.__name__ == "_ArrayFunctionDispatcher":
             if is_trusted(value):
-                return Same(value)
+                return SameObject(value)
             raise self._unreadable(value)
         if isinstance(value, np.generic):
             self.nbytes += value.nbytes
@@ -297,7 +301,7 @@ class MeaningReader:
         if isinstance(value, SymbolicTensor):
             return self._value(value)
         if isinstance(value, Enum) and is_trusted(kind):
-            return Same(value)
+            return SameObject(value)
         if is_torch(value):
             return self._torch(value)
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -307,12 +311,12 @@ class MeaningReader:
     def _torch(self, module: Any) -> Hashable:
         state, tensors = state_of(module)
         if state is None and not tensors:
-            return "torch", Same(module)
-        return "torch", Same(module), state, *[self._content(t, t.detach()) for t in tensors]
+            return "torch", SameObject(module)
+        return "torch", SameObject(module), state, *[self._content(t, t.detach()) for t in tensors]
 
     def _class(self, kind: type) -> Hashable:
         if is_trusted(kind):
-            return Same(kind)
+            return SameObject(kind)
         refused = refusal_of_class(kind)
         if refused:
             raise self._unreadable(kind, refused)
@@ -323,7 +327,7 @@ class MeaningReader:
                 if is_implicit(each, name) and type(member) in _CALLED:
                     with self._at(name):
                         implicit.append((name, self._of(member)))
-        return "class", Same(kind), *map(Same, classes_of(kind)), *implicit
+        return "class", SameObject(kind), *map(SameObject, classes_of(kind)), *implicit
 
     def _object(self, value: Any) -> Hashable:
         refused = refusal_of_object(value)
@@ -365,7 +369,9 @@ class MeaningReader:
     def _unreadable(self, value: Any, why: str = "") -> UnreadableError:
         names = [name for name in self._path if name != "attributes"]
         name = f"{names[-1]!r}, " if names else ""
-        return UnreadableError(f"it reads {name}of type {type(value).__name__}{why and f' ({why})'}")
+        return UnreadableError(
+            f"it reads {name}of type {type(value).__name__}{why and f' ({why})'}"
+        )
 
 
 def _names_of(namespace: Any) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 #: Fields of named tuples.
-_FIELD = type(vars(namedtuple("_One", "field"))["field"])  # noqa: PYI024  # its class has no name
+_FIELD = type(vars(namedtuple("_One", "field"))["field"])  # its class has no name
 #: What C code reads or calls, of which there is nothing to know.
 DESCRIPTORS = frozenset({
     types.MemberDescriptorType, types.GetSetDescriptorType, types.WrapperDescriptorType,
@@ -24,6 +24,8 @@ _OF_C = (
     types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
     types.BuiltinFunctionType,
 )  # fmt: skip
+
+
 def classes_of(kind: type) -> list[type]:
     """A class and its bases, as far as they are written in Python."""
     return [each for each in kind.__mro__ if each not in (object, tuple) and not _is_error(each)]

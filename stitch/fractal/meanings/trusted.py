@@ -15,10 +15,60 @@ import numpy as np
 from stitch.program import DataType
 
 BUILTINS = frozenset(
-    "NotImplemented abs all any ascii bin bool bytearray bytes callable chr classmethod complex "
-    "dict divmod enumerate filter float format frozenset hex int isinstance issubclass iter len "
-    "list map max min next object oct ord pow print property range repr reversed round set slice "
-    "sorted staticmethod str sum super tuple type zip __build_class__".split()
+    [
+        "NotImplemented",
+        "abs",
+        "all",
+        "any",
+        "ascii",
+        "bin",
+        "bool",
+        "bytearray",
+        "bytes",
+        "callable",
+        "chr",
+        "classmethod",
+        "complex",
+        "dict",
+        "divmod",
+        "enumerate",
+        "filter",
+        "float",
+        "format",
+        "frozenset",
+        "hex",
+        "int",
+        "isinstance",
+        "issubclass",
+        "iter",
+        "len",
+        "list",
+        "map",
+        "max",
+        "min",
+        "next",
+        "object",
+        "oct",
+        "ord",
+        "pow",
+        "print",
+        "property",
+        "range",
+        "repr",
+        "reversed",
+        "round",
+        "set",
+        "slice",
+        "sorted",
+        "staticmethod",
+        "str",
+        "sum",
+        "super",
+        "tuple",
+        "type",
+        "zip",
+        "__build_class__",
+    ]
 )
 #: Whole modules of which all is trusted.
 MODULES = frozenset({"math", "cmath", "operator", "_operator", "itertools", "typing"})
@@ -27,10 +77,37 @@ READ_BY_NAME = frozenset({"attrgetter", "methodcaller"})
 FUNCTOOLS = frozenset({"partial", "reduce"})
 #: Of NumPy: what reads files, settings or memory, or calls what it was given when it was made.
 NUMPY_DENIED = frozenset(
-    "DataSource empty empty_like errstate fromfile frompyfunc fromregex genfromtxt get_printoptions "
-    "getbufsize geterr geterrcall load loadtxt memmap nditer nested_iters open_memmap printoptions "
-    "save savetxt savez savez_compressed set_printoptions setbufsize seterr seterrcall test "
-    "vectorize".split()
+    [
+        "DataSource",
+        "empty",
+        "empty_like",
+        "errstate",
+        "fromfile",
+        "frompyfunc",
+        "fromregex",
+        "genfromtxt",
+        "get_printoptions",
+        "getbufsize",
+        "geterr",
+        "geterrcall",
+        "load",
+        "loadtxt",
+        "memmap",
+        "nditer",
+        "nested_iters",
+        "open_memmap",
+        "printoptions",
+        "save",
+        "savetxt",
+        "savez",
+        "savez_compressed",
+        "set_printoptions",
+        "setbufsize",
+        "seterr",
+        "seterrcall",
+        "test",
+        "vectorize",
+    ]
 )
 #: Of ours: what chooses how calls run, or opens a device.
 FRACTAL_DENIED = frozenset({"compile", "mode"})
@@ -59,9 +136,7 @@ def is_trusted(value: Any) -> bool:
     if package == "numpy":
         return not rest.startswith("random") and name not in NUMPY_DENIED
     if package == "stitch":
-        return value is DataType or (
-            rest.startswith("fractal.") and name not in FRACTAL_DENIED
-        )
+        return value is DataType or (rest.startswith("fractal.") and name not in FRACTAL_DENIED)
     return module in MODULES and name not in READ_BY_NAME
 
 

@@ -23,11 +23,11 @@ def state_of(module: Any) -> tuple[Hashable, list[Any]]:
     return seen.state(module), seen.tensors
 
 
-class Same:
+class SameObject:
     """Equal to what stands for the same living object, which is not kept alive.
 
     >>> def f(): pass
-    >>> Same(f) == Same(f), Same(f) == Same(print)
+    >>> SameObject(f) == SameObject(f), SameObject(f) == SameObject(print)
     (True, False)
     """
 
@@ -42,7 +42,7 @@ class Same:
             self._ref = _Held(held)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Same) or self._at != other._at:
+        if not isinstance(other, SameObject) or self._at != other._at:
             return False
         held = self._ref()
         return held is not None and held is other._ref()
@@ -75,7 +75,7 @@ class _Seeing:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             return type(value).__name__, repr(value)
         if isinstance(value, MethodType):  # It is made anew whenever it is asked for.
-            return "method", Same(value.__func__), self.state(value.__self__)
+            return "method", SameObject(value.__func__), self.state(value.__self__)
         if id(value) in self._met:
             return "again", self._met[id(value)]
         self._met[id(value)] = len(self._met)
@@ -87,11 +87,11 @@ class _Seeing:
         if isinstance(value, dict):
             return "dict", *[(self.state(k), self.state(v)) for k, v in value.items()]
         if isinstance(value, tuple | list):
-            return Same(type(value)), *map(self.state, value)
+            return SameObject(type(value)), *map(self.state, value)
         if hasattr(value, "modules") and hasattr(value, "parameters"):
             kind = type(value)
-            return Same(kind), Same(kind.forward), self.state(vars(value))
-        return (Same(value),)
+            return SameObject(kind), SameObject(kind.forward), self.state(vars(value))
+        return (SameObject(value),)
 
 
 def _is_tensor(value: Any) -> bool:

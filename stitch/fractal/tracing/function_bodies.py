@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stitch.fractal.captured_values import Recipe, recipe_for
 from stitch.fractal.current import NestCall
 from stitch.fractal.kept_programs import Kept
 from stitch.fractal.meanings import Meaning, MeaningReader, UnreadableError
 from stitch.fractal.programs import write_operations
+from stitch.fractal.tracing.captured_values import Recipe, recipe_for
 from stitch.fractal.value_forms import ValueForm
 from stitch.graph import SymbolicTensor, trace_body
 from stitch.program import Body, BodyPool, ValueType

@@ -10,16 +10,16 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stitch.fractal.call_inputs import CallInputs
 from stitch.fractal.current import NestCall, Way
 from stitch.fractal.meanings import MeaningReader, UnreadableError
+from stitch.fractal.tracing.call_inputs import CallInputs
 from stitch.fractal.zipped import Nest
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CallReading:
     """A call as it was read: equal keys run the same program, whose inputs get the data of
     `inputs`. Without a key, `why` says what cannot be judged."""
 
@@ -49,7 +49,7 @@ class NestWork:
         """The same of other values."""
         return replace(self, call=call, xs=xs, initializer=initializer)
 
-    def read(self, *, keeps_numbers: bool) -> Reading:
+    def read(self, *, keeps_numbers: bool) -> CallReading:
         """What the call means, and what it gives."""
         inputs, reader = CallInputs(keeps_numbers=keeps_numbers), MeaningReader(_no_value)
         call = self.call
@@ -64,8 +64,8 @@ class NestWork:
             )  # fmt: skip
             meaning = reader.meaning(key)
         except UnreadableError as error:
-            return Reading(inputs, why=error.why)
-        return Reading(inputs, meaning.key, "", meaning.arrays, meaning.nbytes)
+            return CallReading(inputs, why=error.why)
+        return CallReading(inputs, meaning.key, "", meaning.arrays, meaning.nbytes)
 
 
 def _no_value(_: SymbolicTensor) -> Hashable:

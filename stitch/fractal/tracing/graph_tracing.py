@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from stitch.fractal.call_inputs import CallInputs, RowsPart, type_of_input
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.meanings import CONTENTS
-from stitch.fractal.nest_work import NestWork
 from stitch.fractal.rows import Affine, Indexed
-from stitch.fractal.traced import Traced
+from stitch.fractal.tracing.call_inputs import CallInputs, RowsPart, type_of_input
+from stitch.fractal.tracing.nest_work import NestWork
+from stitch.fractal.tracing.traced import Traced
 from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Zipped
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor

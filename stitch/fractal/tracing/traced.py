@@ -17,15 +17,23 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.function_bodies import (
+from stitch.fractal.sequential import check_state
+from stitch.fractal.tracing.function_bodies import (
     Function,
     FunctionBody,
     function_body,
     inlined,
     kept_body,
 )
-from stitch.fractal.loop_pieces import Piece, alike, first_stretch, joined
-from stitch.fractal.sequential import check_state
+from stitch.fractal.tracing.loop_pieces import (
+    LoopPiece,
+    alike,
+    first_stretch,
+    has_numbers,
+    joined,
+    named_inputs,
+    sequences_of,
+)
 from stitch.fractal.user_function import UserFunction
 from stitch.fractal.value_forms import ValueForm, element_form, rows_of
 from stitch.fractal.zipped import Nest, Zipped
@@ -74,7 +82,7 @@ class Traced:
             try:
                 piece = self._cells(call, xs, numbers)
             except NoDataError:
-                if len(numbers) > MAX_WRITTEN_OUT or not self._has_numbers(xs):
+                if len(numbers) > MAX_WRITTEN_OUT or not has_numbers(xs):
                     raise
                 shown = Traced(self.builder, shows_numbers=True)
                 with using(shown):
@@ -109,13 +117,13 @@ class Traced:
 
     # Cells -------------------------------------------------------------------------------------
 
-    def _cells(self, call: NestCall, xs: Nest, numbers: Sequence[int]) -> Piece:
+    def _cells(self, call: NestCall, xs: Nest, numbers: Sequence[int]) -> LoopPiece:
         """A loop without states."""
-        sequences = self._sequences(xs, numbers)
+        sequences = sequences_of(xs, numbers, self.tensor)
         owner = self.builder.innermost(sequences)
         body = self._body(call, xs, owner, [element_form(xs, numbers[0])], [], sequences)
         _, results = scan_of(owner, body.body, body.captured, [], sequences)
-        return Piece(numbers, body.form, list(results))
+        return LoopPiece(numbers, body.form, list(results))
 
     def _body(
         self, call: NestCall, xs: Nest, owner: Any, forms: Sequence[ValueForm],
@@ -125,38 +133,16 @@ class Traced:
         """A loop's body: the function of values of these forms, the state first if there is
         one."""
         elements = [ValueType(t.shape[1:], t.data_type) for t in sequences]
-        function = _function_of(call, xs, forms, where)
         return function_body(
-            call, _what_of(xs, forms), owner, _named([t.type for t in states], elements), function,
-            copies=copies,
+            call, _what_of(xs, forms), owner, named_inputs([t.type for t in states], elements),
+            _function_of(call, xs, forms, where), copies=copies,
         )  # fmt: skip
 
-    def _cell(self, call: NestCall, xs: Nest, number: int) -> Piece:
+    def _cell(self, call: NestCall, xs: Nest, number: int) -> LoopPiece:
         """One element, here."""
         value = UserFunction(call, self, xs, states=0)(xs[number])
         form, tensors = self.flat(value)
-        return Piece([number], form, [self.builder.unsqueeze(t, 0) for t in tensors])
-
-    def _has_numbers(self, xs: Nest) -> bool:
-        """Whether some elements are numbers that are known."""
-        parts = xs.parts if isinstance(xs, Zipped) else (xs,)
-        return any(
-            self._has_numbers(part) if isinstance(part, Zipped)
-            else isinstance(part.data, np.ndarray) and part.dtype.kind in "iub"
-            for part in parts
-        )  # fmt: skip
-
-    def _sequences(self, xs: Nest, numbers: Sequence[int]) -> list[SymbolicTensor]:
-        """Elements of one form, a tensor for each leaf or nest of an element."""
-        if isinstance(xs, Zipped):
-            return [t for part in xs.parts for t in self._sequences(part, numbers)]
-        first, end = numbers[0], numbers[-1] + 1
-        part = xs[first:end] if len(numbers) == end - first else xs[list(numbers)]
-        rows = rows_of(part, self.tensor(part.data))
-        form = element_form(xs, numbers[0])
-        if form.tree is None:
-            return [rows]
-        return [rows.reshape(len(numbers), form.tree.numel, *rows.shape[1:])]
+        return LoopPiece([number], form, [self.builder.unsqueeze(t, 0) for t in tensors])
 
     def flat(self, value: Any) -> tuple[ValueForm, list[SymbolicTensor]]:
         """The form of a value, and the tensors that it is made of."""
@@ -178,16 +164,16 @@ class Traced:
 
     def _rounds(
         self, call: NestCall, xs: Nest, initializer: Any, from_right: bool, *, keeps: bool
-    ) -> tuple[Any, list[Piece]]:
+    ) -> tuple[Any, list[LoopPiece]]:
         """The last state, and all of them if they are kept."""
         order = list(range(len(xs)))[:: -1 if from_right else 1]
-        pieces: list[Piece] = []
+        pieces: list[LoopPiece] = []
         function = UserFunction(call, self, xs, states=1)
         if initializer is None:
             first, order = order[0], order[1:]
             state = function.given(xs[first])
             form, tensors = self.flat(state)
-            pieces.append(Piece([first], form, [self.builder.unsqueeze(t, 0) for t in tensors]))
+            pieces.append(LoopPiece([first], form, [self.builder.unsqueeze(t, 0) for t in tensors]))
         else:
             state = function.result(initializer)
         asks = False
@@ -198,7 +184,7 @@ class Traced:
                 try:
                     done = self._stretch(call, xs, state, stretch, round_, from_right, keeps)
                 except NoDataError:  # It asks for numbers, and will in other rounds.
-                    if not self._has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
+                    if not has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
                         raise
                     asks = True
             if done is not None:
@@ -210,7 +196,7 @@ class Traced:
                 check_state(call, before, state, where)
                 form, tensors = self.flat(state)
                 tensors = [self.builder.unsqueeze(t, 0) for t in tensors]
-                piece = Piece(stretch, form, tensors)
+                piece = LoopPiece(stretch, form, tensors)
             if keeps:
                 pieces.append(piece)
             order = order[len(stretch) :]
@@ -227,7 +213,7 @@ class Traced:
                     after = UserFunction(call, self, xs, states=1)(state, xs[number])
                 return after
         except NoDataError:
-            if not self._has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
+            if not has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
                 raise
         shown = Traced(self.builder, shows_numbers=True)
         with using(shown):
@@ -242,9 +228,10 @@ class Traced:
         (before, first), (element, given) = self.flat(state), self.flat(xs[number])
         owner = self.builder.innermost([*first, *given])
         forms = [before, element]
+        kinds = named_inputs([t.type for t in first], [t.type for t in given])
         body = kept_body(
-            call, _what_of(xs, forms), owner, _named([t.type for t in first], [t.type for t in given]),
-            _function_of(call, xs, forms, where), copies=2 if keeps else 1,
+            call, _what_of(xs, forms), owner, kinds, _function_of(call, xs, forms, where),
+            copies=2 if keeps else 1,
         )  # fmt: skip
         if body is None:
             return None
@@ -259,12 +246,12 @@ class Traced:
         first_round: int,
         from_right: bool,
         keeps: bool,
-    ) -> tuple[Any, Piece] | None:
+    ) -> tuple[Any, LoopPiece] | None:
         """A loop over elements of one form; None where a state has other lengths after a round."""
         numbers = sorted(order)
         form, element = ValueForm.of(state), element_form(xs, numbers[0])
         _, first = self.flat(state)
-        sequences = self._sequences(xs, numbers)
+        sequences = sequences_of(xs, numbers, self.tensor)
         owner = self.builder.innermost([*first, *sequences])
         where = f"round {first_round}, element {order[0]}"
         body = self._body(
@@ -277,13 +264,13 @@ class Traced:
             taken_backward=[from_right] * len(sequences),
             given_backward=[from_right] * len(first) if keeps else (),
         )  # fmt: skip
-        return form.value(iter(last)), Piece(numbers, form, list(states))
+        return form.value(iter(last)), LoopPiece(numbers, form, list(states))
 
     def _reduced(self, call: NestCall, xs: Nest, initializer: Any) -> Any:
         """Neighbours are joined, all pairs at a time, until one is left; None where a pair has
         other lengths than its parts."""
         form = element_form(xs, 0)
-        tensors = self._sequences(xs, range(len(xs)))
+        tensors = sequences_of(xs, range(len(xs)), self.tensor)
 
         while tensors[0].shape[0] > 1:
             count = tensors[0].shape[0]
@@ -326,13 +313,3 @@ def _function_of(call: NestCall, xs: Nest, forms: Sequence[ValueForm], where: st
             return inside.flat(after)
 
     return function
-
-
-def _named(
-    states: Sequence[ValueType], elements: Sequence[ValueType]
-) -> list[tuple[str, ValueType]]:
-    """The inputs of a body by their names."""
-    return [
-        *[(f"state_{i}", kind) for i, kind in enumerate(states)],
-        *[(f"element_{i}", kind) for i, kind in enumerate(elements)],
-    ]
