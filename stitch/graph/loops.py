@@ -105,7 +105,7 @@ class BodyBuilder(LayerMethods):
     def standing_for(self, index: int) -> SymbolicTensor | None:
         """The tensor of the graph around that a value stands for, if it does for one."""
         at = next((outer for outer, mine in self._at.items() if mine.index == index), None)
-        return None if at is None else SymbolicTensor(self.around, at)
+        return None if at is None else self.around._tensor(at)
 
     def close(self) -> None:
         """No tensor of the graph around becomes part of it any more."""

@@ -364,7 +364,11 @@ def test_iterators_give_what_comes_next(within: stitch.Device) -> None:
 def test_attributes_that_no_code_names_are_not_missed(within: stitch.Device) -> None:
     import operator
 
-    settings, name, text = Settings(2.0), "scale", "{0.scale}"
+    class Bare:
+        """What it has is set from outside."""
+
+    settings: Any = Bare()
+    name, text = "scale", "{0.scale}"
     by_name = operator.attrgetter("scale")
     for f in (
         lambda x: x * by_name(settings), lambda x: x * getattr(settings, name),

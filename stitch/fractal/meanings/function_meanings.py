@@ -208,7 +208,7 @@ class MeaningReader:
             rows.starts if isinstance(rows, Rows) else rows.numbers
         )
 
-    def _numbers(self, numbers: Any) -> Hashable:
+    def _numbers(self, numbers: Array) -> bytes:
         self.nbytes += numbers.nbytes
         return numbers.tobytes()
 
