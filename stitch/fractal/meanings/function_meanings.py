@@ -243,7 +243,8 @@ class MeaningReader:
         return "function", *parts
 
     def _global(self, function: FunctionType, name: str) -> Hashable:
-        for names in (function.__globals__, _names_of(function.__builtins__)):
+        inherited = function.__builtins__  # type: ignore[attr-defined]  # functions have it
+        for names in (function.__globals__, _names_of(inherited)):
             if name in names:
                 return self._of(names[name])
         return "no such name"
