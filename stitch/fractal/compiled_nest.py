@@ -18,8 +18,8 @@ from stitch.argument_kinds import CALLABLE, PATH, TEXT, either, instance_of, opt
 from stitch.compiler import CompileOptions, LoopNote, compile_graph
 from stitch.errors import UsageError
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.graph_tracing import GraphTracing, as_values
 from stitch.fractal.programs import as_function, called
+from stitch.fractal.tracing import GraphTracing, as_values
 from stitch.fractal.value_forms import ValueForm
 from stitch.graph import ComputationGraph, SymbolicTensor
 from stitch.machine import Machine, load_machine
@@ -108,7 +108,7 @@ def compile(
     """
     options = CompileOptions(schedule=schedule)
     title = name or getattr(f, "__name__", "nest").strip("<>")
-    tracing = GraphTracing(title, shares=False)
+    tracing = GraphTracing(title)
     forms = tuple([ValueForm.of(as_values(each)) for each in example])
     brought = [tracing.rearranged(each) for each in example]
     function = as_function(f, tracing.builder)

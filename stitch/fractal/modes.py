@@ -19,7 +19,7 @@ from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.parallel import Parallel
 from stitch.fractal.sequential import Sequential
-from stitch.fractal.traced import Traced
+from stitch.fractal.tracing import Traced
 from stitch.fractal.zipped import Zipped
 from stitch.graph import SymbolicTensor
 from stitch.runtime import RuntimeDevice

@@ -1,15 +1,17 @@
 """In parallel: a call is traced into a graph, its loops are scheduled, and it runs as one program.
 
-The function is traced anew at each call, so that nothing that it reads can be stale; a program that
-was compiled before for the same graph is run again. Where a function asks for data, as `filter` and
-Python's `if` do, the call goes element by element, and what is inside its function in parallel.
+A call that means what one before meant, its lengths included, is not traced: the program of that
+runs with the data of this. All that its function reads is looked at for that; where something in it
+cannot be judged, the function is traced anew. Where it asks for data, as `filter` and Python's `if`
+do, the call goes element by element, and what is inside its function in parallel.
 Comes in: calls, nests with data, a device. Goes out: nests over tensors of the device. Must not
 know how loops are scheduled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,10 +20,15 @@ import numpy as np
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.fractal.current import NestCall, report_call, using
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.graph_tracing import GraphTracing, meaning_of
-from stitch.fractal.kept_programs import KeptPrograms
+from stitch.fractal.kept_programs import Kept, KeptPrograms
 from stitch.fractal.sequential import Sequential, check_bool
-from stitch.fractal.traced import LengthsOfDataError, Traced
+from stitch.fractal.tracing import (
+    CallInputs,
+    GraphMeaning,
+    GraphTracing,
+    LengthsOfDataError,
+    NestWork,
+)
 from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Nest
 from stitch.graph import ComputationGraph, NoDataError
@@ -30,6 +37,8 @@ from stitch.ttb import Binary
 
 #: Programs that a device keeps for graphs that come again.
 MAX_PROGRAMS = 256
+#: Calls of which a device knows what they were traced into, and bytes of what tells them apart.
+MAX_CALLS, MAX_CALL_NBYTES = 1024, 1 << 26
 
 
 class Parallel:
@@ -41,6 +50,7 @@ class Parallel:
         self.device, self.sequential, self.schedule = device, sequential, schedule
         self.builder = sequential.builder
         self._programs: KeptPrograms[LoadedProgram] = KeptPrograms(MAX_PROGRAMS)
+        self._calls: Kept[_KeptCall] = Kept(MAX_CALLS, lambda: MAX_CALL_NBYTES)
         self._scheduled: dict[str, Parallel] = {}
         self._loops: WeakKeyDictionary[LoadedProgram, tuple[str, ...]] = WeakKeyDictionary()
 
@@ -59,26 +69,18 @@ class Parallel:
 
     def mapped(self, call: NestCall, xs: Nest) -> Any:
         """All elements, cells of one form at the same time."""
-        return self._run(lambda way, c, x, _: way.mapped(c, x), call, xs, None,
-                         lambda: self.sequential.mapped(call, xs))  # fmt: skip
+        return self._run(NestWork(call, xs, None, "mapped"))
 
     def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
         """All states."""
-        return self._run(
-            lambda way, c, x, first: way.scanned(c, x, first, from_right=from_right),
-            call, xs, initializer,
-            lambda: self.sequential.scanned(call, xs, initializer, from_right=from_right),
-        )  # fmt: skip
+        return self._run(NestWork(call, xs, initializer, "scanned", {"from_right": from_right}))
 
     def folded(
         self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool, is_associative: bool
     ) -> Any:
         """The last state."""
         words = {"from_right": from_right, "is_associative": is_associative}
-        return self._run(
-            lambda way, c, x, first: way.folded(c, x, first, **words), call, xs, initializer,
-            lambda: self.sequential.folded(call, xs, initializer, **words),
-        )  # fmt: skip
+        return self._run(NestWork(call, xs, initializer, "folded", words))
 
     def kept(self, call: NestCall, xs: Nest) -> Any:
         """The numbers of the elements for which a predicate is true, all asked at the same time."""
@@ -87,47 +89,62 @@ class Parallel:
         check_bool(call, said.leaves()[0] if is_one else said, "element 0")
         return np.flatnonzero(said.numpy())
 
-    def _run(
-        self, write: Callable[[Traced, NestCall, Nest, Any], Any], call: NestCall, xs: Nest,
-        initializer: Any, otherwise: Callable[[], Any],
-    ) -> Any:  # fmt: skip
-        """The value of a call: traced and run, or computed otherwise where lengths depend on
-        data."""
+    def _run(self, work: NestWork) -> Any:
+        """The value of a call: of a program, or computed element by element where lengths depend
+        on data."""
+        name = work.call.name
         try:
-            tracing, form = self._traced(write, call, xs, initializer)
+            known, arguments, why = self._known(work)
         except (LengthsOfDataError, NoDataError) as error:
-            why = error.what
-            report_call(call.name, lambda: f"element by element, as {why}")
+            because = error.what
+            report_call(name, lambda: f"element by element, as {because}")
             with using(self):
-                return otherwise()
-        graph = tracing.graph()
-        key = meaning_of(graph)
+                return work.written(self.sequential)
+        program = known.program
+
+        def how() -> str:
+            anew = [f"traced at each call, as {why}"] if why else []
+            return "; ".join(["one program", *self._loops.get(program, ()), *anew])
+
+        report_call(name, how)
+        found = program(*arguments)
+        results = iter(found if isinstance(found, tuple) else (found,))
+        return self._shown(known.form.value(results))
+
+    def _known(self, work: NestWork) -> tuple[_Known, Sequence[Any], str]:
+        """The program of a call, what is given for its inputs, and why it was traced though it may
+        come again."""
+        readings = [work.read(keeps_numbers=False)]
+        if readings[0].inputs.has_numbers:
+            readings.append(work.read(keeps_numbers=True))
+        for reading in readings:
+            kept = None if reading.key is None else self._calls.get(reading.key)
+            program = None if kept is None else self._programs.get(kept.key)
+            if kept is not None and program is not None:
+                return _Known(program, kept.form), reading.inputs.arguments, ""
+        tracing, form = _traced(work)
+        key, program = self._program(tracing.graph())
+        before = readings[-1 if tracing.given.keeps_numbers else 0]
+        why = before.why
+        if before.key is not None:
+            after = work.read(keeps_numbers=tracing.given.keeps_numbers)
+            if after.key == before.key:
+                self._calls.put(before.key, _KeptCall(key, form), before.nbytes)
+                for array in before.arrays:
+                    tracing.share(array)
+            else:
+                why = "it changes what it reads"
+        return _Known(program, form), tracing.given.arguments, why
+
+    def _program(self, graph: ComputationGraph) -> tuple[GraphMeaning, LoadedProgram]:
+        """A program for a graph; it is compiled the first time."""
+        key = GraphMeaning(graph)
         program = self._programs.get(key)
         if program is None:
             program, loops = self._compiled(graph)
             self._programs.keep(key, program, graph)
             self._loops[program] = loops
-        report_call(call.name, lambda: "; ".join(["one program", *self._loops.get(program, ())]))
-        found = program(*tracing.arguments)
-        results = iter(found if isinstance(found, tuple) else (found,))
-        return self._shown(form.value(results))
-
-    def _traced(
-        self, write: Callable[[Traced, NestCall, Nest, Any], Any], call: NestCall, xs: Nest,
-        initializer: Any,
-    ) -> tuple[GraphTracing, ValueForm]:  # fmt: skip
-        """A call as a graph. Whole numbers are data as others are, so that one program does for
-        all of them; a function that asks for them is traced again, with them part of the graph."""
-        tracing = GraphTracing(f"fractal_{call.name}", keeps_numbers=False)
-        try:
-            return tracing, tracing.traced(write, call, xs, initializer)
-        except LengthsOfDataError:
-            raise
-        except Exception:
-            if not tracing.has_numbers:
-                raise
-        tracing = GraphTracing(f"fractal_{call.name}")
-        return tracing, tracing.traced(write, call, xs, initializer)
+        return key, program
 
     def _compiled(self, graph: ComputationGraph) -> tuple[LoadedProgram, tuple[str, ...]]:
         """A program for a graph, and how its loops run."""
@@ -142,3 +159,34 @@ class Parallel:
         if isinstance(value, tuple):
             return tuple([self._shown(each) for each in value])
         return value if isinstance(value, FractalTensor) else self.given(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A program, and the form of what it gives."""
+
+    program: LoadedProgram
+    form: ValueForm
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptCall:
+    """What a call was traced into: the key of its program, the form of its value."""
+
+    key: GraphMeaning
+    form: ValueForm
+
+
+def _traced(work: NestWork) -> tuple[GraphTracing, ValueForm]:
+    """A call as a graph. Whole numbers are data as others are, so that one program does for all of
+    them; a function that asks for them is traced again, with them part of the graph."""
+    tracing = GraphTracing(f"fractal_{work.call.name}", CallInputs(keeps_numbers=False))
+    try:
+        return tracing, tracing.traced(work)
+    except LengthsOfDataError:
+        raise
+    except Exception:
+        if not tracing.given.has_numbers:
+            raise
+    tracing = GraphTracing(f"fractal_{work.call.name}", CallInputs(keeps_numbers=True))
+    return tracing, tracing.traced(work)

@@ -12,8 +12,8 @@ from stitch.graph.emitter import Given, Written
 from stitch.graph.json_form import as_json, from_json
 from stitch.graph.json_reader import JsonObject, objects_without_duplicates, shortened
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
-from stitch.graph.lifting import Lifted, LiftedValue, Unliftable, lift
-from stitch.graph.loops import BodyBuilder, scan, scan_in_body
+from stitch.graph.lifting import Lifted, LiftedValue, Operations, Unliftable, lift
+from stitch.graph.loops import BodyBuilder, scan, scan_in_body, scan_of, trace_body
 from stitch.graph.methods import LayerMethods
 from stitch.graph.numpy_functions import call_function, call_ufunc
 from stitch.graph.source_location import user_location
@@ -34,8 +34,9 @@ from stitch.graph.wish import (
 __all__ = [
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "BodyBuilder", "ComputationGraph",
     "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Lifted",
-    "LiftedValue", "NoDataError", "Side", "SymbolicTensor", "Unliftable", "Wish", "WishError",
-    "Written", "array_of", "as_json", "call_function", "call_ufunc", "check_types", "from_json",
-    "lift", "objects_without_duplicates", "parse_wish", "scan", "scan_in_body", "shortened",
-    "trace", "user_location", "wished_layout", "wishes_between", "wishes_of",
+    "LiftedValue", "NoDataError", "Operations", "Side", "SymbolicTensor", "Unliftable", "Wish",
+    "WishError", "Written", "array_of", "as_json", "call_function", "call_ufunc", "check_types",
+    "from_json", "lift", "objects_without_duplicates", "parse_wish", "scan", "scan_in_body",
+    "scan_of", "shortened", "trace", "trace_body", "user_location", "wished_layout",
+    "wishes_between", "wishes_of",
 ]  # fmt: skip

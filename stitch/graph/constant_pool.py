@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.errors import CompileError, LayoutError
-from stitch.program import Array, Constant, DataType, can_change
+from stitch.program import Array, Constant, DataType, can_change, same_bytes
 
 #: Arrays up to this many bytes are compared by content.
 SMALL_NBYTES = 4096
@@ -50,6 +50,15 @@ class ConstantPool:
         else:
             self._by_identity[id(data)] = (data, constant.data, index)
         return constant.data
+
+    def of_value(self, index: int) -> Array | None:
+        """The data of a value that is a constant."""
+        return next((c.data for c in self._constants if c.value == index), None)
+
+    def held(self, data: Array) -> Array | None:
+        """What is held of a large array that was added."""
+        held = self._by_identity.get(id(data))
+        return held[1] if held is not None and held[0] is data else None
 
     def constants(self) -> tuple[Constant, ...]:
         """All of them, in order of their making."""
@@ -160,4 +169,4 @@ def _key(data: Array) -> _Key:
 
 
 def _same_bits(a: Array, b: Array) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    return a.shape == b.shape and a.dtype == b.dtype and same_bytes(a, b)

@@ -176,6 +176,10 @@ class Emitter:
         """Whether this builds a body within what the other builds; no body is, that is finished."""
         return False
 
+    def standing_for(self, index: int) -> SymbolicTensor | None:
+        """The tensor of the graph around that a value stands for, if it does for one."""
+        return None
+
     @property
     def bodies(self) -> BodyPool:
         """The bodies of the graph so far."""
@@ -222,6 +226,11 @@ class Emitter:
     def name_of(self, index: int) -> str:
         """The name of a value."""
         return self._values[index].name
+
+    @property
+    def constants(self) -> ConstantPool:
+        """The constants so far: to look at, not to change."""
+        return self._constants
 
     def is_unnamed_constant(self, tensor: SymbolicTensor) -> bool:
         """Whether a tensor is a constant that was given no name, and no parameter."""

@@ -102,6 +102,11 @@ class BodyBuilder(LayerMethods):
                 "as a result",
             )
 
+    def standing_for(self, index: int) -> SymbolicTensor | None:
+        """The tensor of the graph around that a value stands for, if it does for one."""
+        at = next((outer for outer, mine in self._at.items() if mine.index == index), None)
+        return None if at is None else self.around._tensor(at)
+
     def close(self) -> None:
         """No tensor of the graph around becomes part of it any more."""
         self._is_done = True
@@ -177,6 +182,70 @@ def scan_in_body(
     owner = builder.innermost([*states, *sequences])
     first = [owner.tensor(state) for state in states]
     lists = [owner.tensor(sequence) for sequence in sequences]
+    count = _rounds(lists, count)
+    kinds = [
+        *[(f"state_{i}", t.type) for i, t in enumerate(first)],
+        *[(f"element_{i}", _element(t)) for i, t in enumerate(lists)],
+    ]
+
+    def whole(body: BodyBuilder, given: Tensors) -> Sequence[SymbolicTensor]:
+        before, elements = given[: len(first)], given[len(first) :]
+        after, made = f(body, before, elements)
+        states = [body.tensor(s, like) for s, like in zip(after, before, strict=True)]
+        return [*states, *[body.tensor(each) for each in made]]
+
+    body, captured = trace_body(owner, kinds, whole)
+    return scan_of(
+        owner, body, captured, first, lists, count=count, taken_backward=taken_backward,
+        given_backward=given_backward,
+    )  # fmt: skip
+
+
+def trace_body(
+    owner: Emitter,
+    kinds: Sequence[tuple[str, ValueType]],
+    f: Callable[[BodyBuilder, Tensors], Sequence[Given]],
+) -> tuple[Body, tuple[SymbolicTensor, ...]]:
+    """What a function does with tensors of these names and types as a body, and the tensors of
+    `owner` that it reads: they stand for its further inputs."""
+    builder = BodyBuilder(f"{owner.name}_round", owner)
+    inputs = [builder.input(name, kind) for name, kind in kinds]
+    try:
+        body = builder.build(f(builder, inputs))
+    finally:
+        builder.close()
+    return body, tuple(builder.captured)
+
+
+def scan_of(
+    owner: Emitter,
+    body: Body,
+    captured: Tensors,
+    states: Sequence[Given],
+    sequences: Tensors,
+    *,
+    count: int | None = None,
+    taken_backward: Sequence[bool] = (),
+    given_backward: Sequence[bool] = (),
+) -> tuple[tuple[SymbolicTensor, ...], tuple[SymbolicTensor, ...]]:
+    """As `scan`, of a body that is there: its inputs are states, elements, what is captured."""
+    first = [owner.tensor(state) for state in states]
+    lists = [owner.tensor(sequence) for sequence in sequences]
+    collected = len(body.outputs) - len(first)
+    form = ScanForm(
+        _rounds(lists, count), len(first), len(lists), collected,
+        tuple(taken_backward) or (False,) * len(lists),
+        tuple(given_backward) or (False,) * collected,
+    )  # fmt: skip
+    operands = [*first, *lists, *captured]
+    for problem in form.problems(body.input_types, body.output_types, [t.index for t in operands]):
+        raise CompileError(f"the body of a scan does not fit: {problem}", where=made_at(body))
+    results = owner.carry(SCAN[1], SCAN[0], body, operands, form.attributes)
+    return results[: form.states], results[form.states :]
+
+
+def _rounds(lists: Tensors, count: int | None) -> int:
+    """How many rounds there are."""
     lengths = {t.shape[:1] for t in lists} | ({(count,)} if count is not None else set())
     if len(lengths) != 1 or () in lengths:
         raise mistake(
@@ -184,29 +253,11 @@ def scan_in_body(
             got=", ".join(t.type.text() for t in lists) or "no sequences, and no count",
         )
     ((rounds,),) = lengths
-    body = BodyBuilder(f"{owner.name}_round", owner)
-    inside = [body.input(f"state_{i}", t.type) for i, t in enumerate(first)]
-    elements = [
-        body.input(f"element_{i}", ValueType(t.shape[1:], t.data_type))
-        for i, t in enumerate(lists)
-    ]  # fmt: skip
-    try:
-        after, given = f(body, inside, elements)
-        after = [body.tensor(s, like) for s, like in zip(after, inside, strict=True)]
-        collected = [body.tensor(each) for each in given]
-        made = body.build([*after, *collected])
-    finally:
-        body.close()
-    form = ScanForm(
-        int(rounds), len(first), len(lists), len(collected),
-        tuple(taken_backward) or (False,) * len(lists),
-        tuple(given_backward) or (False,) * len(collected),
-    )  # fmt: skip
-    operands = [*first, *lists, *body.captured]
-    for problem in form.problems(made.input_types, made.output_types, [t.index for t in operands]):
-        raise CompileError(f"the body of a scan does not fit: {problem}", where=made_at(made))
-    results = owner.carry(SCAN[1], SCAN[0], made, operands, form.attributes)
-    return results[: form.states], results[form.states :]
+    return int(rounds)
+
+
+def _element(sequence: SymbolicTensor) -> ValueType:
+    return ValueType(sequence.shape[1:], sequence.data_type)
 
 
 def made_at(body: Body) -> str:

@@ -5,7 +5,7 @@ their text. Must not know: machines, files, kernels, memory.
 """
 
 from stitch.program.bodies import Body, BodyPool, name_of, result_types
-from stitch.program.contents import Contents, dense_bytes
+from stitch.program.contents import Contents, dense_bytes, same_bytes
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
 from stitch.program.free_names import FreeNames
 from stitch.program.layout import (
@@ -56,6 +56,6 @@ __all__ = [
     "ScanForm", "Scratch", "Seam", "ShardSpec", "Space", "TILE_SHAPE", "TensorDesc", "Value",
     "ValueType", "as_read_only",
     "body_lines", "can_change", "dense_bytes", "host_layout", "is_scan", "link_problem", "name_of",
-    "part_ranges", "placement_problems", "result_types", "seam_problems", "structure_problems",
-    "summary",
+    "part_ranges", "placement_problems", "result_types", "same_bytes", "seam_problems",
+    "structure_problems", "summary",
 ]  # fmt: skip

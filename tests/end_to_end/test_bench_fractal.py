@@ -71,7 +71,7 @@ def test_a_network_is_measured_by_every_executor_beside_its_peers(
     named = [row["way"] for row in result["rows"] if row["side"] == "ours, schedules by name"]
     assert {way.split(", ")[1] for way in named} <= {*SCHEDULES}
     assert [row["way"] for row in result["rows"] if row["side"] == "ours, mode parallel"] == [
-        "stitch numpy, traced each time"
+        "stitch numpy, in mode parallel"
     ]
     assert result["absent"] == {}
     assert [row["way"].split(", ")[:2] for row in result["rows"] if row["side"].startswith("one")] \
@@ -110,7 +110,7 @@ def test_the_schedule_chosen_is_measured_against_the_best_by_name(fractal: Modul
     row, ours, named = results.Row, results.OURS, results.NAMED
     rows = [
         row("stitch numpy, chosen", ours, 3.0, 1.0), row("stitch numpy, rows", named, 2.0, 1.0),
-        row("stitch numpy, traced each time", results.TRACED, 1.0, 1.0),
+        row("stitch numpy, in mode parallel", results.TRACED, 1.0, 1.0),
         row("stitch auto, chosen", ours, 1.0, 1.0), row("stitch auto, rows", named, 2.0, 1.0),
         row("numpy, chosen", results.PEER, 0.5, 1.0),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 
 from stitch.compiler import differentiate
 from stitch.fractal import FractalTensor, Zipped
-from stitch.fractal.graph_tracing import GraphTracing
+from stitch.fractal.tracing import GraphTracing
 from stitch.program import Array
 from tests.support.gradients.scans import loop_gradients
 from tests.support.torch.nets_over_nests import NETWORKS
@@ -67,7 +67,7 @@ class InTorch:
 def test_gradients_of_an_example_are_those_of_pytorch(name: str) -> None:
     example = importlib.import_module(f"examples.fractal.{name}")
     given = example.inputs()
-    tracing = GraphTracing(name, shares=False)
+    tracing = GraphTracing(name)
     brought = {key: tracing.rearranged(value) for key, value in given.items()}
     tracing.written(lambda _: example.network(**brought))
     graph = tracing.graph()

@@ -6,7 +6,7 @@ matrices over 16 times `--batch` lists of different lengths, as in onnxruntime#2
 stacked LSTM as small as the first of `--widths`, of the depth and twice that). They are written for
 elements, cell by cell. Each is compiled for the machine `host` and run by every executor of
 `--executors`, with the schedule that is chosen and with each by name that some loop takes; it runs
-in mode parallel, traced at each call; a small one in mode sequential, once. Peers: the same nest as
+in mode parallel; a small one in mode sequential, once. Peers: the same nest as
 loops in PyTorch, eager and through torch.compile (leave it out with `--no-compile`: it takes
 minutes), `torch.nn.LSTM`, ONNX Runtime's LSTM operator and its own Scan (models by hand),
 `scaled_dot_product_attention`, whole matrices. What refuses, or is not installed, is listed with

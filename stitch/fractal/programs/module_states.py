@@ -2,13 +2,12 @@
 
 Comes in: a module. Goes out: its parts with their classes, hooks and attributes, whatever holds
 them; its tensors. An object of another kind is itself, and changes inside it are not seen, nor is
-what `forward` reads from outside the module. Nothing is kept alive. Must not know graphs.
+what `forward` reads from outside the module. Nothing large is kept alive. Must not know graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from contextlib import suppress
 from types import MethodType
 from typing import Any
 from weakref import ref
@@ -24,28 +23,44 @@ def state_of(module: Any) -> tuple[Hashable, list[Any]]:
     return seen.state(module), seen.tensors
 
 
-class _Same:
-    """Equal to what stands for the same living object."""
+class SameObject:
+    """Equal to what stands for the same living object, which is not kept alive.
+
+    >>> def f(): pass
+    >>> SameObject(f) == SameObject(f), SameObject(f) == SameObject(print)
+    (True, False)
+    """
 
     __slots__ = ("_at", "_ref")
 
     def __init__(self, held: Any) -> None:
         self._at = id(held)
-        self._ref: ref[Any] | None = None
-        # Others are texts' and numbers' kin, such as torch's types: their module holds them.
-        with suppress(TypeError):
+        self._ref: Any = None
+        try:
             self._ref = ref(held)
+        except TypeError:  # Small ones, such as torch's types; no other may come to lie there.
+            self._ref = _Held(held)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Same) or self._at != other._at:
+        if not isinstance(other, SameObject) or self._at != other._at:
             return False
-        return self._ref is other._ref is None or self._held() is other._held() is not None
+        held = self._ref()
+        return held is not None and held is other._ref()
 
     def __hash__(self) -> int:
         return hash(self._at)
 
-    def _held(self) -> Any:
-        return None if self._ref is None else self._ref()
+
+class _Held:
+    """Gives what it holds, as a weak reference does."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: Any) -> None:
+        self._what = what
+
+    def __call__(self) -> Any:
+        return self._what
 
 
 class _Seeing:
@@ -60,7 +75,7 @@ class _Seeing:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             return type(value).__name__, repr(value)
         if isinstance(value, MethodType):  # It is made anew whenever it is asked for.
-            return "method", _Same(value.__func__), self.state(value.__self__)
+            return "method", SameObject(value.__func__), self.state(value.__self__)
         if id(value) in self._met:
             return "again", self._met[id(value)]
         self._met[id(value)] = len(self._met)
@@ -72,11 +87,11 @@ class _Seeing:
         if isinstance(value, dict):
             return "dict", *[(self.state(k), self.state(v)) for k, v in value.items()]
         if isinstance(value, tuple | list):
-            return _Same(type(value)), *map(self.state, value)
+            return SameObject(type(value)), *map(self.state, value)
         if hasattr(value, "modules") and hasattr(value, "parameters"):
             kind = type(value)
-            return _Same(kind), _Same(kind.forward), self.state(vars(value))
-        return (_Same(value),)
+            return SameObject(kind), SameObject(kind.forward), self.state(vars(value))
+        return (SameObject(value),)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -13,10 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stitch.errors import LinkError
-from stitch.graph import ComputationGraph, NoDataError, SymbolicTensor, Unliftable, lift
+from stitch.graph import (
+    ComputationGraph,
+    NoDataError,
+    Operations,
+    SymbolicTensor,
+    Unliftable,
+    lift,
+)
 from stitch.ops import BatchingContext, onnx_code
 from stitch.program import (
     ABSENT,
+    Body,
     Constant,
     DataType,
     Operation,
@@ -77,6 +85,15 @@ def written_in(source: Source, given: Sequence[Any], builder: Any) -> tuple[Symb
     ]
     operands += [builder.tensor(constant.data) for constant in source.constants]
 
+    return write_operations(plain, source.bodies, operands, builder)
+
+
+def write_operations(
+    holder: Operations, bodies: Sequence[Body], operands: Sequence[Any], builder: Any
+) -> tuple[SymbolicTensor, ...]:
+    """What the operations of a graph or body give for values of a graph, written there; `bodies`
+    are those that they carry."""
+
     def writer(numbers: Mapping[int, int]) -> Unliftable:
         """Writes operations that carry a body; `numbers`: of their bodies, in this graph."""
 
@@ -91,9 +108,9 @@ def written_in(source: Source, given: Sequence[Any], builder: Any) -> tuple[Symb
 
         return write
 
-    numbers = builder.bodies.add_all(source.bodies)
+    numbers = builder.bodies.add_all(bodies)
     same = {number: number for number in range(len(builder.bodies.bodies))}
-    made = lift(plain, operands, [False] * len(operands), 1, builder, writer(numbers))
+    made = lift(holder, operands, [False] * len(operands), 1, builder, writer(numbers))
     return tuple([result.tensor for result in made.results])
 
 

@@ -1,5 +1,5 @@
 """Ours: a case compiled, by each executor, with the schedule that is chosen and with each by name
-that some loop takes; in mode parallel, traced at each call; in mode sequential.
+that some loop takes; in mode parallel; in mode sequential.
 
 Comes in: a case. Goes out: ways, whose devices stay open until the given stack is left, and what
 cannot be had. Whatever schedules there are is asked of the compiler.
@@ -65,7 +65,7 @@ def ways_of(
                 yield Absent(name, reason_of(error))
     device = stack.enter_context(stitch.open_device(MACHINE, executor=executors[0]))
     run = _in_mode("parallel", case, device)
-    name = f"stitch {executors[0]}, traced each time"
+    name = f"stitch {executors[0]}, in mode parallel"
     try:
         yield Way(name, TRACED, run), numbers(run())
     except StitchError as error:

@@ -12,7 +12,7 @@ from typing import Any
 from fractal_ways.cases import Absent, RatioGoal
 from fractal_ways.measuring import Spent
 
-#: Ours is what users get; with schedules by name, and traced at each call, it stands beside.
+#: Ours is what users get; with schedules by name, and in mode parallel, it stands beside.
 OURS, NAMED, TRACED = "ours", "ours, schedules by name", "ours, mode parallel"
 PEER, SLOW = "peer", "one operation after the other"
 

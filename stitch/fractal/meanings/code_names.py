@@ -1,0 +1,77 @@
+"""The names that the code of a function reads, that of functions within it included.
+
+Comes in: code. Goes out: names of globals and of attributes; why it cannot be judged. Must not know
+what the names stand for.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+
+#: Attributes through which code reads what it does not name.
+BACK_DOORS = frozenset({
+    "__builtins__", "__closure__", "__code__", "__dict__", "__globals__", "__getattr__",
+    "__getattribute__", "__subclasses__", "cell_contents", "f_back", "f_builtins", "f_globals",
+    "f_locals", "format", "format_map", "gi_frame", "tb_frame",
+})  # fmt: skip
+#: Code whose names are kept.
+MAX_CODES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CodeNames:
+    """What a code reads by name; `why` it reads what has none, if it does."""
+
+    globals: tuple[str, ...]
+    attributes: frozenset[str]
+    why: str
+
+
+_known: dict[int, tuple[CodeType, CodeNames]] = {}
+
+
+def names_of(code: CodeType) -> CodeNames:
+    """The names in a code and those within it; looked at once.
+
+    >>> names = names_of((lambda x: len(x.shape) + (lambda y: y @ weights)(x)).__code__)
+    >>> names.globals, sorted(names.attributes)
+    (('len', 'weights'), ['shape'])
+    """
+    known = _known.get(id(code))
+    if known is not None and known[0] is code:
+        return known[1]
+    names = _read(code)
+    if len(_known) >= MAX_CODES:
+        _known.clear()
+    _known[id(code)] = code, names
+    return names
+
+
+def _read(code: CodeType) -> CodeNames:
+    names, attributes, why = set[str](), set[str](), ""
+    for each in _codes(code):
+        for instruction in dis.get_instructions(each):
+            kind, name = instruction.opname, instruction.argval
+            if kind in ("IMPORT_NAME", "IMPORT_STAR"):
+                why = "it imports"
+            elif kind == "MATCH_CLASS":
+                why = "it matches a class"
+            elif not isinstance(name, str):
+                continue
+            elif "GLOBAL" in kind or kind.endswith("_NAME"):
+                names.add(name)
+            elif "ATTR" in kind or kind in ("LOAD_METHOD", "LOAD_SUPER_METHOD"):
+                attributes.add(name)
+                if name in BACK_DOORS:
+                    why = f"it reads {name}"
+    return CodeNames(tuple(sorted(names)), frozenset(attributes), why)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

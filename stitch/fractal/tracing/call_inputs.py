@@ -1,0 +1,125 @@
+"""What a call is given, divided: data, which a program takes as its inputs, and the form of all
+else, for which it was made.
+
+Comes in: nests, arrays, tensors, in tuples and lists. Goes out: data in the order of the inputs; a
+key that is equal for what is one graph. Nothing is computed or copied. Must not know graphs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.meanings import MeaningReader
+from stitch.fractal.rows import Affine
+from stitch.fractal.zipped import Zipped
+from stitch.graph import SymbolicTensor
+from stitch.runtime import Tensor
+
+#: Lists of so few whole numbers are part of a program.
+MAX_NUMBERS = 1024
+#: Of so many bytes a part of the rows is copied, that parts elsewhere are the same program.
+MAX_PART_NBYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPart:
+    """Of many rows those from one on, whose number is an input as well."""
+
+    rows: int
+    begin: int
+    count: int
+    first: int
+
+
+class CallInputs:
+    """The data of what was given so far, the same data once; its form is told by a reader.
+
+    `keeps_numbers`: few whole numbers are part of the form, for functions that ask for them.
+    """
+
+    def __init__(self, *, keeps_numbers: bool) -> None:
+        self.keeps_numbers = keeps_numbers
+        #: Whether there were such numbers.
+        self.has_numbers = False
+        #: What is given for the inputs, in their order.
+        self.arguments: list[Any] = []
+        self._places: dict[int, int] = {}
+        self._parts: dict[tuple[int, int, int], RowsPart] = {}
+
+    def form(self, value: Any, reader: MeaningReader) -> Hashable:
+        """All that is not data of a value; raises `UnreadableError` for what cannot be told."""
+        if isinstance(value, FractalTensor):
+            if self.is_kept(value):
+                return reader.of(value)
+            part = self.part(value)
+            if part is None:
+                return "nest", self._input_form(value.data), reader.index(value.index)
+            where = value.index.map
+            assert isinstance(where, Affine)
+            rows = where.base - part.first, where.strides
+            return (
+                "part", self._input_form(value.data), part.begin, part.count,
+                value.index.tree.lengths, rows,
+            )  # fmt: skip
+        if isinstance(value, Zipped):
+            return "zip", *[self.form(each, reader) for each in value.parts]
+        if isinstance(value, tuple | list):
+            kind = type(value)
+            named = reader.of(kind) if kind not in (tuple, list) else kind.__name__
+            return named, *[self.form(each, reader) for each in value]
+        data = self.data_of(value)
+        return reader.of(value) if data is None else ("input", self._input_form(data))
+
+    def is_kept(self, nest: FractalTensor) -> bool:
+        """Whether a nest is part of the form, being few whole numbers that are known."""
+        is_known = isinstance(nest.data, np.ndarray) and nest.dtype.kind in "iub"
+        are_numbers = is_known and not nest.leaf_shape and nest.numel <= MAX_NUMBERS
+        self.has_numbers = self.has_numbers or are_numbers
+        return are_numbers and self.keeps_numbers
+
+    def data_of(self, value: Any) -> Any:
+        """What is given for an input in place of a value, None for what is no data."""
+        if isinstance(value, SymbolicTensor):
+            return value.written
+        is_data = isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.ndim)
+        return value if is_data else None
+
+    def place(self, data: Any) -> int:
+        """The number of the input that data is given for."""
+        found = self._places.get(id(data))
+        if found is None:
+            found = self._places[id(data)] = len(self.arguments)
+            self.arguments.append(data)
+        return found
+
+    def part(self, nest: FractalTensor) -> RowsPart | None:
+        """The part of the rows that a nest is made of, where that is some rows of many: parts
+        that are alike, `xs[a:b]` for many a, are one graph."""
+        data, where, lengths = nest.data, nest.index.map, nest.index.tree.uniform
+        if not isinstance(where, Affine) or lengths is None or not nest.numel:
+            return None
+        first, last = where.reached(lengths)
+        count = last - first + 1
+        row_nbytes = math.prod(nest.leaf_shape) * nest.dtype.itemsize
+        if count == data.shape[0] or count * row_nbytes > MAX_PART_NBYTES:
+            return None
+        rows = self.place(data)
+        key = rows, first, count
+        if key not in self._parts:
+            begin = self.place(np.array(first, np.int64))
+            self._parts[key] = RowsPart(rows, begin, count, first)
+        return self._parts[key]
+
+    def _input_form(self, data: Any) -> Hashable:
+        return self.place(data), data.shape, type_of_input(data)
+
+
+def type_of_input(data: Any) -> Any:
+    """The type of the input that data is given for."""
+    return data.data_type.in_arrays if isinstance(data, Tensor) else data.dtype
