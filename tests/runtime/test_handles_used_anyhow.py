@@ -110,7 +110,8 @@ def campaign(
     """At least so many steps with one window and executor, as rounds of cases; what was seen.
 
     `wanted`: until something had to leave, and something found no room, too (a round draws much of
-    one kind, or nothing of it).
+    one kind, or nothing of it), but at most four times the steps: some seeds draw none of it for
+    long.
     """
     planned = WindowPlans.planned
 
@@ -138,7 +139,8 @@ def campaign(
             run_state_machine_as_test(seed(SEED + draw)(Use), settings=drawn)
             seen = Use.seen
             left, refused = seen["evict"] + seen["bounce"], seen["refused by brute force, too"]
-            if seen["steps"] >= steps and (not wanted or (left and refused)):
+            is_seen = not wanted or (left and refused) or seen["steps"] >= 4 * steps
+            if seen["steps"] >= steps and is_seen:
                 break
     print(f"window {window}, {executor}: {dict(Use.seen)}")
     return Use.seen
