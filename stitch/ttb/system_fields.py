@@ -12,6 +12,7 @@ are known up to release 4013, the newest that was looked at.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 from stitch.ttb.foreign import FieldOrder, ForeignFormat, Release
@@ -130,7 +131,7 @@ def _orders() -> tuple[FieldOrder, ...]:
             Release(0, 0, after - 1),
             Schema("SystemDescRoot", system_tables(first), {}),
         )
-        for first, after in zip(starts, starts[1:], strict=False)
+        for first, after in pairwise(starts)
     )
 
 
