@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Literal
 
 from stitch.errors import OutOfMemoryError
-from stitch.machine import MachineShape, footprint
+from stitch.machine import MachineShape, room_per_bank
 from stitch.program import OperationList, Scratch, Space, Value
 
 #: More pairs than this are not worth listing: of n regions in one place there are n².
@@ -60,7 +60,7 @@ def _demand(
     kind: Literal["slot", "constant"], label: str, value: Value, machine: MachineShape
 ) -> Demand:
     layout = value.desc.layout
-    size = footprint(value.desc, machine).size_per_bank
+    size = room_per_bank(value.desc, machine)
     return Demand(kind, label, layout.space, size, layout.address)
 
 
@@ -72,10 +72,10 @@ def address_problems(wanted: Sequence[Demand], machine: MachineShape) -> Iterato
     )
     for demand, address in fixed:
         shape = machine.space(demand.space)
-        if address % shape.alignment:
+        if address % shape.granule:
             yield (
                 f"{demand.text()} is not aligned: addresses in {demand.space.value} "
-                f"are multiples of {shape.alignment}"
+                f"are multiples of {shape.granule}"
             )
         if address < shape.base or address + demand.size_per_bank > shape.limit:
             yield (

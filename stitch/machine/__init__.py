@@ -10,9 +10,11 @@ from stitch.machine.machine import Compute, LoopRates, Machine, Path
 from stitch.machine.shape import (
     Footprint,
     MachineShape,
+    Policy,
     SpaceShape,
     footprint,
     page_shape,
+    room_per_bank,
     round_up,
     shard_counts,
     shard_layout,
@@ -26,6 +28,6 @@ else:
 
 __all__ = [
     "MACHINE_KEYS", "Compute", "Footprint", "LoopRates", "Machine", "MachineShape", "Path",
-    "SpaceShape", "footprint", "load_machine", "machine_names", "page_shape", "parse_machine",
-    "round_up", "shard_counts", "shard_layout",
+    "Policy", "SpaceShape", "footprint", "load_machine", "machine_names", "page_shape",
+    "parse_machine", "room_per_bank", "round_up", "shard_counts", "shard_layout",
 ]  # fmt: skip

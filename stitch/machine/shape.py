@@ -5,6 +5,7 @@ Source of the rules: tt-metal's allocator and tensor layout reports.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,14 +16,39 @@ from stitch.errors import LayoutError
 from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
 
 
-@dataclass(frozen=True, slots=True)
+class Policy(enum.Enum):
+    """Which hole a new buffer takes: the smallest that fits, or the first from where one looks, as
+    devices do (from the top down, or from the bottom up where a low address is asked for)."""
+
+    BEST_FIT = "best_fit"
+    FIRST_FIT = "first_fit"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class SpaceShape:
-    """One memory space: `banks` alike, addresses `[base, limit)` usable in each, all in bytes."""
+    """One memory space: `banks` alike, addresses `[base, limit)` usable in each, all in bytes.
+
+    Pages start at multiples of the alignment; buffers start at multiples of the granule, a multiple
+    of the alignment, and take whole ones (0: the alignment is the granule). Files do not hold the
+    policy: it is the device's.
+    """
 
     banks: int
     base: int
     limit: int
     alignment: int
+    granule: int = 0
+    policy: Policy = Policy.BEST_FIT
+
+    def __post_init__(self) -> None:
+        if not self.granule:
+            object.__setattr__(self, "granule", self.alignment)
+
+    def __repr__(self) -> str:
+        names = ["banks", "base", "limit", "alignment"]
+        names += ["granule"] if self.granule != self.alignment else []
+        names += ["policy"] if self.policy is not Policy.BEST_FIT else []
+        return f"SpaceShape({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def capacity(self) -> int:
@@ -135,7 +161,7 @@ def shard_counts(desc: TensorDesc, spec: ShardSpec) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def footprint(desc: TensorDesc, machine: MachineShape) -> Footprint:
-    """The pages and bytes per bank of a tensor; at least one granule, also when it is empty.
+    """The pages and bytes per bank of a tensor; one page's alignment at least, also when empty.
 
     Raises `LayoutError` where shards do not fit the memory layout, the grid or the banks.
     """
@@ -158,6 +184,16 @@ def footprint(desc: TensorDesc, machine: MachineShape) -> Footprint:
         pages = per_shard * math.prod(shard_counts(desc, spec))
         size = per_shard * aligned
     return Footprint(pages, page_nbytes, aligned, space.banks, max(size, space.alignment))
+
+
+def room_per_bank(desc: TensorDesc, machine: MachineShape) -> int:
+    """The bytes per bank that a buffer for a tensor takes: its footprint in whole granules.
+
+    Source: tt-metal's `bank_manager.cpp` makes the free list of L1 with the alignment of DRAM, also
+    as its least block, while pages keep L1's.
+    """
+    granule = machine.space(desc.layout.space).granule
+    return round_up(footprint(desc, machine).size_per_bank, granule)
 
 
 def _check_shards(desc: TensorDesc, spec: ShardSpec, machine: MachineShape) -> None:

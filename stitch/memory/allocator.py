@@ -3,7 +3,7 @@
 Comes in: sizes, and sometimes addresses, in bytes per bank (allocation is lock-step: the same
 address and size in every bank). Goes out: addresses. Must not know: tensors, layouts, bytes.
 
-Best fit over integer granules. A hole is one number, `size << 40 | address`, in a sorted list;
+Best fit, or first fit as devices do, over integer granules. A hole is one number, `size << 40 | address`, in a sorted list;
 two dictionaries and a list of starts name the same holes by their ends. All three are plain
 Python containers: below ten thousand buffers nothing is faster in CPython.
 """
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from heapq import nlargest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
+from stitch.machine import Policy, SpaceShape
 from stitch.memory.gaps import FreeGaps
 
 _SHIFT = 40
@@ -24,10 +25,12 @@ _NAMED_BUFFERS = 5
 
 
 class Allocator:
-    """Best-fit allocation of `[base, limit)`; addresses and sizes in bytes per bank.
+    """Allocation of `[base, limit)` in granules; addresses and sizes in bytes per bank.
 
-    Sizes are rounded up to the alignment, and an empty buffer takes one granule. Within the hole
-    that fits best a buffer lies at the top, or at the bottom with `low=True`.
+    Sizes are rounded up to granules of `alignment` bytes, and an empty buffer takes one. Within the
+    hole that the policy chooses, the smallest that fits (the lowest of equal ones) or the highest
+    that fits, a buffer lies at the top; with `low=True` at the bottom, of the lowest that fits where
+    the policy is first fit.
 
     >>> allocator = Allocator(0, 1024, 16)
     >>> allocator.alloc(100), allocator.alloc(100, low=True), allocator.free_nbytes
@@ -36,16 +39,19 @@ class Allocator:
 
     __slots__ = (
         "_ends", "_free", "_holes", "_live", "_sizes", "_starts", "_token",
-        "alignment", "base", "limit",
+        "alignment", "base", "limit", "policy",
     )  # fmt: skip
 
-    def __init__(self, base: int, limit: int, alignment: int) -> None:
+    def __init__(
+        self, base: int, limit: int, alignment: int, policy: Policy = Policy.BEST_FIT
+    ) -> None:
         if alignment < 1 or not 0 <= base <= limit or limit // alignment > _ADDRESS:
             raise LayoutError(
                 "an allocator needs 0 <= base <= limit and a positive alignment",
                 got=f"base {base}, limit {limit}, alignment {alignment}",
             )
         self.alignment = alignment
+        self.policy = policy
         self.base = -(-base // alignment) * alignment
         self.limit = max(self.base, limit // alignment * alignment)
         self._live: dict[int, int] = {}
@@ -58,6 +64,15 @@ class Allocator:
         if self._free:
             self._add_hole(self.base // alignment, self._free)
 
+    @classmethod
+    def of(cls, shape: SpaceShape) -> Allocator:
+        """An empty allocator of a machine's space."""
+        return cls(shape.base, shape.limit, shape.granule, shape.policy)
+
+    def emptied(self) -> Allocator:
+        """An allocator of the same range in which nothing lies."""
+        return Allocator(self.base, self.limit, self.alignment, self.policy)
+
     def try_alloc(self, size: int, *, low: bool = False) -> int | None:
         """The address of a new buffer of `size` bytes per bank, or None where no hole fits."""
         alignment = self.alignment
@@ -66,6 +81,8 @@ class Allocator:
         i = bisect_left(holes, need << _SHIFT)
         if i == len(holes):
             return None
+        if self.policy is Policy.FIRST_FIT:
+            i = self._first(need, low)
         packed = holes[i]
         start, left = packed & _ADDRESS, (packed >> _SHIFT) - need
         del holes[i]
@@ -103,7 +120,8 @@ class Allocator:
     def fit(self, size: int, outside: Sequence[tuple[int, int]] = (), count: int = 1) -> list[int]:
         """Where `alloc_at` would succeed one after the other, at most so many times, outside of
         ranges (address, end) that are sorted and lie apart: from the top of the smallest gap
-        between them that fits, the lowest of equal ones. Nothing is taken.
+        between them that fits, the lowest of equal ones (of the highest, where the policy is first
+        fit). Nothing is taken.
 
         >>> Allocator(0, 1024, 16).fit(60, [(0, 40), (100, 200), (330, 500)], 3)
         [256, 960, 896]
@@ -126,7 +144,7 @@ class Allocator:
                 if stop - start >= need:
                     gaps.append((stop - start, start))
                 start = end if stop == end else -(-outside[at][1] // alignment)
-        return FreeGaps(gaps, alignment)
+        return FreeGaps(gaps, alignment, self.policy)
 
     def alloc_at(self, address: int, size: int) -> None:
         """Takes `[address, address + size)`.
@@ -268,6 +286,7 @@ class Allocator:
         """An independent copy, for planners to try things on."""
         twin = Allocator.__new__(Allocator)
         twin.base, twin.limit, twin.alignment = self.base, self.limit, self.alignment
+        twin.policy = self.policy
         twin._live, twin._sizes, twin._ends = dict(self._live), dict(self._sizes), dict(self._ends)
         twin._holes, twin._starts = list(self._holes), None
         twin._token, twin._free = self._token, self._free
@@ -278,7 +297,7 @@ class Allocator:
 
         All or nothing; it works on what an interrupt has left in the middle of a change too.
         """
-        fresh = Allocator(self.base, self.limit, self.alignment)
+        fresh = self.emptied()
         for address, size in buffers:
             fresh.alloc_at(address, size)
         # Nothing can come in between these: not one of them is a call.
@@ -309,6 +328,12 @@ class Allocator:
 
     def _rounded(self, size: int) -> int:
         return (-(-size // self.alignment) or 1) * self.alignment
+
+    def _first(self, need: int, low: bool) -> int:
+        """Where among the holes the first one that fits stands: there is one."""
+        starts, sizes = self._sorted_starts(), self._sizes
+        start = next(s for s in (starts if low else reversed(starts)) if sizes[s] >= need)
+        return bisect_left(self._holes, sizes[start] << _SHIFT | start)
 
     def _cut_low(self, start: int, left: int, need: int) -> None:
         self._move_start(start, start + need if left else None)

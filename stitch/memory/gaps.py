@@ -8,18 +8,25 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from stitch.machine import Policy
+
 
 class FreeGaps:
     """Gaps as (granules, first granule), the smallest first; what is taken is no longer there."""
 
-    __slots__ = ("_alignment", "_gaps")
+    __slots__ = ("_alignment", "_gaps", "_policy")
 
-    def __init__(self, gaps: Iterable[tuple[int, int]], alignment: int) -> None:
-        self._gaps, self._alignment = sorted(gaps), alignment
+    def __init__(
+        self,
+        gaps: Iterable[tuple[int, int]],
+        alignment: int,
+        policy: Policy = Policy.BEST_FIT,
+    ) -> None:
+        self._gaps, self._alignment, self._policy = sorted(gaps), alignment, policy
 
     def take(self, size: int, count: int = 1) -> list[int]:
         """Places for `size` bytes, at most so many: from the top of the smallest gap that fits, the
-        lowest of equal ones.
+        lowest of equal ones; of the highest that fits, where the policy is first fit.
 
         >>> FreeGaps([(4, 0), (8, 10)], 16).take(60, 2)
         [0, 224]
@@ -29,7 +36,9 @@ class FreeGaps:
         places: list[int] = []
         at = bisect_left(gaps, (need, 0))
         while at < len(gaps) and len(places) < count:
-            granules, start = gaps.pop(at)
+            highest = self._policy is Policy.FIRST_FIT
+            chosen = max(range(at, len(gaps)), key=lambda i: gaps[i][1]) if highest else at
+            granules, start = gaps.pop(chosen)
             # What is left of it is the smallest, too.
             tops = range(start + granules - need, start - 1, -need)[: count - len(places)]
             places += [top * alignment for top in tops]

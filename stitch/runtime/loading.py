@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from stitch.errors import CompileError, FormatError, IncompatibleError, OutOfMemoryError, Problem
 from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs, expanded
-from stitch.machine import Machine, MachineShape, footprint, machine_names
+from stitch.machine import Machine, MachineShape, machine_names, room_per_bank
 from stitch.ops import infer_operation, is_elementwise, program_work
 from stitch.program import ABSENT, Body, Program
 from stitch.runtime.loaded import Home, LoadedProgram
@@ -60,7 +60,7 @@ def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, 
     run of the program takes it, if what lies there may leave."""
     shape = device.backend.machine.shape
     blocks = [
-        (c.desc.layout.space, footprint(c.desc, shape).size_per_bank, c.address) for c in constants
+        (c.desc.layout.space, room_per_bank(c.desc, shape), c.address) for c in constants
     ]
     try:
         for constant, (_, size, address) in zip(constants, blocks, strict=True):
