@@ -7,9 +7,10 @@ Goes out: a `Machine`, or one `FormatError` that lists every problem with its li
     description: a sentence                     # optional
     core_grid: [rows, columns]
     host:  {banks: 1, bank_nbytes: .., alignment: 64}
-    dram:  {banks: .., bank_nbytes: .., alignment: ..}          # optional
-    l1:    {banks: rows x columns, bank_nbytes: .., base: .., reserved_top_nbytes: ..,
-            alignment: ..}                                      # optional
+    dram:  {banks: .., bank_nbytes: .., base: .., alignment: ..}            # optional
+    l1:    {banks: rows x columns, bank_nbytes: .., base: .., alignment: ..,
+            granule: .., policy: best_fit,
+            reserved_bottom_nbytes: .., reserved_top_nbytes: ..}            # optional
     noc:   {clock_hz: .., bytes_per_cycle: {128: 5.5, ..}, latency_cycles: ..,
             latency_cycles_per_hop: ..}                         # optional
     compute: {launch_seconds: .., other_flops_per_second: ..,
@@ -22,6 +23,14 @@ Goes out: a `Machine`, or one `FormatError` that lists every problem with its li
       - {from: host, to: dram, bytes_per_second: .., latency_seconds: ..}
       - {from: host, to: host, curve: {4096: 1.0e+9, ..}, latency_seconds: ..}
       - {from: dram, to: l1, noc_links: .., hops: .., limit_bytes_per_second: ..}
+
+Of a bank, addresses from `base + reserved_bottom_nbytes` up to `bank_nbytes - reserved_top_nbytes`
+may be used. At the bottom of L1 a machine reserves the region of circular buffers, at its top
+L1_SMALL, at the top of DRAM the trace region; without these keys nothing is. Pages lie at multiples
+of the `alignment`, a power of two; tensors at multiples of the `granule`, itself a multiple of the
+alignment, and they take whole ones (without it: the alignment). `policy` says which hole a tensor
+takes: `best_fit` (without the key) the smallest in which it fits, `first_fit` the highest, as
+tt-metal's free list does.
 
 A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (so many cores copy, each over
 its own link). A path that is left out does not exist: without `l1 -> l1`, moves inside L1 go

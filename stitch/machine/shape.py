@@ -88,7 +88,11 @@ class MachineShape:
         return (Space.HOST, *(space for space, shape in present if shape is not None))
 
     def shortcomings(self, compiled_for: MachineShape) -> Iterator[str]:
-        """Each way in which this machine cannot hold what was compiled for the other."""
+        """Each way in which this machine is another than what was compiled for the other needs.
+
+        Which addresses are usable, and at which granule, is no matter: a program fits by what it
+        uses (`use_problems` of the linker).
+        """
         if any(map(lt, self.core_grid, compiled_for.core_grid)):
             yield f"core grid: needs {compiled_for.core_grid}, has {self.core_grid}"
         for space in compiled_for.spaces:
@@ -103,11 +107,6 @@ class MachineShape:
                 yield f"{space.value} alignment: needs {theirs.alignment}, has {ours.alignment}"
             if ours.banks != theirs.banks:
                 yield f"{space.value} banks: needs {theirs.banks}, has {ours.banks}"
-            if ours.base > theirs.base or ours.limit < theirs.limit:
-                yield (
-                    f"{space.value} addresses: needs [{theirs.base:#x}, {theirs.limit:#x}), "
-                    f"has [{ours.base:#x}, {ours.limit:#x})"
-                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from stitch.errors import CompileError, FormatError, IncompatibleError, OutOfMemoryError, Problem
-from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs, expanded
+from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs, demands, expanded, use_problems
 from stitch.machine import Machine, MachineShape, machine_names, room_per_bank
 from stitch.ops import infer_operation, is_elementwise, program_work
 from stitch.program import ABSENT, Body, Program
@@ -35,6 +35,7 @@ def load_program(
         )
     program = binary.program(which)
     check_program(program, machine.shape)
+    _check_use(program, binary.machine, machine, where)
     kept: list[ConstantRecord] = []
     seconds = simulated_seconds(program, machine)
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)
@@ -53,6 +54,22 @@ def load_program(
         let_go(records, kept, holder)
         raise
     return loaded
+
+
+def _check_use(
+    program: Program, compiled_for: MachineShape, machine: Machine, where: str | None
+) -> None:
+    """Raise `IncompatibleError` naming all that a program uses for which the machine has no place."""
+    wanted = demands(program, program.scratch, machine.shape)
+    found = tuple(use_problems(wanted, machine.shape))
+    if found:
+        raise IncompatibleError(
+            f"program {program.name!r}, compiled for {compiled_for.name!r}, does not fit "
+            f"{machine.name!r}",
+            where=where,
+            problems=tuple(Problem("use", f"program {program.name}", text) for text in found),
+            remedy=_targets(machine.name, compiled_for.name),
+        )
 
 
 def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, name: str) -> None:

@@ -99,20 +99,22 @@ def test_sources_are_data_of_the_machine() -> None:
 def test_n150_keeps_l1_small_and_the_unreserved_base_out_of_reach() -> None:
     l1 = load_machine("wormhole_n150").shape.l1
     assert l1 is not None
-    assert (l1.banks, l1.base, l1.limit, l1.alignment) == (64, 103_712, 1_499_136 - 32_768, 16)
+    assert (l1.banks, l1.base, l1.limit, l1.alignment) == (64, 103_840, 1_499_136 - 32_768, 16)
 
 
 def test_n150_dram_is_twelve_channels() -> None:
     dram = load_machine("wormhole_n150").shape.dram
     assert dram is not None
-    assert (dram.banks, dram.limit, dram.alignment) == (12, 1_071_181_792, 32)
+    assert (dram.banks, dram.alignment) == (12, 32)
+    assert (dram.base, dram.limit) == (2_968_640, 1_073_118_784)
 
 
 def test_p150_has_the_published_sizes_and_alignments() -> None:
     shape = load_machine("blackhole_p150").shape
     assert shape.l1 is not None and shape.dram is not None
-    assert (shape.l1.base, shape.l1.limit) == (98_304, 1_572_864 - 32_768)
-    assert (shape.dram.banks, shape.dram.limit, shape.dram.alignment) == (8, 4_278_190_080, 64)
+    assert (shape.l1.base, shape.l1.limit) == (111_104, 1_572_864 - 32_768)
+    assert (shape.dram.banks, shape.dram.alignment) == (8, 64)
+    assert (shape.dram.base, shape.dram.limit) == (5_848_704, 4_276_523_520)
 
 
 def test_the_host_machine_has_no_device_spaces() -> None:

@@ -43,7 +43,11 @@ def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[
 
 
 def _machine(shape: MachineShape) -> dict[str, Any]:
-    spaces = {space.value: asdict(shape.space(space)) for space in shape.spaces}
+    figures = ("banks", "base", "limit", "alignment", "granule")
+    spaces = {
+        space.value: {name: getattr(shape.space(space), name) for name in figures}
+        for space in shape.spaces
+    }
     return {"name": shape.name, "core_grid": list(shape.core_grid), "spaces": spaces}
 
 
