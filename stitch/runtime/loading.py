@@ -11,7 +11,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from stitch.errors import CompileError, FormatError, IncompatibleError, OutOfMemoryError, Problem
-from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs, demands, expanded, use_problems
+from stitch.linker import (
+    SCRATCH_ALIGNMENT,
+    AliasProofs,
+    address_problems,
+    demands,
+    expanded,
+    use_problems,
+)
 from stitch.machine import Machine, MachineShape, machine_names, room_per_bank
 from stitch.ops import infer_operation, is_elementwise, program_work
 from stitch.program import ABSENT, Body, Program
@@ -59,9 +66,11 @@ def load_program(
 def _check_use(
     program: Program, compiled_for: MachineShape, machine: Machine, where: str | None
 ) -> None:
-    """Raise `IncompatibleError` naming all that a program uses for which the machine has no place."""
+    """Raise `IncompatibleError` naming all that a program uses for which the machine has no place;
+    what has none on the very machine that it was compiled for either is found when it runs."""
     wanted = demands(program, program.scratch, machine.shape)
-    found = tuple(use_problems(wanted, machine.shape))
+    problems_of = address_problems if compiled_for == machine.shape else use_problems
+    found = tuple(problems_of(wanted, machine.shape))
     if found:
         raise IncompatibleError(
             f"program {program.name!r}, compiled for {compiled_for.name!r}, does not fit "

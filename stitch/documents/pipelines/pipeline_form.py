@@ -276,7 +276,7 @@ _PIPELINE = Form(
     "a pipeline",
     PipelineFile,
     Row("name", Word(), default=Reading.stem),
-    Row("device", NameOrPath("the name of a machine, or the path of its .yaml")),
+    Row("device", NameOrPath("the name of a machine, or the path of its .yaml or .ttsys")),
     Row("modules", Entries(_MODULE), needed=True, default=()),
     Row("inputs", Entries(_INPUT), default=()),
     Row("steps", _STEPS, needed=True, default=()),

@@ -244,7 +244,7 @@ _TRAINING = Form(
     Row("optimizer", OPTIMIZER, needed=True),
     Row("schedule", SCHEDULE),
     Row("metrics", ListOf(Choice(METRICS), "a list of metrics", or_one=True)),
-    Row("target", NameOrPath("the name of a machine, or the path of its .yaml")),
+    Row("target", NameOrPath("the name of a machine, or the path of its .yaml or .ttsys")),
     Row("executor", Choice(COMPUTING), default="numpy"),
     Row("algorithm", Choice(ALGORITHMS), default="none"),
     *_OPTIONS,
