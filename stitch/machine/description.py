@@ -30,8 +30,8 @@ may be used. At the bottom of L1 a machine reserves the region of circular buffe
 L1_SMALL, at the top of DRAM the trace region; without these keys nothing is. Pages lie at multiples
 of the `alignment`, a power of two; tensors at multiples of the `granule`, itself a multiple of the
 alignment, and they take whole ones (without it: the alignment). `policy` says which hole a tensor
-takes: `best_fit` (without the key) the smallest in which it fits, `first_fit` the highest, as
-tt-metal's free list does.
+takes: `best_fit` (without the key) the smallest in which it fits; `first_fit`, as tt-metal's free
+list does, the first: in L1 from the top down, in DRAM from the bottom up.
 
 A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (so many cores copy, each over
 its own link). A path that is left out does not exist: without `l1 -> l1`, moves inside L1 go

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -202,7 +202,7 @@ _SPACE = Form(
     Row("reserved_top_nbytes", Whole(0), default=0),
     Row("alignment", Whole(1), needed=True),
     Row("granule", Whole(1)),
-    Row("policy", Choice(tuple(policy.value for policy in Policy)), default=Policy.BEST_FIT.value),
+    Row("policy", Choice(("best_fit", "first_fit")), default=Policy.BEST_FIT.value),
     check=_check_space,
 )
 _NOC = Form(
@@ -304,6 +304,8 @@ def _check_parts(fields: FormValues) -> None:
 def _machine(fields: FormValues, reading: Reading) -> Machine:
     values = fields.values
     dram, l1 = (None if space is None else space.shape for space in (values["dram"], values["l1"]))
+    if dram is not None and dram.policy is Policy.FIRST_FIT:
+        dram = replace(dram, policy=Policy.FIRST_FIT_UPWARDS)
     shape = MachineShape(values["name"], values["core_grid"], values["host"].shape, l1, dram)
     paths = tuple(_path(path, values["noc"]) for path in values["paths"])
     machine = Machine(

@@ -17,11 +17,15 @@ from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, Ten
 
 
 class Policy(enum.Enum):
-    """Which hole a new buffer takes: the smallest that fits, or the first from where one looks, as
-    devices do (from the top down, or from the bottom up where a low address is asked for)."""
+    """Which hole a new buffer takes: the smallest that fits; or, as devices do, the first that fits,
+    from the top down (L1) or from the bottom up (DRAM).
+
+    Source: tt-metal's `tech_reports/memory/allocator.md` and `bank_manager.cpp`.
+    """
 
     BEST_FIT = "best_fit"
     FIRST_FIT = "first_fit"
+    FIRST_FIT_UPWARDS = "first_fit_upwards"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

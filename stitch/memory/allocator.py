@@ -27,10 +27,10 @@ _NAMED_BUFFERS = 5
 class Allocator:
     """Allocation of `[base, limit)` in granules; addresses and sizes in bytes per bank.
 
-    Sizes are rounded up to granules of `alignment` bytes, and an empty buffer takes one. Within the
-    hole that the policy chooses, the smallest that fits (the lowest of equal ones) or the highest
-    that fits, a buffer lies at the top; with `low=True` at the bottom, of the lowest that fits where
-    the policy is first fit.
+    Sizes are rounded up to granules of `alignment` bytes, and an empty buffer takes one. By best fit
+    a buffer lies at the top of the smallest hole that has room, the lowest of equal ones, or at its
+    bottom with `low=True`; by first fit at the top of the highest, or at the bottom of the lowest
+    with `low=True` (and always so by first fit upwards).
 
     >>> allocator = Allocator(0, 1024, 16)
     >>> allocator.alloc(100), allocator.alloc(100, low=True), allocator.free_nbytes
@@ -81,7 +81,8 @@ class Allocator:
         i = bisect_left(holes, need << _SHIFT)
         if i == len(holes):
             return None
-        if self.policy is Policy.FIRST_FIT:
+        if self.policy is not Policy.BEST_FIT:
+            low |= self.policy is Policy.FIRST_FIT_UPWARDS
             i = self._first(need, low)
         packed = holes[i]
         start, left = packed & _ADDRESS, (packed >> _SHIFT) - need
@@ -121,7 +122,7 @@ class Allocator:
         """Where `alloc_at` would succeed one after the other, at most so many times, outside of
         ranges (address, end) that are sorted and lie apart: from the top of the smallest gap
         between them that fits, the lowest of equal ones (of the highest, where the policy is first
-        fit). Nothing is taken.
+        fit; so upwards too, from the bottom of the lowest). Nothing is taken.
 
         >>> Allocator(0, 1024, 16).fit(60, [(0, 40), (100, 200), (330, 500)], 3)
         [256, 960, 896]
