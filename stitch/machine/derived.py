@@ -6,6 +6,7 @@ Comes in: the name of a shipped machine, and figures with where each was found. 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -27,8 +28,7 @@ def derived_machine(like: str, name: str, figures: Mapping[str, Figure], where: 
     >>> mine.shape.l1.base, dict(mine.sources)["l1.base"], dict(mine.sources)["dram.banks"][:13]
     (2048, 'measured', 'as tiny: chos')
     """
-    root, _ = read_yaml(shipped_text(like), where)
-    root = _with(root, ("name",), _scalar(name))
+    root = _with(_shipped_root(like), ("name",), _scalar(name))
     for key, (value, source) in figures.items():
         held = _scalar(value)
         if isinstance(value, tuple):
@@ -45,6 +45,13 @@ def derived_machine(like: str, name: str, figures: Mapping[str, Figure], where: 
         )
     sources = [(k, s if k in figures else f"as {like}: {s}") for k, s in machine.sources]
     return replace(machine, sources=tuple(sources))
+
+
+@functools.cache
+def _shipped_root(like: str) -> Node:
+    # YAML's reader takes longer than all the rest, and a system has many chips.
+    root, _ = read_yaml(shipped_text(like), like)
+    return root
 
 
 def _scalar(value: object) -> Node:
