@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import lt
@@ -91,26 +90,34 @@ class MachineShape:
         present = ((Space.DRAM, self.dram), (Space.L1, self.l1))
         return (Space.HOST, *(space for space, shape in present if shape is not None))
 
-    def shortcomings(self, compiled_for: MachineShape) -> Iterator[str]:
+    def shortcomings(self, compiled_for: MachineShape) -> tuple[str, ...]:
         """Each way in which this machine is another than what was compiled for the other needs.
 
-        Which addresses are usable, and at which granule, is no matter: a program fits by what it
-        uses (`use_problems` of the linker).
+        Usable addresses that differ are none by themselves, but are named beside others: a program
+        fits by what it uses (`use_problems` of the linker).
         """
+        apart = []
         if any(map(lt, self.core_grid, compiled_for.core_grid)):
-            yield f"core grid: needs {compiled_for.core_grid}, has {self.core_grid}"
+            apart.append(f"core grid: needs {compiled_for.core_grid}, has {self.core_grid}")
+        addresses = []
         for space in compiled_for.spaces:
             theirs = compiled_for.space(space)
             if space not in self.spaces:
-                yield f"{space.value}: needed, absent"
+                apart.append(f"{space.value}: needed, absent")
                 continue
             ours = self.space(space)
             if space is Space.HOST:
                 continue
-            if ours.alignment != theirs.alignment:
-                yield f"{space.value} alignment: needs {theirs.alignment}, has {ours.alignment}"
-            if ours.banks != theirs.banks:
-                yield f"{space.value} banks: needs {theirs.banks}, has {ours.banks}"
+            for figure in ("alignment", "banks"):
+                needed, there = getattr(theirs, figure), getattr(ours, figure)
+                if needed != there:
+                    apart.append(f"{space.value} {figure}: needs {needed}, has {there}")
+            if ours.base > theirs.base or ours.limit < theirs.limit:
+                addresses.append(
+                    f"{space.value} addresses: needs [{theirs.base:#x}, {theirs.limit:#x}), "
+                    f"has [{ours.base:#x}, {ours.limit:#x})"
+                )
+        return (*apart, *addresses) if apart else ()
 
 
 @dataclass(frozen=True, slots=True)

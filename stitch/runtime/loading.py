@@ -32,7 +32,7 @@ def load_program(
     where: str | None = None,
 ) -> LoadedProgram:  # fmt: skip
     """See `Device.load`; `where` is the binary's file. Nothing stays reserved where it fails."""
-    missing = tuple(machine.shape.shortcomings(binary.machine))
+    missing = machine.shape.shortcomings(binary.machine)
     if missing:
         raise IncompatibleError(
             f"a binary compiled for {binary.machine.name!r} does not run on "
