@@ -151,9 +151,7 @@ class _Replay:
         self._record = record
         shape = record.machine.shape
         self._allocators = {
-            space: Allocator.of(s)
-            for space in shape.spaces
-            for s in (shape.space(space),)
+            space: Allocator.of(s) for space in shape.spaces for s in (shape.space(space),)
         }
         self._buffers: dict[int, Buffer] = {}
         self.step = ""

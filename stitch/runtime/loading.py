@@ -85,9 +85,7 @@ def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, 
     """Constants that no other program holds get places; where others have the room now, the first
     run of the program takes it, if what lies there may leave."""
     shape = device.backend.machine.shape
-    blocks = [
-        (c.desc.layout.space, room_per_bank(c.desc, shape), c.address) for c in constants
-    ]
+    blocks = [(c.desc.layout.space, room_per_bank(c.desc, shape), c.address) for c in constants]
     try:
         for constant, (_, size, address) in zip(constants, blocks, strict=True):
             if len(constant.holders) > 1:

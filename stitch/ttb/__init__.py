@@ -24,9 +24,7 @@ from stitch.ttb.file import (
 if TYPE_CHECKING:
     from stitch.ttb.system_machines import Chip, System, load_system
 else:
-    __getattr__, __dir__ = names_on_demand(
-        __name__, {"system_machines": "Chip System load_system"}
-    )
+    __getattr__, __dir__ = names_on_demand(__name__, {"system_machines": "Chip System load_system"})
 
 __all__ = [
     "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "Chip", "FileSizes", "ProgramSize",

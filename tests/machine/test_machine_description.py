@@ -328,8 +328,12 @@ def test_the_shipped_machines_have_the_granule_of_their_free_lists() -> None:
 
 def test_a_machine_reserves_regions_at_both_ends_of_a_space() -> None:
     """L1_SMALL and the circular buffers of L1, the trace region of DRAM."""
-    text = changed("reserved_top_nbytes: 0", "reserved_top_nbytes: 512\n  reserved_bottom_nbytes: 256")
-    text = text.replace("bank_nbytes: 1_048_576", "bank_nbytes: 1_048_576\n  reserved_top_nbytes: 4096")
+    text = changed(
+        "reserved_top_nbytes: 0", "reserved_top_nbytes: 512\n  reserved_bottom_nbytes: 256"
+    )
+    text = text.replace(
+        "bank_nbytes: 1_048_576", "bank_nbytes: 1_048_576\n  reserved_top_nbytes: 4096"
+    )
     shape = parse_machine(text.encode(), "mine.yaml").shape
     assert shape.l1 is not None and (shape.l1.base, shape.l1.limit) == (1_280, 16_384 - 512)
     assert shape.dram is not None and shape.dram.limit == 1_048_576 - 4_096

@@ -54,7 +54,7 @@ def test_an_address_above_what_is_usable_is_named() -> None:
     told = n150(limit=1_499_136)
     with (
         stitch.open_device("wormhole_n150") as device,
-        pytest.raises(IncompatibleError, match="0x16d000.*from 0x166000 on is reserved"),
+        pytest.raises(IncompatibleError, match=r"0x16d000.*from 0x166000 on is reserved"),
     ):
         device.load(file_for(told, "output.y.address=0x16d000"))
 

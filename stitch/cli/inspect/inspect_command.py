@@ -52,9 +52,13 @@ MOST_LINES = 20
 def command() -> Command:
     """`stitch-inspect`, with its words."""
     parser = make_parser(
-        "stitch-inspect", "Show .ttb files and system descriptors, and what stitching costs.", EXAMPLES
+        "stitch-inspect",
+        "Show .ttb files and system descriptors, and what stitching costs.",
+        EXAMPLES,
     )
-    parser.add_argument("modules", nargs="*", metavar="FILE", help=".ttb files, in run order, or a .ttsys")
+    parser.add_argument(
+        "modules", nargs="*", metavar="FILE", help=".ttb files, in run order, or a .ttsys"
+    )
     add_options(
         parser,
         ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
@@ -96,7 +100,9 @@ def _inspect(words: argparse.Namespace) -> int:
             raise UsageError("--check_plan checks a record, or the given modules: not both")
         return _check(dict(read_document(record, read_record).plans), words.json)
     if not words.modules:
-        raise UsageError("there is nothing to inspect", expected="one or more .ttb files, or a .ttsys")
+        raise UsageError(
+            "there is nothing to inspect", expected="one or more .ttb files, or a .ttsys"
+        )
     if any(is_machine_file(path) for path in words.modules):
         return _show_system(words)
     if len(words.modules) == 1 and record is None:
