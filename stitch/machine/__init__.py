@@ -38,5 +38,6 @@ else:
 __all__ = [
     "MACHINE_KEYS", "Compute", "Footprint", "LoopRates", "Machine", "MachineShape", "Path",
     "Policy", "SpaceShape", "derived_machine", "footprint", "is_machine_file", "load_machine",
-    "load_machines", "machine_names", "page_shape", "parse_machine", "room_per_bank", "round_up", "shard_counts", "shard_layout",
+    "load_machines", "machine_names", "page_shape", "parse_machine", "room_per_bank",
+    "round_up", "shard_counts", "shard_layout",
 ]  # fmt: skip

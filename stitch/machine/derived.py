@@ -25,7 +25,7 @@ def derived_machine(like: str, name: str, figures: Mapping[str, Figure], where: 
     has in a description. Raises `FormatError` naming `where` if they do not fit each other.
 
     >>> mine = derived_machine("tiny", "mine", {"l1.base": (2_048, "measured")}, "-")
-    >>> mine.shape.l1.base, dict(mine.sources)["l1.base"], dict(mine.sources)["dram.banks"][:13]
+    >>> mine.shape.l1.base, dict(mine.sources)["l1.base"], dict(mine.sources)["core_grid"][:13]
     (2048, 'measured', 'as tiny: chos')
     """
     root = _with(_shipped_root(like), ("name",), _scalar(name))

@@ -1,8 +1,8 @@
 """Machine descriptions: a YAML file → a checked `Machine`; ours and a user's work in the same way.
 
-Comes in: the name of a machine that Stitch ships, the path of a YAML file or of a file that another
-room reads (`_READERS`), or a `Machine`. Goes out: a `Machine`, or one `FormatError` that lists every
-problem with its line. The form:
+Comes in: the name of a machine that Stitch ships, the path of a YAML file or of one that another
+room reads (`_READERS`), or a `Machine`. Goes out: a `Machine`, or one `FormatError` that lists
+every problem with its line. The form:
 
     name: my_device
     description: a sentence                     # optional
@@ -78,8 +78,8 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
 
     A text that ends in `.yaml`, `.yml` or `.ttsys`, or holds a slash, is a path; `n300.ttsys:1` is
     the second chip of a system. Without a number that is the first, if the chips differ in nothing
-    but their usable addresses, else `UsageError`. Raises `UsageError` also where there is no such machine or file, `FormatError` with
-    all problems where the file is not sound.
+    but their usable addresses. Raises `UsageError` if they differ in more, and where there is no
+    such machine or file, `FormatError` with all problems where the file is not sound.
 
     >>> load_machine("wormhole_n150").shape.l1.banks
     64
@@ -178,7 +178,7 @@ def _shipped(name: str) -> Machine:
 
 def shipped_text(name: str) -> str:
     """The description of a machine that Stitch ships."""
-    return (_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8")
+    return (_SHIPPED / f"{name}.yaml").read_bytes().decode()
 
 
 def _read_file(file: FilePath) -> Machine:

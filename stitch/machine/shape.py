@@ -16,8 +16,8 @@ from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, Ten
 
 
 class Policy(enum.Enum):
-    """Which hole a new buffer takes: the smallest that fits; or, as devices do, the first that fits,
-    from the top down (L1) or from the bottom up (DRAM).
+    """Which hole a new buffer takes: the smallest that fits; or, as devices do, the first that
+    fits, from the top down (L1) or from the bottom up (DRAM).
 
     Source: tt-metal's `tech_reports/memory/allocator.md` and `bank_manager.cpp`.
     """

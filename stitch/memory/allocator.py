@@ -3,34 +3,32 @@
 Comes in: sizes, and sometimes addresses, in bytes per bank (allocation is lock-step: the same
 address and size in every bank). Goes out: addresses. Must not know: tensors, layouts, bytes.
 
-Best fit, or first fit as devices do, over integer granules. A hole is one number, `size << 40 | address`, in a sorted list;
-two dictionaries and a list of starts name the same holes by their ends. All three are plain
-Python containers: below ten thousand buffers nothing is faster in CPython.
+Best fit, or first fit as devices do, over integer granules. A hole is one number, `size << 40 |
+address`, in a sorted list; two dictionaries and a list of starts name the same holes by their ends.
+All three are plain Python containers: below ten thousand buffers nothing is faster in CPython.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
-from heapq import nlargest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 from stitch.machine import Policy, SpaceShape
 from stitch.memory.gaps import FreeGaps
+from stitch.memory.pressure import pressure_text, takers_text
 
 _SHIFT = 40
 _ADDRESS = (1 << _SHIFT) - 1
-#: How many of the biggest live buffers an out-of-memory error names.
-_NAMED_BUFFERS = 5
 
 
 class Allocator:
     """Allocation of `[base, limit)` in granules; addresses and sizes in bytes per bank.
 
-    Sizes are rounded up to granules of `alignment` bytes, and an empty buffer takes one. By best fit
-    a buffer lies at the top of the smallest hole that has room, the lowest of equal ones, or at its
-    bottom with `low=True`; by first fit at the top of the highest, or at the bottom of the lowest
-    with `low=True` (and always so by first fit upwards).
+    Sizes are rounded up to granules of `alignment` bytes, and an empty buffer takes one. By best
+    fit a buffer lies at the top of the smallest hole that has room, the lowest of equal ones, or at
+    its bottom with `low=True`; by first fit at the top of the highest, or at the bottom of the
+    lowest with `low=True` (and always so by first fit upwards).
 
     >>> allocator = Allocator(0, 1024, 16)
     >>> allocator.alloc(100), allocator.alloc(100, low=True), allocator.free_nbytes
@@ -113,7 +111,7 @@ class Allocator:
                 f"no room for {self._rounded(size)} bytes per bank",
                 where=f"addresses [{self.base:#x}, {self.limit:#x}) of every bank",
                 expected=f"a hole of {self._rounded(size)} B",
-                got=self._pressure(),
+                got=pressure_text(self),
                 remedy="free or move a live tensor, or store it in another space",
             )
         return address
@@ -195,8 +193,8 @@ class Allocator:
         if hole is None:
             raise OutOfMemoryError(
                 f"address {address:#x} with {need * self.alignment} bytes per bank is taken",
-                where=self._takers(start, need),
-                got=self._pressure(),
+                where=takers_text(self, address, need * self.alignment),
+                got=pressure_text(self),
                 remedy="move or free the block that is in the way first",
             )
         return hole
@@ -212,7 +210,7 @@ class Allocator:
         if need is None:
             raise TaskError(
                 f"no live block starts at {address:#x}: freed twice, or never allocated",
-                got=self._pressure(),
+                got=pressure_text(self),
                 remedy="free each address once, with the value that alloc gave",
             )
         self._token ^= hash((start, need))
@@ -392,20 +390,3 @@ class Allocator:
         if address < self.base or address + self._rounded(size) > self.limit:
             return "it leaves the space"
         return ""
-
-    def _takers(self, start: int, need: int) -> str:
-        taken = [
-            f"[{a * self.alignment:#x}, {(a + s) * self.alignment:#x})"
-            for a, s in sorted(self._live.items())
-            if a < start + need and start < a + s
-        ]
-        more = f" and {len(taken) - _NAMED_BUFFERS} more" if len(taken) > _NAMED_BUFFERS else ""
-        return "taken by " + ", ".join(taken[:_NAMED_BUFFERS]) + more
-
-    def _pressure(self) -> str:
-        biggest = nlargest(_NAMED_BUFFERS, self._live.items(), key=lambda item: item[1])
-        named = ", ".join(f"{s * self.alignment} B at {a * self.alignment:#x}" for a, s in biggest)
-        return (
-            f"{self.free_nbytes} B free of {self.capacity}, largest hole {self.largest_hole} B, "
-            f"{len(self._live)} live blocks, the biggest: {named or 'none'}"
-        )

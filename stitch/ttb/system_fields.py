@@ -11,7 +11,6 @@ are known up to release 4013, the newest that was looked at.
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ class _Field(NamedTuple):
     code: str = ""
     of: str = ""
     since: int = 0
-    until: float = math.inf
+    until: int = LAST_RELEASE + 1
     limit: int | None = None
 
 
@@ -123,8 +122,8 @@ def _orders() -> tuple[FieldOrder, ...]:
     changes = {FIRST_RELEASE, _NO_GRAYSKULL_SINCE, _QUASAR_SINCE, LAST_RELEASE + 1}
     for fields in _TABLES.values():
         for field in fields:
-            changes.update(n for n in (field.since, field.until) if FIRST_RELEASE < n < math.inf)
-    starts = sorted(int(change) for change in changes)
+            changes |= {field.since, field.until}
+    starts = sorted(n for n in changes if FIRST_RELEASE <= n <= LAST_RELEASE + 1)
     return tuple(
         FieldOrder(
             Release(0, 0, first),

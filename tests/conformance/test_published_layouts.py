@@ -13,7 +13,7 @@ import pytest
 
 import stitch
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.machine import Policy, footprint, load_machine
+from stitch.machine import Machine, Policy, footprint, load_machine
 from stitch.machine import parse_machine as parse
 from stitch.machine.description import shipped_text
 from stitch.memory import Allocator
@@ -45,7 +45,7 @@ def desc_of(case: Case) -> TensorDesc:
     )  # fmt: skip
 
 
-def first_fit(machine: str) -> stitch.Machine:
+def first_fit(machine: str) -> Machine:
     """A shipped machine whose L1 and DRAM take the first hole that fits, as devices do."""
     text = shipped_text(machine)
     for space in ("dram", "l1"):

@@ -1,7 +1,8 @@
-"""`stitch-inspect`: what is in a `.ttb` file or a system descriptor; whether several can be stitched, and at what cost.
+"""`stitch-inspect`: what is in a file; whether several can be stitched, and at what cost.
 
-One file: versions, machine, slots, operations, memory, sizes; constants are not read unless
-`--verify=full` asks for their checksums. Several: the plan of one pass without data.
+A system descriptor: its chips, as machines. One `.ttb` file: versions, machine, slots, operations,
+memory, sizes; constants are not read unless `--verify=full` asks for their checksums. Several: the
+plan of one pass without data.
 `--check_plan` confirms the certificates of plans, those of a record or of the given files; `--diff`
 compares what two runs copied.
 """
