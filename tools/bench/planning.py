@@ -48,10 +48,10 @@ GROWTH_GOAL, ELSEWHERE_GOAL_US, REPLAYED_GOAL_US = 1.3, 20.0, 1.0
 FITTING_GOAL_US, DOUBLING_GOAL = 500.0, 1.2
 #: What longer chains are compared with; what fixed costs are spread over.
 SHORT = 100
-#: Bytes of a chain's tensors, which lie in one bank; weights that come in turn; tasks of a chain
-#: beside live tensors, and of one that needs moves.
 #: What tensors in L1 take whole ones of, on the machine that is planned for.
 GRANULE = 32
+#: Bytes of a chain's tensors, which lie in one bank; weights that come in turn; tasks of a chain
+#: beside live tensors, and of one that needs moves.
 NBYTES, WEIGHTS, BESIDE, MOVING = 32, 9, 100, 10
 #: Live tensors among which moves are searched, at most.
 MOST_FRAGMENTS = 200
