@@ -20,6 +20,7 @@ from stitch.memory.pressure import pressure_text, takers_text
 
 _SHIFT = 40
 _ADDRESS = (1 << _SHIFT) - 1
+_BEST = Policy.BEST_FIT
 
 
 class Allocator:
@@ -79,7 +80,7 @@ class Allocator:
         i = bisect_left(holes, need << _SHIFT)
         if i == len(holes):
             return None
-        if self.policy is not Policy.BEST_FIT:
+        if self.policy is not _BEST:
             low |= self.policy is Policy.FIRST_FIT_UPWARDS
             i = self._first(need, low)
         packed = holes[i]
