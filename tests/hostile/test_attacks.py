@@ -99,7 +99,7 @@ ATTACKS: dict[str, tuple[Callable[[Surgery], None], str]] = {
     "negative operand": (put_behind((*OPERATION, "inputs"), 4, "i", -2), "range"),
     "no banks": (put(("machine", "l1", "banks"), "I", 0), "range"),
     "alignment is no power of two": (put(("machine", "l1", "alignment"), "Q", 48), "range"),
-    "granule is no multiple of the alignment": (put(("machine", "l1", "granule"), "Q", 24), "range"),
+    "granule is no multiple": (put(("machine", "l1", "granule"), "Q", 24), "range"),
     "space ends before it begins": (put(("machine", "l1", "limit"), "Q", 1), "range"),
     "segment misaligned": (put(("segments", 1, "offset"), "Q", 65), "alignment"),
     "segments overlap": (put(("segments", 2, "offset"), "Q", 64), "overlap"),
