@@ -194,7 +194,7 @@ def _part(source: Any) -> LinkPart:
 def _check_machines(parts: Sequence[LinkPart], machine: MachineShape, whose: str) -> None:
     """Raise `IncompatibleError` for a part of a machine that this one is not like."""
     for part in parts:
-        missing = () if part.machine is None else tuple(machine.shortcomings(part.machine))
+        missing = () if part.machine is None else machine.shortcomings(part.machine)
         if part.machine is not None and missing:
             raise IncompatibleError(
                 f"{part.source} was compiled for {part.machine.name!r}, {whose} "

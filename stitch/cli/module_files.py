@@ -170,7 +170,7 @@ def known_machine(name: str, path: str) -> str:
     if name not in machine_names():
         raise UsageError(
             f"{path} was compiled for {name!r}, a machine that Stitch does not ship",
-            expected="--device=NAME or --device=machine.yaml",
+            expected="--device=NAME, --device=machine.yaml or --device=system.ttsys",
             remedy="give its description; known names: " + ", ".join(machine_names()),
         )
     return name

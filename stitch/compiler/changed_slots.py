@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from stitch.compiler.placement import L1_SHARE
 from stitch.errors import CompileError
 from stitch.linker import address_problems, check_capacity, choose_scratch, demands
-from stitch.machine import MachineShape, footprint
+from stitch.machine import MachineShape, room_per_bank
 from stitch.program import InputKind, Layout, Program, Space
 
 #: Layouts by side and index.
@@ -93,7 +93,7 @@ def _slots_in_l1(program: Program, machine: MachineShape) -> int:
              *(s.value for s in program.outputs if s.aliases_input is None)]  # fmt: skip
     descs = [program.values[value].desc for value in slots]
     here = [desc for desc in descs if desc.layout.space is Space.L1]
-    return sum(footprint(desc, machine).size_per_bank for desc in here)
+    return sum(room_per_bank(desc, machine) for desc in here)
 
 
 def _local_in_dram(program: Program) -> Iterator[int]:
@@ -108,4 +108,4 @@ def _local_in_dram(program: Program) -> Iterator[int]:
 def _size_in_l1(program: Program, value: int, machine: MachineShape) -> int:
     desc = program.values[value].desc
     layout = replace(desc.layout, space=Space.L1, address=None)
-    return footprint(replace(desc, layout=layout), machine).size_per_bank
+    return room_per_bank(replace(desc, layout=layout), machine)

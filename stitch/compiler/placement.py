@@ -44,7 +44,7 @@ from stitch.linker import (
     pack_scratch,
     place_intermediates,
 )
-from stitch.machine import MachineShape, footprint
+from stitch.machine import MachineShape, room_per_bank
 from stitch.packing import gaps_between, pack
 from stitch.program import Layout, Program, Scratch, Space, TensorDesc, Value
 
@@ -114,7 +114,7 @@ def _slots(
 
 def _slot(request: SlotRequest, value: int, space: Space, machine: MachineShape) -> _Slot:
     layout = slot_layout(request, space, machine)
-    size = footprint(TensorDesc(request.type.shape, layout), machine).size_per_bank
+    size = room_per_bank(TensorDesc(request.type.shape, layout), machine)
     return _Slot(request, value, layout, size)
 
 

@@ -195,14 +195,17 @@ class RelativePath(Kind[Path]):
 
 @dataclass(eq=False, repr=False)
 class NameOrPath(Kind[str]):
-    """A name as it is, or the path of a YAML file, relative to the file."""
+    """A name as it is, or the path of a file that has one of some endings, relative to the file."""
 
     wanted: str
+    endings: tuple[str, ...] = (".yaml", ".yml", ".ttsys")
 
     def value(self, node: Node, place: Place) -> str | None:
         if not is_word(node):
             return None
-        is_path = node.raw.endswith((".yaml", ".yml"))
+        # What stands behind a colon says which part of the file is meant.
+        parts = node.raw, node.raw.rpartition(":")[0]
+        is_path = any(part.endswith(self.endings) for part in parts)
         return str(place.reading.folder / node.raw) if is_path else node.raw
 
 

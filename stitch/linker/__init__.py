@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from stitch.linker.alias_proofs import AliasProofs
 from stitch.linker.body_programs import program_of_body, repeated_outputs
-from stitch.linker.capacity import Demand, address_problems, check_capacity, demands
+from stitch.linker.capacity import (
+    Demand,
+    address_problems,
+    check_capacity,
+    demands,
+    use_problems,
+)
 from stitch.linker.dead_code import drop_unused_values, remove_dead_code, with_used_bodies
 from stitch.linker.expansion import expanded, expansion_nbytes, inlined
 from stitch.linker.link_check import LinkReport, check_link, wire
@@ -52,6 +58,6 @@ __all__ = [
     "drop_unused_values", "expanded", "expansion_nbytes", "inlined", "likely_words",
     "link_merged", "link_programs", "link_tasks", "linked_inputs", "pack_scratch",
     "place_intermediates", "program_of_body", "remove_dead_code",
-    "repeated_outputs", "slot_index", "wire",
+    "repeated_outputs", "slot_index", "use_problems", "wire",
     "wires_in_words", "wiring_of", "with_used_bodies",
 ]  # fmt: skip

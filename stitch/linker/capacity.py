@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Literal
 
 from stitch.errors import OutOfMemoryError
-from stitch.machine import MachineShape, footprint
+from stitch.machine import MachineShape, room_per_bank
 from stitch.program import OperationList, Scratch, Space, Value
 
 #: More pairs than this are not worth listing: of n regions in one place there are n².
@@ -60,7 +60,7 @@ def _demand(
     kind: Literal["slot", "constant"], label: str, value: Value, machine: MachineShape
 ) -> Demand:
     layout = value.desc.layout
-    size = footprint(value.desc, machine).size_per_bank
+    size = room_per_bank(value.desc, machine)
     return Demand(kind, label, layout.space, size, layout.address)
 
 
@@ -72,17 +72,29 @@ def address_problems(wanted: Sequence[Demand], machine: MachineShape) -> Iterato
     )
     for demand, address in fixed:
         shape = machine.space(demand.space)
-        if address % shape.alignment:
+        if address % shape.granule:
             yield (
                 f"{demand.text()} is not aligned: addresses in {demand.space.value} "
-                f"are multiples of {shape.alignment}"
+                f"are multiples of {shape.granule}"
             )
         if address < shape.base or address + demand.size_per_bank > shape.limit:
+            is_low = address < shape.base
+            reserved = f"[0x0, {shape.base:#x})" if is_low else f"from {shape.limit:#x} on"
             yield (
-                f"{demand.text()} is out of range: {demand.space.value} "
-                f"is usable at [{shape.base:#x}, {shape.limit:#x})"
+                f"{demand.text()} is out of range: {demand.space.value} is usable at "
+                f"[{shape.base:#x}, {shape.limit:#x}), and what lies {reserved} is reserved"
             )
     yield from islice(_overlaps(fixed), MAX_OVERLAPS)
+
+
+def use_problems(wanted: Sequence[Demand], machine: MachineShape) -> Iterator[str]:
+    """Each way in which a machine has no place for what a program uses, one thing by itself: its
+    fixed addresses, and what is larger than a space."""
+    yield from address_problems(wanted, machine)
+    for demand in wanted:
+        room = machine.space(demand.space).capacity
+        if demand.address is None and demand.size_per_bank > room:
+            yield f"{demand.text()} is larger than {demand.space.value} with {room} B per bank"
 
 
 def _overlaps(fixed: Sequence[tuple[Demand, int]]) -> Iterator[str]:

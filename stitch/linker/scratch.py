@@ -114,7 +114,7 @@ def _share_places(
 def scratch_size_per_bank(nbytes: int, machine: MachineShape, space: Space) -> int:
     """Bytes per bank of a scratch of `nbytes` over all banks."""
     shape = machine.space(space)
-    return round_up(-(-nbytes // shape.banks), shape.alignment)
+    return round_up(-(-nbytes // shape.banks), shape.granule)
 
 
 def choose_scratch(

@@ -5,14 +5,22 @@ Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values,
 
 from typing import TYPE_CHECKING
 
-from stitch.machine.description import load_machine, machine_names, parse_machine
+from stitch.machine.description import (
+    is_machine_file,
+    load_machine,
+    load_machines,
+    machine_names,
+    parse_machine,
+)
 from stitch.machine.machine import Compute, LoopRates, Machine, Path
 from stitch.machine.shape import (
     Footprint,
     MachineShape,
+    Policy,
     SpaceShape,
     footprint,
     page_shape,
+    room_per_bank,
     round_up,
     shard_counts,
     shard_layout,
@@ -20,12 +28,16 @@ from stitch.machine.shape import (
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
+    from stitch.machine.derived import derived_machine
     from stitch.machine.machine_form import MACHINE_KEYS
 else:
-    __getattr__, __dir__ = names_on_demand(__name__, {"machine_form": "MACHINE_KEYS"})
+    __getattr__, __dir__ = names_on_demand(
+        __name__, {"derived": "derived_machine", "machine_form": "MACHINE_KEYS"}
+    )
 
 __all__ = [
     "MACHINE_KEYS", "Compute", "Footprint", "LoopRates", "Machine", "MachineShape", "Path",
-    "SpaceShape", "footprint", "load_machine", "machine_names", "page_shape", "parse_machine",
+    "Policy", "SpaceShape", "derived_machine", "footprint", "is_machine_file", "load_machine",
+    "load_machines", "machine_names", "page_shape", "parse_machine", "room_per_bank",
     "round_up", "shard_counts", "shard_layout",
 ]  # fmt: skip

@@ -9,12 +9,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
 from stitch.errors import StitchError
 from stitch.forms import (
+    Choice,
     Form,
     FormValues,
     Kind,
@@ -31,7 +32,7 @@ from stitch.forms import (
     number_of,
 )
 from stitch.machine.machine import Compute, Curve, LoopRates, Machine, Noc, Path
-from stitch.machine.shape import MachineShape, SpaceShape
+from stitch.machine.shape import MachineShape, Policy, SpaceShape
 from stitch.program import DataType, Space
 
 
@@ -56,19 +57,24 @@ class _Space:
     banks: int
     bank_nbytes: int
     base: int
+    reserved_bottom_nbytes: int
     reserved_top_nbytes: int
     alignment: int
+    granule: int | None
+    policy: str
     place: Place
 
     @property
-    def limit(self) -> int:
-        """The first address that is not to be used."""
-        return self.bank_nbytes - self.reserved_top_nbytes
-
-    @property
     def shape(self) -> SpaceShape:
-        """It as machines have it."""
-        return SpaceShape(self.banks, self.base, self.limit, self.alignment)
+        """It as machines have it: its usable addresses, less what is reserved at either end."""
+        return SpaceShape(
+            self.banks,
+            self.base + self.reserved_bottom_nbytes,
+            self.bank_nbytes - self.reserved_top_nbytes,
+            self.alignment,
+            self.granule or 0,
+            Policy(self.policy),
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -134,21 +140,26 @@ class _Curve(Kind[Curve]):
 
 
 def _check_space(space: _Space, place: Place) -> None:
-    base, limit, alignment = space.base, space.limit, space.alignment
-    if alignment & (alignment - 1):
-        place.at("alignment").note("alignment", f"{alignment} is no power of two")
+    shape = space.shape
+    base, limit, granule = shape.base, shape.limit, shape.granule
+    what = "alignment" if space.granule is None else "granule"
+    if shape.alignment & (shape.alignment - 1):
+        place.at("alignment").note("alignment", f"{shape.alignment} is no power of two")
+    elif granule % shape.alignment:
+        detail = f"{granule} is no multiple of the alignment {shape.alignment}"
+        place.at("granule").note("granule", detail)
     elif base >= limit:
         sizes = (
             f"(bank_nbytes {space.bank_nbytes} - reserved_top_nbytes {space.reserved_top_nbytes})"
         )
         detail = f"base {base} leaves no room below the limit {limit} {sizes}"
         place.at("base").note("no_room", detail)
-    elif base % alignment or limit % alignment:
+    elif base % granule or limit % granule:
         detail = (
             f"usable addresses [{base}, {limit}) must start and end at a multiple of the "
-            f"alignment {alignment}"
+            f"{what} {granule}"
         )
-        place.at("base" if base % alignment else "bank_nbytes").note("alignment", detail)
+        place.at("base" if base % granule else "bank_nbytes").note(what, detail)
 
 
 def _check_path(path: _Path, place: Place) -> None:
@@ -187,8 +198,11 @@ _SPACE = Form(
     Row("banks", Whole(1), needed=True),
     Row("bank_nbytes", Whole(1), needed=True),
     Row("base", Whole(0), default=0),
+    Row("reserved_bottom_nbytes", Whole(0), default=0),
     Row("reserved_top_nbytes", Whole(0), default=0),
     Row("alignment", Whole(1), needed=True),
+    Row("granule", Whole(1)),
+    Row("policy", Choice(("best_fit", "first_fit")), default=Policy.BEST_FIT.value),
     check=_check_space,
 )
 _NOC = Form(
@@ -290,6 +304,8 @@ def _check_parts(fields: FormValues) -> None:
 def _machine(fields: FormValues, reading: Reading) -> Machine:
     values = fields.values
     dram, l1 = (None if space is None else space.shape for space in (values["dram"], values["l1"]))
+    if dram is not None and dram.policy is Policy.FIRST_FIT:
+        dram = replace(dram, policy=Policy.FIRST_FIT_UPWARDS)
     shape = MachineShape(values["name"], values["core_grid"], values["host"].shape, l1, dram)
     paths = tuple(_path(path, values["noc"]) for path in values["paths"])
     machine = Machine(

@@ -5,8 +5,8 @@ Source of the rules: tt-metal's allocator and tensor layout reports.
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import lt
@@ -15,14 +15,43 @@ from stitch.errors import LayoutError
 from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
 
 
-@dataclass(frozen=True, slots=True)
+class Policy(enum.Enum):
+    """Which hole a new buffer takes: the smallest that fits; or, as devices do, the first that
+    fits, from the top down (L1) or from the bottom up (DRAM).
+
+    Source: tt-metal's `tech_reports/memory/allocator.md` and `bank_manager.cpp`.
+    """
+
+    BEST_FIT = "best_fit"
+    FIRST_FIT = "first_fit"
+    FIRST_FIT_UPWARDS = "first_fit_upwards"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class SpaceShape:
-    """One memory space: `banks` alike, addresses `[base, limit)` usable in each, all in bytes."""
+    """One memory space: `banks` alike, addresses `[base, limit)` usable in each, all in bytes.
+
+    Pages start at multiples of the alignment; buffers start at multiples of the granule, a multiple
+    of the alignment, and take whole ones (0: the alignment is the granule). Files do not hold the
+    policy: it is the device's.
+    """
 
     banks: int
     base: int
     limit: int
     alignment: int
+    granule: int = 0
+    policy: Policy = Policy.BEST_FIT
+
+    def __post_init__(self) -> None:
+        if not self.granule:
+            object.__setattr__(self, "granule", self.alignment)
+
+    def __repr__(self) -> str:
+        names = ["banks", "base", "limit", "alignment"]
+        names += ["granule"] if self.granule != self.alignment else []
+        names += ["policy"] if self.policy is not Policy.BEST_FIT else []
+        return f"SpaceShape({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def capacity(self) -> int:
@@ -61,27 +90,34 @@ class MachineShape:
         present = ((Space.DRAM, self.dram), (Space.L1, self.l1))
         return (Space.HOST, *(space for space, shape in present if shape is not None))
 
-    def shortcomings(self, compiled_for: MachineShape) -> Iterator[str]:
-        """Each way in which this machine cannot hold what was compiled for the other."""
+    def shortcomings(self, compiled_for: MachineShape) -> tuple[str, ...]:
+        """Each way in which this machine is another than what was compiled for the other needs.
+
+        Usable addresses that differ are none by themselves, but are named beside others: a program
+        fits by what it uses (`use_problems` of the linker).
+        """
+        apart = []
         if any(map(lt, self.core_grid, compiled_for.core_grid)):
-            yield f"core grid: needs {compiled_for.core_grid}, has {self.core_grid}"
+            apart.append(f"core grid: needs {compiled_for.core_grid}, has {self.core_grid}")
+        addresses = []
         for space in compiled_for.spaces:
             theirs = compiled_for.space(space)
             if space not in self.spaces:
-                yield f"{space.value}: needed, absent"
+                apart.append(f"{space.value}: needed, absent")
                 continue
             ours = self.space(space)
             if space is Space.HOST:
                 continue
-            if ours.alignment != theirs.alignment:
-                yield f"{space.value} alignment: needs {theirs.alignment}, has {ours.alignment}"
-            if ours.banks != theirs.banks:
-                yield f"{space.value} banks: needs {theirs.banks}, has {ours.banks}"
+            for figure in ("alignment", "banks"):
+                needed, there = getattr(theirs, figure), getattr(ours, figure)
+                if needed != there:
+                    apart.append(f"{space.value} {figure}: needs {needed}, has {there}")
             if ours.base > theirs.base or ours.limit < theirs.limit:
-                yield (
+                addresses.append(
                     f"{space.value} addresses: needs [{theirs.base:#x}, {theirs.limit:#x}), "
                     f"has [{ours.base:#x}, {ours.limit:#x})"
                 )
+        return (*apart, *addresses) if apart else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +171,7 @@ def shard_counts(desc: TensorDesc, spec: ShardSpec) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def footprint(desc: TensorDesc, machine: MachineShape) -> Footprint:
-    """The pages and bytes per bank of a tensor; at least one granule, also when it is empty.
+    """The pages and bytes per bank of a tensor; one page's alignment at least, also when empty.
 
     Raises `LayoutError` where shards do not fit the memory layout, the grid or the banks.
     """
@@ -158,6 +194,16 @@ def footprint(desc: TensorDesc, machine: MachineShape) -> Footprint:
         pages = per_shard * math.prod(shard_counts(desc, spec))
         size = per_shard * aligned
     return Footprint(pages, page_nbytes, aligned, space.banks, max(size, space.alignment))
+
+
+def room_per_bank(desc: TensorDesc, machine: MachineShape) -> int:
+    """The bytes per bank that a buffer for a tensor takes: its footprint in whole granules.
+
+    Source: tt-metal's `bank_manager.cpp` makes the free list of L1 with the alignment of DRAM, also
+    as its least block, while pages keep L1's.
+    """
+    granule = machine.space(desc.layout.space).granule
+    return round_up(footprint(desc, machine).size_per_bank, granule)
 
 
 def _check_shards(desc: TensorDesc, spec: ShardSpec, machine: MachineShape) -> None:

@@ -3,31 +3,33 @@
 Comes in: sizes, and sometimes addresses, in bytes per bank (allocation is lock-step: the same
 address and size in every bank). Goes out: addresses. Must not know: tensors, layouts, bytes.
 
-Best fit over integer granules. A hole is one number, `size << 40 | address`, in a sorted list;
-two dictionaries and a list of starts name the same holes by their ends. All three are plain
-Python containers: below ten thousand buffers nothing is faster in CPython.
+Best fit, or first fit as devices do, over integer granules. A hole is one number, `size << 40 |
+address`, in a sorted list; two dictionaries and a list of starts name the same holes by their ends.
+All three are plain Python containers: below ten thousand buffers nothing is faster in CPython.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
-from heapq import nlargest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
+from stitch.machine import Policy, SpaceShape
 from stitch.memory.gaps import FreeGaps
+from stitch.memory.pressure import pressure_text, takers_text
 
 _SHIFT = 40
 _ADDRESS = (1 << _SHIFT) - 1
-#: How many of the biggest live buffers an out-of-memory error names.
-_NAMED_BUFFERS = 5
+_BEST = Policy.BEST_FIT
 
 
 class Allocator:
-    """Best-fit allocation of `[base, limit)`; addresses and sizes in bytes per bank.
+    """Allocation of `[base, limit)` in granules; addresses and sizes in bytes per bank.
 
-    Sizes are rounded up to the alignment, and an empty buffer takes one granule. Within the hole
-    that fits best a buffer lies at the top, or at the bottom with `low=True`.
+    Sizes are rounded up to granules of `alignment` bytes, and an empty buffer takes one. By best
+    fit a buffer lies at the top of the smallest hole that has room, the lowest of equal ones, or at
+    its bottom with `low=True`; by first fit at the top of the highest, or at the bottom of the
+    lowest with `low=True` (and always so by first fit upwards).
 
     >>> allocator = Allocator(0, 1024, 16)
     >>> allocator.alloc(100), allocator.alloc(100, low=True), allocator.free_nbytes
@@ -36,16 +38,19 @@ class Allocator:
 
     __slots__ = (
         "_ends", "_free", "_holes", "_live", "_sizes", "_starts", "_token",
-        "alignment", "base", "limit",
+        "alignment", "base", "limit", "policy",
     )  # fmt: skip
 
-    def __init__(self, base: int, limit: int, alignment: int) -> None:
+    def __init__(
+        self, base: int, limit: int, alignment: int, policy: Policy = Policy.BEST_FIT
+    ) -> None:
         if alignment < 1 or not 0 <= base <= limit or limit // alignment > _ADDRESS:
             raise LayoutError(
                 "an allocator needs 0 <= base <= limit and a positive alignment",
                 got=f"base {base}, limit {limit}, alignment {alignment}",
             )
         self.alignment = alignment
+        self.policy = policy
         self.base = -(-base // alignment) * alignment
         self.limit = max(self.base, limit // alignment * alignment)
         self._live: dict[int, int] = {}
@@ -58,6 +63,15 @@ class Allocator:
         if self._free:
             self._add_hole(self.base // alignment, self._free)
 
+    @classmethod
+    def of(cls, shape: SpaceShape) -> Allocator:
+        """An empty allocator of a machine's space."""
+        return cls(shape.base, shape.limit, shape.granule, shape.policy)
+
+    def emptied(self) -> Allocator:
+        """An allocator of the same range in which nothing lies."""
+        return Allocator(self.base, self.limit, self.alignment, self.policy)
+
     def try_alloc(self, size: int, *, low: bool = False) -> int | None:
         """The address of a new buffer of `size` bytes per bank, or None where no hole fits."""
         alignment = self.alignment
@@ -66,6 +80,9 @@ class Allocator:
         i = bisect_left(holes, need << _SHIFT)
         if i == len(holes):
             return None
+        if self.policy is not _BEST:
+            low |= self.policy is Policy.FIRST_FIT_UPWARDS
+            i = self._first(need, low)
         packed = holes[i]
         start, left = packed & _ADDRESS, (packed >> _SHIFT) - need
         del holes[i]
@@ -95,7 +112,7 @@ class Allocator:
                 f"no room for {self._rounded(size)} bytes per bank",
                 where=f"addresses [{self.base:#x}, {self.limit:#x}) of every bank",
                 expected=f"a hole of {self._rounded(size)} B",
-                got=self._pressure(),
+                got=pressure_text(self),
                 remedy="free or move a live tensor, or store it in another space",
             )
         return address
@@ -103,7 +120,8 @@ class Allocator:
     def fit(self, size: int, outside: Sequence[tuple[int, int]] = (), count: int = 1) -> list[int]:
         """Where `alloc_at` would succeed one after the other, at most so many times, outside of
         ranges (address, end) that are sorted and lie apart: from the top of the smallest gap
-        between them that fits, the lowest of equal ones. Nothing is taken.
+        between them that fits, the lowest of equal ones (of the highest, where the policy is first
+        fit; so upwards too, from the bottom of the lowest). Nothing is taken.
 
         >>> Allocator(0, 1024, 16).fit(60, [(0, 40), (100, 200), (330, 500)], 3)
         [256, 960, 896]
@@ -126,7 +144,7 @@ class Allocator:
                 if stop - start >= need:
                     gaps.append((stop - start, start))
                 start = end if stop == end else -(-outside[at][1] // alignment)
-        return FreeGaps(gaps, alignment)
+        return FreeGaps(gaps, alignment, self.policy)
 
     def alloc_at(self, address: int, size: int) -> None:
         """Takes `[address, address + size)`.
@@ -176,8 +194,8 @@ class Allocator:
         if hole is None:
             raise OutOfMemoryError(
                 f"address {address:#x} with {need * self.alignment} bytes per bank is taken",
-                where=self._takers(start, need),
-                got=self._pressure(),
+                where=takers_text(self, address, need * self.alignment),
+                got=pressure_text(self),
                 remedy="move or free the block that is in the way first",
             )
         return hole
@@ -193,7 +211,7 @@ class Allocator:
         if need is None:
             raise TaskError(
                 f"no live block starts at {address:#x}: freed twice, or never allocated",
-                got=self._pressure(),
+                got=pressure_text(self),
                 remedy="free each address once, with the value that alloc gave",
             )
         self._token ^= hash((start, need))
@@ -268,6 +286,7 @@ class Allocator:
         """An independent copy, for planners to try things on."""
         twin = Allocator.__new__(Allocator)
         twin.base, twin.limit, twin.alignment = self.base, self.limit, self.alignment
+        twin.policy = self.policy
         twin._live, twin._sizes, twin._ends = dict(self._live), dict(self._sizes), dict(self._ends)
         twin._holes, twin._starts = list(self._holes), None
         twin._token, twin._free = self._token, self._free
@@ -278,7 +297,7 @@ class Allocator:
 
         All or nothing; it works on what an interrupt has left in the middle of a change too.
         """
-        fresh = Allocator(self.base, self.limit, self.alignment)
+        fresh = self.emptied()
         for address, size in buffers:
             fresh.alloc_at(address, size)
         # Nothing can come in between these: not one of them is a call.
@@ -309,6 +328,12 @@ class Allocator:
 
     def _rounded(self, size: int) -> int:
         return (-(-size // self.alignment) or 1) * self.alignment
+
+    def _first(self, need: int, low: bool) -> int:
+        """Where among the holes the first one that fits stands: there is one."""
+        starts, sizes = self._sorted_starts(), self._sizes
+        start = next(s for s in (starts if low else reversed(starts)) if sizes[s] >= need)
+        return bisect_left(self._holes, sizes[start] << _SHIFT | start)
 
     def _cut_low(self, start: int, left: int, need: int) -> None:
         self._move_start(start, start + need if left else None)
@@ -366,20 +391,3 @@ class Allocator:
         if address < self.base or address + self._rounded(size) > self.limit:
             return "it leaves the space"
         return ""
-
-    def _takers(self, start: int, need: int) -> str:
-        taken = [
-            f"[{a * self.alignment:#x}, {(a + s) * self.alignment:#x})"
-            for a, s in sorted(self._live.items())
-            if a < start + need and start < a + s
-        ]
-        more = f" and {len(taken) - _NAMED_BUFFERS} more" if len(taken) > _NAMED_BUFFERS else ""
-        return "taken by " + ", ".join(taken[:_NAMED_BUFFERS]) + more
-
-    def _pressure(self) -> str:
-        biggest = nlargest(_NAMED_BUFFERS, self._live.items(), key=lambda item: item[1])
-        named = ", ".join(f"{s * self.alignment} B at {a * self.alignment:#x}" for a, s in biggest)
-        return (
-            f"{self.free_nbytes} B free of {self.capacity}, largest hole {self.largest_hole} B, "
-            f"{len(self._live)} live blocks, the biggest: {named or 'none'}"
-        )

@@ -82,7 +82,7 @@ class SpaceMemory:
         self.space = space
         self.shape = shape
         self.debug = debug
-        self.allocator = Allocator(shape.base, shape.limit, shape.alignment)
+        self.allocator = Allocator.of(shape)
         self.counter = WriteCounter()
         nbytes = max(1, shape.banks * shape.limit)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
-from stitch.machine import MachineShape, footprint
+from stitch.machine import MachineShape, room_per_bank
 from stitch.packing import Span, union
 from stitch.planner.plan import PlanRequest
 from stitch.planner.plan_picture import Residency, scratch_in_l1
@@ -63,7 +63,7 @@ class NamedPlaces:
         if _meets(span, _spans(self._takers, space, state.task, task - 1)):
             return None
         shape = state.shape(space)
-        if address < shape.base or span[1] > shape.limit or address % shape.alignment:
+        if address < shape.base or span[1] > shape.limit or address % shape.granule:
             return None
         if not state.allocators[space].is_free(address, size):
             for buffer in state.in_space(space):
@@ -131,7 +131,7 @@ class NamedPlaces:
             for o, (value, desc) in enumerate(zip(task.outputs, what.outputs, strict=True)):
                 following = None if o in taken else self._next(value, desc, t)
                 if following is not None:
-                    size = footprint(desc, request.machine.shape).size_per_bank
+                    size = room_per_bank(desc, request.machine.shape)
                     span = following[1], following[1] + size
                     makers = self._makers.setdefault(desc.layout.space, {})
                     makers.setdefault(span, []).append(t)
@@ -153,7 +153,7 @@ def _names(what: Transformation, shape: MachineShape) -> _Names:
     for slot, desc in enumerate((*what.inputs, *what.outputs)):
         address, form = desc.layout.address, desc.without_address()
         if address is not None:
-            size = footprint(form, shape).size_per_bank
+            size = room_per_bank(form, shape)
             regions.append((form.layout.space, (address, address + size)))
             if slot < len(what.inputs):
                 inputs.append((slot, form, address))

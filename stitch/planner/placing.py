@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from stitch.machine import footprint
+from stitch.machine import room_per_bank
 from stitch.memory import Allocator
 from stitch.planner.clusters import addresses_in, moved_in
 from stitch.planner.leaving import leaving_for
@@ -78,7 +78,7 @@ def _passes_by_room(known: Plan, taken: Mapping[Space, Allocator]) -> bool:
         and step.kind == "evict"
         and step.source.desc.layout.space is Space.L1
         and step.target.desc.layout.space is Space.HOST
-        and footprint(waiting_desc(step.source.desc), shape).size_per_bank <= dram.largest_hole
+        and room_per_bank(waiting_desc(step.source.desc), shape) <= dram.largest_hole
         for step in known.steps
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from stitch.machine import MachineShape, SpaceShape, footprint, round_up
+from stitch.machine import MachineShape, SpaceShape, room_per_bank, round_up
 from stitch.memory import LENT_ADDRESSES, Allocator
 from stitch.packing import Span, minus, union
 from stitch.planner.plan import (
@@ -257,7 +257,7 @@ class Residency:
 
     def size_of(self, desc: TensorDesc) -> int:
         """Bytes per bank that a descriptor takes on this machine."""
-        return footprint(desc, self.machine.shape).size_per_bank
+        return room_per_bank(desc, self.machine.shape)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ def taken_in(request: PlanRequest) -> dict[Space, Allocator]:
     allocators: dict[Space, Allocator] = {}
     for space in request.machine.shape.spaces:
         shape = request.machine.shape.space(space)
-        allocators[space] = Allocator(shape.base, shape.limit, shape.alignment)
+        allocators[space] = Allocator.of(shape)
     for buffer in request.buffers:
         # Lent bytes lie beyond the end of their space, where nothing is allocated.
         if buffer.address is not None and buffer.address < LENT_ADDRESSES:
@@ -319,7 +319,7 @@ def scratch_in_l1(scratch: Scratch | None, shape: MachineShape) -> Region | None
     if scratch is None or scratch.space is not Space.L1 or not scratch.size_per_bank:
         return None
     l1 = shape.space(Space.L1)
-    return Space.L1, l1.base, round_up(scratch.size_per_bank, l1.alignment)
+    return Space.L1, l1.base, round_up(scratch.size_per_bank, l1.granule)
 
 
 def needed_regions(claimed: Iterable[Region], holders: Sequence[Buffer]) -> tuple[Region, ...]:

@@ -34,6 +34,7 @@ LATER = {
     "Machine": frozenset({"compute"}),
     "Plan": frozenset({"least_seconds"}),
     "PlanRequest": frozenset({"later"}),
+    "SpaceShape": frozenset({"granule", "policy"}),
     "Transformation": frozenset({"constants", "seconds"}),
 }
 

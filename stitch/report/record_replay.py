@@ -86,7 +86,7 @@ def _check_machine(machine: Machine) -> None:
     """Spaces that an allocator can work on."""
     for space in machine.shape.spaces:
         s = machine.shape.space(space)
-        if s.banks < 1 or s.alignment < 1 or not 0 <= s.base <= s.limit < 1 << 40:
+        if s.banks < 1 or s.alignment < 1 or s.granule < 1 or not 0 <= s.base <= s.limit < 1 << 40:
             raise FormatError("a space cannot be like this", where=f"machine.shape.{space.value}")
 
 
@@ -151,9 +151,7 @@ class _Replay:
         self._record = record
         shape = record.machine.shape
         self._allocators = {
-            space: Allocator(s.base, s.limit, s.alignment)
-            for space in shape.spaces
-            for s in (shape.space(space),)
+            space: Allocator.of(s) for space in shape.spaces for s in (shape.space(space),)
         }
         self._buffers: dict[int, Buffer] = {}
         self.step = ""

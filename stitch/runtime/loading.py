@@ -11,8 +11,15 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
 from stitch.errors import CompileError, FormatError, IncompatibleError, OutOfMemoryError, Problem
-from stitch.linker import SCRATCH_ALIGNMENT, AliasProofs, expanded
-from stitch.machine import Machine, MachineShape, footprint, machine_names
+from stitch.linker import (
+    SCRATCH_ALIGNMENT,
+    AliasProofs,
+    address_problems,
+    demands,
+    expanded,
+    use_problems,
+)
+from stitch.machine import Machine, MachineShape, machine_names, room_per_bank
 from stitch.ops import infer_operation, is_elementwise, program_work
 from stitch.program import ABSENT, Body, Program
 from stitch.runtime.loaded import Home, LoadedProgram
@@ -25,7 +32,7 @@ def load_program(
     where: str | None = None,
 ) -> LoadedProgram:  # fmt: skip
     """See `Device.load`; `where` is the binary's file. Nothing stays reserved where it fails."""
-    missing = tuple(machine.shape.shortcomings(binary.machine))
+    missing = machine.shape.shortcomings(binary.machine)
     if missing:
         raise IncompatibleError(
             f"a binary compiled for {binary.machine.name!r} does not run on "
@@ -35,6 +42,7 @@ def load_program(
         )
     program = binary.program(which)
     check_program(program, machine.shape)
+    _check_use(program, binary.machine, machine, where)
     kept: list[ConstantRecord] = []
     seconds = simulated_seconds(program, machine)
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)
@@ -55,13 +63,29 @@ def load_program(
     return loaded
 
 
+def _check_use(
+    program: Program, compiled_for: MachineShape, machine: Machine, where: str | None
+) -> None:
+    """Raise `IncompatibleError` naming all that a program uses for which the machine has no place;
+    what has none on the very machine that it was compiled for either is found when it runs."""
+    wanted = demands(program, program.scratch, machine.shape)
+    problems_of = address_problems if compiled_for == machine.shape else use_problems
+    found = tuple(problems_of(wanted, machine.shape))
+    if found:
+        raise IncompatibleError(
+            f"program {program.name!r}, compiled for {compiled_for.name!r}, does not fit "
+            f"{machine.name!r}",
+            where=where,
+            problems=tuple(Problem("use", f"program {program.name}", text) for text in found),
+            remedy=_targets(machine.name, compiled_for.name),
+        )
+
+
 def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, name: str) -> None:
     """Constants that no other program holds get places; where others have the room now, the first
     run of the program takes it, if what lies there may leave."""
     shape = device.backend.machine.shape
-    blocks = [
-        (c.desc.layout.space, footprint(c.desc, shape).size_per_bank, c.address) for c in constants
-    ]
+    blocks = [(c.desc.layout.space, room_per_bank(c.desc, shape), c.address) for c in constants]
     try:
         for constant, (_, size, address) in zip(constants, blocks, strict=True):
             if len(constant.holders) > 1:

@@ -14,7 +14,7 @@ from stitch.argument_kinds import TEXT, either, instance_of
 from stitch.budget import copied
 from stitch.errors import LayoutError, LinkError, OutOfMemoryError, TaskError, UsageError
 from stitch.linker import check_link
-from stitch.machine import Machine, MachineShape, footprint
+from stitch.machine import Machine, MachineShape, footprint, room_per_bank
 from stitch.planner import copy_cost
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
@@ -190,7 +190,7 @@ class TensorAccess(Lifetime):
             return self._empty(desc)
 
     def _empty(self, desc: TensorDesc) -> Tensor:
-        size = footprint(desc, self.machine.shape).size_per_bank
+        size = room_per_bank(desc, self.machine.shape)
         bare = desc.without_address()
         buffer = self.records.reserve(bare, size, desc.layout.address, "empty()")
         assert buffer.address is not None

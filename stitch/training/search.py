@@ -23,7 +23,7 @@ from stitch.compiler import Recompute
 from stitch.errors import OutOfMemoryError, UsageError, closest
 from stitch.graph import ComputationGraph
 from stitch.linker import pack_scratch
-from stitch.machine import Machine, footprint
+from stitch.machine import Machine, footprint, room_per_bank
 from stitch.program import ABSENT, DataType, Layout, Space, TensorDesc, ValueType
 from stitch.training.graphs import KEPT_KINDS, Trainable
 from stitch.training.losses import Loss
@@ -204,7 +204,7 @@ class _Case:
     def _size(self, name: str, space: Space) -> int:
         kind = self.types[name]
         desc = TensorDesc(kind.shape, Layout(kind.data_type, space))
-        return footprint(desc, self.machine.shape).size_per_bank
+        return room_per_bank(desc, self.machine.shape)
 
     def _seconds(self, name: str, space: Space) -> float:
         once = self.estimator.access(self.machine, self.types[name], space)

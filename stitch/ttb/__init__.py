@@ -5,6 +5,9 @@ binary, or a `Binary` whose constants are mapped, or a `FormatError` with every 
 know: operators, devices, plans. The format is specified in `envelope.py` and `docs/format.md`.
 """
 
+from typing import TYPE_CHECKING
+
+from stitch.on_demand import names_on_demand
 from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Version
 from stitch.ttb.envelope import recognize
 from stitch.ttb.file import (
@@ -18,7 +21,13 @@ from stitch.ttb.file import (
     save,
 )
 
+if TYPE_CHECKING:
+    from stitch.ttb.system_machines import Chip, System, load_system
+else:
+    __getattr__, __dir__ = names_on_demand(__name__, {"system_machines": "Chip System load_system"})
+
 __all__ = [
-    "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "FileSizes", "ProgramSize", "Version",
-    "content_of", "encode", "inspect_sizes", "load", "recognize", "save",
+    "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "Chip", "FileSizes", "ProgramSize",
+    "System", "Version", "content_of", "encode", "inspect_sizes", "load", "load_system",
+    "recognize", "save",
 ]  # fmt: skip

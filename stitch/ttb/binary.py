@@ -28,7 +28,7 @@ class Version:
 
 
 #: The version that this reader writes, and the newest that it reads.
-CURRENT = Version(1, 0)
+CURRENT = Version(1, 1)
 #: The ONNX operator set whose semantics programs follow.
 OPSET = 26
 #: The features that a file may require of this reader.

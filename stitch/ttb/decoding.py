@@ -121,11 +121,14 @@ class Decoder:
         for where, space in (("host", host), ("l1", l1), ("dram", dram)):
             if space is None:
                 continue
-            _, base, limit, alignment = space
+            _, base, limit, alignment, granule = space
             if base > limit:
                 self._problems.add("range", f"machine.{where}", f"base {base} is beyond {limit}")
             if alignment & (alignment - 1):
                 detail = f"alignment {alignment} is no power of two"
+                self._problems.add("range", f"machine.{where}", detail)
+            if granule % alignment:
+                detail = f"granule {granule} is no multiple of the alignment {alignment}"
                 self._problems.add("range", f"machine.{where}", detail)
         return MachineShape(
             name,

@@ -99,7 +99,12 @@ class _Encoder:
         if space is None:
             return 0
         return self._writer.table(
-            "SpaceShape", space.banks, space.base, space.limit, space.alignment
+            "SpaceShape",
+            space.banks,
+            space.base,
+            space.limit,
+            space.alignment,
+            0 if space.granule == space.alignment else space.granule,
         )
 
     # Programs ------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from stitch.ttb.envelope import (
 )
 from stitch.ttb.generated import ROOT, TABLES
 from stitch.ttb.problems import ProblemList
-from stitch.ttb.table_spec import TableSpec
+from stitch.ttb.table_spec import Schema, TableSpec
 from stitch.ttb.verify import Verifier
 
 #: What holds programs: to load, to submit, to look at.
@@ -47,10 +47,14 @@ Source = str | Path | bytes | bytearray | memoryview
 
 #: What is read of a file before its version is known: fields that no version will change.
 _PEEK_FIELDS = ("version", "producer", "requires")
-_PEEK_TABLES = {
-    ROOT: TableSpec(ROOT, tuple(f for f in TABLES[ROOT].fields if f.name in _PEEK_FIELDS)),
-    "Version": TABLES["Version"],
-}
+_PEEK = Schema(
+    ROOT,
+    {
+        ROOT: TableSpec(ROOT, tuple(f for f in TABLES[ROOT].fields if f.name in _PEEK_FIELDS)),
+        "Version": TABLES["Version"],
+    },
+    {},
+)
 
 
 def content_of(binary: Binary) -> Callable[[Sink], None]:
@@ -166,7 +170,7 @@ def _collector_at_rest() -> Iterator[None]:
 def _check_version(where: str, metadata: bytes) -> None:
     """Refuse another version or an unknown feature; unsound metadata is left to the verifier."""
     problems = ProblemList()
-    root = Verifier(metadata, problems, _PEEK_TABLES).root()
+    root = Verifier(metadata, problems, _PEEK).root()
     if root is None or problems.count:
         return
     version, producer, requires = Version(*root[0]), root[1] or "an unknown producer", root[2]

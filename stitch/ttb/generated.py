@@ -5,7 +5,7 @@ The one table that drives encoding, verifying, decoding and docs/format.md.
 
 from stitch.ttb.table_spec import FieldSpec, TableSpec
 
-SCHEMA_SHA256 = "7dee496bd2d3bce5e515025b9501abc5c1b643ca685dee3e50b14a61735bdefd"
+SCHEMA_SHA256 = "3cc58e60af199763e53457967ba21d390411d35238c867cb1028df925cc8ab6a"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
@@ -136,6 +136,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=1, name='base', kind='scalar', code='Q', default=0),
         FieldSpec(slot=2, name='limit', kind='scalar', code='Q', default=0),
         FieldSpec(slot=3, name='alignment', kind='scalar', code='Q', default=1, minimum=1),
+        FieldSpec(slot=4, name='granule', kind='scalar', code='Q', default=0),
     )),
     'Machine': TableSpec('Machine', (
         FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),

@@ -1,8 +1,8 @@
 """The verifier: walks every byte that the metadata claims, before anything is decoded.
 
-Comes in: the metadata's bytes and the table generated from the schema. Goes out: plain records
-(one tuple per table, fields in the schema's order, defaults filled in) and a list of all defects.
-Must not know: programs, layouts, operators, segments' bytes.
+Comes in: the metadata's bytes and the tables of a schema: ours, or another project's. Goes out:
+plain records (one tuple per table, fields in the schema's order, defaults filled in; a struct is a
+tuple too) and a list of all defects. Must not know: programs, layouts, operators, segments' bytes.
 
 Python's flatbuffers package has no verifier. This one cannot be made to loop, to recurse deeply or
 to allocate more than the file justifies: every table, vector, string and vtable that it visits is
@@ -17,18 +17,21 @@ For speed a vtable is checked once per table type and becomes a `TableShape` (se
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from stitch.ttb.generated import ROOT, TABLES, UNIONS
 from stitch.ttb.problems import ProblemList
-from stitch.ttb.table_spec import FieldSpec, TableSpec
-from stitch.ttb.vtable import ITEM_NBYTES, TableShape, read_shape, vtable_nbytes
+from stitch.ttb.table_spec import ITEM_NBYTES, FieldSpec, Schema, TableSpec
+from stitch.ttb.vtable import TableShape, read_shape, vtable_nbytes
 
 Record = tuple[Any, ...]
 
 #: The root table's offset is counted from here: behind the size prefix.
 ROOT_OFFSET_POSITION = 4
+
+#: What a `.ttb` file holds.
+OUR_SCHEMA = Schema(ROOT, TABLES, UNIONS, whole=True)
 
 _I32 = struct.Struct("<i")
 _U32 = struct.Struct("<I")
@@ -59,27 +62,25 @@ class _TableShapes(dict[int, TableShape | None]):
 
 
 class Verifier:
-    """One walk over one file's metadata: `root` gives its records, `problems` its defects.
+    """One walk over one file's metadata: `root` gives its records, `problems` its defects."""
 
-    `tables` may hold fewer fields than the schema; the fields that it lacks are then passed over.
-    """
-
-    def __init__(
-        self, metadata: bytes, problems: ProblemList, tables: Mapping[str, TableSpec] = TABLES
-    ) -> None:
+    def __init__(self, metadata: bytes, problems: ProblemList, schema: Schema = OUR_SCHEMA) -> None:
         self._data = metadata
         self._end = len(metadata)
         self._problems = problems
-        self._tolerant = tables is not TABLES
+        self._schema = schema
         self._spent = 0
         self._vtables: set[int] = set()
-        self._shapes = {name: _TableShapes(spec, self._shape) for name, spec in tables.items()}
+        self._shapes = {
+            name: _TableShapes(spec, self._shape) for name, spec in schema.tables.items()
+        }
         self._strings: dict[int, str] = {}
         self._pooled: dict[tuple[str, int], Record | None] = {}
         self._path: list[str | int] = []
         self._readers: dict[str, Callable[[int, FieldSpec], Any]] = {
             "string": self._string,
             "table": self._child,
+            "structs": self._vector_of_structs,
             "strings": self._vector_of_strings,
             "tables": self._vector_of_tables,
         }
@@ -91,7 +92,7 @@ class Verifier:
             return None
         start = ROOT_OFFSET_POSITION + _U32.unpack_from(self._data, ROOT_OFFSET_POSITION)[0]
         try:
-            return self._table(start, self._shapes[ROOT])
+            return self._table(start, self._shapes[self._schema.root])
         except _BudgetSpentError:
             detail = f"parts claim more than the metadata's {self._end} bytes: offsets overlap"
             self._problems.add("overlap", self._where(), detail)
@@ -103,7 +104,7 @@ class Verifier:
         text = ""
         for step in self._path:
             text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
-        return text or ROOT
+        return text or self._schema.root
 
     def _add(self, kind: str, position: int, detail: str) -> None:
         if self._problems.is_full:
@@ -141,6 +142,8 @@ class Verifier:
         record = list(shape.template)
         for at, index in shape.scalars:
             record[at] = raw[index]
+        for at, index, unpack in shape.structs:
+            record[at] = unpack(raw[index])
         for index, field in shape.checks:
             value = raw[index]
             if field.maximum is not None and value > field.maximum:
@@ -180,21 +183,28 @@ class Verifier:
     def _child(self, position: int, field: FieldSpec) -> Record | None:
         if not field.pooled:
             return self._table(position, self._shapes[field.of])
+        return self._pooled_table(position, field)
+
+    def _pooled_table(self, position: int, field: FieldSpec) -> Record | None:
         key = (field.of, position)
         if key not in self._pooled:
             self._pooled[key] = self._table(position, self._shapes[field.of])
         return self._pooled[key]
 
     def _union(self, position: int, code: int, offset: int, field: FieldSpec) -> Record | None:
-        members = UNIONS[field.of]
+        members = self._schema.unions[field.of]
         if not 1 <= code <= len(members):
             self._add("union", position, f"{field.name}: {field.of} has no member {code}")
             return None
         if not offset:
             self._add("offset", position, f"{field.name}: an offset of zero points nowhere")
             return None
+        shapes = self._shapes.get(members[code - 1])
+        if shapes is None:
+            assert not self._schema.whole, f"{members[code - 1]} has no table"
+            return (code, None)
         self._path.append(field.name)
-        member = (code, self._table(position + offset, self._shapes[members[code - 1]]))
+        member = (code, self._table(position + offset, shapes))
         self._path.pop()
         return member
 
@@ -206,7 +216,7 @@ class Verifier:
         if vtable not in self._vtables:
             self._vtables.add(vtable)
             self._spend(nbytes)
-        return read_shape(self._data, vtable, spec, self._add, tolerant=self._tolerant)
+        return read_shape(self._data, vtable, spec, self._add, tolerant=not self._schema.whole)
 
     # Strings and vectors -------------------------------------------------------------------
 
@@ -247,7 +257,8 @@ class Verifier:
             detail = f"{field.name}: {count} elements of {item_nbytes} bytes do not fit"
             self._add("bounds", position, detail)
             return None
-        if item_nbytes == 8 and count and position & 7 != 4:
+        is_long = count and not item_nbytes & 7 and field.alignment == 8
+        if is_long and position & 7 != 4:
             self._add("alignment", position, f"{field.name} has misaligned 8-byte elements")
             return None
         if field.limit is not None and count > field.limit and item_nbytes > 1:
@@ -276,6 +287,14 @@ class Verifier:
             self._add("range", position, f"{field.name} holds {min(values)}, less than {least}")
         return values
 
+    def _vector_of_structs(self, position: int, field: FieldSpec) -> tuple[tuple[Any, ...], ...]:
+        nbytes = field.nbytes
+        count = self._count(position, nbytes, field)
+        if not count:
+            return ()
+        held = memoryview(self._data)[position + 4 : position + 4 + count * nbytes]
+        return tuple(struct.iter_unpack(f"<{field.code}", held))
+
     def _offsets(self, position: int, field: FieldSpec) -> list[int]:
         """Where the elements of a vector of offsets stand; 0 for an offset of zero."""
         count = self._count(position, 4, field)
@@ -298,6 +317,6 @@ class Verifier:
         path.append(0)
         for i, at in enumerate(positions):
             path[-1] = i
-            tables.append(read(at, shapes))
+            tables.append(self._pooled_table(at, field) if field.pooled else read(at, shapes))
         path.pop()
         return tuple(tables)

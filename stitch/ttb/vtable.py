@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stitch.ttb.table_spec import FieldSpec, TableSpec
+from stitch.ttb.table_spec import ITEM_NBYTES, FieldSpec, TableSpec
 
 #: Called with the kind of a defect, its position and its description.
 Report = Callable[[str, int, str], None]
 
-ITEM_NBYTES = {"b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "Q": 8, "f": 4, "d": 8}
 _PARTS = {"string": "string", "scalars": "vector"}
-_EMPTY: Mapping[str, Any] = {"strings": (), "tables": (), "scalars": (), "string": ""}
+_EMPTY: Mapping[str, Any] = {
+    "strings": (), "tables": (), "scalars": (), "structs": (), "string": ""
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class TableShape:
     is_plain: bool
     template: tuple[Any, ...]
     scalars: tuple[tuple[int, int], ...]  # at, raw
+    structs: tuple[tuple[int, int, Callable[[bytes], tuple[Any, ...]]], ...]  # at, raw, unpack
     checks: tuple[tuple[int, FieldSpec], ...]  # raw, field
     strings: tuple[tuple[int, int, int, int, FieldSpec], ...]  # at, raw, offset, safe length, field
     vectors: tuple[tuple[int, int, int, FieldSpec], ...]  # of scalars: at, raw, offset, field
@@ -48,16 +50,14 @@ class TableShape:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Inline:
-    """One inline part of a table: a scalar, an offset, or a union's type or value."""
+    """One inline part of a table: a scalar, a struct, an offset, or a union's type or value."""
 
     offset: int
     code: str
     at: int
     part: str
-
-    @property
-    def nbytes(self) -> int:
-        return ITEM_NBYTES[self.code]
+    nbytes: int
+    alignment: int
 
 
 def vtable_nbytes(data: bytes, vtable: int, first: int) -> int | None:
@@ -107,11 +107,18 @@ def _inline_parts(
         if union and (offset == 0) != (second == 0):
             note("union", f"{spec.name}.{field.name}: type and value go together")
         elif union and offset:
-            parts += [_Inline(offset, "B", at, "type"), _Inline(second, "I", at, "value")]
+            parts += [
+                _Inline(offset, "B", at, "type", 1, 1),
+                _Inline(second, "I", at, "value", 4, 4),
+            ]
         elif offset and field.kind == "scalar":
-            parts.append(_Inline(offset, field.code, at, "scalar"))
+            nbytes = ITEM_NBYTES[field.code]
+            parts.append(_Inline(offset, field.code, at, "scalar", nbytes, nbytes))
+        elif offset and field.kind == "struct":
+            code = f"{field.nbytes}s"
+            parts.append(_Inline(offset, code, at, "struct", field.nbytes, field.alignment))
         elif offset:
-            parts.append(_Inline(offset, "I", at, _PARTS.get(field.kind, "other")))
+            parts.append(_Inline(offset, "I", at, _PARTS.get(field.kind, "other"), 4, 4))
     if not tolerant and any(entries[known:]):
         note("unknown_field", f"{spec.name} has fields that the schema lacks")
     return sorted(parts)
@@ -127,9 +134,9 @@ def _check_inline(
             note("overlap", f"{name} overlaps what stands before it")
         if item.offset + item.nbytes > nbytes:
             note("bounds", f"{name} ends outside its table of {nbytes} bytes")
-        if item.offset % min(item.nbytes, 4):
+        if item.offset % min(item.alignment, 4):
             note("alignment", f"{name} is misaligned")
-        if item.nbytes == 8:
+        if item.alignment == 8:
             residues.add(item.offset % 8)
         end = item.offset + item.nbytes
     if len(residues) > 1:
@@ -143,7 +150,7 @@ def _assemble(inline: list[_Inline], nbytes: int, spec: TableSpec) -> TableShape
         end = item.offset + item.nbytes
     numbered = [(raw, item, spec.fields[item.at]) for raw, item in enumerate(inline)]
     types = {item.at: raw for raw, item, _ in numbered if item.part == "type"}
-    residue = next((-item.offset % 8 for item in inline if item.nbytes == 8), None)
+    residue = next((-item.offset % 8 for item in inline if item.alignment == 8), None)
     return TableShape(
         nbytes=nbytes,
         unpack=struct.Struct(layout).unpack_from,
@@ -158,6 +165,11 @@ def _assemble(inline: list[_Inline], nbytes: int, spec: TableSpec) -> TableShape
             f.default if f.kind == "scalar" else _EMPTY.get(f.kind) for f in spec.fields
         ),
         scalars=tuple((item.at, raw) for raw, item, _ in numbered if item.part == "scalar"),
+        structs=tuple(
+            (item.at, raw, struct.Struct(f"<{field.code}").unpack)
+            for raw, item, field in numbered
+            if item.part == "struct"
+        ),
         checks=tuple(
             (raw, field)
             for raw, item, field in numbered

@@ -40,7 +40,7 @@ def test_sections_choose_what_is_shown(cli: Cli) -> None:
 
 def test_json_is_for_programs(cli: Cli, here: Path) -> None:
     found = json.loads(cli("inspect", "types.ttb", "--json", "--section=all").out)
-    assert found["format_version"] == "1.0"
+    assert found["format_version"] == "1.1"
     (program,) = found["programs"]
     assert [slot["type"] for slot in program["inputs"]] == ["3xi32", "3xi1", "3xbf16"]
     assert [op["op"] for op in program["operations"]] == ["Add", "Not", "Add"]

@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[StitchError], tuple[str, ...]]] =
     "no such slot": (
         ("input.ww.space=l1",), CompileError, ("no input 'ww'", "inputs: x, w", "did you mean 'w'")
     ),
-    "misaligned": (("input.x.address=0x80001",), CompileError, ("not aligned", "multiples of 16")),
+    "misaligned": (("input.x.address=0x80001",), CompileError, ("not aligned", "multiples of 32")),
     "below the base": (
         ("input.x.address=16",), CompileError, ("out of range", "l1 is usable at [0x")
     ),

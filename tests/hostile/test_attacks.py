@@ -99,6 +99,7 @@ ATTACKS: dict[str, tuple[Callable[[Surgery], None], str]] = {
     "negative operand": (put_behind((*OPERATION, "inputs"), 4, "i", -2), "range"),
     "no banks": (put(("machine", "l1", "banks"), "I", 0), "range"),
     "alignment is no power of two": (put(("machine", "l1", "alignment"), "Q", 48), "range"),
+    "granule is no multiple": (put(("machine", "l1", "granule"), "Q", 24), "range"),
     "space ends before it begins": (put(("machine", "l1", "limit"), "Q", 1), "range"),
     "segment misaligned": (put(("segments", 1, "offset"), "Q", 65), "alignment"),
     "segments overlap": (put(("segments", 2, "offset"), "Q", 64), "overlap"),
@@ -225,7 +226,7 @@ def test_bytes_behind_the_last_segment_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("major", "minor", "remedy"),
-    [(2, 0, "newer Stitch"), (0, 9, "compile the module again"), (1, 1, "newer Stitch")],
+    [(2, 0, "newer Stitch"), (0, 9, "compile the module again"), (1, 2, "newer Stitch")],
 )
 def test_another_version_is_incompatible_and_both_versions_are_named(
     major: int, minor: int, remedy: str

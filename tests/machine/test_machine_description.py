@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.errors import FormatError, LayoutError, UsageError
+from stitch.machine import Policy
 from stitch.machine.description import load_machine, machine_names, parse_machine
 from stitch.program import Space
 from tests.support.machines import without_path
@@ -99,20 +100,22 @@ def test_sources_are_data_of_the_machine() -> None:
 def test_n150_keeps_l1_small_and_the_unreserved_base_out_of_reach() -> None:
     l1 = load_machine("wormhole_n150").shape.l1
     assert l1 is not None
-    assert (l1.banks, l1.base, l1.limit, l1.alignment) == (64, 103_712, 1_499_136 - 32_768, 16)
+    assert (l1.banks, l1.base, l1.limit, l1.alignment) == (64, 103_840, 1_499_136 - 32_768, 16)
 
 
 def test_n150_dram_is_twelve_channels() -> None:
     dram = load_machine("wormhole_n150").shape.dram
     assert dram is not None
-    assert (dram.banks, dram.limit, dram.alignment) == (12, 1_071_181_792, 32)
+    assert (dram.banks, dram.alignment) == (12, 32)
+    assert (dram.base, dram.limit) == (2_968_640, 1_073_118_784)
 
 
 def test_p150_has_the_published_sizes_and_alignments() -> None:
     shape = load_machine("blackhole_p150").shape
     assert shape.l1 is not None and shape.dram is not None
-    assert (shape.l1.base, shape.l1.limit) == (98_304, 1_572_864 - 32_768)
-    assert (shape.dram.banks, shape.dram.limit, shape.dram.alignment) == (8, 4_278_190_080, 64)
+    assert (shape.l1.base, shape.l1.limit) == (111_104, 1_572_864 - 32_768)
+    assert (shape.dram.banks, shape.dram.alignment) == (8, 64)
+    assert (shape.dram.base, shape.dram.limit) == (5_848_704, 4_276_523_520)
 
 
 def test_the_host_machine_has_no_device_spaces() -> None:
@@ -196,6 +199,23 @@ def test_an_impossible_figure_is_named(old: str, new: str, kind: str, where: str
     missing = "name: " if where == "host" else "description"
     at = {"no_room": "base: ", "missing_key": missing}.get(kind, old)
     assert int(line) == line_of(text_of("tiny"), at)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "where"),
+    [
+        ("granule: 24", "granule", "l1.granule"),
+        ("granule: 8", "granule", "l1.granule"),
+        ("granule: 0", "out_of_range", "l1.granule"),
+        ("granule: 4_096", "granule", "l1.base"),
+        ("policy: worst_fit", "unknown_word", "l1.policy"),
+        ("reserved_bottom_nbytes: 15_360", "no_room", "l1.base"),
+        ("reserved_bottom_nbytes: -16", "out_of_range", "l1.reserved_bottom_nbytes"),
+    ],
+)
+def test_an_impossible_key_of_a_space_is_named(key: str, kind: str, where: str) -> None:
+    found = problems_of(changed("alignment: 16", f"alignment: 16\n  {key}"))[kind]
+    assert found.partition(" ")[2] == where
 
 
 def test_defects_stand_in_the_order_of_their_lines() -> None:
@@ -297,3 +317,31 @@ def test_a_machine_without_dram_says_so() -> None:
 def test_a_name_that_no_file_can_have_is_no_machine(name: str) -> None:
     with pytest.raises(UsageError, match="there is no machine"):
         load_machine(name)
+
+
+def test_the_shipped_machines_have_the_granule_of_their_free_lists() -> None:
+    granules = {name: load_machine(name).shape.l1 for name in ("wormhole_n150", "blackhole_p150")}
+    assert {name: l1 and (l1.alignment, l1.granule) for name, l1 in granules.items()} == {
+        "wormhole_n150": (16, 32), "blackhole_p150": (16, 64),
+    }  # fmt: skip
+
+
+def test_a_machine_reserves_regions_at_both_ends_of_a_space() -> None:
+    """L1_SMALL and the circular buffers of L1, the trace region of DRAM."""
+    text = changed(
+        "reserved_top_nbytes: 0", "reserved_top_nbytes: 512\n  reserved_bottom_nbytes: 256"
+    )
+    text = text.replace(
+        "bank_nbytes: 1_048_576", "bank_nbytes: 1_048_576\n  reserved_top_nbytes: 4096"
+    )
+    shape = parse_machine(text.encode(), "mine.yaml").shape
+    assert shape.l1 is not None and (shape.l1.base, shape.l1.limit) == (1_280, 16_384 - 512)
+    assert shape.dram is not None and shape.dram.limit == 1_048_576 - 4_096
+
+
+def test_first_fit_looks_at_dram_from_the_bottom_as_devices_do() -> None:
+    text = changed("alignment: 16", "alignment: 16\n  policy: first_fit")
+    text = text.replace("alignment: 32", "alignment: 32\n  policy: first_fit")
+    shape = parse_machine(text.encode(), "mine.yaml").shape
+    assert shape.l1 is not None and shape.l1.policy is Policy.FIRST_FIT
+    assert shape.dram is not None and shape.dram.policy is Policy.FIRST_FIT_UPWARDS

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
+from stitch.machine import Policy
 from stitch.memory import Allocator
 
 
@@ -191,3 +192,29 @@ def test_check_notices_a_broken_index() -> None:
     allocator._holes.append(1 << 40)
     with pytest.raises(AssertionError):
         allocator.check()
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_places_foreseen_are_those_that_are_taken(policy: Policy) -> None:
+    drawn = random.Random(11)
+    for _ in range(50):
+        allocator = Allocator(0, 16 * 200, 16, policy)
+        for _ in range(drawn.randrange(12)):
+            address = 16 * drawn.randrange(190)
+            if allocator.is_free(address, 100):
+                allocator.alloc_at(address, 100)
+        size = drawn.randrange(1, 400)
+        foreseen = allocator.fit(size, count=6)
+        taken = [allocator.try_alloc(size) for _ in foreseen]
+        assert foreseen == taken
+        allocator.check()
+
+
+def test_first_fit_takes_the_highest_hole_or_the_lowest_from_below() -> None:
+    for policy, place in ((Policy.FIRST_FIT, 944), (Policy.FIRST_FIT_UPWARDS, 0)):
+        allocator = Allocator(0, 1024, 16, policy)
+        allocator.alloc_at(64, 16)
+        allocator.alloc_at(1008, 16)
+        assert allocator.alloc(64) == place
+        assert allocator.clone().policy is allocator.emptied().policy is policy
+    assert Allocator(0, 1024, 16, Policy.FIRST_FIT).alloc(64, low=True) == 0

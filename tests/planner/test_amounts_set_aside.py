@@ -26,7 +26,7 @@ def relaid(
     """
     l1, dram = machine.shape.l1, machine.shape.dram
     assert l1 is not None and dram is not None
-    granule = l1.alignment
+    granule = l1.granule
     l1 = replace(l1, base=base, limit=base + (sum(sizes) + free) * granule)
     scene = Scene(replace(machine, shape=replace(machine.shape, l1=l1)))
     places = [0] * len(sizes)
@@ -66,7 +66,7 @@ def check_seed(seed: int) -> int:
     if random.randrange(2):
         machine = other_rates(machine, random)
     assert machine.shape.l1 is not None
-    base = machine.shape.l1.base + machine.shape.l1.alignment * random.randrange(5)
+    base = machine.shape.l1.base + machine.shape.l1.granule * random.randrange(5)
     most = random.choice((3, 3, 20, 60))
     sizes = [random.randrange(1, most) for _ in range(random.randrange(2, 9))]
     order = random.sample(range(len(sizes)), len(sizes))

@@ -172,7 +172,7 @@ def best_swap(a: int, b: int, *, gap: int = 0, outside: int = 0) -> tuple[float,
 L1_NBYTES = WORMHOLE.shape.space(Space.L1).capacity // 32 * 32
 
 
-@pytest.mark.parametrize("a", [499_984, 681_296, 32 * 1001, 16])
+@pytest.mark.parametrize("a", [499_968, 681_296, 32 * 1001, 16])
 def test_two_tensors_of_a_full_wormhole_l1_change_places_in_at_most_100_us(a: int) -> None:
     microseconds, done = best_swap(a, L1_NBYTES - a, outside=1 << 20)
     assert microseconds < 100 and len(done) < 250
@@ -180,11 +180,11 @@ def test_two_tensors_of_a_full_wormhole_l1_change_places_in_at_most_100_us(a: in
 
 
 def test_sizes_without_a_common_divisor_change_places_in_71_us_with_1_4_mb_outside() -> None:
-    microseconds, done = best_swap(499_984, L1_NBYTES - 499_984, outside=1 << 20)
+    microseconds, done = best_swap(499_968, L1_NBYTES - 499_968, outside=1 << 20)
     assert microseconds < 71 and outside_bytes(done) * 64 < 1.4e6
 
 
-@pytest.mark.parametrize("a", [499_984, 648_528, 32 * 1001])
+@pytest.mark.parametrize("a", [499_968, 648_528, 32 * 1001])
 def test_64_kib_of_free_l1_are_the_spare_of_a_swap(a: int) -> None:
     microseconds, done = best_swap(a, L1_NBYTES - 65_536 - a, gap=65_536)
     assert microseconds < 72 and outside_bytes(done) == 0 and len(done) < 60
@@ -280,7 +280,7 @@ def test_the_number_of_tries_does_not_depend_on_how_small_the_pieces_could_be(
         return stay(*arguments)
 
     monkeypatch.setattr(cycles, "_stay", counted)
-    best_swap(499_984, L1_NBYTES - 32_768 - 499_984, gap=32_768)
+    best_swap(499_968, L1_NBYTES - 32_768 - 499_968, gap=32_768)
     assert len(tried) <= cycles.TRIED + 2
 
 
@@ -314,7 +314,7 @@ def swapped_in_wormhole(a: int, b: int, gap: int) -> Plan:
 
 def test_the_plan_of_a_full_wormhole_swap_takes_87_us_and_1_4_mb_of_dram_and_is_confirmed() -> None:
     capacity = WORMHOLE.shape.space(Space.L1).capacity
-    made = swapped_in_wormhole(499_984, capacity - 499_984, 0)
+    made = swapped_in_wormhole(499_968, capacity - 499_968, 0)
     assert check_plan(made) == ()
     (step,) = made.copies
     assert isinstance(step, Relocate) and step.certificate is not None
@@ -324,7 +324,7 @@ def test_the_plan_of_a_full_wormhole_swap_takes_87_us_and_1_4_mb_of_dram_and_is_
 
 def test_the_plan_of_a_swap_with_64_kib_free_stays_inside_l1() -> None:
     capacity = WORMHOLE.shape.space(Space.L1).capacity
-    made = swapped_in_wormhole(499_984, capacity - 499_984 - 65_536, 65_536)
+    made = swapped_in_wormhole(499_968, capacity - 499_968 - 65_536, 65_536)
     assert check_plan(made) == ()
     (step,) = made.copies
     assert isinstance(step, Relocate) and step.stage is None and step.seconds < 60e-6
@@ -334,7 +334,7 @@ def test_a_swap_with_one_free_granule_leaves_l1_because_that_is_cheaper_and_says
     None
 ):
     capacity = WORMHOLE.shape.space(Space.L1).capacity
-    made = swapped_in_wormhole(499_984, capacity - 499_984 - 16, 16)
+    made = swapped_in_wormhole(499_968, capacity - 499_968 - 32, 32)
     assert check_plan(made) == ()
     (step,) = made.copies
     assert isinstance(step, Relocate) and isinstance(step.certificate, CostCertificate)
@@ -401,4 +401,4 @@ def test_a_cycle_in_a_full_space_leaves_by_one_granule_where_no_more_is_free_bes
     made = plan(scene.request())
     assert check_plan(made) == () and ByteMachine(made, 1).run() == []
     (step,) = made.copies
-    assert isinstance(step, Relocate) and step.bounced_nbytes == l1.alignment * l1.banks
+    assert isinstance(step, Relocate) and step.bounced_nbytes == l1.granule * l1.banks

@@ -153,13 +153,13 @@ def drawn(
     most one `share`th of it, and is wanted at one address only if it is not `moved`."""
     dice = Random(seed)
     l1, scene = machine.shape.space(L1), Scene(machine)
-    most = l1.capacity // l1.alignment
+    most = l1.capacity // l1.granule
 
     def place(granules: int) -> int:
-        return l1.base + dice.randrange(most - granules + 1) * l1.alignment
+        return l1.base + dice.randrange(most - granules + 1) * l1.granule
 
     def desc(granules: int, address: int | None) -> TensorDesc:
-        shape = granules * l1.banks, l1.alignment // 4
+        shape = granules * l1.banks, l1.granule // 4
         return TensorDesc(shape, Layout(F32, L1, address=address))
 
     live: list[tuple[int, int, int]] = []
@@ -170,7 +170,7 @@ def drawn(
             desc(n, (place(n) if moved else at) if dice.random() < 0.5 else None)
             for _, n, at in read
         ]
-        scratch = dice.choice((0, 0, 0, dice.randrange(1, most // share) * l1.alignment))
+        scratch = dice.choice((0, 0, 0, dice.randrange(1, most // share) * l1.granule))
         outputs = [desc(n, place(n) if moved and dice.random() < 0.1 else None) for n in made]
         what = program(f"p{number}", wanted, outputs, scratch=scratch)
         results = scene.run(what, *(value for value, _, _ in read))
@@ -267,8 +267,8 @@ def fits_unmoved(request: PlanRequest) -> bool:
                 if v == value
             ]
             last = end if value in request.kept else max([u for u, _ in reads], default=t)
-            size = desc.shape[0] // l1.banks * l1.alignment
-            places = set(range(l1.base, l1.limit - size + 1, l1.alignment))
+            size = desc.shape[0] // l1.banks * l1.granule
+            places = set(range(l1.base, l1.limit - size + 1, l1.granule))
             for d in (desc, *(d for _, d in reads)):
                 places &= {d.layout.address} if d.layout.address is not None else places
             rectangles.append((t, last, size, places))

@@ -41,7 +41,7 @@ def elsewhere(request: PlanRequest, dice: Random) -> PlanRequest | None:
     """The same with what is not pinned at other places, or most of it where it lay, numbered in
     another order, and now and then beside one buffer more; None where that finds no room."""
     spaces = {s: request.machine.shape.space(s) for s in request.machine.shape.spaces}
-    allocators = {s: Allocator(x.base, x.limit, x.alignment) for s, x in spaces.items()}
+    allocators = {s: Allocator.of(x) for s, x in spaces.items()}
     buffers: dict[int, Buffer] = {}
     stay = dice.choice((0.0, 0.7))
     for buffer in request.buffers:

@@ -34,7 +34,7 @@ def own_needs(request: PlanRequest, index: int) -> tuple[list[int], list[int]]:
     ]
     what = task.transformation
     if what.scratch is not None and what.scratch.space is Space.L1:
-        size = -(-what.scratch.size_per_bank // l1.alignment) * l1.alignment
+        size = -(-what.scratch.size_per_bank // l1.granule) * l1.granule
         stuck.append((l1.base, size))
     buffers = {b.number: b for b in request.buffers}
     pieces, taken = [], {o for o, _ in what.aliases}

@@ -472,7 +472,7 @@ def test_a_bound_counts_that_what_is_dear_to_bring_back_may_wait_otherwise(
         if footprint(tiled, machine.shape).size_per_bank > l1.capacity:
             continue
         scene = Scene(machine)
-        a = scene.tensor(tiled, -(-l1.base // l1.alignment) * l1.alignment, keep=True)
+        a = scene.tensor(tiled, -(-l1.base // l1.granule) * l1.granule, keep=True)
         wanted = TensorDesc(tiled.shape, Layout(F32, space))
         scene.run(program("p", [wanted], [], scratch=l1.capacity - 64), a)
         scene.run(program("q", [tiled], []), a)

@@ -26,7 +26,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "output": (*IN_L1, f"output.y.address={FIRST:#x}"),
     "input": (*IN_L1, f"input.x.address={FIRST:#x}"),
     "both": (*IN_L1, f"input.x.address={FIRST:#x}", f"output.y.address={SECOND:#x}"),
-    "output in dram": ("input.x.space=dram", "output.y.space=dram", f"output.y.address={FIRST}"),
+    "output in dram": ("input.x.space=dram", "output.y.space=dram", "output.y.address=0x400000"),
 }
 #: How many results are held at a time; "fed back": each is the next input.
 HELD: dict[str, int | None] = {"unheld": 0, "y =": 1, "ring": 3, "all": None, "fed back": 1}

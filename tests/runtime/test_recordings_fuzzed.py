@@ -13,7 +13,7 @@ import gc
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,7 @@ import pytest
 import stitch
 from stitch.errors import StitchError
 from stitch.graph import ComputationGraphBuilder
-from stitch.machine import Machine, load_machine
+from stitch.machine import Machine, Policy, load_machine
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.report import ChromeTrace, Recorder
 from stitch.runtime import RuntimeDevice
@@ -34,6 +34,11 @@ from tests.support.stitched_models import binary_op, consuming, held_by, model, 
 F32 = DataType.FLOAT32
 SHAPE = (4, 64)
 MACHINES = ("tiny", "small", "host", "wormhole_n150")
+#: Machines whose tensors are smaller than a granule, or which place them as devices do.
+GRANULES = {
+    "coarse": (512, Policy.BEST_FIT, Policy.BEST_FIT),
+    "first_fit": (64, Policy.FIRST_FIT, Policy.FIRST_FIT_UPWARDS),
+}
 IN_L1 = ("input.x.space=l1", "output.y.space=l1")
 
 
@@ -67,6 +72,17 @@ class Held:
 
 @cache
 def machine_of(name: str) -> Machine:
+    if name in GRANULES:
+        granule, policy, upwards = GRANULES[name]
+        machine = tiny(l1_nbytes=8192, name=name)
+        l1, dram = machine.shape.l1, machine.shape.dram
+        assert l1 is not None and dram is not None
+        shape = replace(
+            machine.shape,
+            l1=replace(l1, granule=granule, policy=policy),
+            dram=replace(dram, granule=2 * granule, policy=upwards),
+        )
+        return replace(machine, shape=shape)
     return tiny(l1_nbytes=4096, name="small") if name == "small" else load_machine(name)
 
 
@@ -554,6 +570,12 @@ def campaign(seed: int, steps: int, fails: bool) -> None:
 def test_nothing_that_is_held_changes(seed: int, fails: bool) -> None:
     window, debug = (1, 4, 64)[seed % 3], seed % 5 == 4
     drilled(MACHINES[seed % 4], seed, 80, window=window, debug=debug, fails=fails)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", GRANULES)
+def test_granules_and_policies_change_nothing_that_is_held(name: str, seed: int) -> None:
+    drilled(name, 300 + seed, 60, window=(4, 64)[seed % 2], debug=seed == 3, fails=seed == 2)
 
 
 @pytest.fixture

@@ -112,8 +112,8 @@ def _wishes(draw: Random, machine: Machine, slot: str, number: int) -> list[str]
         wishes.append(f"{slot}.layout=tile")
     if space is L1 and number > 5 and not draw.randrange(4):
         shape = machine.shape.space(L1)
-        steps = max(1, shape.capacity // 2 // shape.alignment)
-        address = shape.base + draw.randrange(steps) * shape.alignment
+        steps = max(1, shape.capacity // 2 // shape.granule)
+        address = shape.base + draw.randrange(steps) * shape.granule
         wishes.append(f"{slot}.address={address:#x}")
     return wishes
 

@@ -23,7 +23,7 @@ def test_flatc_accessors_find_every_part_of_a_written_file() -> None:
     attribute = operation.Attributes(0)
     value = fb.IntAttribute()
     value.Init(attribute.Value().Bytes, attribute.Value().Pos)
-    assert (root.Version().Major(), root.Version().Minor()) == (1, 0)
+    assert (root.Version().Major(), root.Version().Minor()) == (1, 1)
     assert root.Machine().Name() == b"box"
     assert root.Machine().L1().Banks() == 6
     assert [program.Values(i).Name() for i in range(program.ValuesLength())] == [b"x", b"c0", b"y"]

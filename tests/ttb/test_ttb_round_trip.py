@@ -281,7 +281,7 @@ def test_sizes_add_up_for_files_and_for_binaries() -> None:
 
 def test_the_version_and_the_producer_come_back() -> None:
     read = load(encode(binary_of()))
-    assert (read.version, read.producer, read.opset) == (Version(1, 0), "test", 26)
+    assert (read.version, read.producer, read.opset) == (Version(1, 1), "test", 26)
 
 
 def test_neither_saving_nor_loading_copies_the_constants(tmp_path: Path) -> None:

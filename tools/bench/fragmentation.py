@@ -229,7 +229,9 @@ def run(buffers: Sequence[Buffer], capacity: int) -> Tally:
 def known_bytes(buffers: Sequence[Buffer], capacity: int) -> int:
     """What the planner's plan for all of a file carries, in a space of one bank."""
     machine = load_machine("wormhole_n150")
-    l1 = replace(machine.shape.space(Space.L1), banks=1, base=0, limit=capacity, alignment=1)
+    l1 = replace(
+        machine.shape.space(Space.L1), banks=1, base=0, limit=capacity, alignment=1, granule=1
+    )
     by_bytes = StitchPath(0.0, ((1, 1e9),))
     machine = replace(
         machine,

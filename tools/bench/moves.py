@@ -70,7 +70,7 @@ class Case:
 def random_case(machine: Machine, kind: str, utilisation: float, dice: random.Random) -> Case:
     """Unequal sizes at odd multiples of the alignment."""
     shape = machine.shape.space(Space.L1)
-    granule = shape.alignment
+    granule = shape.granule
     count = {"swap": 2, "rotation": dice.randrange(3, 7), "relayout": dice.randrange(4, 13)}[kind]
     granules = shape.capacity // granule
     used = granules if utilisation == 1 else int(granules * utilisation)
@@ -122,7 +122,7 @@ def best_of(case: Case) -> Way:
     """The fastest of the plain ways."""
     shape = case.machine.shape.space(Space.L1)
     parts = [(move.source, move.target, move.size) for move in case.moves]
-    best = best_way(parts, shape.base, shape.limit, shape.alignment, Curves(case.machine))
+    best = best_way(parts, shape.base, shape.limit, shape.granule, Curves(case.machine))
     assert lands(parts, best.transfers), "a way that loses bytes judges nothing"
     return best
 

@@ -48,6 +48,8 @@ GROWTH_GOAL, ELSEWHERE_GOAL_US, REPLAYED_GOAL_US = 1.3, 20.0, 1.0
 FITTING_GOAL_US, DOUBLING_GOAL = 500.0, 1.2
 #: What longer chains are compared with; what fixed costs are spread over.
 SHORT = 100
+#: What tensors in L1 take whole ones of, on the machine that is planned for.
+GRANULE = 32
 #: Bytes of a chain's tensors, which lie in one bank; weights that come in turn; tasks of a chain
 #: beside live tensors, and of one that needs moves.
 NBYTES, WEIGHTS, BESIDE, MOVING = 32, 9, 100, 10
@@ -156,13 +158,13 @@ def pressed(work: Work, live: int) -> Chain:
 def fragments(live: int) -> list[int]:
     """The sizes of tensors that fill L1; every other one stays."""
     dice = Random(live)
-    return [16 * dice.randrange(1, 16) for _ in range(2 * live)]
+    return [GRANULE * dice.randrange(1, 16) for _ in range(2 * live)]
 
 
 def fragmented(work: Work, live: int) -> Chain:
     """Each result is larger than any hole."""
     full = [work.tensor(nbytes) for nbytes in fragments(live)]
-    beside, size = full[::2], 16 * 40
+    beside, size = full[::2], GRANULE * 40
     x = work.tensor(size, Space.HOST)
     del full
 

@@ -49,7 +49,7 @@ def command() -> Command:
     parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
     add_options(
         parser,
-        ("--target", {"metavar": "NAME|machine.yaml", "help": "the machine to compile for "
+        ("--target", {"metavar": "NAME|machine.yaml|.ttsys", "help": "the machine to compile for "
                       f"(default: {DEFAULT_TARGET}, with --for the pipeline's)"}),
         ("--set", {"action": "append", "default": [], "metavar": "SIDE.SLOT.FIELD=VALUE",
                    "dest": "wishes", "help": "a wish for one slot, as in input.x.space=l1; "

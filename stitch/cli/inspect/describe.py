@@ -33,7 +33,7 @@ def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[
         "producer": binary.producer,
         "opset": binary.opset,
         "requires": list(binary.requires),
-        "machine": _machine(shape),
+        "machine": machine_json(shape),
         "size": {
             name: list(size) if name == "segments" else size
             for name, size in asdict(sizes).items() if name != "programs"
@@ -42,8 +42,13 @@ def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[
     }  # fmt: skip
 
 
-def _machine(shape: MachineShape) -> dict[str, Any]:
-    spaces = {space.value: asdict(shape.space(space)) for space in shape.spaces}
+def machine_json(shape: MachineShape) -> dict[str, Any]:
+    """The memory of a machine as data."""
+    figures = ("banks", "base", "limit", "alignment", "granule")
+    spaces = {
+        space.value: {name: getattr(shape.space(space), name) for name in figures}
+        for space in shape.spaces
+    }
     return {"name": shape.name, "core_grid": list(shape.core_grid), "spaces": spaces}
 
 

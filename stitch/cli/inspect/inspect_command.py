@@ -1,7 +1,8 @@
-"""`stitch-inspect`: what is in a `.ttb` file; whether several can be stitched, and at what cost.
+"""`stitch-inspect`: what is in a file; whether several can be stitched, and at what cost.
 
-One file: versions, machine, slots, operations, memory, sizes; constants are not read unless
-`--verify=full` asks for their checksums. Several: the plan of one pass without data.
+A system descriptor: its chips, as machines. One `.ttb` file: versions, machine, slots, operations,
+memory, sizes; constants are not read unless `--verify=full` asks for their checksums. Several: the
+plan of one pass without data.
 `--check_plan` confirms the certificates of plans, those of a record or of the given files; `--diff`
 compares what two runs copied.
 """
@@ -19,6 +20,7 @@ from stitch import api
 from stitch.cli.command import EXIT_FAILURE, EXIT_OK, Command, say, say_aside
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.cli.inspect.stitching_cost import stitching, stitching_json, stitching_lines
+from stitch.cli.inspect.systems import describe_system, system_lines
 from stitch.cli.module_files import (
     machine_for,
     module_source,
@@ -30,6 +32,7 @@ from stitch.cli.parser import add_options, count, make_parser
 from stitch.cli.rehearsal import difference_text
 from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, wires_of
 from stitch.errors import Problem, UsageError
+from stitch.machine import is_machine_file
 from stitch.planner import Plan, check_plan
 from stitch.report import counted, difference, read_copies, read_record
 
@@ -39,6 +42,7 @@ EXAMPLES = """\
   stitch-inspect a.ttb --json --verify=full
   stitch-inspect a.ttb b.ttb                 can they be stitched, and at what cost?
   stitch-inspect a.ttb b.ttb --check-plan
+  stitch-inspect p150.ttsys                  what a device says of itself
   stitch-inspect --diff old.json new.json --max-added-bytes=0
   stitch-inspect --check-plan=run.json       what stitch-run --record=run.json wrote"""
 
@@ -49,9 +53,13 @@ MOST_LINES = 20
 def command() -> Command:
     """`stitch-inspect`, with its words."""
     parser = make_parser(
-        "stitch-inspect", "Show .ttb files, and what stitching them costs.", EXAMPLES
+        "stitch-inspect",
+        "Show .ttb files and system descriptors, and what stitching costs.",
+        EXAMPLES,
     )
-    parser.add_argument("modules", nargs="*", metavar="FILE", help=".ttb files, in run order")
+    parser.add_argument(
+        "modules", nargs="*", metavar="FILE", help=".ttb files, in run order, or a .ttsys"
+    )
     add_options(
         parser,
         ("--section", {"action": "append", "choices": (*SECTIONS, "all"),
@@ -62,7 +70,7 @@ def command() -> Command:
                       "help": "full: check every byte of the constants as well"}),
         FUNCTION_WORD,
         WIRE_WORD,
-        ("--device", {"metavar": "NAME|machine.yaml",
+        ("--device", {"metavar": "NAME|machine.yaml|.ttsys",
                       "help": "plan for this machine (default: the first module's)"}),
         ("--check_plan", {"nargs": "?", "const": "", "metavar": "run.json",
                           "help": "check the certificates of recorded plans, or of the plan "
@@ -93,7 +101,11 @@ def _inspect(words: argparse.Namespace) -> int:
             raise UsageError("--check_plan checks a record, or the given modules: not both")
         return _check(dict(read_document(record, read_record).plans), words.json)
     if not words.modules:
-        raise UsageError("there is nothing to inspect", expected="one or more .ttb files")
+        raise UsageError(
+            "there is nothing to inspect", expected="one or more .ttb files, or a .ttsys"
+        )
+    if any(is_machine_file(path) for path in words.modules):
+        return _show_system(words)
     if len(words.modules) == 1 and record is None:
         if words.wire or words.device or words.function:
             raise UsageError("--wire, --device and --function are for several modules")
@@ -125,6 +137,18 @@ def _show(words: argparse.Namespace) -> int:
     if words.verify == "full":
         lines.append("every byte is as it was written")
     say("\n".join(lines))
+    return EXIT_OK
+
+
+def _show_system(words: argparse.Namespace) -> int:
+    path, *others = words.modules
+    if others or words.wire or words.device or words.function or words.section:
+        raise UsageError(
+            "a system descriptor is inspected by itself, and has no sections",
+            remedy=f"stitch-inspect {path}; modules run on it with --device={path}",
+        )
+    described = describe_system(path)
+    say(json.dumps(described, indent=2) if words.json else "\n".join(system_lines(path, described)))
     return EXIT_OK
 
 

@@ -66,7 +66,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_how(parser: argparse.ArgumentParser) -> None:
-    machine = {"metavar": "NAME|machine.yaml", "dest": "device",
+    machine = {"metavar": "NAME|machine.yaml|.ttsys", "dest": "device",
                "help": "default: the machine that the first module was compiled for"}  # fmt: skip
     add_options(
         parser,

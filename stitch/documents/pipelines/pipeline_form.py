@@ -5,7 +5,7 @@ defect with file and line, what is allowed, and the closest match. Nothing runs 
 `yaml_pipeline` checks shapes and types against the binaries, and runs it. The form::
 
     name: rollout                         # the file's name without suffix, if absent
-    device: wormhole_n150                 # or machine.yaml; else the first module's machine
+    device: wormhole_n150                 # or machine.yaml, system.ttsys:0; else the first module's
     modules:                              # paths are relative to this file
       encoder: encoder.ttb
       cell: {file: cell.ttb, program: main}
@@ -276,7 +276,7 @@ _PIPELINE = Form(
     "a pipeline",
     PipelineFile,
     Row("name", Word(), default=Reading.stem),
-    Row("device", NameOrPath("the name of a machine, or the path of its .yaml")),
+    Row("device", NameOrPath("the name of a machine, or the path of its .yaml or .ttsys")),
     Row("modules", Entries(_MODULE), needed=True, default=()),
     Row("inputs", Entries(_INPUT), default=()),
     Row("steps", _STEPS, needed=True, default=()),

@@ -25,7 +25,7 @@ opened here. The form::
     optimizer: {name: adamw, lr: 0.002, weight_decay: 1.0e-4}
     schedule: {name: warmup, warmup_steps: 90, then: cosine}      # T_max: all steps, if absent
     metrics: [accuracy, loss]
-    target: wormhole_n150                 # a machine, or its .yaml
+    target: wormhole_n150                 # a machine, or its .yaml or .ttsys
     executor: numpy                       # or onnxruntime, auto, torch
     algorithm: none                       # or greedy, search: where tensors lie in between
     recompute: none                       # or cheap, all, every 8: what backward computes again
@@ -244,7 +244,7 @@ _TRAINING = Form(
     Row("optimizer", OPTIMIZER, needed=True),
     Row("schedule", SCHEDULE),
     Row("metrics", ListOf(Choice(METRICS), "a list of metrics", or_one=True)),
-    Row("target", NameOrPath("the name of a machine, or the path of its .yaml")),
+    Row("target", NameOrPath("the name of a machine, or the path of its .yaml or .ttsys")),
     Row("executor", Choice(COMPUTING), default="numpy"),
     Row("algorithm", Choice(ALGORITHMS), default="none"),
     *_OPTIONS,

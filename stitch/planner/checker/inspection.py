@@ -38,7 +38,7 @@ class Inspection:
             self.say("address", f"{what}: the machine has no {space.value}")
             return False
         shape = self.machine.shape.space(space)
-        if address < shape.base or address + size > shape.limit or address % shape.alignment:
+        if address < shape.base or address + size > shape.limit or address % shape.granule:
             where = f"[{address:#x}, {address + size:#x}) of {space.value}"
             self.say("address", f"{what} at {where} is out of range or misaligned")
             return False

@@ -141,7 +141,7 @@ def _amount_defect(run: Inspection, step: Relocate, aside: int) -> str | None:
     space.
     """
     shape = run.machine.shape.space(step.space)
-    width, banks = shape.alignment, shape.banks
+    width, banks = shape.granule, shape.banks
     nbytes, inside, through = _prices(run, step, width)
     for source, target in ((step.space, step.stage_space), (step.stage_space, step.space)):
         inside += run.machine.seconds(source, target, width * banks, width)
@@ -164,7 +164,7 @@ def _cost_defect(
     in pieces of a granule, set aside and brought home; below that, that no cheaper ones exist is
     not shown (decision 0027).
     """
-    granule = run.machine.shape.space(step.space).alignment
+    granule = run.machine.shape.space(step.space).granule
     nbytes, moved, through = _prices(run, step, granule)
     if (certificate.cyclic_size, certificate.free_size) != (nbytes, free):
         return (

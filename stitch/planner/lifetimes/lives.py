@@ -86,9 +86,9 @@ def lives_in(plan: Plan, space: Space) -> Lives:
     layouts: list[dict[int, int]] = [{} for _ in begins]
     lives: list[Life] = []
     for task, region in regions.items():
-        obstacles[moment[task]].add((region[0], round_up(region[1], shape.alignment)))
+        obstacles[moment[task]].add((region[0], round_up(region[1], shape.granule)))
     for stay, fixed in zip(stays, must, strict=True):
-        size = round_up(max(stay.buffer.size_per_bank, 1), shape.alignment)
+        size = round_up(max(stay.buffer.size_per_bank, 1), shape.granule)
         first, last = moment[stay.first], moment[stay.last]
         ends_of = [*begins[1:], tasks]
         for at in range(first, last + 1):
@@ -101,7 +101,7 @@ def lives_in(plan: Plan, space: Space) -> Lives:
             before = None if stay.made else stay.buffer.address
             lives.append(Life(stay.buffer.number, size, first, last, before, stay.made))
     return Lives(
-        shape.base, shape.limit, shape.alignment, operation_size(plan.request.machine, space),
+        shape.base, shape.limit, shape.granule, operation_size(plan.request.machine, space),
         tuple(lives), tuple(begins), tuple(tuple(sorted(those)) for those in obstacles),
         tuple(layouts),
     )  # fmt: skip

@@ -44,11 +44,11 @@ def check_fixed(state: Residency, demand: RoomDemand) -> None:
         for n, address in demand.relocate.items()
     ])  # fmt: skip
     for address, size, what, number in regions:
-        if address < shape.base or address + size > shape.limit or address % shape.alignment:
+        if address < shape.base or address + size > shape.limit or address % shape.granule:
             raise LayoutError(
                 f"{what} cannot lie at {address:#x} in {demand.space.value}",
                 where=demand.purpose,
-                expected=f"a multiple of {shape.alignment} with room for {size} B per bank "
+                expected=f"a multiple of {shape.granule} with room for {size} B per bank "
                 f"in [{shape.base:#x}, {shape.limit:#x})",
                 got=f"[{address:#x}, {address + size:#x})",
             )
@@ -79,8 +79,8 @@ def _overlap(address: int, size: int, buffer: Buffer) -> bool:
     return start < address + size and address < start + buffer.size_per_bank
 
 
-def sizes_of(demand: RoomDemand, alignment: int) -> list[int]:
-    return [round_up(max(size, 1), alignment) for size, _ in demand.floating]
+def sizes_of(demand: RoomDemand, granule: int) -> list[int]:
+    return [round_up(max(size, 1), granule) for size, _ in demand.floating]
 
 
 def problem_of(state: Residency, demand: RoomDemand) -> SpaceProblem:
@@ -103,11 +103,11 @@ def problem_of(state: Residency, demand: RoomDemand) -> SpaceProblem:
     return SpaceProblem(
         shape.base,
         shape.limit,
-        shape.alignment,
+        shape.granule,
         tuple(movable),
         tuple(displaced),
         tuple(sorted(obstacles)),
-        tuple(sizes_of(demand, shape.alignment)),
+        tuple(sizes_of(demand, shape.granule)),
         operation_size(state.machine, demand.space),
     )
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from stitch.errors import OutOfMemoryError
+from stitch.machine import Policy
 from stitch.memory import Allocator
 from stitch.packing import pack
 from stitch.planner.certificate import Certificate
@@ -86,7 +87,7 @@ def _has_room(problem: SpaceProblem) -> bool:
 
 def _free_places(state: Residency, demand: RoomDemand) -> list[int] | None:
     """Where the pieces fit with nothing moved, None where they do not; O(log n) for each."""
-    allocator, alignment = state.allocators[demand.space], state.shape(demand.space).alignment
+    allocator, alignment = state.allocators[demand.space], state.shape(demand.space).granule
     if any(state.buffers[n].address != address for n, address in demand.relocate.items()):
         return None
     if not all(allocator.is_free(address, size) for address, size, _ in demand.fixed):
@@ -103,12 +104,14 @@ def _free_places(state: Residency, demand: RoomDemand) -> list[int] | None:
 
 
 def _allocate_all(allocator: Allocator, sizes: Sequence[int], taken: list[int]) -> list[int] | None:
-    """Places by best fit, the largest first, in the order of `sizes`; None where one finds none.
+    """Places for `sizes`, in their order; None where one finds none. By best fit the largest is
+    placed first; devices place each as it comes.
 
     What was allocated is added to `taken`.
     """
     places = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+    is_best = allocator.policy is Policy.BEST_FIT
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i] if is_best else 0):
         address = allocator.try_alloc(sizes[i])
         if address is None:
             return None

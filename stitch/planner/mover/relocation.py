@@ -90,9 +90,9 @@ class _Relocation:
         """The moves on cycles in order, and why some of their bytes leave the space."""
         prices = self.prices
         free = [] if prices.bounces else self._free_while_cycling()
-        least = 0 if self.unused and not prices.bounces else self.shape.alignment
+        least = 0 if self.unused and not prices.bounces else self.shape.granule
         done, inside = break_cycles(
-            self.core, free, self._outside(least), prices, self.shape.alignment
+            self.core, free, self._outside(least), prices, self.shape.granule
         )
         pieces = tuple(move.size for move in done if move.target >= ASIDE)
         if not pieces or prices.bounces:
@@ -117,15 +117,15 @@ class _Relocation:
         if self.prices.bounces:
             hole //= 2
         # Every part of what is set aside starts at a multiple of the other space's alignment.
-        hole -= (len(self.core) + 4) * self.beside.alignment
-        granule = self.shape.alignment
+        hole -= (len(self.core) + 4) * self.beside.granule
+        granule = self.shape.granule
         return max(least, hole * self.beside.banks // self.prices.banks // granule * granule)
 
     # -- transfers --------------------------------------------------------------------------------
 
     def _slot(self, size: int) -> int:
         """Bytes per bank that `size` bytes per bank of this space take in the space beside."""
-        return round_up(-(-size * self.prices.banks // self.beside.banks), self.beside.alignment)
+        return round_up(-(-size * self.prices.banks // self.beside.banks), self.beside.granule)
 
     def _staged(self, ordered: list[Move]) -> tuple[list[Move], int, dict[int, int]]:
         """Moves cut to what can pass outside, room to pass through, room by what is set aside."""
@@ -135,8 +135,8 @@ class _Relocation:
         most = max(move.size for move in ordered)
         hole = self.state.allocators[self.prices.beside].largest_hole - sum(slots.values())
         if self._slot(most) > hole:
-            granule = self.shape.alignment
-            fits = hole // self.beside.alignment * self.beside.alignment * self.beside.banks
+            granule = self.shape.granule
+            fits = hole // self.beside.granule * self.beside.granule * self.beside.banks
             most = max(granule, fits // self.prices.banks // granule * granule)
         cut = [piece for move in ordered for piece in _pieces(move, most)]
         return cut, self._slot(most), slots

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from stitch.errors import LayoutError
-from stitch.machine import footprint, round_up
+from stitch.machine import room_per_bank, round_up
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.plan import Instance, PlanRequest, waiting_desc
 from stitch.program import DataType, Space, TensorDesc
@@ -220,7 +220,7 @@ class _Reading:
         used: dict[int, _Open] = {}
         need = 0
         if what.scratch is not None and what.scratch.space is Space.L1:
-            need += round_up(what.scratch.size_per_bank, self._alignment)
+            need += round_up(what.scratch.size_per_bank, self._granule)
         given = {i for _, i in what.aliases}
         for i, (value, desc) in enumerate(zip(task.inputs, what.inputs, strict=False)):
             bare = desc.without_address()
@@ -277,12 +277,11 @@ class _Reading:
         )
 
     @property
-    def _alignment(self) -> int:
-        return self.request.machine.shape.space(Space.L1).alignment
+    def _granule(self) -> int:
+        return self.request.machine.shape.space(Space.L1).granule
 
     def _size(self, desc: TensorDesc) -> int:
-        nbytes = footprint(desc, self.request.machine.shape).size_per_bank
-        return round_up(max(1, nbytes), self._alignment)
+        return room_per_bank(desc, self.request.machine.shape)
 
     def _copied(self, value: int, desc: TensorDesc, t: int) -> _Open:
         """A copy in L1 that a task wants; another one has been before, so it can be dropped."""

@@ -253,7 +253,7 @@ class Records:
 
     def check_fits_alone(self, blocks: Iterable[tuple[Space, int, int | None]]) -> None:
         """Raise as `reserve` does where blocks (space, size, address) do not fit empty spaces."""
-        empty = {s: Allocator(a.base, a.limit, a.alignment) for s, a in self._allocators.items()}
+        empty = {s: a.emptied() for s, a in self._allocators.items()}
         for space, size, address in blocks:
             _taken(empty[space], size, address)
 

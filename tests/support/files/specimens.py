@@ -35,7 +35,7 @@ SHARDED = Layout(
     F32, Space.L1, None, MemoryLayout.HEIGHT_SHARDED, ShardSpec((2, 3), (4, 8)), address=64
 )
 MACHINE = MachineShape(
-    "specimen", (2, 3), SpaceShape(1, 0, 2**40, 64), SpaceShape(6, 1024, 2**20, 16),
+    "specimen", (2, 3), SpaceShape(1, 0, 2**40, 64), SpaceShape(6, 1024, 2**20, 16, 32),
     SpaceShape(2, 0, 2**30, 32),
 )  # fmt: skip
 

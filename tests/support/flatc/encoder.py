@@ -137,6 +137,7 @@ class _Encoder:
             fb.SpaceShapeStart, fb.SpaceShapeEnd,
             (fb.SpaceShapeAddBanks, space.banks), (fb.SpaceShapeAddBase, space.base),
             (fb.SpaceShapeAddLimit, space.limit), (fb.SpaceShapeAddAlignment, space.alignment),
+            (fb.SpaceShapeAddGranule, 0 if space.granule == space.alignment else space.granule),
         )  # fmt: skip
 
     # Programs ------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def phi_2() -> PlanRequest:
     for _ in range(3):
         scene.tensor(rows(262_144), address, keep=True)
         free = shape.capacity - 786_432 - 254_912
-        address += 262_144 + free // 3 // shape.alignment * shape.alignment
+        address += 262_144 + free // 3 // shape.granule * shape.granule
     scene.run(program("layer", [], [rows(305_152)]), keep=True)
     return scene.request()
 

@@ -345,7 +345,7 @@ def _fits(
             regions.append((address, block.size_per_bank))
         else:
             pieces.append(block.size_per_bank)
-    up = shape.alignment
+    up = shape.granule
     if is_for_task:
         _add_needs(moment, space, chosen, regions, pieces, still=still)
     regions = [(at, -(-max(size, 1) // up) * up) for at, size in regions]

@@ -33,7 +33,7 @@ def _space_does(request: PlanRequest, index: int, space: Space) -> bool:
     pieces: list[int] = []
     what = request.tasks[index].transformation
     if what.scratch is not None and what.scratch.space is space and what.scratch.size_per_bank:
-        size = -(-what.scratch.size_per_bank // shape.alignment) * shape.alignment
+        size = -(-what.scratch.size_per_bank // shape.granule) * shape.granule
         if space is Space.L1:
             regions.append((shape.base, size))
         else:

@@ -172,9 +172,9 @@ def _at_an_address(random: Random, machine: Machine, desc: TensorDesc) -> Tensor
         return desc
     shape = machine.shape.space(L1)
     size = footprint(desc, machine.shape).size_per_bank
-    slots = (shape.limit - size - shape.base) // shape.alignment
+    slots = (shape.limit - size - shape.base) // shape.granule
     step = random.choice((1, 8, 16))
-    address = shape.base + random.randrange(slots // step + 1) * step * shape.alignment
+    address = shape.base + random.randrange(slots // step + 1) * step * shape.granule
     return TensorDesc(desc.shape, replace(desc.layout, address=address))
 
 
@@ -182,9 +182,7 @@ def _residents(random: Random, scene: Scene) -> list[tuple[int, tuple[int, ...]]
     machine = scene.machine
     known: list[tuple[int, tuple[int, ...]]] = []
     allocators = {
-        s: Allocator(x.base, x.limit, x.alignment)
-        for s in machine.shape.spaces
-        for x in [machine.shape.space(s)]
+        s: Allocator.of(x) for s in machine.shape.spaces for x in [machine.shape.space(s)]
     }
 
     def placed(desc: TensorDesc, pinned: bool) -> Buffer | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from stitch.machine import Machine, footprint, round_up
+from stitch.machine import Machine, room_per_bank
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.plan import PlanRequest, waiting_desc
 from stitch.planner.residency import Stay, StayChain
@@ -49,7 +49,6 @@ def while_held(chain: StayChain, request: PlanRequest, held: Sequence[int]) -> S
     """The chain of a request whose results must not be lost before they are let go of: in L1, or
     written, until the last task that was queued while they were `held`."""
     last = {v: t for t, task in enumerate(request.tasks) for v in (*task.inputs, *task.outputs)}
-    l1 = request.machine.shape.space(Space.L1)
     stays, excess = list(chain.stays), list(chain.excess)
     for task, until in zip(request.tasks, held, strict=True):
         (value,), (desc,) = task.outputs, task.transformation.outputs
@@ -60,7 +59,7 @@ def while_held(chain: StayChain, request: PlanRequest, held: Sequence[int]) -> S
         is_dirty = all(stay.is_dirty for stay in chain.stays if stay.holder == holder)
         start, end = last[value] + 1, until + 1
         if is_dirty and start < end:
-            nbytes = round_up(footprint(desc, request.machine.shape).size_per_bank, l1.alignment)
+            nbytes = room_per_bank(desc, request.machine.shape)
             stays.append(Stay(holder, start, end, nbytes, 0.0, is_dirty))
             for t in range(start, end):
                 excess[t] += nbytes

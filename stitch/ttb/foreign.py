@@ -1,0 +1,150 @@
+"""Flatbuffers of other projects, read by the verifier that reads our own.
+
+Comes in: bytes, and what a kind of file is: its identifier and, for the versions whose order of
+fields is known, the tables. Goes out: the version, plain records, and the names of their fields;
+or a `FormatError` with every defect, an `IncompatibleError` where the order is not known. Must not
+know: what any field means.
+
+Other than ours, such files are no envelope: a size prefix, the flatbuffer, and nothing behind it.
+Their projects move fields about between versions, so nothing is read before the version was: it
+stands in the first field of the root, as a struct, whatever the version.
+
+To read a kind of file, write its tables down as a `Schema` (fields that nobody reads may be left
+out; a struct within a table is one field, its letters written out), one `FieldOrder` for each run
+of versions that have them, and a `ForeignFormat`; then `read_foreign(file, where, format)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stitch.errors import FormatError, IncompatibleError
+from stitch.ttb.problems import ProblemList
+from stitch.ttb.table_spec import FieldSpec, Schema, TableSpec
+from stitch.ttb.verify import Record, Verifier
+
+#: The size prefix, the root's offset, the identifier.
+_HEAD_NBYTES = 12
+_REMEDY = "copy the file again from where it was made; it is damaged"
+_PEEK = Schema(
+    "root",
+    {"root": TableSpec("root", (FieldSpec(0, "version", "struct", "HHI", required=True),))},
+    {},
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Release:
+    """The version of a foreign file; text form `major.minor.release`."""
+
+    major: int
+    minor: int
+    release: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.release}"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldOrder:
+    """The tables as versions from `first` to `last`, both included, have them."""
+
+    first: Release
+    last: Release
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFormat:
+    """A kind of file: what messages call it, its identifier at byte 8, the orders that we know."""
+
+    name: str
+    identifier: bytes
+    orders: tuple[FieldOrder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignFile:
+    """What a file says: the root's record, by the tables of its version."""
+
+    version: Release
+    schema: Schema
+    root: Record
+
+    def named(self, table: str, record: Record) -> dict[str, Any]:
+        """A record of a table by the names of its fields."""
+        return self.schema.named(table, record)
+
+
+def is_foreign(head: bytes, kind: ForeignFormat) -> bool:
+    """Whether a file that begins so is of a kind.
+
+    >>> is_foreign(b"....    TTSY", ForeignFormat("a descriptor", b"TTSY", ()))
+    True
+    """
+    return head[8:_HEAD_NBYTES] == kind.identifier
+
+
+def read_foreign(file: memoryview, where: str, kind: ForeignFormat) -> ForeignFile:
+    """Verify a whole file and give its records; `where` is its name for errors.
+
+    Raises `FormatError` with every defect found, `IncompatibleError` for a version whose order of
+    fields is not known, which names those that are; whatever the bytes, nothing else.
+    """
+    data = bytes(file)
+    if data[8:_HEAD_NBYTES] != kind.identifier:
+        raise FormatError(
+            f"not {kind.name}",
+            where=where,
+            expected=f"the identifier {kind.identifier.decode()!r} at byte 8",
+            got=f"{data[8:_HEAD_NBYTES]!r} there",
+        )
+    end = 4 + int.from_bytes(data[:4], "little")
+    if end != len(data):
+        raise FormatError(
+            f"{kind.name} is cut off" if end > len(data) else f"bytes follow {kind.name}",
+            where=where,
+            expected=f"{end} bytes, as its first four say",
+            got=f"{len(data)} bytes",
+            remedy=_REMEDY,
+        )
+    version = _version(data, where, kind)
+    for order in kind.orders:
+        if order.first <= version <= order.last:
+            root = _verified(data, where, order.schema, kind)
+            return ForeignFile(version, order.schema, root)
+    raise IncompatibleError(
+        f"{kind.name} of version {version}: the order of its fields is not known",
+        where=where,
+        expected="version " + _known(kind.orders),
+        got=str(version),
+        remedy="make the file again with one of these versions, or install a newer Stitch",
+    )
+
+
+def _known(orders: tuple[FieldOrder, ...]) -> str:
+    """The versions of orders, rising, as text; runs that follow each other are one."""
+    runs: list[list[Release]] = []
+    for order in orders:
+        if runs and _follows(runs[-1][1], order.first):
+            runs[-1][1] = order.last
+        else:
+            runs.append([order.first, order.last])
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in runs)
+
+
+def _follows(last: Release, first: Release) -> bool:
+    return (last.major, last.minor, last.release + 1) == (first.major, first.minor, first.release)
+
+
+def _version(data: bytes, where: str, kind: ForeignFormat) -> Release:
+    return Release(*_verified(data, where, _PEEK, kind)[0])
+
+
+def _verified(data: bytes, where: str, schema: Schema, kind: ForeignFormat) -> Record:
+    problems = ProblemList()
+    root = Verifier(data, problems, schema).root()
+    problems.raise_if_any(f"{kind.name} is not sound", where=where, remedy=_REMEDY)
+    assert root is not None, "the verifier gave neither a record nor a problem"
+    return root
