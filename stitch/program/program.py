@@ -118,7 +118,8 @@ class Program(OperationList):
     @property
     def is_opaque(self) -> bool:
         """Whether it has operations that are names only: then it is planned, and never computed."""
-        return any(operation.is_opaque for operation in self.operations)
+        parts: list[OperationList | Body] = [self, *self.bodies]
+        return any(operation.is_opaque for part in parts for operation in part.operations)
 
     def parts(self) -> tuple[range, ...]:
         """The operations of each part; one part, unless the program was linked."""
