@@ -77,6 +77,17 @@ def read_modules(
     )  # fmt: skip
 
 
+def lacking_lines(modules: Sequence[Module]) -> list[str]:
+    """What of binaries of other compilers has no counterpart here, and how it is shown."""
+    binaries = {module.path: module.binary for module in modules}
+    return [
+        f"{path}: {line}"
+        for path, binary in binaries.items()
+        if binary.origin is not None
+        for line in binary.origin.lacking
+    ]
+
+
 def told_apart(modules: Sequence[Module]) -> tuple[Module, ...]:
     """The modules, with programs of one name from several files named after their files as well."""
     files: dict[str, set[str]] = {}
@@ -156,12 +167,16 @@ def read_document(path: str, read: Callable[[str], _T]) -> _T:
 
 
 def machine_for(asked: str | None, modules: Sequence[Module]) -> Machine:
-    """The machine that was asked for, else the one that the first module was compiled for.
+    """The machine that was asked for, else the one that the first module was compiled for: as its
+    own file describes it, if that does.
 
     Raises `UsageError` where that is not a machine that Stitch ships.
     """
     if asked is not None:
         return load_machine(asked)
+    origin = modules[0].binary.origin
+    if origin is not None:
+        return origin.machine
     return load_machine(known_machine(modules[0].binary.machine.name, modules[0].path))
 
 

@@ -173,7 +173,11 @@ def chosen(
 
 
 def _words(program: Program, changes: Sequence[SlotChange]) -> str:
-    """How a program is to be compiled: a wish can set an address, and none takes one away."""
+    """How a program is to be compiled: a wish can set an address, and none takes one away. What
+    another compiler makes is told by its layouts."""
+    if program.is_opaque:
+        wanted = [f"{c.slot.side} {_name(program, c.slot)} in {c.layout.text()}" for c in changes]
+        return f"{program.name} with {', '.join(wanted)}"
     sets, freed = [], []
     for change in changes:
         side, name = change.slot.side, _name(program, change.slot)

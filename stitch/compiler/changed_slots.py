@@ -64,9 +64,10 @@ def _inner_problems(program: Program, layouts: SlotLayouts) -> Iterator[str]:
 def _placed_otherwise(before: Program, after: Program, machine: MachineShape) -> Iterator[str]:
     """Where the compiler might place other slots, or the scratch, otherwise than before.
 
-    Which slots were wished for is not known here: whatever any wishes would do counts.
+    Which slots were wished for is not known here: whatever any wishes would do counts. An opaque
+    program was placed by another compiler, whose rules nobody knows here.
     """
-    if machine.l1 is None:
+    if machine.l1 is None or before.is_opaque:
         return
     used, now = _slots_in_l1(before, machine), _slots_in_l1(after, machine)
     scratch = before.scratch

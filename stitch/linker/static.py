@@ -46,9 +46,10 @@ def link_programs(
     `keep`: the outputs that stay outputs, None for those that feed no wire. Operations that only
     served dropped outputs go. Fixed addresses of slots that stay are kept. An alias is kept where
     it still can be proved. Raises `LinkError` for wires that do not fit, point backwards, store a
-    block format, or whose slots' fixed addresses collide; `OutOfMemoryError` where the whole does
-    not fit the machine.
+    block format, or whose slots' fixed addresses collide, and for opaque programs;
+    `OutOfMemoryError` where the whole does not fit the machine.
     """
+    _refuse_opaque(programs)
     check_wires(programs, wires, strict_types)
     fed = {(w.producer, w.output) for w in wires}
     if keep is None:
@@ -66,6 +67,16 @@ def link_programs(
         joined.add(index)
     roles = {program.role for program in programs}
     return _finish(joined, name, machine, roles.pop() if len(roles) == 1 else Role.FORWARD)
+
+
+def _refuse_opaque(programs: Sequence[Program]) -> None:
+    for program in programs:
+        if program.is_opaque:
+            raise LinkError(
+                f"program {program.name!r} is opaque: its operations are names of another "
+                "compiler's, and stay in their binary",
+                remedy="stitch it at run time, as it is: stitch-inspect a.ttnn b.ttb",
+            )
 
 
 def _finish(joined: JoinedProgram, name: str, machine: MachineShape, role: Role) -> Program:

@@ -24,6 +24,7 @@ from stitch.program.nesting import MAX_EXPANSION, MAX_SCAN_DEPTH
 from stitch.program.operation import (
     ABSENT,
     NO_ATTRIBUTES,
+    OPAQUE_DOMAIN,
     AttributeValue,
     Constant,
     InputKind,
@@ -51,7 +52,8 @@ from stitch.program.seams import Seam, part_ranges, seam_problems
 __all__ = [
     "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "Constant",
     "Contents", "DataType", "FreeNames", "InputKind", "InputSlot", "Layout", "MAX_EXPANSION",
-    "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MemoryLayout", "NO_ATTRIBUTES", "Operation",
+    "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MemoryLayout", "NO_ATTRIBUTES",
+    "OPAQUE_DOMAIN", "Operation",
     "OperationList", "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN",
     "ScanForm", "Scratch", "Seam", "ShardSpec", "Space", "TILE_SHAPE", "TensorDesc", "Value",
     "ValueType", "as_read_only",

@@ -19,6 +19,9 @@ AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple
 #: The index that stands for an optional operand that is not there.
 ABSENT = -1
 NO_ATTRIBUTES: Mapping[str, AttributeValue] = MappingProxyType({})
+#: The domain of operations that are names only: those of another compiler's binaries. They are
+#: planned around, and nothing here computes them.
+OPAQUE_DOMAIN = "ttnn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,11 @@ class Operation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether it is a name only: its types are what its program says, and it has no kernel."""
+        return self.domain == OPAQUE_DOMAIN
 
 
 class InputKind(enum.Enum):

@@ -115,6 +115,12 @@ class Program(OperationList):
         """Where output `index` will lie, and in which form."""
         return self.values[self.outputs[index].value].desc
 
+    @property
+    def is_opaque(self) -> bool:
+        """Whether it has operations that are names only: then it is planned, and never computed."""
+        parts: list[OperationList | Body] = [self, *self.bodies]
+        return any(operation.is_opaque for part in parts for operation in part.operations)
+
     def parts(self) -> tuple[range, ...]:
         """The operations of each part; one part, unless the program was linked."""
         return part_ranges(self.seams, len(self.operations))

@@ -146,6 +146,9 @@ def _programs_text(device: RuntimeDevice, total: Totals) -> str:
     machine = device.machine
     if machine.compute is None:
         return f"the programs' own time is not counted: {machine.name!r} describes no compute rates"
+    if total.programs and not total.program_seconds:
+        # A program whose operations are known takes at least the time to launch it.
+        return "the programs' own time is not known: they are opaque"
     return f"the programs themselves: {total.program_seconds * 1e6:.1f} us simulated"
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
+import numpy as np
+
 from stitch.argument_kinds import CALLABLE, optional
 from stitch.errors import UsageError
 from stitch.program import Array, Operation, Program
@@ -26,13 +28,45 @@ class HookContext:
     """What a hook sees: the program, and, for operation hooks, the operation and its arrays.
 
     The arrays are the live ones, read-only; copy what is to be kept. The same context may come
-    again, in a later run of the same work.
+    again, in a later run of the same work. `put` is what writes another array into an output, where
+    the operation has just run.
     """
 
     program: Program
     operation: Operation | None = None
     inputs: tuple[Array | None, ...] = ()
     outputs: tuple[Array, ...] = ()
+    put: Callable[[int, Array], None] | None = None
+
+    def replace(self, output: int, array: Array) -> None:
+        """In `after_operation`: other elements for an output, by its number; what runs next reads
+        them, rounded to the value's type as the operation's own are.
+
+        `array` has the shape and the type of `outputs[output]`; it is copied. Raises `UsageError`
+        for anything else, and where an input, a constant or a value that is still read lies in the
+        same bytes; then nothing has changed.
+        """
+        if self.put is None:
+            raise UsageError(
+                "replace is for what an operation has just made",
+                expected="to be called in an after_operation hook",
+            )
+        if not 0 <= output < len(self.outputs):
+            raise UsageError(
+                f"the operation has no output {output}", expected=f"0 to {len(self.outputs) - 1}"
+            )
+        wanted = self.outputs[output]
+        if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (
+            wanted.shape, wanted.dtype,
+        ):  # fmt: skip
+            raise UsageError(
+                "an output is replaced by an array of its own shape and type",
+                where=f"output {output} of {'' if self.operation is None else self.operation.op}",
+                expected=f"{wanted.dtype}{list(wanted.shape)}",
+                got=f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray)
+                else type(array).__name__,
+            )  # fmt: skip
+        self.put(output, array)
 
 
 Hook = Callable[[HookContext], object]

@@ -41,6 +41,7 @@ def load_program(
             remedy=_targets(machine.name, binary.machine.name),
         )
     program = binary.program(which)
+    _refuse_opaque(program, device, where)
     check_program(program, machine.shape)
     _check_use(program, binary.machine, machine, where)
     kept: list[ConstantRecord] = []
@@ -61,6 +62,21 @@ def load_program(
         let_go(records, kept, holder)
         raise
     return loaded
+
+
+def _refuse_opaque(program: Program, device: Home, where: str | None) -> None:
+    """Nothing here computes operations that are names only; without data, their plans run."""
+    executor = device.backend.executor
+    if executor.computes and program.is_opaque:
+        raise IncompatibleError(
+            f"program {program.name!r} is opaque: its operations are names of another compiler's, "
+            "which no executor computes",
+            where=where,
+            expected="the executor 'null', which plans it without data",
+            got=f"the executor {executor.name!r}",
+            remedy="stitch-run --executor=null (or --dry_run), stitch-inspect, or "
+            "open_device(executor='null')",
+        )
 
 
 def _check_use(
@@ -109,8 +125,9 @@ def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, 
 
 
 def simulated_seconds(program: Program, machine: Machine) -> float:
-    """What one run of a program takes on a machine; 0 where that describes no compute rates."""
-    if machine.compute is None:
+    """What one run of a program takes on a machine; 0 where that describes no compute rates, or
+    where nothing says what its operations compute."""
+    if machine.compute is None or program.is_opaque:
         return 0.0
     work = program_work(expanded(program))
     return machine.compute.seconds(work.products, work.other_flops, work.nbytes)
@@ -170,6 +187,8 @@ def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> N
     those that operations may carry."""
     constants = {constant.value: constant.data for constant in program.constants}
     for index, operation in enumerate(program.operations):
+        if operation.is_opaque:
+            continue  # Its types are what the program says.
         where = operation.location or f"operation {index} of {name!r}"
         operands = [None if i == ABSENT else program.values[i].type for i in operation.inputs]
         known = [constants.get(i) for i in operation.inputs]
@@ -189,7 +208,8 @@ def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Proble
     """Every intermediate value that leaves the scratch, or overlaps another that is still read.
 
     Kernels write elements where they lie, so each value starts at a multiple of 64 bytes. The
-    output of an elementwise operation may take the very place of an input that dies with it.
+    output of an elementwise operation may take the very place of an input that dies with it. Where
+    opaque operations keep theirs, nothing says: their scratch is what they take together.
     """
     scratch = program.scratch
     room = scratch.size_per_bank * machine.space(scratch.space).banks
@@ -197,6 +217,8 @@ def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Proble
     last_read = {i: n for n, o in enumerate(program.operations) for i in o.inputs}
     alive: list[tuple[int, int, int]] = []  # (start, end, value), by start
     for number, operation in enumerate(program.operations):
+        if operation.is_opaque:
+            continue
         born = [v for v in operation.outputs if v != ABSENT and v not in slots]
         dying = [e for e in alive if last_read.get(e[2], number) == number] if born else []
         elementwise = bool(dying) and is_elementwise(operation)

@@ -8,7 +8,7 @@ know: operators, devices, plans. The format is specified in `envelope.py` and `d
 from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
-from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Version
+from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Origin, TensorLife, Version
 from stitch.ttb.envelope import recognize
 from stitch.ttb.file import (
     SOURCE,
@@ -27,7 +27,7 @@ else:
     __getattr__, __dir__ = names_on_demand(__name__, {"system_machines": "Chip System load_system"})
 
 __all__ = [
-    "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "Chip", "FileSizes", "ProgramSize",
-    "System", "Version", "content_of", "encode", "inspect_sizes", "load", "load_system",
-    "recognize", "save",
+    "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "Chip", "FileSizes", "Origin",
+    "ProgramSize", "System", "TensorLife", "Version", "content_of", "encode", "inspect_sizes",
+    "load", "load_system", "recognize", "save",
 ]  # fmt: skip

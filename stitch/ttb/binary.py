@@ -11,8 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from stitch.errors import CompileError, StitchError
-from stitch.machine import MachineShape
-from stitch.program import Array, Body, DataType, Program, is_scan
+from stitch.machine import Machine, MachineShape
+from stitch.program import Array, Body, DataType, Program, TensorDesc, is_scan
 from stitch.ttb.problems import ProblemList
 
 
@@ -113,11 +113,43 @@ def _features(programs: tuple[Program, ...]) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorLife:
+    """A tensor that an opaque program makes and does not give: from the operation that makes it to
+    the last that has it; `size_per_bank` in bytes."""
+
+    program: str
+    name: str
+    desc: TensorDesc
+    size_per_bank: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a binary of another compiler was: for people.
+
+    `kind`, `version` and `commit` as its file says; `lacking`: what of it has no counterpart here,
+    and how it is shown; `machine`: the one that the file itself describes; `lives`: of its
+    programs' tensors.
+    """
+
+    kind: str
+    version: str
+    commit: str
+    machine: Machine
+    lacking: tuple[str, ...] = ()
+    lives: tuple[TensorLife, ...] = ()
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Binary:
     """What a `.ttb` file holds. Raises `CompileError` without programs, or with equal names.
 
     `requires` names features that a reader must know, those of its programs at least. `segments`
-    belongs to binaries that were loaded; it takes no part in comparisons.
+    belongs to binaries that were loaded; it takes no part in comparisons. `origin`: of a binary of
+    another compiler, whose programs are opaque.
     """
 
     programs: tuple[Program, ...]
@@ -127,6 +159,7 @@ class Binary:
     version: Version = CURRENT
     requires: tuple[str, ...] = ()
     segments: SegmentChecks | None = field(default=None, compare=False, repr=False)
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [program.name for program in self.programs]

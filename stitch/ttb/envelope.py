@@ -131,7 +131,7 @@ def collect_segments(programs: Iterable[Program]) -> Segments:
 #: Flatbuffer file identifiers, at byte 4 or, size-prefixed, at byte 8.
 _IDENTIFIERS = {
     b"TTSY": "a system descriptor of tt-mlir (.ttsys)",
-    b"TTNN": "a TTNN binary of tt-mlir",
+    b"TTNN": "a TTNN binary of tt-mlir, without its size prefix",
     b"TTM0": "a TTMetal binary of tt-mlir",
     b"TTB0": "a binary of tt-mlir",
     b"TFL3": "a TensorFlow Lite model",

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import mmap
 import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +17,12 @@ from typing import Literal
 
 from stitch.argument_kinds import ArgumentKind
 from stitch.errors import IncompatibleError, StitchError
-from stitch.files import Sink, open_file, unreadable, write_file
+from stitch.files import Sink, write_file
 from stitch.program import dense_bytes
-from stitch.ttb.binary import CURRENT, FEATURES, Binary, Version
+from stitch.ttb.binary import CURRENT, FEATURES, Binary, SegmentRow, Version
 from stitch.ttb.decoding import Decoder
 from stitch.ttb.envelope import (
+    HEAD_NBYTES,
     Envelope,
     Segments,
     close_metadata,
@@ -32,7 +31,9 @@ from stitch.ttb.envelope import (
 )
 from stitch.ttb.generated import ROOT, TABLES
 from stitch.ttb.problems import ProblemList
+from stitch.ttb.source import Source, open_source
 from stitch.ttb.table_spec import Schema, TableSpec
+from stitch.ttb.ttnn import is_ttnn, read_ttnn
 from stitch.ttb.verify import Verifier
 
 #: What holds programs: to load, to submit, to look at.
@@ -42,8 +43,6 @@ SOURCE = ArgumentKind(
         getattr(value, "binary", value), str | os.PathLike | bytes | bytearray | memoryview | Binary
     ),
 )
-
-Source = str | Path | bytes | bytearray | memoryview
 
 #: What is read of a file before its version is known: fields that no version will change.
 _PEEK_FIELDS = ("version", "producer", "requires")
@@ -106,7 +105,8 @@ def _pieces(segments: Segments) -> Iterator[bytes | memoryview]:
 
 
 def load(source: Source, *, verify: Literal["metadata", "full"] = "metadata") -> Binary:
-    """Read a `.ttb` file: map a path, or take bytes as they are; constants are never copied.
+    """Read a `.ttb` file: map a path, or take bytes as they are; constants are never copied. A TTNN
+    binary of tt-mlir is read too, as opaque programs.
 
     Verifies all metadata before decoding any of it. Constants are read-only views of the mapping;
     their checksums are tested with `verify="full"`, else by `Binary.verify_segments`. Raises
@@ -116,29 +116,12 @@ def load(source: Source, *, verify: Literal["metadata", "full"] = "metadata") ->
     if verify not in ("metadata", "full"):
         raise StitchError(f"unknown verification {verify!r}", expected="metadata or full")
     where, file = open_source(source)
+    if is_ttnn(bytes(file[:HEAD_NBYTES])):
+        return read_ttnn(file, where)
     binary = decode_file(where, file, open_envelope(file, where))
     if verify == "full":
         binary.verify_segments()
     return binary
-
-
-def open_source(source: Source) -> tuple[str, memoryview]:
-    """A name for errors, and the bytes: of a path mapped read-only, of bytes as they are."""
-    if isinstance(source, bytes | bytearray | memoryview):
-        view = memoryview(source)
-        castable = view.c_contiguous and view.nbytes
-        flat = view.cast("B") if castable else memoryview(view.tobytes())
-        return f"{flat.nbytes} bytes", flat.toreadonly()
-    try:
-        with open_file(source) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):  # A pipe that the process was given.
-                return str(source), memoryview(file.read())
-            if status.st_size == 0:
-                return str(source), memoryview(b"")
-            return str(source), memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError) as error:
-        raise unreadable(source, error) from error
 
 
 def decode_file(where: str, file: memoryview, envelope: Envelope) -> Binary:
@@ -225,18 +208,7 @@ class FileSizes:
 
 def inspect_sizes(source: Source | Binary) -> FileSizes:
     """The size of a file (or of the file that a binary would be), part by part, in bytes."""
-    if isinstance(source, Binary):
-        binary = source
-        segments = collect_segments(binary.programs)
-        metadata = _encoded(binary, segments)
-        start, rows = len(close_metadata(metadata)), segments.rows
-        metadata_nbytes = len(metadata)
-    else:
-        where, file = open_source(source)
-        envelope = open_envelope(file, where)
-        binary = decode_file(where, file, envelope)
-        metadata_nbytes, start = len(envelope.metadata), envelope.data_start
-        rows = binary.segments.rows if binary.segments is not None else ()
+    binary, metadata_nbytes, start, rows = _measured(source)
     lengths = tuple(row.nbytes for row in rows)
     data = max((row.offset + row.nbytes for row in rows), default=0)
     return FileSizes(
@@ -254,3 +226,23 @@ def inspect_sizes(source: Source | Binary) -> FileSizes:
             for p in binary.programs
         ),
     )  # fmt: skip
+
+
+def _measured(source: Source | Binary) -> tuple[Binary, int, int, tuple[SegmentRow, ...]]:
+    """A binary, the bytes of its metadata, where its data starts, and its segments."""
+    if isinstance(source, Binary):
+        binary = source
+    else:
+        where, file = open_source(source)
+        if not is_ttnn(bytes(file[:HEAD_NBYTES])):
+            envelope = open_envelope(file, where)
+            binary = decode_file(where, file, envelope)
+            rows = binary.segments.rows if binary.segments is not None else ()
+            return binary, len(envelope.metadata), envelope.data_start, rows
+        binary = read_ttnn(file, where)
+    if binary.origin is not None:
+        # All of it is one flatbuffer: the constants that it holds, its operations make.
+        return binary, binary.origin.nbytes, binary.origin.nbytes, ()
+    segments = collect_segments(binary.programs)
+    metadata = _encoded(binary, segments)
+    return binary, len(metadata), len(close_metadata(metadata)), segments.rows

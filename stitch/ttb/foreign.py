@@ -92,6 +92,17 @@ def read_foreign(file: memoryview, where: str, kind: ForeignFormat) -> ForeignFi
     Raises `FormatError` with every defect found, `IncompatibleError` for a version whose order of
     fields is not known, which names those that are; whatever the bytes, nothing else.
     """
+    data = whole_file(file, where, kind)
+    version = Release(*verified(data, where, _PEEK, kind)[0])
+    for order in kind.orders:
+        if order.first <= version <= order.last:
+            root = verified(data, where, order.schema, kind)
+            return ForeignFile(version, order.schema, root)
+    raise unknown_order(kind, where, str(version), "version " + _known(kind.orders))
+
+
+def whole_file(file: memoryview, where: str, kind: ForeignFormat) -> bytes:
+    """The bytes of a file of a kind, neither cut off nor followed by others; else `FormatError`."""
     data = bytes(file)
     if data[8:_HEAD_NBYTES] != kind.identifier:
         raise FormatError(
@@ -109,16 +120,18 @@ def read_foreign(file: memoryview, where: str, kind: ForeignFormat) -> ForeignFi
             got=f"{len(data)} bytes",
             remedy=_REMEDY,
         )
-    version = _version(data, where, kind)
-    for order in kind.orders:
-        if order.first <= version <= order.last:
-            root = _verified(data, where, order.schema, kind)
-            return ForeignFile(version, order.schema, root)
-    raise IncompatibleError(
+    return data
+
+
+def unknown_order(
+    kind: ForeignFormat, where: str, version: str, known: str
+) -> IncompatibleError:  # fmt: skip
+    """What is to be raised for a version whose order of fields is not known."""
+    return IncompatibleError(
         f"{kind.name} of version {version}: the order of its fields is not known",
         where=where,
-        expected="version " + _known(kind.orders),
-        got=str(version),
+        expected=known,
+        got=version,
         remedy="make the file again with one of these versions, or install a newer Stitch",
     )
 
@@ -138,11 +151,8 @@ def _follows(last: Release, first: Release) -> bool:
     return (last.major, last.minor, last.release + 1) == (first.major, first.minor, first.release)
 
 
-def _version(data: bytes, where: str, kind: ForeignFormat) -> Release:
-    return Release(*_verified(data, where, _PEEK, kind)[0])
-
-
-def _verified(data: bytes, where: str, schema: Schema, kind: ForeignFormat) -> Record:
+def verified(data: bytes, where: str, schema: Schema, kind: ForeignFormat) -> Record:
+    """The root's record, by the tables of a schema; raises `FormatError` with every defect."""
     problems = ProblemList()
     root = Verifier(data, problems, schema).root()
     problems.raise_if_any(f"{kind.name} is not sound", where=where, remedy=_REMEDY)

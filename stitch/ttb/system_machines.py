@@ -14,8 +14,8 @@ from typing import Any
 
 from stitch.errors import FormatError, IncompatibleError, Problem
 from stitch.machine import Machine, derived_machine, round_up
-from stitch.ttb.file import open_source
 from stitch.ttb.foreign import ForeignFile, Release, read_foreign
+from stitch.ttb.source import open_source
 from stitch.ttb.system_fields import SYSTEM_FILES, architectures
 
 #: The shipped machine of each architecture.

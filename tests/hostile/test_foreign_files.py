@@ -39,7 +39,7 @@ def safetensors() -> bytes:
 
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "an empty file"),
-    "ttnn": (b"\x10\0\0\0\x1c\0\0\0TTNN" + bytes(60), "TTNN binary of tt-mlir"),
+    "bare ttnn": (b"\x1c\0\0\0TTNN" + bytes(60), "TTNN binary of tt-mlir, without its size"),
     "ttmetal": (b"\x10\0\0\0\x1c\0\0\0TTM0" + bytes(60), "TTMetal binary"),
     "tflite": (b"\x1c\0\0\0TFL3" + bytes(60), "TensorFlow Lite"),
     "iree": (b"\x1c\0\0\0IREE" + bytes(60), "IREE VM module"),

@@ -15,13 +15,15 @@ from stitch.cli.inspect.scans_in_words import body_lines, scan_form, scan_line
 from stitch.errors import StitchError
 from stitch.linker import demands
 from stitch.machine import MachineShape
-from stitch.program import ABSENT, Program, Space, TensorDesc, is_scan
+from stitch.program import ABSENT, OPAQUE_DOMAIN, Program, Space, TensorDesc, is_scan
 from stitch.report import counted
 from stitch.runtime import make_executor, program_peak
-from stitch.ttb import Binary, FileSizes
+from stitch.ttb import Binary, FileSizes, Origin
 
 #: Whose kernels the host's memory is told of.
 HOST_EXECUTOR = "numpy"
+#: Characters that are shown of an opaque operation's own text; `--json` has all of it.
+MOST_TEXT = 160
 SECTIONS = ("inputs", "outputs", "operations", "memory")
 
 
@@ -34,12 +36,36 @@ def describe(binary: Binary, sizes: FileSizes, sections: Sequence[str]) -> dict[
         "opset": binary.opset,
         "requires": list(binary.requires),
         "machine": machine_json(shape),
+        **({} if binary.origin is None else {"origin": _origin(binary.origin)}),
         "size": {
             name: list(size) if name == "segments" else size
             for name, size in asdict(sizes).items() if name != "programs"
         },
-        "programs": [_program(p, shape, sections) for p in binary.programs],
+        "programs": [
+            _program(p, shape, sections) | _lives(binary.origin, p, sections)
+            for p in binary.programs
+        ],
     }  # fmt: skip
+
+
+def _origin(origin: Origin) -> dict[str, Any]:
+    """What a binary of another compiler was, and what of it has no counterpart here."""
+    return {
+        "kind": origin.kind, "version": origin.version, "commit": origin.commit,
+        "lacking": list(origin.lacking),
+    }  # fmt: skip
+
+
+def _lives(origin: Origin | None, program: Program, sections: Sequence[str]) -> dict[str, Any]:
+    """How long tensors within an opaque program live, by the numbers of operations."""
+    if origin is None or "memory" not in sections:
+        return {}
+    lives = [
+        {"name": life.name, "layout": life.desc.text(), "bytes_per_bank": life.size_per_bank,
+         "first": life.first, "last": life.last}
+        for life in origin.lives if life.program == program.name
+    ]  # fmt: skip
+    return {"lives": lives}
 
 
 def machine_json(shape: MachineShape) -> dict[str, Any]:
@@ -151,14 +177,17 @@ def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
         for demand in wanted
     ]
     constants = sum(constant.data.nbytes for constant, _ in program.every_constant())
+    memory: dict[str, Any] = {"spaces": spaces, "parts": parts, "constants_nbytes": constants}
+    if program.is_opaque:
+        return memory  # Nothing on the host computes it.
     on_host = make_executor(HOST_EXECUTOR).host_bytes(program)
-    host = {
+    memory["host"] = {
         "executor": HOST_EXECUTOR,
         "peak_nbytes": program_peak(program, shape, on_host),
         "kernels_nbytes": on_host.kernels,
         "largest_operation": on_host.largest,
     }
-    return {"spaces": spaces, "parts": parts, "constants_nbytes": constants, "host": host}
+    return memory
 
 
 def head_lines(path: str, described: Mapping[str, Any]) -> list[str]:
@@ -169,13 +198,21 @@ def head_lines(path: str, described: Mapping[str, Any]) -> list[str]:
     spaces = ", ".join(
         f"{name} {s['banks']} x {s['limit'] - s['base']} B" for name, s in machine["spaces"].items()
     )
-    return [
+    origin = described.get("origin")
+    first = (
         f"{path}: format {described['format_version']}, written by {described['producer']}, "
-        f"opset {described['opset']}, requires {requires}",
+        f"opset {described['opset']}, requires {requires}"
+        if origin is None
+        else f"{path}: {origin['kind']} {origin['version']}, written by tt-mlir at commit "
+        f"{origin['commit'] or 'unknown'}; its programs are opaque: planned, never computed"
+    )
+    return [
+        first,
         f"  machine {machine['name']}: {rows}x{columns} cores, {spaces}",
         f"  size {size['total']} B: metadata {size['metadata']}, sealing {size['sealing']}, "
         f"data {size['data']} in {counted(len(size['segments']), 'segment')} "
         f"(padding {size['padding']})",
+        *(f"  shown otherwise: {line}" for line in (origin or {}).get("lacking", ())),
     ]
 
 
@@ -199,6 +236,11 @@ def program_lines(described: Mapping[str, Any]) -> list[str]:
         out.append(f"  linked from {parts}, which begin at operations {firsts}")
     if "memory" in described:
         out += _memory_lines(described["memory"])
+    for life in described.get("lives", ()):
+        alive = f"operations {life['first']} to {life['last']}"
+        out.append(
+            f"    {life['name']}: {life['layout']}, {life['bytes_per_bank']} B per bank, {alive}"
+        )
     return out
 
 
@@ -209,6 +251,8 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
     for operation in operations:
         op = f"{operation['domain']}.{operation['op']}" if operation["domain"] else operation["op"]
         attributes = ", ".join(f"{key}={value}" for key, value in operation["attributes"].items())
+        if operation["domain"] == OPAQUE_DOMAIN:
+            attributes = operation["attributes"].get("kind", "")
         arguments = ", ".join([*(name or "_" for name in operation["inputs"]),
                                *([attributes] if attributes else [])])  # fmt: skip
         results = ", ".join(
@@ -216,10 +260,22 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
             for name, kind in zip(operation["outputs"], operation["types"], strict=True)
         )
         body = f" as body {operation['body']}" if "body" in operation else ""
-        out.append(f"    {results} = {op}({arguments}){body}")
+        made = f"{results} = " if results else ""
+        out.append(f"    {made}{op}({arguments}){body}")
+        if operation["domain"] == OPAQUE_DOMAIN:
+            out += _text_lines(operation)
         if "scan" in operation:
             out.append(f"      {scan_line(operation['scan'], operation['body'])}")
     return out
+
+
+def _text_lines(operation: Mapping[str, Any]) -> list[str]:
+    """What an opaque operation's binary says of it, without types and devices; and its place."""
+    text = operation["attributes"].get("text", "").partition(" : (")[0]
+    cut = text[:MOST_TEXT] + ("..." if len(text) > MOST_TEXT else "")
+    said = [cut] if cut else []
+    said += [f"at {operation['location']}"] if operation["location"] else []
+    return [f"      {', '.join(said)}"] if said else []
 
 
 def _memory_lines(memory: Mapping[str, Any]) -> list[str]:
@@ -233,7 +289,9 @@ def _memory_lines(memory: Mapping[str, Any]) -> list[str]:
     for part in memory["parts"]:
         at = "" if part["address"] is None else f" at {part['address']:#x}"
         out.append(f"    {part['space']:4} {part['bytes_per_bank']:>9} B  {part['what']}{at}")
-    host = memory["host"]
+    host = memory.get("host")
+    if host is None:
+        return out
     line = f"  host memory: a run takes at most {host['peak_nbytes']} B ({host['executor']})"
     if host["largest_operation"]:
         line += f", up to {host['kernels_nbytes']} B of it for {host['largest_operation']}"

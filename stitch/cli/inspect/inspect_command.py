@@ -42,6 +42,7 @@ EXAMPLES = """\
   stitch-inspect a.ttb --json --verify=full
   stitch-inspect a.ttb b.ttb                 can they be stitched, and at what cost?
   stitch-inspect a.ttb b.ttb --check-plan
+  stitch-inspect a.ttnn b.ttb                binaries of tt-mlir, to look and to plan
   stitch-inspect p150.ttsys                  what a device says of itself
   stitch-inspect --diff old.json new.json --max-added-bytes=0
   stitch-inspect --check-plan=run.json       what stitch-run --record=run.json wrote"""
@@ -58,7 +59,7 @@ def command() -> Command:
         EXAMPLES,
     )
     parser.add_argument(
-        "modules", nargs="*", metavar="FILE", help=".ttb files, in run order, or a .ttsys"
+        "modules", nargs="*", metavar="FILE", help=".ttb and .ttnn files, in order, or a .ttsys"
     )
     add_options(
         parser,
@@ -126,7 +127,8 @@ def _show(words: argparse.Namespace) -> int:
     asked = words.section or ["inputs", "outputs", "memory"]
     sections = SECTIONS if "all" in asked else tuple(s for s in SECTIONS if s in asked)
     described = describe(binary, sizes, sections)
-    if words.verify == "full":
+    has_checksums = binary.origin is None
+    if words.verify == "full" and has_checksums:
         described["verified"] = "full"
     if words.json:
         say(json.dumps(described, indent=2))
@@ -135,7 +137,11 @@ def _show(words: argparse.Namespace) -> int:
     for program in described["programs"]:
         lines += program_lines(program)
     if words.verify == "full":
-        lines.append("every byte is as it was written")
+        lines.append(
+            "every byte is as it was written"
+            if has_checksums
+            else "the file holds no checksums: it is sound, and nothing says whether it was changed"
+        )
     say("\n".join(lines))
     return EXIT_OK
 

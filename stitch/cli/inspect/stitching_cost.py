@@ -13,7 +13,7 @@ from typing import Any
 from stitch import api
 from stitch.cli.chain import Chain
 from stitch.cli.device_costs import peaks
-from stitch.cli.module_files import Module, with_program
+from stitch.cli.module_files import Module, lacking_lines, with_program
 from stitch.cli.rehearsal import Advice, advise, rehearse
 from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine
@@ -24,7 +24,8 @@ from stitch.report import CopyLine, counted
 
 @dataclass(frozen=True, slots=True)
 class Stitching:
-    """What stitching modules takes: links, the plan's copies, advice, and the plans themselves."""
+    """What stitching modules takes: links, the plan's copies, advice, and the plans themselves;
+    what of the modules has no counterpart here."""
 
     machine: str
     links: tuple[LinkReport, ...]
@@ -32,6 +33,7 @@ class Stitching:
     advice: Advice | None
     peaks: tuple[tuple[str, int], ...]
     plans: tuple[Plan, ...]
+    lacking: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -64,7 +66,8 @@ def stitching(modules: Sequence[Module], wires: Sequence[Wire], machine: Machine
     plans = tuple(plan for plan, _ in now.plans)
     most = tuple((space.value, size) for space, size in peaks(plans).items())
     advice = advise(machine, load, None, now)
-    return Stitching(machine.name, reports, now.copies, advice, most, plans)
+    lacking = tuple(lacking_lines(modules))
+    return Stitching(machine.name, reports, now.copies, advice, most, plans, lacking)
 
 
 def _report(modules: Sequence[Module], one: Wire) -> LinkReport:
@@ -95,6 +98,7 @@ def stitching_json(result: Stitching) -> dict[str, Any]:
         "peak_bytes_per_bank": dict(result.peaks),
         "advice": [] if advice is None else list(advice.lines),
         "advice_adds": None if advice is None else asdict(advice.then - advice.now),
+        "lacking": list(result.lacking),
     }  # fmt: skip
 
 
@@ -115,4 +119,5 @@ def stitching_lines(result: Stitching) -> list[str]:
     out += [f"  peak {space}: {size} B per bank" for space, size in result.peaks]
     if result.advice is not None:
         out += [f"  advice: {line}" for line in result.advice.lines]
+    out += [f"  shown otherwise: {line}" for line in result.lacking]
     return out

@@ -25,7 +25,7 @@ from stitch.machine import load_machine, machine_names
 from stitch.report import counted, replay
 
 _YAML = (".yaml", ".yml")
-_MODULES = (".ttb", ".onnx")
+_MODULES = (".ttb", ".onnx", ".ttnn")
 
 
 def command() -> Command:
@@ -126,13 +126,13 @@ def _take_modules(words: argparse.Namespace) -> None:
         raise UsageError(
             f"{strangers[0]!r} is a folder, which nothing runs" if Path(strangers[0]).is_dir()
             else f"there is no file {strangers[0]!r}",
-            expected="modules (.ttb, .onnx), or one pipeline or training (.yaml)",
+            expected="modules (.ttb, .onnx, .ttnn), or one pipeline or training (.yaml)",
             remedy=nearest_file(strangers[0], (*_MODULES, *_YAML)) or None,
         )  # fmt: skip
     if strangers:
         raise UsageError(
             f"{strangers[0]!r} is nothing that runs, by its name",
-            expected="modules (.ttb, .onnx), or one pipeline or training (.yaml)",
+            expected="modules (.ttb, .onnx, .ttnn), or one pipeline or training (.yaml)",
             remedy=f"to run it as a module all the same, write --module={strangers[0]}",
         )
     if words.files and words.module:
@@ -143,5 +143,5 @@ def _take_modules(words: argparse.Namespace) -> None:
     words.module = [*words.module, *words.files]
     if not words.module:
         raise UsageError(
-            "there is nothing to run", expected="modules (.ttb, .onnx), or a pipeline.yaml"
+            "there is nothing to run", expected="modules (.ttb, .onnx, .ttnn), or a pipeline.yaml"
         )

@@ -17,7 +17,13 @@ from stitch import api
 from stitch.cli.chain import Chain, Runnable
 from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
 from stitch.cli.device_costs import check_room, copies_inside, memory_text, planned_copies
-from stitch.cli.module_files import machine_for, read_modules, told_apart, with_program
+from stitch.cli.module_files import (
+    lacking_lines,
+    machine_for,
+    read_modules,
+    told_apart,
+    with_program,
+)
 from stitch.cli.output_checks import RECORD, RESULT, OutputChecks, array_kind, trace_kind
 from stitch.cli.rehearsal import MOST_RUNS, Load, advise
 from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
@@ -153,6 +159,8 @@ def _refuse_results(words: argparse.Namespace) -> None:
 def _chain(words: argparse.Namespace) -> tuple[api.Device, Load]:
     given = read_modules(words.module, words.function, device=words.device, compiling=_note)
     modules = told_apart(given)
+    for line in lacking_lines(modules):
+        _note(line)
     named = given_names(words.input)
     wires = wires_of(modules, words.wire, strict_types=words.strict_types, given=named)
     device = _open(words, machine_for(words.device, modules))

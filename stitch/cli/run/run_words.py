@@ -42,8 +42,9 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         ("files", {"nargs": "*", "metavar": "FILE",
-                   "help": "modules (.ttb; an .onnx model is compiled first) in the order of the "
-                   "run, or one .yaml: a pipeline or a training, its keys say which"}),
+                   "help": "modules (.ttb; an .onnx model is compiled first; a .ttnn is planned "
+                   "only) in the order of the run, or one .yaml: a pipeline or a training, its "
+                   "keys say which"}),
         ("--module", {"action": "append", "default": [], "metavar": "FILE",
                       "help": "a module, whatever its name, - for standard input; again for the "
                       "next one"}),

@@ -41,7 +41,7 @@ from stitch.documents.pipelines.schedule import (
     value_of,
 )
 from stitch.errors import FormatError, Problem, StitchError, UsageError
-from stitch.machine import machine_names
+from stitch.machine import Machine, machine_names
 from stitch.program import Program
 from stitch.report import Device
 from stitch.runtime import LoadedProgram, Tensor, capture
@@ -66,14 +66,18 @@ class CheckedPipeline:
     warnings: tuple[Problem, ...] = ()
 
     @property
-    def machine(self) -> str:
-        """The machine that the file names, else the one its first module was compiled for.
+    def machine(self) -> str | Machine:
+        """The machine that the file names, else the one its first module was compiled for: as its
+        own file describes it, if that does.
 
         Raises `UsageError` where that is none that Stitch ships.
         """
         if self.file.device is not None:
             return self.file.device
-        name = next(iter(self.binaries.values())).machine.name
+        first = next(iter(self.binaries.values()))
+        if first.origin is not None:
+            return first.origin.machine
+        name = first.machine.name
         if name not in machine_names():
             raise UsageError(
                 f"{self.file.file} names no device, and its modules were compiled for {name!r}",

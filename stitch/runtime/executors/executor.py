@@ -8,9 +8,9 @@ to a plan and dies with it. Calling the bound steps allocates and decides nothin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -137,6 +137,7 @@ class BoundProgram:
     `arrays` are the compute arrays by value, for hooks; `staging_nbytes` what the executor holds
     apart from the spaces because a form had to change. An executor that runs a program as a whole
     has no `operations`; then `one_by_one` binds the same program operation by operation.
+    `written`: by value, the steps that bring it from its array to where it belongs.
     """
 
     steps: tuple[Thunk, ...]
@@ -144,6 +145,7 @@ class BoundProgram:
     arrays: dict[int, Array]
     staging_nbytes: int
     one_by_one: Callable[[], BoundProgram] | None = None
+    written: Mapping[int, tuple[Thunk, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

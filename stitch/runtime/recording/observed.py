@@ -7,9 +7,13 @@ between them. Must not know how thunks are run, or when.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
+import numpy as np
+
+from stitch.errors import UsageError
 from stitch.linker import expanded
-from stitch.program import ABSENT, Program, as_read_only
+from stitch.program import ABSENT, Array, Ownership, Program, as_read_only
 from stitch.runtime.backends import BoundPlan, BoundStep, Thunk
 from stitch.runtime.executors import BoundProgram
 from stitch.runtime.hooks import HookContext, Hooks, MomentHooks, call_hooks
@@ -19,6 +23,63 @@ def observed(bound: BoundPlan, hooks: Hooks) -> list[list[Thunk]]:
     """The thunks of each step for the moments that have hooks now."""
     between = _Between(bound, hooks)
     return [between.step(step) for step in bound.steps]
+
+
+#: Candidates that are looked at for whether two arrays have bytes in common.
+MOST_WORK = 10_000
+
+
+class _Replacement:
+    """Writes other elements into what an operation has just made."""
+
+    def __init__(self, program: Program, bound: BoundProgram, index: int) -> None:
+        self._program = program
+        self._bound = bound
+        self._index = index
+
+    def __call__(self, output: int, array: Array) -> None:
+        operation = self._program.operations[self._index]
+        value = [v for v in operation.outputs if v != ABSENT][output]
+        place = self._bound.arrays[value]
+        shared = self._shared_with(value)
+        if shared is not None:
+            name, other = (self._program.values[v].name for v in (value, shared))
+            raise UsageError(
+                f"{name!r} cannot be replaced: it lies in the bytes of {other!r}, which is still "
+                "read",
+                where=f"program {self._program.name!r}, operation {self._index} ({operation.op})",
+                remedy=f"replace {other!r} where it is made, or what is computed from {name!r}",
+            )
+        kind = self._program.values[value].type.data_type
+        with np.errstate(all="ignore"):
+            np.copyto(place, array if kind.dtype == array.dtype else array.astype(kind.dtype))
+        for step in self._bound.written.get(value, ()):
+            step()
+
+    def _shared_with(self, value: int) -> int | None:
+        """A value that was there before and is still to be read, in whose bytes this one lies."""
+        program, arrays = self._program, self._bound.arrays
+        later = program.operations[self._index + 1 :]
+        read = {v for operation in later for v in operation.inputs}
+        read |= {slot.value for slot in program.outputs}
+        own = {constant.value for constant in program.constants}
+        own |= {s.value for s in program.inputs if s.ownership is Ownership.BORROW}
+        own |= {s.value for s in program.inputs} & read
+        earlier = program.operations[: self._index]
+        made = {v for operation in earlier for v in operation.outputs if v != ABSENT} & read
+        for other in (own | made) - {value}:
+            if other in arrays and _overlap(arrays[other], arrays[value]):
+                return other
+        return None
+
+
+def _overlap(one: Array, other: Array) -> bool:
+    """Whether two arrays have bytes in common; so it is taken where that is hard to say."""
+    most: Any = MOST_WORK  # NumPy's own types know two numbers.
+    try:
+        return bool(np.shares_memory(one, other, max_work=most))
+    except np.exceptions.TooHardError:
+        return True
 
 
 class _Between:
@@ -64,10 +125,10 @@ class _Between:
                 None if i == ABSENT else as_read_only(arrays[i]) for i in operation.inputs
             )
             outputs = tuple(as_read_only(arrays[i]) for i in operation.outputs if i != ABSENT)
-            context = HookContext(program, operation, inputs, outputs)
-            self._call(before, context)
+            self._call(before, HookContext(program, operation, inputs, outputs))
             self.thunks += bound.steps[first:stop]
-            self._call(after, context)
+            put = _Replacement(program, bound, index)
+            self._call(after, HookContext(program, operation, inputs, outputs, put))
 
     def _call(self, moment: MomentHooks | None, context: HookContext) -> None:
         if moment is not None:

@@ -37,6 +37,7 @@ class OperationBinding:
         self.values = prepared.program.values
         self.workspace: Array = np.empty(0, np.uint8)
         self.steps: list[Thunk] = []
+        self.written: dict[int, tuple[Thunk, ...]] = {}
         self.arrays: dict[int, Array] = dict(prepared.constants)
         for slot in prepared.program.inputs:
             if slot.value in prepared.staging.later_reads:
@@ -57,7 +58,9 @@ class OperationBinding:
         if spans:
             # Staging of the inputs counts to the first operation.
             spans[0] = (0, 0, spans[0][2])
-        return BoundProgram(tuple(self.steps), tuple(spans), self.arrays, self.nbytes)
+        return BoundProgram(
+            tuple(self.steps), tuple(spans), self.arrays, self.nbytes, written=self.written
+        )
 
     def place(self, value: int) -> Array:
         """The array that an operation writes a value into."""
@@ -78,7 +81,9 @@ class OperationBinding:
         for value in values:
             if value != ABSENT:
                 later = value in self.prepared.staging.later_reads
-                self.steps += self.regions.write(value, self.arrays[value], read_back=later)
+                steps = self.regions.write(value, self.arrays[value], read_back=later)
+                self.written[value] = tuple(steps)
+                self.steps += steps
 
     def arguments(self, index: int, operation: Operation) -> KernelArguments:
         """What an operation's kernel is bound to."""

@@ -1,0 +1,106 @@
+"""Which TTNN binaries are read: those of versions whose order of fields is known; others are named
+and refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from stitch.errors import FormatError, IncompatibleError
+from stitch.ttb import load
+from stitch.ttb.foreign import Release
+from stitch.ttb.ttnn.field_history import HASHED_SINCE, known_versions, schema_of
+from tests.support.files.ttnn_files import ALL, LAYER, REAL, RELEASE_OF_REAL
+
+FIRST, LAST = known_versions()
+
+
+def of_release(release: int) -> bytes:
+    """The real binary, as if another version had written it."""
+    data = bytearray(REAL.read_bytes())
+    assert struct.unpack_from("<I", data, RELEASE_OF_REAL) == (249,)
+    struct.pack_into("<I", data, RELEASE_OF_REAL, release)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_every_file_of_a_known_version_loads(path: object) -> None:
+    assert load(str(path)).programs
+
+
+@pytest.mark.parametrize("release", [131, 4014])
+def test_an_unknown_version_is_refused_and_the_known_ones_are_named(release: int) -> None:
+    with pytest.raises(IncompatibleError) as refused:
+        load(of_release(release))
+    assert f"of version 0.0.{release}" in refused.value.what
+    assert f"version {FIRST} to {LAST}" in str(refused.value)
+
+
+def test_versions_with_the_same_order_of_fields_read_the_same() -> None:
+    assert load(of_release(251)).programs == load(REAL).programs
+
+
+def test_a_schema_of_no_known_hash_is_refused() -> None:
+    data = LAYER.read_bytes()
+    at = data.index(b"f36068002aa895e8")
+    with pytest.raises(IncompatibleError, match="schema 0000000000000000"):
+        load(data[:at] + b"0" * 16 + data[at + 16 :])
+
+
+def test_the_hash_of_the_schema_says_more_than_the_number() -> None:
+    data = bytearray(LAYER.read_bytes())
+    at = data.index(struct.pack("<HHI", 0, 0, 4013))
+    struct.pack_into("<I", data, at + 4, 5000)
+    binary = load(bytes(data))
+    assert binary.origin is not None
+    assert binary.origin.version == "0.0.5000"
+    assert binary.programs == load(LAYER).programs
+
+
+def test_tables_follow_the_version() -> None:
+    old, new = (schema_of(Release(0, 0, n), "") for n in (249, HASHED_SINCE - 1))
+    assert old is not None
+    assert new is not None
+    assert old.codes["OpType"][8] == "MatmulOp"
+    assert new.codes["OpType"].index("MatmulOp") != 8
+    assert "MemoryConfig" not in old.schema.tables
+    assert [f.name for f in new.schema.tables["Program"].fields][-1] == "private"
+
+
+@pytest.mark.parametrize("release", [FIRST.release, 800, 1330, HASHED_SINCE - 1])
+def test_every_operation_of_a_version_has_its_table(release: int) -> None:
+    schema = schema_of(Release(0, 0, release), "")
+    assert schema is not None
+    assert set(schema.codes["OpType"]) <= set(schema.schema.tables)
+
+
+def test_a_file_that_is_cut_off_is_refused_at_every_place() -> None:
+    data = LAYER.read_bytes()
+    for end in range(12, len(data)):
+        with pytest.raises(FormatError):
+            load(data[:end])
+
+
+def test_bytes_behind_a_file_are_refused() -> None:
+    with pytest.raises(FormatError, match="bytes follow"):
+        load(REAL.read_bytes() + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("figure", "code", "instead"),
+    [
+        ("an L1 base above its size", "<I", (103_840, 2_000_000)),
+        ("a grid of no rows", "<ii", ((8, 8), (0, 8))),
+        ("an alignment that is no power of two", "<I", (16, 24)),
+    ],
+)
+def test_a_descriptor_that_is_not_sound_is_refused(
+    figure: str, code: str, instead: tuple[object, object]
+) -> None:
+    data = LAYER.read_bytes()
+    old, new = (struct.pack(code, *(v if isinstance(v, tuple) else (v,))) for v in instead)
+    assert old in data, figure
+    with pytest.raises(FormatError) as refused:
+        load(data.replace(old, new))
+    assert refused.value.where
