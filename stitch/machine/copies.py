@@ -49,7 +49,7 @@ def copy_counts(source: TensorDesc, target: TensorDesc, machine: Machine) -> Cop
     """
     ends = _Ends(source, target, machine.shape)
     from_space, to_space = source.layout.space, target.layout.space
-    if Space.HOST in (from_space, to_space) or not ends.nbytes:
+    if Space.HOST in (from_space, to_space) or 0 in source.shape:
         return CopyCounts(from_space, to_space, ends.transfers, ends.nbytes, ends.page_nbytes)
     routers = None if machine.noc is None else machine.noc.routers
     if (

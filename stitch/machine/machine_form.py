@@ -376,7 +376,11 @@ def _path(path: _Path, noc: Noc | None) -> tuple[Space, Space, Path]:
 
 
 def _read_latency(noc: Noc | None, path: _Path) -> float | None:
-    """Cycles until the first bytes of raw transfers arrive, where a path does not tell its hops."""
+    """Cycles that raw reads wait, where a path does not tell its hops: for their first bytes, and
+    for the barrier behind them, since the next may need their place. What a barrier takes is not
+    published: as long as a read of the own core is assumed."""
     if noc is None:
         return None
-    return noc.read_latency_cycles(Route.CORE if path.source == path.target else Route.BOTH)
+    own = noc.read_latency_cycles(Route.CORE)
+    found = own if path.source == path.target else noc.read_latency_cycles(Route.BOTH)
+    return None if own is None or found is None else found + own

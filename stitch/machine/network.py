@@ -94,12 +94,18 @@ class Noc:
         """Bytes per cycle over one core's link, in transfers of a size."""
         return read_curve(self.curve, transfer_nbytes)
 
+    @property
+    def issue_cycles(self) -> float:
+        """What a core takes to issue a transfer: as long as the least of its table takes."""
+        nbytes, rate = self.curve[0]
+        return nbytes / rate
+
     def write_latency_cycles(self, hops: float) -> float:
         """Cycles from the start of a write until its first bytes arrive, `hops` routers away."""
         return self.latency_cycles + self.latency_cycles_per_hop * hops
 
     def read_latency_cycles(self, route: Route) -> float | None:
-        """Cycles from the start of a read until its first bytes arrive; None where not described."""
+        """Cycles from the start of a read until its first bytes arrive; None: not described."""
         return dict(self.read_latency).get(route)
 
 

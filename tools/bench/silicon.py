@@ -10,8 +10,8 @@ Of another name the cores are taken row by row of the grid (`grids`: "assumed").
 The kernels that were traced record each read, and issue one every 125 cycles: `--interval` cycles.
 That is added to what is simulated here, and nowhere else. `error` is simulated ÷ measured - 1.
 `--leave_one_out` fits the figures of the model that are fitted (`noc.dram_queueing` from DRAM,
-`noc.turns` inside L1) to all copies but one, for each copy. `--check` exits 1 where, inside L1 or from DRAM, the median of errors is above 15 % or the
-error of a tenth of the copies above 40 %.
+`noc.turns` inside L1) to all copies but one, for each copy. `--check` exits 1 where, inside L1 or
+from DRAM, the median of errors is above 15 % or the error of a tenth of the copies above 40 %.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ TRACES = Path(__file__).parents[2] / "tests/data/tenstorrent/noc_traces/noc_trac
 RECORDED_INTERVAL = 125
 GOALS = (0.15, 0.40)
 COLUMNS = ("name", "transfers", "bytes", "page_bytes", "reading_cores", "busiest_reader_bytes",
-           "busiest_reader_transfers", "source_nodes", "busiest_source_bytes", "cycles")  # fmt: skip
+           "busiest_reader_transfers", "source_nodes", "busiest_source_bytes",
+           "cycles")  # fmt: skip
 _NAME = re.compile(r"(?:(\d+)x(\d+)_(BLOCK|HEIGHT|WIDTH)|DRAM)_TO_(\d+)x(\d+)_(BLOCK|HEIGHT|WIDTH)")
 _TILE = 32
 
@@ -177,8 +178,7 @@ def simulated(copy: Timed, machine: Machine, interval: float) -> Row:
     """One copy beside what the model says, in a kernel that issues a read every `interval`."""
     counts, how = counts_of(copy, machine)
     assert machine.noc is not None
-    nbytes, rate = machine.noc.curve[0]
-    recording = max(0.0, interval - nbytes / rate)
+    recording = max(0.0, interval - machine.noc.issue_cycles)
     measured = copy.cycles / machine.noc.clock_hz * 1e9
     ns = machine.copy_seconds(counts, recording) * 1e9
     return Row(copy.name, measured, ns, ns / measured - 1, counts.source.value, how)
@@ -229,10 +229,10 @@ def missed_goals(rows: Sequence[Row]) -> list[str]:
     if not rows:
         return ["there is no copy to compare"]
     missed = []
-    for label, found in groups(rows).items():
-        errors = [abs(row.error) for row in found]
-        for value, goal, what in ((median(errors), GOALS[0], "the median of errors"),
-                                  (quantile(errors, 0.9), GOALS[1], "the error of 90 %")):  # fmt: skip
+    for label, group in groups(rows).items():
+        errors = [abs(row.error) for row in group]
+        found = (median(errors), "the median of errors"), (quantile(errors, 0.9), "that of 90 %")
+        for (value, what), goal in zip(found, GOALS, strict=True):
             if value > goal:
                 missed.append(f"{label}: {what} is {value:.1%}, above {goal:.0%}")
     return missed
@@ -255,12 +255,15 @@ def _line(found: dict[str, float | str | int]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.csv", default=[TRACES])
     parser.add_argument("--machine", default="wormhole_n150", help="a name, or a description")
-    parser.add_argument("--interval", type=from_zero, default=RECORDED_INTERVAL,
-                        help="cycles between the reads of a recorded kernel; 0: none recorded")  # fmt: skip
+    parser.add_argument(
+        "--interval", type=from_zero, default=RECORDED_INTERVAL,
+        help="cycles between the reads of a recorded kernel; 0: none recorded",
+    )  # fmt: skip
     parser.add_argument("--leave_one_out", action="store_true")
     parser.add_argument("--json", action="store_true", help="a list with a row per copy")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
