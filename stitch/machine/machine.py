@@ -12,8 +12,8 @@ The cost model, from first principles (decision 0002 has its errors on silicon):
   over its own link; the core or DRAM bank that most is read from; the link of the network that
   most goes over; the DRAM's measured total. To this the time until the first bytes arrive is added.
 * Readers wait for each other: what comes from DRAM takes longer than the bytes of its busiest link
-  or bank (`Noc.dram_queueing`), and readers that take their sources in the same order leave all
-  others idle in part (`Noc.turns`). Both were measured; they are the only figures that are fitted.
+  (`Noc.dram_queueing`), and readers that take their sources in the same order leave all others
+  idle in part (`Noc.turns`). Both were measured; they are the only figures that are fitted.
 * A raw transfer of bytes (`Machine.seconds`: what moves inside L1 goes on in each bank alike) is
   carried by all cores evenly, each with what is its own: links x table, no more than the limit.
 * A copy to or from the host is bound by the host link, by the size of its pages, whatever the
@@ -220,12 +220,12 @@ class Machine:
             return wait + reader
         is_in_l1 = Space.DRAM not in (counts.source, counts.target)
         rate = (noc.core if is_in_l1 else noc.dram) or math.inf
-        cycles = max(counts.busiest_port_nbytes / rate,
-                     counts.busiest_link_nbytes / (noc.link or math.inf))  # fmt: skip
+        link = counts.busiest_link_nbytes / (noc.link or math.inf)
         if is_in_l1:
+            cycles = max(counts.busiest_port_nbytes / rate, link)
             cycles += noc.turns * max(0.0, counts.in_turn_nbytes / rate - cycles)
         else:
-            cycles *= noc.dram_queueing
+            cycles = max(counts.busiest_port_nbytes / rate, link * noc.dram_queueing)
         shared = cycles / noc.clock_hz
         return wait + max(reader, shared, counts.nbytes / path.limit_bytes_per_second)
 

@@ -331,10 +331,12 @@ def _check_parts(fields: FormValues) -> None:
             ("core_columns", len(noc.routers.core_columns), "column", grid[1]),
             ("dram", len(noc.routers.dram), "bank", values["dram"].banks if values["dram"] else 0),
         ]
+        outer = place.inside(place.nodes["noc"], "noc")
+        inner = outer.inside(outer.nodes["routers"], "noc.routers")
         for key, found, each, wanted in fit:
             if found != wanted:
                 detail = f"one for each {each} is needed: {wanted}, not {found}"
-                place.at("noc").at("routers").at(key).note("routers", detail)
+                inner.at(key).note("routers", detail)
 
 
 def _machine(fields: FormValues, reading: Reading) -> Machine:

@@ -73,9 +73,9 @@ class Noc:
     `curve`: what one core carries over its link, by the size of a transfer. `read_latency`: from
     a read until its first bytes, by route. `link`, `core` and `dram`: what one link, what lies in
     one core, and one DRAM bank give at most, to all who read it together. By measurement:
-    `dram_queueing`: how many times as long as that copies between DRAM and cores take; `turns`: how
-    much of what sources give in turn, one after the other, is not given beside each other. Without
-    `routers` no link is looked at.
+    `dram_queueing`: how many times as long links take over what goes between DRAM and cores;
+    `turns`: how much of what sources give in turn, one after the other, is not given beside each
+    other. Without `routers` no link is looked at.
     """
 
     clock_hz: float
