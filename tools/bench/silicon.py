@@ -254,7 +254,7 @@ def _line(found: dict[str, float | str | int]) -> str:
     ).format(**found)
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -267,7 +267,7 @@ def main() -> int:
     parser.add_argument("--leave_one_out", action="store_true")
     parser.add_argument("--json", action="store_true", help="a list with a row per copy")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     try:
         machine = load_machine(arguments.machine)
         if machine.noc is None:
