@@ -258,12 +258,14 @@ def _between_shards(ends: _Ends, routers: Routers | None, networks: int) -> _Cro
         return _Crowds(networks, 0.0, route, port)
     link = 0.0
     for second in (False, True)[:networks]:
-        part, places = split.part, (sent, received)
+        part, of, to = split.part, sent, received
         if networks == 2:
             at = np.flatnonzero(split.is_late == second)
-            part, places = part[at], (sent.only(halved, at), received.only(halved, at))
+            part, of, to = part[at], of.only(halved, at), to.only(halved, at)
+        if second:
+            of, to = to, of
         parts = (whole.part, part) if halved else (part, whole.part)
-        link = max(link, busiest_link_of_flows(routers, *places[:: -1 if second else 1], parts))
+        link = max(link, busiest_link_of_flows(routers, of, to, parts))
     return _Crowds(networks, link * ends.nbytes, route, port, in_turn)
 
 

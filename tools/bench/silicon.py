@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from command_line import exit_code_for, from_zero, refused
+from command_line import exit_code_for, from_one, refused
 
 from stitch.errors import StitchError, UsageError
 from stitch.machine import CopyCounts, Machine, copy_counts, load_machine
@@ -261,8 +261,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.csv", default=[TRACES])
     parser.add_argument("--machine", default="wormhole_n150", help="a name, or a description")
     parser.add_argument(
-        "--interval", type=from_zero, default=RECORDED_INTERVAL,
-        help="cycles between the reads of a recorded kernel; 0: none recorded",
+        "--interval", type=from_one, default=RECORDED_INTERVAL,
+        help="cycles between the reads of a recorded kernel; 1: none recorded",
     )  # fmt: skip
     parser.add_argument("--leave_one_out", action="store_true")
     parser.add_argument("--json", action="store_true", help="a list with a row per copy")
