@@ -84,6 +84,23 @@ def test_a_file_that_is_no_list_of_copies_is_refused(
     assert ran.returncode == 2 and words in ran.stderr, ran.stderr
 
 
+def test_shards_that_are_no_whole_tiles_of_so_few_pages_are_priced_all_the_same(
+    tmp_path: Path,
+) -> None:
+    rows = lines()
+    inside = {row[0]: row for row in rows}["4x4_BLOCK_TO_8x8_BLOCK"]
+    file = written(tmp_path, [rows[0], ["8x8_BLOCK_TO_8x8_HEIGHT", *inside[1:]]])
+    (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
+    assert found["grids"] == "named" and found["simulated_ns"] > 500
+
+
+def test_a_grid_that_the_machine_has_not_is_refused(tmp_path: Path) -> None:
+    rows = lines()
+    file = written(tmp_path, [rows[0], ["DRAM_TO_16x16_BLOCK", *rows[1][1:]]])
+    ran = run_bench("silicon", file)
+    assert ran.returncode == 2 and "exceeds the machine's (8, 8)" in ran.stderr, ran.stderr
+
+
 def test_a_file_without_copies_misses_the_goal(tmp_path: Path) -> None:
     ran = run_bench("silicon", written(tmp_path, lines()[:1]), "--check")
     assert ran.returncode == 1 and "no copy" in ran.stderr

@@ -26,11 +26,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from command_line import exit_code_for, from_one, refused
 
 from stitch.errors import StitchError, UsageError
-from stitch.machine import CopyCounts, Machine, copy_counts, load_machine
+from stitch.machine import CopyCounts, Machine, Route, copy_counts, load_machine
 from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
 
 TRACES = Path(__file__).parents[2] / "tests/data/tenstorrent/noc_traces/noc_traces.csv"
@@ -105,9 +106,9 @@ def _whole(text: str | None, path: Path, line: int, name: str) -> int:
     return number
 
 
-def ends_of(copy: Timed, machine: Machine) -> tuple[TensorDesc, TensorDesc, str] | None:
-    """The descriptors of both ends, and whether their grids are in the name or assumed; None
-    where the pages are no tiles that shards of such grids can hold."""
+def ends_of(copy: Timed, machine: Machine) -> tuple[TensorDesc, TensorDesc, str]:
+    """The descriptors of both ends, of a matrix of so many tiles or, where shards of such grids
+    are no whole tiles of it, of a larger one; and whether the grids are named or assumed."""
     match = _NAME.fullmatch(copy.name)
     if match:
         words, how = match.groups(), "named"
@@ -122,13 +123,13 @@ def ends_of(copy: Timed, machine: Machine) -> tuple[TensorDesc, TensorDesc, str]
     # As square as it can be, higher than wide.
     wide = [w for w in range(across, copy.transfers + 1, across)
             if copy.transfers % w == 0 and (copy.transfers // w) % down == 0]  # fmt: skip
-    if not wide or not kinds:
-        return None
-    columns = max((w for w in wide if w * w <= copy.transfers), default=wide[0])
-    shape = (copy.transfers // columns * _TILE, columns * _TILE)
-    layouts = [_shards(kinds[0], shape, *grid) for grid in grids]
+    columns = max((w for w in wide if w * w <= copy.transfers), default=(wide or [2 * across])[0])
+    rows = copy.transfers // columns if wide else 2 * down
+    shape = (rows * _TILE, columns * _TILE)
+    data_type = kinds[0] if kinds else DataType.BFLOAT16
+    layouts = [_shards(data_type, shape, *grid) for grid in grids]
     if len(layouts) == 1:
-        layouts.insert(0, Layout(kinds[0], Space.DRAM, (_TILE, _TILE)))
+        layouts.insert(0, Layout(data_type, Space.DRAM, (_TILE, _TILE)))
     return TensorDesc(shape, layouts[0]), TensorDesc(shape, layouts[1]), how
 
 
@@ -154,24 +155,22 @@ def _shards(
 
 def counts_of(copy: Timed, machine: Machine) -> tuple[CopyCounts, str]:
     """What was measured of a copy, what follows from its grids, and where those come from."""
-    ends = ends_of(copy, machine)
-    source = Space.DRAM if copy.name.startswith("DRAM") else Space.L1
-    known = CopyCounts(source, Space.L1, copy.transfers, copy.nbytes, copy.page_nbytes)
-    if ends is not None:
-        known = copy_counts(*ends[:2], machine)
+    *ends, how = ends_of(copy, machine)
+    known = copy_counts(ends[0], ends[1], machine)
+    networks = known.networks
+    if known.route is not Route.CORE and known.source is Space.L1:
+        networks = 2 if copy.busiest_reader_transfers > 2 else 1
     # Measured is what the busiest source gives over both networks.
-    port, given = known.busiest_port_nbytes or 1, known.busiest_source_nbytes or 1
-    found = replace(
-        known,
-        nbytes=copy.nbytes,
-        reading_cores=copy.reading_cores,
-        busiest_reader_nbytes=copy.busiest_reader_nbytes,
-        busiest_reader_transfers=copy.busiest_reader_transfers,
-        source_nodes=copy.source_nodes,
-        busiest_source_nbytes=copy.busiest_source_nbytes,
-        busiest_port_nbytes=-(-port * copy.busiest_source_nbytes // given),
-    )
-    return found, "unknown" if ends is None else ends[2]
+    given = copy.busiest_source_nbytes / known.busiest_source_nbytes
+    scale = copy.nbytes / known.nbytes
+    found = CopyCounts(
+        known.source, known.target, copy.transfers, copy.nbytes, copy.page_nbytes,
+        copy.reading_cores, copy.busiest_reader_nbytes, copy.busiest_reader_transfers,
+        copy.source_nodes, copy.busiest_source_nbytes, networks,
+        round(known.busiest_port_nbytes * given), round(known.busiest_link_nbytes * scale),
+        round(known.in_turn_nbytes * scale), known.route,
+    )  # fmt: skip
+    return found, how
 
 
 def simulated(copy: Timed, machine: Machine, interval: float) -> Row:
@@ -189,7 +188,7 @@ def quantile(errors: Sequence[float], part: float) -> float:
     return sorted(errors)[max(0, math.ceil(part * len(errors)) - 1)]
 
 
-def summary(rows: Sequence[Row], label: str) -> dict[str, float | str | int]:
+def summary(rows: Sequence[Row], label: str) -> dict[str, Any]:
     """Errors without their signs, of copies from one space."""
     errors = [abs(row.error) for row in rows]
     return {
@@ -247,7 +246,7 @@ def show(rows: Sequence[Row]) -> None:
         print(_line(summary(found, label)))
 
 
-def _line(found: dict[str, float | str | int]) -> str:
+def _line(found: dict[str, Any]) -> str:
     return (
         "{copies:10} {count:3} copies: error median {median:.1%}, 90 % within {p90:.1%}, worst "
         "{worst:.1%}; {within_10:.0%} of them within 10 %, {within_40:.0%} within 40 %"
@@ -273,12 +272,12 @@ def main(words: list[str] | None = None) -> int:
         if machine.noc is None:
             raise UsageError(f"machine {machine.name!r} describes no NoC")
         copies = [copy for path in arguments.files for copy in read_timed(path)]
+        if arguments.leave_one_out:
+            rows = left_out(copies, machine, arguments.interval)
+        else:
+            rows = [simulated(copy, machine, arguments.interval) for copy in copies]
     except StitchError as error:
         return refused("silicon", error)
-    if arguments.leave_one_out:
-        rows = left_out(copies, machine, arguments.interval)
-    else:
-        rows = [simulated(copy, machine, arguments.interval) for copy in copies]
     if arguments.json:
         json.dump([asdict(row) for row in rows], sys.stdout, indent=1)
         print()
