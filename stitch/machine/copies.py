@@ -285,18 +285,21 @@ class _Overlaps:
         and in turn: where these take theirs in order, all at once, the busiest of each turn."""
         count = len(self.own)
         half = self.piece * 2 + self.is_late
-        order = np.arange(count)
         first = np.empty(count, bool)
         first[0] = True
         np.not_equal(half[1:], half[:-1], out=first[1:])
-        turn = order - np.maximum.accumulate(order * first)
-        pieces, turns = int(self.own[-1]) + 1, int(turn.max()) + 1
-        key = (self.is_late * turns + turn) * pieces + self.own
-        parts = np.bincount(key, self.part, 2 * turns * pieces)
-        if turns == 1:
+        pieces = int(self.own[-1]) + 1
+        if first.all():
+            parts = np.bincount(self.is_late * pieces + self.own, self.part)
             busiest = float(parts.max())
             return busiest, busiest
-        by_turn = parts.reshape(2, turns, pieces)
+        order = np.arange(count)
+        turn = order - np.maximum.accumulate(order * first)
+        turns = int(turn.max()) + 1
+        key = (self.is_late * turns + turn) * pieces + self.own
+        halves = 1 + int(self.is_late.any())
+        parts = np.bincount(key, self.part, halves * turns * pieces)
+        by_turn = parts.reshape(halves, turns, pieces)
         return float(by_turn.sum(1).max()), float(by_turn.max(2).sum(1).max())
 
 
