@@ -313,8 +313,12 @@ def _overlaps(
     if own_length != length:
         own, step, half = own * length, step * own_length, half * own_length
         length *= own_length
-    cuts = {*range(0, length, own), *range(0, length, step), *range(half, length, step), length}
-    at = np.array(sorted(cuts))
+    finest = min(own, half)
+    if own % finest == step % finest == half % finest == 0:
+        at = np.append(np.arange(0, length, finest), length)
+    else:
+        cuts = {*range(0, length, own), *range(0, length, step), *range(half, length, step)}
+        at = np.array([*sorted(cuts), length])
     start = at[:-1]
     piece = start // step
     return _Overlaps(start // own, piece, (at[1:] - start) / length, start - piece * step >= half)
