@@ -52,6 +52,9 @@ def copy_counts(source: TensorDesc, target: TensorDesc, machine: Machine) -> Cop
     if Space.HOST in (from_space, to_space) or 0 in source.shape:
         return CopyCounts(from_space, to_space, ends.transfers, ends.nbytes, ends.page_nbytes)
     routers = None if machine.noc is None else machine.noc.routers
+    if routers is not None:
+        dram = machine.shape.dram
+        routers = _fitting(routers, machine.shape.core_grid, 0 if dram is None else dram.banks)
     if (
         from_space is to_space is Space.L1
         and source.layout.without_address() == target.layout.without_address()
@@ -62,6 +65,16 @@ def copy_counts(source: TensorDesc, target: TensorDesc, machine: Machine) -> Cop
     if _has_cores(source):
         return _written_by_shards(ends, routers)
     return _by_all_cores(ends, routers)
+
+
+@lru_cache(maxsize=64)
+def _fitting(routers: Routers, core_grid: tuple[int, int], banks: int) -> Routers | None:
+    """The routers of so many cores and banks; None where fewer are described, as of a machine that
+    was derived from another."""
+    rows, columns = routers.core_rows[: core_grid[0]], routers.core_columns[: core_grid[1]]
+    if (len(rows), len(columns)) != core_grid or len(routers.dram) < banks:
+        return None
+    return Routers(routers.grid, rows, columns, routers.dram[:banks])
 
 
 class _Crowds(NamedTuple):

@@ -58,7 +58,8 @@ class Route(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Routers:
     """Where cores and DRAM stand: the rows and columns of routers that compute cores have, in the
-    order of the core grid, and the router (row, column) that each DRAM bank answers at."""
+    order of the core grid (what goes beyond it is not used), and the router (row, column) that each
+    DRAM bank answers at."""
 
     grid: tuple[int, int]
     core_rows: tuple[int, ...]

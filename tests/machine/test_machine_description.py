@@ -203,7 +203,7 @@ def test_an_impossible_figure_is_named(old: str, new: str, kind: str, where: str
     [
         ("grid: [12, 10]", "grid: [12, 0]", "wrong_type", "noc.routers.grid"),
         ("grid: [12, 10]", "grid: [9, 10]", "routers", "noc.routers.core_rows"),
-        ("8, 9]\n    core_columns", "8]\n    core_columns", "routers", "noc.routers.core_rows"),
+        ("8, 9, 10, 11]\n", "8]\n", "routers", "noc.routers.core_rows"),
         ("core_columns: [1, 2,", "core_columns: [1, 1,", "routers", "noc.routers.core_columns"),
         ("core_columns: [1, 2,", "core_columns: [1, -2,", "out_of_range",
          "noc.routers.core_columns[1]"),
