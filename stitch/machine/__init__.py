@@ -5,6 +5,7 @@ Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values,
 
 from typing import TYPE_CHECKING
 
+from stitch.machine.copies import copy_counts
 from stitch.machine.description import (
     is_machine_file,
     load_machine,
@@ -12,7 +13,8 @@ from stitch.machine.description import (
     machine_names,
     parse_machine,
 )
-from stitch.machine.machine import Compute, LoopRates, Machine, Path
+from stitch.machine.machine import Compute, CopyCounts, LoopRates, Machine, Path
+from stitch.machine.network import Noc, Route, Routers
 from stitch.machine.shape import (
     Footprint,
     MachineShape,
@@ -36,8 +38,8 @@ else:
     )
 
 __all__ = [
-    "MACHINE_KEYS", "Compute", "Footprint", "LoopRates", "Machine", "MachineShape", "Path",
-    "Policy", "SpaceShape", "derived_machine", "footprint", "is_machine_file", "load_machine",
-    "load_machines", "machine_names", "page_shape", "parse_machine", "room_per_bank",
-    "round_up", "shard_counts", "shard_layout",
+    "MACHINE_KEYS", "Compute", "CopyCounts", "Footprint", "LoopRates", "Machine", "MachineShape",
+    "Noc", "Path", "Policy", "Route", "Routers", "SpaceShape", "copy_counts", "derived_machine",
+    "footprint", "is_machine_file", "load_machine", "load_machines", "machine_names", "page_shape",
+    "parse_machine", "room_per_bank", "round_up", "shard_counts", "shard_layout",
 ]  # fmt: skip

@@ -13,7 +13,12 @@ every problem with its line. The form:
             granule: .., policy: best_fit,
             reserved_bottom_nbytes: .., reserved_top_nbytes: ..}            # optional
     noc:   {clock_hz: .., bytes_per_cycle: {128: 5.5, ..}, latency_cycles: ..,
-            latency_cycles_per_hop: ..}                         # optional
+            latency_cycles_per_hop: .., and optional:
+            read_latency_cycles: {core: .., column: .., row: .., both: ..},
+            link_bytes_per_cycle: .., core_bytes_per_cycle: .., dram_bytes_per_cycle: ..,
+            dram_queueing: 1.2, turns: 0.4,
+            routers: {grid: [rows, columns], core_rows: [1, 2, ..], core_columns: [1, 2, ..],
+                      dram: [[row, column], ..]}}               # optional
     compute: {launch_seconds: .., other_flops_per_second: ..,
               flops_per_second: {bfloat16: .., bfp8: ..},
               bytes_per_second: {dram: .., l1: ..}}             # optional
@@ -33,12 +38,15 @@ alignment, and they take whole ones (without it: the alignment). `policy` says w
 takes: `best_fit` (without the key) the smallest in which it fits; `first_fit`, as tt-metal's free
 list does, the first: in L1 from the top down, in DRAM from the bottom up.
 
-A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (so many cores copy, each over
-its own link). A path that is left out does not exist: without `l1 -> l1`, moves inside L1 go
-through DRAM. Without `compute` programs take no simulated time. `loops` weighs schedules of loops
-against each other (without: the figures of `host`). Any figure may be written `{value:
-.., source: ..}`; a `source` in a mapping speaks for all of its figures. The machines that Stitch
-ships name the source of every figure (a test keeps that); a user's file may leave them all out.
+A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (so many cores copy at most,
+each over its own link). A path that is left out does not exist: without `l1 -> l1`, moves inside L1
+go through DRAM. A path over the NoC has `hops`, for its latency, unless `read_latency_cycles` tells
+that of reads. `routers` say where cores and DRAM banks stand: without them, copies are priced by
+what each core carries, and contention on links is not seen. Without `compute` programs take no
+simulated time. `loops` weighs schedules of loops against each other (without: the figures of
+`host`). Any figure may be written `{value: .., source: ..}`; a `source` in a mapping speaks for all
+of its figures. The machines that Stitch ships name the source of every figure (a test keeps that);
+a user's file may leave them all out.
 Must not know tensors, plans or devices.
 """
 

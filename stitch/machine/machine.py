@@ -3,17 +3,21 @@
 Comes in: figures that `machine_form.py` has read and checked. Goes out: simulated seconds. Knows
 nothing of plans, tensors or files.
 
-The cost model, from first principles:
+The cost model, from first principles (decision 0002 has its errors on silicon):
 
 * A published network-on-chip (NoC) table gives bytes per cycle against transfer size. Its shape
   is that of one issuer: a request costs about 23 cycles to issue, whatever its size, until the link
   itself is full. So the table is **per core**, not for the chip (`Noc.bytes_per_cycle`).
-* A copy inside L1 is made by all worker cores at once, each through its own link: links x table.
-  (Two rings per direction leave the bisection wide enough for uniform traffic.)
-* A copy between DRAM and L1 is issued by the same cores, but they share the DRAM channels: the
-  lesser of links x table and the bandwidth that the channels were measured to achieve in total.
-  DRAM to DRAM reads and writes the same channels, so it gets half of that.
-* A copy to or from the host is bound by the host link, whatever the cores do.
+* A copy of a tensor takes as long as its slowest part (`CopyCounts`): the core that carries most,
+  over its own link; the core or DRAM bank that most is read from; the link of the network that
+  most goes over; the DRAM's measured total. To this the time until the first bytes arrive is added.
+* Readers wait for each other: what comes from DRAM takes longer than the bytes of its busiest link
+  (`Noc.dram_queueing`), and readers that take their sources in the same order leave all others
+  idle in part (`Noc.turns`). Both were measured; they are the only figures that are fitted.
+* A raw transfer of bytes (`Machine.seconds`: what moves inside L1 goes on in each bank alike) is
+  carried by all cores evenly, each with what is its own: links x table, no more than the limit.
+* A copy to or from the host is bound by the host link, by the size of its pages, whatever the
+  cores do.
 * A page is one transfer. Below the smallest size of a table the time of one transfer is constant.
 """
 
@@ -25,30 +29,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stitch.errors import LayoutError
+from stitch.machine.network import Curve, Noc, Route, read_curve
 from stitch.machine.shape import MachineShape
 from stitch.program import DataType, Space
-
-Curve = tuple[tuple[int, float], ...]
-
-
-def read_curve(curve: Curve, transfer_nbytes: int) -> float:
-    """The rate at a transfer size: linear between the points, flat above the last.
-
-    Below the first point the time of one transfer is that of the first point, so the rate falls in
-    proportion to the size.
-
-    >>> read_curve(((128, 4.0), (256, 8.0)), 192), read_curve(((128, 4.0), (256, 8.0)), 64)
-    (6.0, 2.0)
-    """
-    before = curve[0]
-    if transfer_nbytes <= before[0]:
-        return before[1] * max(1, transfer_nbytes) / before[0]
-    for after in curve[1:]:
-        if transfer_nbytes <= after[0]:
-            share = (transfer_nbytes - before[0]) / (after[0] - before[0])
-            return before[1] + share * (after[1] - before[1])
-        before = after
-    return before[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +39,14 @@ class Path:
     """How fast bytes go from one space to another.
 
     `curve` holds (transfer bytes, bytes per second), rising; `limit_bytes_per_second` is what the
-    slower end allows in total, whatever the size of the transfers.
+    slower end allows in total, whatever the size of the transfers. `links`: so many cores make the
+    curve together, each over its own link; 0, where the path does not lead over the NoC.
     """
 
     latency_seconds: float
     curve: Curve
     limit_bytes_per_second: float = math.inf
+    links: int = 0
 
     def rate(self, transfer_nbytes: int) -> float:
         """Bytes per second for transfers of a size (see `read_curve`), capped by the limit."""
@@ -71,32 +56,43 @@ class Path:
         """Simulated seconds to carry `nbytes` in transfers of `transfer_nbytes`."""
         return self.latency_seconds + nbytes / self.rate(transfer_nbytes)
 
+    def core_seconds(self, nbytes: int, transfers: int, transfer_nbytes: int, more: float) -> float:
+        """Seconds that one core takes for its part, each transfer `more` than to issue it."""
+        size, rate = self.curve[0]
+        carrying = nbytes * self.links / read_curve(self.curve, transfer_nbytes)
+        return max(carrying, transfers * (size * self.links / rate + more)) if more else carrying
+
 
 @dataclass(frozen=True, slots=True)
-class Noc:
-    """The network on chip as one worker core sees it: rates over its link, latencies in cycles."""
+class CopyCounts:
+    """What of a copy decides how long it takes: how its bytes spread over cores, banks and links.
 
-    clock_hz: float
-    curve: Curve
-    latency_cycles: float
-    latency_cycles_per_hop: float
+    `transfers` of `page_nbytes` are made by `reading_cores` from `source_nodes` cores or DRAM
+    banks; of each the busiest is told. Where the source is sharded and the target is not, cores
+    write instead: then the nodes are those that they write to.
 
-    def bytes_per_cycle(self, transfer_nbytes: int) -> float:
-        """Bytes per cycle over one core's link, in transfers of a size."""
-        return read_curve(self.curve, transfer_nbytes)
+    `networks`: over how many of the two the transfers go. Of one of them, `busiest_port_nbytes`:
+    what its busiest source gives; `busiest_link_nbytes`: what its busiest link carries;
+    `in_turn_nbytes`: what its busiest source gives in each turn, over all turns, where all readers
+    take their sources in the same order. `route`: how far the bytes go; None for writes, and where
+    each is read and written.
+    """
 
-    def write_latency_cycles(self, hops: float) -> float:
-        """Cycles from the start of a write until its first bytes arrive, `hops` routers away."""
-        return self.latency_cycles + self.latency_cycles_per_hop * hops
-
-    def path(self, links: int, hops: float, limit_bytes_per_second: float = math.inf) -> Path:
-        """The path that `links` cores make together, each over its own link."""
-        scale = links * self.clock_hz
-        return Path(
-            self.write_latency_cycles(hops) / self.clock_hz,
-            tuple((nbytes, rate * scale) for nbytes, rate in self.curve),
-            limit_bytes_per_second,
-        )
+    source: Space
+    target: Space
+    transfers: int
+    nbytes: int
+    page_nbytes: int
+    reading_cores: int = 1
+    busiest_reader_nbytes: int = 0
+    busiest_reader_transfers: int = 0
+    source_nodes: int = 1
+    busiest_source_nbytes: int = 0
+    networks: int = 1
+    busiest_port_nbytes: int = 0
+    busiest_link_nbytes: int = 0
+    in_turn_nbytes: int = 0
+    route: Route | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +197,40 @@ class Machine:
             remedy="add the missing path to the machine's description",
         )
 
+    def __hash__(self) -> int:
+        # What copies cost is looked up by machine: hashing every figure takes longer.
+        return hash(self.shape)
+
+    def copy_seconds(self, counts: CopyCounts, recording_cycles: float = 0.0) -> float:
+        """Simulated seconds of a copy of a tensor; the sum over the legs of its route.
+
+        `recording_cycles`: what each transfer takes longer to issue in a kernel that records them,
+        as traces of silicon do. Raises `LayoutError` without a route.
+        """
+        path, noc = self.path(counts.source, counts.target), self.noc
+        if path is None or not path.links or noc is None:
+            return self.seconds(counts.source, counts.target, counts.nbytes, counts.page_nbytes)
+        reader = path.core_seconds(
+            counts.busiest_reader_nbytes, counts.busiest_reader_transfers, counts.page_nbytes,
+            recording_cycles / noc.clock_hz,
+        ) / counts.networks  # fmt: skip
+        latency = None if counts.route is None else noc.read_latency_cycles(counts.route)
+        wait = path.latency_seconds if latency is None else latency / noc.clock_hz
+        if counts.route is Route.CORE:
+            return wait + reader
+        is_in_l1 = Space.DRAM not in (counts.source, counts.target)
+        rate = (noc.core if is_in_l1 else noc.dram) or math.inf
+        link = counts.busiest_link_nbytes / (noc.link or math.inf)
+        if is_in_l1:
+            cycles = max(counts.busiest_port_nbytes / rate, link)
+            cycles += noc.turns * max(0.0, counts.in_turn_nbytes / rate - cycles)
+        else:
+            cycles = max(counts.busiest_port_nbytes / rate, link * noc.dram_queueing)
+        shared = cycles / noc.clock_hz
+        return wait + max(reader, shared, counts.nbytes / path.limit_bytes_per_second)
+
     def seconds(self, source: Space, target: Space, nbytes: int, transfer_nbytes: int) -> float:
-        """Simulated seconds of a copy: the sum over the legs of its route.
+        """Simulated seconds of bytes that all cores carry evenly: the sum over the legs of a route.
 
         `nbytes` in all, in transfers of `transfer_nbytes`. Raises `LayoutError` without a route.
         """

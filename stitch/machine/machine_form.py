@@ -31,7 +31,8 @@ from stitch.forms import (
     as_written,
     number_of,
 )
-from stitch.machine.machine import Compute, Curve, LoopRates, Machine, Noc, Path
+from stitch.machine.machine import Compute, LoopRates, Machine, Path
+from stitch.machine.network import Curve, Noc, Route, Routers
 from stitch.machine.shape import MachineShape, Policy, SpaceShape
 from stitch.program import DataType, Space
 
@@ -108,6 +109,17 @@ class _Grid(Kind[tuple[int, int]]):
         return None
 
 
+class _Position(Kind[tuple[int, int]]):
+    """A router: its row and column."""
+
+    wanted = "[row, column], each from 0 to 1023"
+
+    def value(self, node: Node, place: Place) -> tuple[int, int] | None:
+        parts = node.data if isinstance(node.data, tuple) else ()
+        sizes = [part.data for part in parts if type(part.data) is int and 0 <= part.data < 1024]
+        return (sizes[0], sizes[1]) if len(sizes) == len(parts) == 2 else None
+
+
 class _Curve(Kind[Curve]):
     """Transfer bytes and the rate at them: at least one point, sizes and rates rising."""
 
@@ -162,6 +174,16 @@ def _check_space(space: _Space, place: Place) -> None:
         place.at("base" if base % granule else "bank_nbytes").note(what, detail)
 
 
+def _check_routers(routers: Routers, place: Place) -> None:
+    rows, columns = routers.grid
+    for key, given, most in (("core_rows", routers.core_rows, rows),
+                             ("core_columns", routers.core_columns, columns)):  # fmt: skip
+        if any(at >= most for at in given) or len(set(given)) < len(given):
+            place.at(key).note("routers", f"must be different numbers below {most}")
+    if any(row >= rows or column >= columns for row, column in routers.dram):
+        place.at("dram").note("routers", f"there are {rows} rows and {columns} columns")
+
+
 def _check_path(path: _Path, place: Place) -> None:
     given = [key for key in _RATES if getattr(path, key) is not None]
     if len(given) != 1:
@@ -176,8 +198,6 @@ def _check_path(path: _Path, place: Place) -> None:
         if path.latency_seconds is not None:
             detail = "the latency of a path over the NoC follows from its hops"
             place.at("latency_seconds").note("rate", detail)
-        if path.hops is None:
-            place.at("hops").wrong(None, _NOT_NEGATIVE.wanted)
 
 
 def _ends(node: Node) -> str:
@@ -205,14 +225,6 @@ _SPACE = Form(
     Row("policy", Choice(("best_fit", "first_fit")), default=Policy.BEST_FIT.value),
     check=_check_space,
 )
-_NOC = Form(
-    "the NoC",
-    Noc,
-    Row("clock_hz", _POSITIVE, needed=True),
-    Row("bytes_per_cycle", _Curve(), into="curve", needed=True),
-    Row("latency_cycles", _NOT_NEGATIVE, needed=True),
-    Row("latency_cycles_per_hop", _NOT_NEGATIVE, needed=True),
-)
 
 
 def _rates(kind: type[_Key], what: str) -> Form[tuple[tuple[_Key, float], ...]]:
@@ -222,6 +234,32 @@ def _rates(kind: type[_Key], what: str) -> Form[tuple[tuple[_Key, float], ...]]:
         return tuple((kind(name), rate) for name, rate in rates.items() if rate is not None)
 
     return Form(what, given, *(Row(member.value, _POSITIVE) for member in kind))
+
+
+_ROUTERS = Form(
+    "the routers",
+    Routers,
+    Row("grid", _Grid(), needed=True),
+    Row("core_rows", ListOf(Whole(0), "a list of rows"), needed=True),
+    Row("core_columns", ListOf(Whole(0), "a list of columns"), needed=True),
+    Row("dram", ListOf(_Position(), "a list of positions, one for each bank"), default=()),
+    check=_check_routers,
+)
+_NOC = Form(
+    "the NoC",
+    Noc,
+    Row("clock_hz", _POSITIVE, needed=True),
+    Row("bytes_per_cycle", _Curve(), into="curve", needed=True),
+    Row("latency_cycles", _NOT_NEGATIVE, needed=True),
+    Row("latency_cycles_per_hop", _NOT_NEGATIVE, needed=True),
+    Row("read_latency_cycles", _rates(Route, "the routes"), into="read_latency", default=()),
+    Row("link_bytes_per_cycle", _POSITIVE, into="link"),
+    Row("core_bytes_per_cycle", _POSITIVE, into="core"),
+    Row("dram_bytes_per_cycle", _POSITIVE, into="dram"),
+    Row("dram_queueing", Number(least=1, is_float=True), default=1.0),
+    Row("turns", _NOT_NEGATIVE, default=0.0),
+    Row("routers", _ROUTERS, only_with="link_bytes_per_cycle"),
+)
 
 
 _COMPUTE = Form(
@@ -281,7 +319,7 @@ def _check_parts(fields: FormValues) -> None:
     """Notes parts that do not fit each other, as far as they are sound by themselves."""
     place, values = fields.place, fields.values
     present = {key for key, node in place.nodes.items() if node.data is not None}
-    l1, grid = values["l1"], values["core_grid"]
+    l1, grid, noc = values["l1"], values["core_grid"], values["noc"]
     if l1 is not None and grid is not None and l1.banks != grid[0] * grid[1]:
         detail = f"L1 has one bank for each core: {grid[0] * grid[1]} of core_grid, not {l1.banks}"
         l1.place.at("banks").note("banks_per_core", detail)
@@ -299,6 +337,20 @@ def _check_parts(fields: FormValues) -> None:
         seen.add((path.source, path.target))
         if path.noc_links is not None and "noc" not in present:
             path.place.at("noc_links").note("rate", "the machine has no `noc` section")
+        elif path.noc_links is not None and path.hops is None and not _read_latency(noc, path):
+            path.place.at("hops").wrong(None, _NOT_NEGATIVE.wanted)
+    if noc is not None and noc.routers is not None and grid is not None:
+        fit = [
+            ("core_rows", len(noc.routers.core_rows), "row", grid[0]),
+            ("core_columns", len(noc.routers.core_columns), "column", grid[1]),
+            ("dram", len(noc.routers.dram), "bank", values["dram"].banks if values["dram"] else 0),
+        ]
+        outer = place.inside(place.nodes["noc"], "noc")
+        inner = outer.inside(outer.nodes["routers"], "noc.routers")
+        for key, found, each, wanted in fit:
+            if found < wanted:
+                detail = f"one for each {each} is needed: {wanted}, not {found}"
+                inner.at(key).note("routers", detail)
 
 
 def _machine(fields: FormValues, reading: Reading) -> Machine:
@@ -328,9 +380,25 @@ def _machine(fields: FormValues, reading: Reading) -> Machine:
 def _path(path: _Path, noc: Noc | None) -> tuple[Space, Space, Path]:
     limit = path.limit_bytes_per_second
     if path.noc_links is not None:
-        assert noc is not None and path.hops is not None, "it was checked"
-        cost = noc.path(path.noc_links, path.hops, limit)
+        assert noc is not None, "it was checked"
+        hops = path.hops
+        cycles = _read_latency(noc, path) if hops is None else noc.write_latency_cycles(hops)
+        assert cycles is not None, "it was checked"
+        scale = path.noc_links * noc.clock_hz
+        curve = tuple((nbytes, rate * scale) for nbytes, rate in noc.curve)
+        cost = Path(cycles / noc.clock_hz, curve, limit, path.noc_links)
     else:
         curve = path.curve or ((1, path.bytes_per_second or 1.0),)
         cost = Path(path.latency_seconds or 0.0, curve, limit)
     return Space(path.source), Space(path.target), cost
+
+
+def _read_latency(noc: Noc | None, path: _Path) -> float | None:
+    """Cycles that raw reads wait, where a path does not tell its hops: for their first bytes, and
+    for the barrier behind them, since the next may need their place. What a barrier takes is not
+    published: as long as a read of the own core is assumed."""
+    if noc is None:
+        return None
+    own = noc.read_latency_cycles(Route.CORE)
+    found = own if path.source == path.target else noc.read_latency_cycles(Route.BOTH)
+    return None if own is None or found is None else found + own

@@ -1,21 +1,26 @@
-"""What copies of tensors cost: bytes by their descriptors, time by the machine's curves."""
+"""What copies of tensors cost: bytes by their descriptors, time by how they spread over cores."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from operator import itemgetter
 
-from stitch.machine import Machine, footprint
+from stitch.machine import Machine, copy_counts, footprint
 from stitch.planner.plan import Copy, Plan
 from stitch.program import Space, TensorDesc
 
 
+@lru_cache(maxsize=8192)
 def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple[int, float]:
-    """Bytes written (`Footprint.own_nbytes`) and simulated seconds of one copy."""
-    written, read = footprint(target, machine.shape), footprint(source, machine.shape)
-    nbytes = written.own_nbytes
-    page = max(1, min(written.page_nbytes, read.page_nbytes))
-    seconds = machine.seconds(source.layout.space, target.layout.space, nbytes, page)
-    return nbytes, seconds
+    """Bytes written (`Footprint.own_nbytes`) and simulated seconds of one copy.
+
+    What is asked again, for the same machine and descriptors, is looked up.
+    """
+    bare = source.without_address(), target.without_address()
+    if bare != (source, target):
+        return copy_cost(machine, *bare)
+    seconds = machine.copy_seconds(copy_counts(source, target, machine))
+    return footprint(target, machine.shape).own_nbytes, seconds
 
 
 def foreseen_cost(plan: Plan) -> tuple[float, int]:

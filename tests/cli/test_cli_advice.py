@@ -273,7 +273,7 @@ def test_a_module_is_placed_for_its_pipeline(cli: Cli) -> None:
     Path("p.yaml").write_text(PIPELINE)
     done = cli("compile", "a.yaml", "-o", "mine.ttb", "--for=p.yaml")  # It was not there before.
     assert done.code == 0, done.err
-    line = "for p.yaml: placed a with --set output.y.space=dram: -1 copy, -128 B, -0.1 us a pass"
+    line = "for p.yaml: placed a with --set output.y.space=dram: -1 copy, -128 B, -0.2 us a pass"
     assert done.out.splitlines()[-1].startswith(line[:-7])
     lines, then = ran(cli, "p.yaml")
     assert lines == []
@@ -382,12 +382,12 @@ def test_the_difference_of_two_runs_is_said_and_bounded(cli: Cli) -> None:
     done = cli("inspect", "--diff", "old.json", "new.json", "--max-added-bytes=128")
     assert done.code == 0, done.err
     head, *lines = done.out.splitlines()
-    assert head.startswith("this change: +1 copy, +128 B, +0.1 us")
+    assert head.startswith("this change: +1 copy, +128 B, +0.2 us")
     assert [line for line in lines if "  + copy x1 128 B" in line] and "'x' of 'b'" in done.out
     done = cli("inspect", "--diff", "old.json", "new.json", "--max-added-bytes=127")
     assert done.code == 6 and "128 B added, at most 127 allowed" in done.err
     back = cli("inspect", "--diff", "new.json", "old.json", "--max-added-bytes=0")
-    assert back.code == 0 and back.out.startswith("this change: -1 copy, -128 B, -0.1 us")
+    assert back.code == 0 and back.out.startswith("this change: -1 copy, -128 B, -0.2 us")
     same = cli("inspect", "--diff", "old.json", "old.json")
     assert same.out == "this change: +0 copies, +0 B, +0.0 us\n"
 

@@ -77,7 +77,7 @@ def test_two_modules_apart_cost_one_copy_and_the_advice_spares_it(cli: Cli) -> N
     assert found["copy_seconds"] > 0
     assert found["links"][0]["conversions"] == ["move l1 to dram"]
     advice = found["advice"][0]
-    assert advice.startswith("compile b with --set input.x.space=l1: -1 copy, -128 B, -0.1 us")
+    assert advice.startswith("compile b with --set input.x.space=l1: -1 copy, -128 B, -0.2 us")
     word = advice.split("--set ")[1].split(":")[0]
     assert cli("compile", "b.yaml", "-o", "advised.ttb", "--set", word).code == 0
     again = json.loads(cli("inspect", "a.ttb", "advised.ttb", "--json").out)

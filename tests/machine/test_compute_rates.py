@@ -57,6 +57,36 @@ def test_n150_multiplies_no_faster_than_its_card_is_specified() -> None:
     assert rates[DataType.BFP8] <= 148e12 * 64 / 72 * 1.01
 
 
+# tt-metal GEMM_FLOPS, n150, settings as they come, operands in DRAM: nanoseconds of one product
+# (bfloat16 with trace; bfp8 without, which is what is published).
+PRODUCTS = [
+    (DataType.BFLOAT16, (2048, 2048, 2048), 298_922), (DataType.BFLOAT16, (3072,) * 3, 886_178),
+    (DataType.BFLOAT16, (4096, 4096, 4096), 2_008_533), (DataType.BFP8, (2048,) * 3, 157_223),
+    (DataType.BFP8, (3072, 3072, 3072), 441_465), (DataType.BFP8, (3072, 4096, 4096), 744_667),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "sizes", "published"), PRODUCTS)
+def test_a_large_product_takes_about_what_was_published(
+    kind: DataType, sizes: tuple[int, int, int], published: int
+) -> None:
+    compute = load_machine("wormhole_n150").compute
+    assert compute is not None
+    m, k, n = sizes
+    nbytes = sum(kind.nbytes(part) for part in (m * k, k * n, m * n))
+    seconds = compute.seconds({kind: 2 * m * k * n}, 0, {Space.DRAM: nbytes})
+    assert seconds * 1e9 == pytest.approx(published, rel=0.15)
+
+
+@pytest.mark.parametrize(("size", "published"), [(512, 19_965), (1024, 68_984)])
+def test_a_small_product_takes_no_less_than_the_roofline_says(size: int, published: int) -> None:
+    compute = load_machine("wormhole_n150").compute
+    assert compute is not None
+    nbytes = 3 * DataType.BFLOAT16.nbytes(size * size)
+    seconds = compute.seconds({DataType.BFLOAT16: 2 * size**3}, 0, {Space.DRAM: nbytes})
+    assert 0.45 * published < seconds * 1e9 < published
+
+
 def test_the_host_alone_describes_no_rates() -> None:
     assert [n for n in machine_names() if load_machine(n).compute is None] == ["host"]
 

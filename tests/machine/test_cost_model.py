@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from stitch.errors import LayoutError
-from stitch.machine import Machine, Path, load_machine
+from stitch.machine import CopyCounts, Machine, Path, Route, load_machine
 from stitch.program import Space
 from tests.support.machines import without_path
 
@@ -20,8 +20,12 @@ PUBLISHED = [
     ("wormhole_n150", 1024, 27.4),
     ("wormhole_n150", 2048, 30),
     ("blackhole_p150", 128, 6),
+    ("blackhole_p150", 256, 12.1),
+    ("blackhole_p150", 512, 24.2),
     ("blackhole_p150", 1024, 48),
     ("blackhole_p150", 2048, 57.7),
+    ("blackhole_p150", 4096, 58.7),
+    ("blackhole_p150", 8192, 60.4),
     ("blackhole_p150", 16384, 60.9),
 ]
 MANY = 1 << 30
@@ -81,6 +85,77 @@ def test_p150_keeps_wormholes_share_of_its_faster_host_link() -> None:
     ends = (Space.HOST, Space.DRAM)
     ratio = n150.seconds(*ends, MANY, 2048) / p150.seconds(*ends, MANY, 2048)
     assert ratio == pytest.approx(2.0, rel=0.01)
+
+
+# tt-metal issue 27846: GiB/s of 1 GiB read by the host to memory that is not pinned, by page.
+READ_BY_PAGE = [(32, 0.74), (64, 1.25), (128, 1.87), (256, 3.65), (512, 6.91), (1024, 7.21),
+                (2048, 7.38)]  # fmt: skip
+# tt-umd's pcie_dma notes: GB/s of one transfer of so many bytes between the host and DRAM.
+ONE_TRANSFER = [
+    (Space.HOST, Space.DRAM, 2048, 0.51), (Space.HOST, Space.DRAM, 4096, 0.97),
+    (Space.HOST, Space.DRAM, 8192, 1.70), (Space.HOST, Space.DRAM, 16_384, 3.05),
+    (Space.DRAM, Space.HOST, 2048, 0.61), (Space.DRAM, Space.HOST, 4096, 1.12),
+    (Space.DRAM, Space.HOST, 8192, 1.67), (Space.DRAM, Space.HOST, 16_384, 2.56),
+    (Space.DRAM, Space.HOST, 32_768, 3.53), (Space.DRAM, Space.HOST, 65_536, 4.69),
+    (Space.DRAM, Space.HOST, 1 << 20, 5.91), (Space.DRAM, Space.HOST, 1 << 28, 5.98),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("page_nbytes", "expected"), READ_BY_PAGE)
+def test_p150_gives_the_host_what_was_measured_by_page(page_nbytes: int, expected: float) -> None:
+    machine = load_machine("blackhole_p150")
+    seconds = machine.seconds(Space.DRAM, Space.HOST, MANY, page_nbytes)
+    assert MANY / seconds / (1 << 30) == pytest.approx(expected, rel=0.10)
+
+
+@pytest.mark.parametrize(("source", "target", "nbytes", "expected"), ONE_TRANSFER)
+def test_n150_makes_one_transfer_of_the_host_as_fast_as_was_measured(
+    source: Space, target: Space, nbytes: int, expected: float
+) -> None:
+    seconds = load_machine("wormhole_n150").seconds(source, target, nbytes, nbytes)
+    assert nbytes / seconds / 1e9 == pytest.approx(expected, rel=0.10)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 1 << 24, MANY])
+def test_n150_takes_a_large_transfer_at_6_6_to_8_1_gb_per_second(nbytes: int) -> None:
+    seconds = load_machine("wormhole_n150").seconds(Space.HOST, Space.DRAM, nbytes, nbytes)
+    assert 6.6 <= nbytes / seconds / 1e9 <= 8.1
+
+
+@pytest.mark.parametrize(
+    ("name", "route", "cycles"),
+    [("wormhole_n150", Route.CORE, 70), ("wormhole_n150", Route.COLUMN, 154),
+     ("wormhole_n150", Route.ROW, 170), ("wormhole_n150", Route.BOTH, 270),
+     ("blackhole_p150", Route.CORE, 65), ("blackhole_p150", Route.COLUMN, 177),
+     ("blackhole_p150", Route.ROW, 217), ("blackhole_p150", Route.BOTH, 329)],
+)  # fmt: skip
+def test_a_read_waits_by_its_route(name: str, route: Route, cycles: float) -> None:
+    machine = load_machine(name)
+    assert machine.noc is not None
+    counts = CopyCounts(Space.L1, Space.L1, 1, 0, 32, route=route)
+    assert machine.copy_seconds(counts) * machine.noc.clock_hz == pytest.approx(cycles)
+
+
+# tt-metal's data movement tests, at best: bytes per cycle of one core from another, of one core
+# from all, and of one core from its DRAM bank.
+IDEAL = [("wormhole_n150", Space.L1, 1, 28), ("wormhole_n150", Space.L1, 64, 30),
+         ("wormhole_n150", Space.DRAM, 1, 22), ("blackhole_p150", Space.L1, 1, 60),
+         ("blackhole_p150", Space.L1, 110, 60), ("blackhole_p150", Space.DRAM, 1, 33)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "source", "nodes", "expected"), IDEAL)
+def test_one_core_reads_as_fast_as_was_measured(
+    name: str, source: Space, nodes: int, expected: float
+) -> None:
+    machine, pages = load_machine(name), 1 << 14
+    nbytes = pages * 16_384
+    counts = CopyCounts(
+        source, Space.L1, pages, nbytes, 16_384, 1, nbytes, pages, nodes, nbytes // nodes,
+        busiest_port_nbytes=nbytes // nodes, busiest_link_nbytes=nbytes // 2, route=Route.BOTH,
+    )  # fmt: skip
+    assert machine.noc is not None
+    cycles = machine.copy_seconds(counts) * machine.noc.clock_hz
+    assert nbytes / cycles == pytest.approx(expected, rel=0.10)
 
 
 @pytest.mark.parametrize("name", ["wormhole_n150", "blackhole_p150", "tiny"])

@@ -218,6 +218,33 @@ def test_an_impossible_key_of_a_space_is_named(key: str, kind: str, where: str) 
     assert found.partition(" ")[2] == where
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "where"),
+    [
+        ("grid: [12, 10]", "grid: [12, 0]", "wrong_type", "noc.routers.grid"),
+        ("grid: [12, 10]", "grid: [9, 10]", "routers", "noc.routers.core_rows"),
+        ("8, 9, 10, 11]\n", "8]\n", "routers", "noc.routers.core_rows"),
+        ("core_columns: [1, 2,", "core_columns: [1, 1,", "routers", "noc.routers.core_columns"),
+        ("core_columns: [1, 2,", "core_columns: [1, -2,", "out_of_range",
+         "noc.routers.core_columns[1]"),
+        ("- [7, 5]", "- [7, 10]", "routers", "noc.routers.dram"),
+        ("      - [7, 5]\n", "", "routers", "noc.routers.dram"),
+        ("- [7, 5]", "- [7]", "wrong_type", "noc.routers.dram[11]"),
+        ("{core: 70", "{here: 70", "unknown_key", "noc.read_latency_cycles.here"),
+        ("  link_bytes_per_cycle: 30\n", "", "misplaced_key", "noc.routers"),
+        ("value: 1.2", "value: 0.9", "out_of_range", "noc.dram_queueing"),
+        ("  read_latency_cycles: {core: 70, column: 154, row: 170, both: 270}\n", "",
+         "missing_key", "paths[8](l1->l1).hops"),
+    ],
+)  # fmt: skip
+def test_routers_that_do_not_fit_are_named(old: str, new: str, kind: str, where: str) -> None:
+    text = changed(old, new, "wormhole_n150")
+    with pytest.raises(FormatError) as caught:
+        parse_machine(text.encode(), "mine.yaml")
+    found = {(p.kind, p.detail.partition(": ")[0]) for p in caught.value.problems}
+    assert (kind, where) in found, found
+
+
 def test_defects_stand_in_the_order_of_their_lines() -> None:
     text = changed("banks: 4", "banks: 0").replace("256: 16", "256: 6").replace("tiny", "''")
     with pytest.raises(FormatError) as caught:

@@ -155,7 +155,8 @@ def relayouts(machine: str, *, full: bool) -> tuple[float, int, int]:
 
 @pytest.mark.parametrize(
     ("machine", "full", "microseconds", "moves"),
-    [("tiny", True, 56.5, 242), ("wormhole_n150", True, 98.0, 221),
+    # What comes back from DRAM waits 270 cycles for its first bytes, and for a barrier: 4.2 us.
+    [("tiny", True, 56.5, 242), ("wormhole_n150", True, 102.2, 221),
      ("tiny", False, 150.2, 2_100), ("wormhole_n150", False, 352.7, 2_100)],
     ids=["tiny-full", "wormhole_n150-full", "tiny-gaps", "wormhole_n150-gaps"],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stitch.machine import footprint
+from stitch.machine import copy_counts, footprint
 from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Step
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.planner.room_brute_force import lies
@@ -267,18 +267,15 @@ def _ways(
 
 def _seconds(moment: Moment, value: int, desc: TensorDesc, but: int) -> float:
     """What a copy of a value takes at least, made of another buffer than one."""
-    machine, made = moment.plan.request.machine, footprint(desc, moment.plan.request.machine.shape)
+    machine = moment.plan.request.machine
     return min(
         (
-            machine.seconds(
-                i.desc.layout.space, desc.layout.space, made.own_nbytes,
-                max(1, min(made.page_nbytes, footprint(i.desc, machine.shape).page_nbytes)),
-            )
+            machine.copy_seconds(copy_counts(i.desc, desc, machine))
             for i in moment.values[value]
             if i.buffer != but
         ),
         default=0.0,
-    )  # fmt: skip
+    )
 
 
 def _ways_of(

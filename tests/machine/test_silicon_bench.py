@@ -1,0 +1,120 @@
+"""`tools/bench/silicon.py`: copies timed on silicon beside what the model says of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.benches import load_bench, run_bench
+
+TRACES = Path(__file__).parents[1] / "data/tenstorrent/noc_traces/noc_traces.csv"
+
+
+def lines() -> list[list[str]]:
+    with TRACES.open(newline="") as stream:
+        return list(csv.reader(stream))
+
+
+def written(folder: Path, rows: list[list[str]]) -> Path:
+    file = folder / "timed.csv"
+    file.write_text("\n".join(",".join(row) for row in rows) + "\n")
+    return file
+
+
+def test_every_trace_is_beside_its_measurement_and_no_goal_is_missed() -> None:
+    ran = run_bench("silicon", TRACES, "--json", "--check")
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads(ran.stdout)
+    assert len(rows) == 36
+    for row, line in zip(rows, lines()[1:], strict=True):
+        assert {"name", "measured_ns", "simulated_ns", "error"} <= row.keys()
+        assert (row["name"], row["measured_ns"]) == (line[0], float(line[-1]))
+        assert row["error"] == pytest.approx(row["simulated_ns"] / row["measured_ns"] - 1)
+        assert row["grids"] == "named"
+
+
+def test_goals_hold_for_each_copy_by_figures_fitted_to_all_others() -> None:
+    ran = run_bench("silicon", "--leave_one_out", "--check")
+    assert ran.returncode == 0, ran.stderr
+    assert "L1 -> L1    21 copies" in ran.stdout and "DRAM -> L1  15 copies" in ran.stdout
+
+
+def test_a_model_that_is_far_off_misses_its_goal(tmp_path: Path) -> None:
+    rows = lines()
+    slow = [[*row[:-1], str(3 * int(row[-1]))] for row in rows[1:]]
+    ran = run_bench("silicon", written(tmp_path, [rows[0], *slow]), "--check")
+    assert ran.returncode == 1
+    assert "goal missed: DRAM -> L1: the median of errors" in ran.stderr
+
+
+def test_without_recording_copies_that_issue_slowly_are_told_too_short() -> None:
+    ran = run_bench("silicon", "--interval", "1", "--json", "--check")
+    rows = {row["name"]: row for row in json.loads(ran.stdout)}
+    assert rows["DRAM_TO_1x1_HEIGHT"]["error"] < -0.4
+    assert ran.returncode == 1
+
+
+def test_cores_of_another_name_are_taken_row_by_row(tmp_path: Path) -> None:
+    rows = lines()
+    named = {row[0]: row for row in rows}
+    dram, inside = named["DRAM_TO_8x8_HEIGHT"], named["2x4_BLOCK_TO_4x4_BLOCK"]
+    file = written(tmp_path, [rows[0], ["DRAM copy", *dram[1:]], ["reshard", *inside[1:]]])
+    found = json.loads(run_bench("silicon", file, "--json").stdout)
+    assert [row["grids"] for row in found] == ["assumed", "assumed"]
+    assert abs(found[0]["error"]) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: [row[:-1] for row in rows], "without cycles"),
+        (lambda rows: [rows[0], [*rows[1][:-1], "soon"]], "cycles is no whole number"),
+        (lambda rows: [rows[0], [*rows[1][:-1], "0"]], "cycles is no whole number"),
+        (lambda rows: [rows[0], rows[1][:4]], "reading_cores is no whole number"),
+    ],
+)
+def test_a_file_that_is_no_list_of_copies_is_refused(
+    tmp_path: Path, change: object, words: str
+) -> None:
+    assert callable(change)
+    ran = run_bench("silicon", written(tmp_path, change(lines())))
+    assert ran.returncode == 2 and words in ran.stderr, ran.stderr
+
+
+def test_shards_that_are_no_whole_tiles_of_so_few_pages_are_priced_all_the_same(
+    tmp_path: Path,
+) -> None:
+    rows = lines()
+    inside = {row[0]: row for row in rows}["4x4_BLOCK_TO_8x8_BLOCK"]
+    file = written(tmp_path, [rows[0], ["8x8_BLOCK_TO_8x8_HEIGHT", *inside[1:]]])
+    (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
+    assert found["grids"] == "named" and found["simulated_ns"] > 500
+
+
+def test_a_grid_that_the_machine_has_not_is_refused(tmp_path: Path) -> None:
+    rows = lines()
+    file = written(tmp_path, [rows[0], ["DRAM_TO_16x16_BLOCK", *rows[1][1:]]])
+    ran = run_bench("silicon", file)
+    assert ran.returncode == 6 and "exceeds the machine's (8, 8)" in ran.stderr, ran.stderr
+
+
+def test_a_file_without_copies_misses_the_goal(tmp_path: Path) -> None:
+    ran = run_bench("silicon", written(tmp_path, lines()[:1]), "--check")
+    assert ran.returncode == 1 and "no copy" in ran.stderr
+
+
+def test_a_machine_without_a_network_is_refused() -> None:
+    ran = run_bench("silicon", "--machine", "host")
+    assert ran.returncode == 2 and "describes no NoC" in ran.stderr
+
+
+def test_another_machine_is_priced_by_its_own_clock() -> None:
+    bench = load_bench("silicon")
+    from stitch.machine import load_machine
+
+    copy = bench.read_timed(TRACES)[0]
+    row = bench.simulated(copy, load_machine("blackhole_p150"), 125)
+    assert row.measured_ns == pytest.approx(copy.cycles / 1.35)
