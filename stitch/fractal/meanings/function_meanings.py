@@ -243,8 +243,8 @@ class MeaningReader:
         return "function", *parts
 
     def _global(self, function: FunctionType, name: str) -> Hashable:
-        inherited = function.__builtins__  # type: ignore[attr-defined]  # functions have it
-        for names in (function.__globals__, _names_of(inherited)):
+        known: Any = function  # Not all checkers know what it has.
+        for names in (function.__globals__, _names_of(known.__builtins__)):
             if name in names:
                 return self._of(names[name])
         return "no such name"
