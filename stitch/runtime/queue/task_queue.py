@@ -34,7 +34,7 @@ from stitch.runtime.recording import (
     tell_run,
 )
 from stitch.runtime.values import Records, Status, Store, ValueRecord
-from stitch.tasks import Cut, Stretch, Transformation, TransformationKind
+from stitch.tasks import Stretch, Transformation, TransformationKind
 
 READY = Status.READY
 
@@ -81,7 +81,7 @@ class TaskQueue:
         #: Whether nothing is queued, nor has left the queue and runs: what calls look at.
         self.is_idle = True
         self.windows_run = 0
-        self._cutting = Cutting()
+        self._cutting = Cutting(records, device.machine.shape)
 
     # -- queueing; `lock` is held ------------------------------------------------------------------
 
@@ -178,10 +178,11 @@ class TaskQueue:
             self.queued = following
         try:
             # Who fills it wants it as one, to run it again past the queue.
-            cuts = self._cutting.cuts(window) if fill is None and self._device.lanes == 1 else ()
+            is_one = fill is not None or self._device.lanes > 1
+            cuts = () if is_one else self._cutting.cuts(window, kept)
             done = None
             if cuts:
-                self._run_in_pieces(window, kept, cuts)
+                run_in_pieces(self, window, kept, cuts, self.run_window)
             else:
                 done = self.run_window(window, kept, at_most)
             # Else it goes back to where it came from.
@@ -244,16 +245,6 @@ class TaskQueue:
         if not running.is_planned:
             self.windows_run += 1
             running.is_planned = True
-
-    def _run_in_pieces(self, window: Window, kept: tuple[bool, ...], cuts: Sequence[Cut]) -> None:
-        """As `run_window`, of a window that repeats."""
-
-        def run(piece: Window, wanted: tuple[bool, ...]) -> None:
-            done = self.run_window(piece, wanted)
-            if done is not None and done.binding.recording.is_pressed:
-                self._cutting.keep_whole(window)
-
-        run_in_pieces(self, window, kept, cuts, run)
 
     def _planned(
         self, window: Window, kept: tuple[bool, ...], at_most: int | None
