@@ -101,7 +101,8 @@ def test_how_numpy_shows_arrays_is_read() -> None:
     try:
         for f in shown:
             check(
-                f, lambda: np.set_printoptions(precision=3), lambda: np.set_printoptions(precision=8),
+                f, lambda: np.set_printoptions(precision=3),
+                lambda: np.set_printoptions(precision=8),
                 lambda: np.set_printoptions(formatter={"float": lambda _: "long as it is"}),
                 lambda: np.set_printoptions(formatter=None),
             )  # fmt: skip
@@ -211,6 +212,31 @@ def test_what_reads_all_attributes_is_not_trusted() -> None:
     for use in uses:
         held.number = 2.0
         check(use, lambda: setattr(held, "number", 3.0))
+
+
+def test_what_numpy_asks_an_object_for_by_itself_is_read() -> None:
+    held, mean, amax = Bare(), np.mean, np.amax
+    held.dtype = np.dtype("f4")  # type: ignore[attr-defined]
+    held.mean = lambda **_: held.number  # type: ignore[attr-defined]
+    held.max = lambda **_: held.number  # type: ignore[attr-defined]
+    check(
+        lambda x: x * np.zeros(1, held).itemsize,  # type: ignore[call-overload]
+        lambda: setattr(held, "dtype", np.dtype("f8")),
+    )
+    for f in (mean, amax):
+        held.number = 2.0
+        check(lambda x, f=f: x * f(held), lambda: setattr(held, "number", 3.0))
+
+
+def test_a_slot_by_its_descriptor_and_a_class_by_a_type_are_read() -> None:
+    class Slotted:
+        __slots__ = ("number",)
+        shared = 2.0
+
+    held, slot, kinds = Slotted(), vars(Slotted)["number"], typing.List[Slotted]  # noqa: UP006
+    held.number = 2.0
+    check(lambda x: x * slot.__get__(held), lambda: setattr(held, "number", 3.0))
+    check(lambda x: x * kinds.__args__[0].shared, lambda: setattr(Slotted, "shared", 3.0))
 
 
 def test_sets_are_read_in_their_order() -> None:

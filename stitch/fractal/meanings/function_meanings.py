@@ -26,6 +26,7 @@ from stitch.fractal.meanings.array_contents import CONTENTS, MAX_CONTENT_NBYTES
 from stitch.fractal.meanings.code_names import BACK_DOORS, names_of
 from stitch.fractal.meanings.object_attributes import (
     DESCRIPTORS,
+    asked_for,
     attribute,
     classes_of,
     implicit_members,
@@ -317,9 +318,7 @@ class MeaningReader:
         if isinstance(value, type):
             return self._class(value)
         if kind in DESCRIPTORS or kind.__module__ == "typing":
-            if getattr(value, "__name__", "") in BACK_DOORS:
-                raise self._unreadable(value, value.__name__)
-            return SameObject(value)
+            return SameObject(value), *self._descriptor(value)
         if isinstance(value, np.ufunc) or kind.__name__ == "_ArrayFunctionDispatcher":
             if is_trusted(value):
                 return SameObject(value)
@@ -340,8 +339,20 @@ class MeaningReader:
             if refused:
                 raise self._unreadable(value, refused)
             self._owners.append(value)
+            self._attributes |= asked_for(value)
             return "named", self._of(kind), *map(self._of, tuple.__iter__(value))
         return self._object(value)
+
+    def _descriptor(self, value: Any) -> Iterator[Hashable]:
+        """What C code, or a type of `typing`, stands for."""
+        name = getattr(value, "__name__", None)
+        if name in BACK_DOORS:
+            raise self._unreadable(value, name)
+        if isinstance(name, str):
+            self._attributes.add(name)
+        if type(value).__module__ == "typing":
+            for each in ("__origin__", "__args__"):
+                yield self._of(getattr(value, each, None))
 
     def _torch(self, module: Any) -> Hashable:
         state, tensors = state_of(module)
@@ -356,6 +367,7 @@ class MeaningReader:
         if refused:
             raise self._unreadable(kind, refused)
         self._owners.append(kind)
+        self._attributes |= asked_for(kind)
         implicit = []
         for each in classes_of(kind):
             for name, member in implicit_members(each):
@@ -369,6 +381,7 @@ class MeaningReader:
         if refused or any(map(is_trusted, classes_of(type(value)))):
             raise self._unreadable(value)
         self._owners.append(value)
+        self._attributes |= asked_for(value)
         return "object", self._of(type(value))
 
     def _named_attributes(self) -> Iterator[Hashable]:

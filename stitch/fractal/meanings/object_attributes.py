@@ -27,6 +27,13 @@ DESCRIPTORS = frozenset({
 _UNCALLED = frozenset({"__del__", "__dict__", "__weakref__"})
 #: By these NumPy finds an array in any object; most of them tell where bytes lie.
 _LENDING = ("__array__", "__array_interface__", "__array_struct__")
+#: Without being told, NumPy asks any object for what arrays have and for what its own functions
+#: are called; Python asks for the rest of these.
+_ASKED = frozenset([
+    *[name for name in dir(np.ndarray) if not name.startswith("_")],
+    *[name for name, each in vars(np).items() if isinstance(each, np.ufunc)],
+    "close", "flush", "keys", "send", "throw", "write",
+])  # fmt: skip
 #: Of a class written in C.
 _OF_C = (
     types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
@@ -48,6 +55,13 @@ def implicit_members(kind: type) -> Iterator[tuple[str, Any]]:
             member = member.__wrapped__
         if callable(member) or hasattr(type(member), "__get__"):
             yield name, member
+
+
+def asked_for(owner: Any) -> frozenset[str]:
+    """Names that an object, or a class and its bases, have and that others ask for."""
+    if not isinstance(owner, type):
+        return _ASKED.intersection(getattr(owner, "__dict__", ()))
+    return _ASKED.intersection([name for each in classes_of(owner) for name in vars(each)])
 
 
 def is_shown_by_fields(member: Any) -> bool:

@@ -9,5 +9,6 @@ from stitch.fractal.programs.programs_as_functions import as_function, called
 from stitch.fractal.programs.programs_in_graphs import write_operations, written_in
 
 __all__ = [
-    "SameObject", "as_function", "called", "same_bits", "state_of", "write_operations", "written_in",
+    "SameObject", "as_function", "called", "same_bits", "state_of", "write_operations",
+    "written_in",
 ]  # fmt: skip
