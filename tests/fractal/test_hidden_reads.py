@@ -318,3 +318,41 @@ def test_what_is_looked_at_grows_as_the_objects_in_a_row(monkeypatch: pytest.Mon
         return lines
 
     assert looks(800) < 5 * looks(200)
+
+
+# What is not read --------------------------------------------------------------------------------
+
+GENERATOR = np.random.default_rng(0)
+
+
+class Drawn:
+    """Made of random numbers, which nobody draws who has one already."""
+
+    def __init__(self) -> None:
+        self.number = F32(GENERATOR.integers(2, 9))
+
+    def __call__(self, x: Any) -> Any:
+        print("traced")
+        return x * self.number
+
+    @classmethod
+    def another(cls) -> Drawn:
+        return cls()
+
+
+def test_how_an_object_was_made_is_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = Drawn()
+    for _ in range(3):
+        assert ops.map(drawn, XS).tolist() == [drawn.number, 2 * drawn.number]
+    assert capsys.readouterr().out.split() == ["traced"]
+
+
+def test_how_objects_are_made_is_read_where_they_can_be() -> None:
+    drawn, kind = Drawn(), type
+    makers: tuple[Callable[[], Drawn], ...] = (
+        lambda: Drawn(), lambda: kind(drawn)(), lambda: drawn.__class__(), lambda: drawn.another(),
+        lambda: Drawn.another(),
+    )  # fmt: skip
+    for make in makers:
+        values = {ops.map(lambda x, make=make: x * make().number, XS).tolist()[0] for _ in range(9)}
+        assert len(values) > 1

@@ -26,6 +26,7 @@ from stitch.fractal.meanings.array_contents import CONTENTS, MAX_CONTENT_NBYTES
 from stitch.fractal.meanings.code_names import BACK_DOORS, names_of
 from stitch.fractal.meanings.object_attributes import (
     DESCRIPTORS,
+    MAKERS,
     asked_for,
     attribute,
     classes_of,
@@ -84,6 +85,7 @@ class MeaningReader:
         self.nbytes = 0
         self._value_form = value_form
         self._met: dict[int, int] = {}
+        self._kinds: dict[int, int] = {}
         #: Nothing that was met goes while this reads, so that no other comes to lie there.
         self._held: list[Any] = []
         self._attributes: set[str] = set()
@@ -294,6 +296,8 @@ class MeaningReader:
         return "builtin", value.__name__, self._of(owner)
 
     def _wrapped(self, value: Any) -> Hashable:
+        if type(value) is classmethod:  # An object hands its class to it.
+            self._attributes |= MAKERS
         return type(value).__name__, self._of(value.__func__)
 
     def _property(self, value: property) -> Hashable:
@@ -340,7 +344,7 @@ class MeaningReader:
                 raise self._unreadable(value, refused)
             self._owners.append(value)
             self._attributes |= asked_for(value)
-            return "named", self._of(kind), *map(self._of, tuple.__iter__(value))
+            return "named", self._kind(kind), *map(self._of, tuple.__iter__(value))
         return self._object(value)
 
     def _descriptor(self, value: Any) -> Iterator[Hashable]:
@@ -361,6 +365,25 @@ class MeaningReader:
         return "torch", SameObject(module), state, *[self._content(t, t.detach()) for t in tensors]
 
     def _class(self, kind: type) -> Hashable:
+        """A class that may be called."""
+        if kind is type:  # It gives that of any object.
+            self._attributes |= MAKERS
+        if is_trusted(kind):
+            return SameObject(kind)
+        found = [self._kind(kind)]
+        for name in sorted(MAKERS):
+            for member in attribute(kind, name):
+                with self._at(name):
+                    found.append(self._of(member))
+        return "class", *found
+
+    def _kind(self, kind: type) -> Hashable:
+        """The class of an object: how it is made counts only where the class itself is reached."""
+        met = self._kinds.get(id(kind))
+        if met is not None:
+            return "again", met
+        self._kinds[id(kind)] = len(self._kinds)
+        self._held.append(kind)
         if is_trusted(kind):
             return SameObject(kind)
         refused = refusal_of_class(kind)
@@ -374,7 +397,7 @@ class MeaningReader:
                 with self._at(name):
                     implicit.append((name, self._of(member)))
         names = kind.__name__, kind.__qualname__
-        return "class", SameObject(kind), *names, *map(SameObject, classes_of(kind)), *implicit
+        return "kind", SameObject(kind), *names, *map(SameObject, classes_of(kind)), *implicit
 
     def _object(self, value: Any) -> Hashable:
         refused = refusal_of_object(value)
@@ -382,12 +405,14 @@ class MeaningReader:
             raise self._unreadable(value)
         self._owners.append(value)
         self._attributes |= asked_for(value)
-        return "object", self._of(type(value))
+        return "object", self._kind(type(value))
 
     def _named_attributes(self) -> Iterator[Hashable]:
         """Of all that has attributes those that some code names, until no more is reached."""
         known, looked = list[str](), 0
         while True:
+            if "__class__" in self._attributes:
+                self._attributes |= MAKERS
             fresh, count = sorted(self._attributes.difference(known)), len(self._owners)
             if not fresh and looked == count:
                 return

@@ -27,6 +27,10 @@ DESCRIPTORS = frozenset({
 _UNCALLED = frozenset({"__del__", "__dict__", "__weakref__"})
 #: By these NumPy finds an array in any object; most of them tell where bytes lie.
 _LENDING = ("__array__", "__array_interface__", "__array_struct__")
+#: What is called only by who has the class itself, and makes an object or a class of it.
+MAKERS = frozenset({
+    "__class_getitem__", "__init__", "__init_subclass__", "__new__", "__post_init__",
+})  # fmt: skip
 #: Without being told, NumPy asks any object for what arrays have and for what its own functions
 #: are called; Python asks for the rest of these.
 _ASKED = frozenset([
@@ -47,9 +51,10 @@ def classes_of(kind: type) -> list[type]:
 
 
 def implicit_members(kind: type) -> Iterator[tuple[str, Any]]:
-    """What Python itself calls of a class, be it a function or another object."""
+    """What Python itself calls of a class, be it a function or another object; its makers are not
+    among it."""
     for name, member in [*vars(kind).items()]:
-        if not (name.startswith("__") and name.endswith("__")) or name in _UNCALLED:
+        if not (name.startswith("__") and name.endswith("__")) or name in _UNCALLED | MAKERS:
             continue
         if name == "__repr__" and is_shown_by_fields(member):
             member = member.__wrapped__
