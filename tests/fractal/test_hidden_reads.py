@@ -89,7 +89,11 @@ def test_an_object_that_lends_bytes_is_not_taken_for_its_attributes() -> None:
     of_class.__array_interface__ = weights.__array_interface__  # type: ignore[attr-defined]
     for each in (lending, of_class()):
         weights[:] = 2
-        check(lambda x, each=each: x * np.asarray(each)[0], lambda: weights.fill(3))
+        check(functools.partial(_times_first, each), lambda: weights.fill(3))
+
+
+def _times_first(held: Any, x: Any) -> Any:
+    return x * np.asarray(held)[0]
 
 
 def test_how_numpy_shows_arrays_is_read() -> None:
@@ -225,15 +229,21 @@ def test_what_numpy_asks_an_object_for_by_itself_is_read() -> None:
     )
     for f in (mean, amax):
         held.number = 2.0
-        check(lambda x, f=f: x * f(held), lambda: setattr(held, "number", 3.0))
+        check(functools.partial(_times_found, f, held), lambda: setattr(held, "number", 3.0))
+
+
+def _times_found(find: Any, held: Any, x: Any) -> Any:
+    return x * find(held)
 
 
 def test_a_slot_by_its_descriptor_and_a_class_by_a_type_are_read() -> None:
     class Slotted:
         __slots__ = ("number",)
+        number: float
         shared = 2.0
 
-    held, slot, kinds = Slotted(), vars(Slotted)["number"], typing.List[Slotted]  # noqa: UP006
+    kinds: Any = typing.List[Slotted]  # noqa: UP006  # one of typing's own
+    held, slot = Slotted(), vars(Slotted)["number"]
     held.number = 2.0
     check(lambda x: x * slot.__get__(held), lambda: setattr(held, "number", 3.0))
     check(lambda x: x * kinds.__args__[0].shared, lambda: setattr(Slotted, "shared", 3.0))

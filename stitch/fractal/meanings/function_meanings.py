@@ -174,10 +174,11 @@ class MeaningReader:
     def _array(self, value: Any, data: Any = None) -> Hashable:
         """An array, or the data of a tensor."""
         data = value if data is None else data
-        form = self._dtype(data.dtype), data.shape, data.strides, data.flags.writeable
+        part: Hashable = None
         if isinstance(value, np.ndarray):
             self.arrays.append(value)
-            form = *form, self._part_of(value)
+            part = self._part_of(value)
+        form = self._dtype(data.dtype), data.shape, data.strides, data.flags.writeable, part
         if data.nbytes <= SMALL_NBYTES:
             self.nbytes += data.nbytes
             return "array", *form, data.tobytes()
