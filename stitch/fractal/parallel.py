@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -49,7 +49,9 @@ class Parallel:
     ) -> None:
         self.device, self.sequential, self.schedule = device, sequential, schedule
         self.builder = sequential.builder
-        self._programs: KeptPrograms[LoadedProgram] = KeptPrograms(MAX_PROGRAMS)
+        self._programs: KeptPrograms[tuple[GraphMeaning, LoadedProgram]] = KeptPrograms(
+            MAX_PROGRAMS
+        )
         self._calls: Kept[_KeptCall] = Kept(MAX_CALLS, lambda: MAX_CALL_NBYTES)
         self._scheduled: dict[str, Parallel] = {}
         self._loops: WeakKeyDictionary[LoadedProgram, tuple[str, ...]] = WeakKeyDictionary()
@@ -119,9 +121,10 @@ class Parallel:
             readings.append(work.read(keeps_numbers=True))
         for reading in readings:
             kept = None if reading.key is None else self._calls.get(reading.key)
-            program = None if kept is None else self._programs.get(kept.key)
-            if kept is not None and program is not None:
-                return _Known(program, kept.form), reading.inputs.arguments, ""
+            key = None if kept is None else kept.key()
+            found = None if key is None else self._programs.get(key)
+            if kept is not None and found is not None:
+                return _Known(found[1], kept.form), reading.inputs.arguments, ""
         tracing, form = _traced(work)
         key, program = self._program(tracing.graph())
         before = readings[-1 if tracing.given.keeps_numbers else 0]
@@ -129,7 +132,7 @@ class Parallel:
         if before.key is not None:
             after = work.read(keeps_numbers=tracing.given.keeps_numbers)
             if after.key == before.key:
-                self._calls.put(before.key, _KeptCall(key, form), before.nbytes)
+                self._calls.put(before.key, _KeptCall(ref(key), form), before.nbytes)
                 for array in before.arrays:
                     tracing.share(array)
             else:
@@ -137,14 +140,15 @@ class Parallel:
         return _Known(program, form), tracing.given.arguments, why
 
     def _program(self, graph: ComputationGraph) -> tuple[GraphMeaning, LoadedProgram]:
-        """A program for a graph; it is compiled the first time."""
+        """A program for a graph, and the key that it is kept by; it is compiled the first time."""
         key = GraphMeaning(graph)
-        program = self._programs.get(key)
-        if program is None:
+        found = self._programs.get(key)
+        if found is None:
             program, loops = self._compiled(graph)
-            self._programs.keep(key, program, graph)
+            found = key, program
+            self._programs.keep(key, found, graph)
             self._loops[program] = loops
-        return key, program
+        return found
 
     def _compiled(self, graph: ComputationGraph) -> tuple[LoadedProgram, tuple[str, ...]]:
         """A program for a graph, and how its loops run."""
@@ -171,9 +175,10 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _KeptCall:
-    """What a call was traced into: the key of its program, the form of its value."""
+    """What a call was traced into: the key of its program, which goes with that, as it holds
+    constants; the form of its value."""
 
-    key: GraphMeaning
+    key: ReferenceType[GraphMeaning]
     form: ValueForm
 
 

@@ -18,9 +18,10 @@ import pytest
 
 import stitch
 from stitch import fractal as ops
-from stitch.fractal import FractalTensor, parallel
+from stitch.fractal import FractalTensor, kept_programs, parallel
 from stitch.fractal.meanings import array_contents
 from stitch.fractal.meanings.array_contents import ArrayContents
+from stitch.fractal.tracing import GraphMeaning
 from tests.support.garbage import only_of_here
 
 FACTOR = 2.0
@@ -474,6 +475,22 @@ def test_arrays_that_were_closed_over_are_let_go(within: stitch.Device) -> None:
         gone = [of(number) for number in range(3)]
         gc.collect()
     assert [one() for one in gone] == [None] * 3
+
+
+def test_a_call_keeps_no_constants_of_a_program_that_was_dropped(
+    within: stitch.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_programs, "MAX_CONSTANT_NBYTES", 1_000_000)
+
+    def graphs() -> int:
+        gc.collect()
+        return sum(type(each) is GraphMeaning for each in gc.get_objects())
+
+    before = graphs()
+    for number in range(8):
+        weights = np.full(100_000, number, np.float32)
+        assert values(lambda x, w=weights: np.max(x * w)) == [number, 2.0 * number]
+    assert graphs() - before <= 3
 
 
 def test_copies_to_compare_with_go_with_their_arrays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from weakref import ref
 
 import numpy as np
 
+from stitch.fractal.programs import same_bits
 from stitch.program import Array, same_bytes
 
 #: Bytes of copies that are kept, beside those of the last one.
@@ -118,11 +119,9 @@ def _copied(data: Any) -> Any:
 
 def _is_same(before: Any, now: Any) -> bool:
     """Whether all is as it was, bit by bit; of torch, where what is no number is never the same."""
-    if before.shape != now.shape or before.dtype != now.dtype:
-        return False
-    if isinstance(before, np.ndarray):
-        return same_bytes(before, now)
-    return bool(now.equal(before))
+    if not isinstance(before, np.ndarray):
+        return same_bits(before, now)
+    return before.shape == now.shape and before.dtype == now.dtype and same_bytes(before, now)
 
 
 #: Those of all functions of this process.

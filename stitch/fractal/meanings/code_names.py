@@ -13,9 +13,12 @@ from types import CodeType
 
 #: Attributes through which code reads what it does not name.
 BACK_DOORS = frozenset({
-    "__builtins__", "__closure__", "__code__", "__dict__", "__globals__", "__getattr__",
-    "__getattribute__", "__subclasses__", "cell_contents", "f_back", "f_builtins", "f_globals",
-    "f_locals", "format", "format_map", "gi_frame", "tb_frame",
+    "__annotate__", "__annotations__", "__array_interface__", "__array_struct__", "__builtins__",
+    "__closure__", "__code__", "__dict__", "__doc__", "__getattr__", "__getattribute__",
+    "__getstate__", "__globals__", "__module__", "__reduce__", "__reduce_ex__", "__self__",
+    "__subclasses__", "__type_params__", "ag_frame", "cell_contents", "cr_frame", "ctypes",
+    "f_back", "f_builtins", "f_globals", "f_locals", "format", "format_map", "gi_frame",
+    "tb_frame",
 })  # fmt: skip
 #: Code whose names are kept.
 MAX_CODES = 4096

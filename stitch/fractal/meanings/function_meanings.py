@@ -23,13 +23,16 @@ import numpy as np
 from stitch.errors import StitchError
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.meanings.array_contents import CONTENTS, MAX_CONTENT_NBYTES
-from stitch.fractal.meanings.code_names import names_of
+from stitch.fractal.meanings.code_names import BACK_DOORS, names_of
 from stitch.fractal.meanings.object_attributes import (
     DESCRIPTORS,
+    MAKERS,
+    asked_for,
     attribute,
     classes_of,
-    is_implicit,
+    implicit_members,
     refusal_of_class,
+    refusal_of_instance,
     refusal_of_object,
 )
 from stitch.fractal.meanings.trusted import is_library, is_trusted
@@ -48,10 +51,6 @@ MAX_VALUES = 20_000
 #: About what a value takes in a key.
 VALUE_NBYTES = 128
 _PLAIN = frozenset({bool, int, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
-
-
-#: Members of classes that run code.
-_CALLED = (FunctionType, property, staticmethod, classmethod)
 
 
 class UnreadableError(Exception):
@@ -86,16 +85,22 @@ class MeaningReader:
         self.nbytes = 0
         self._value_form = value_form
         self._met: dict[int, int] = {}
+        self._kinds: dict[int, int] = {}
         #: Nothing that was met goes while this reads, so that no other comes to lie there.
         self._held: list[Any] = []
         self._attributes: set[str] = set()
         self._owners: list[Any] = []
+        #: What has the bytes of arrays, by its address: its number, and the first array of it.
+        self._lenders: dict[int, tuple[int, Array]] = {}
         self._path: list[str] = []
 
     def meaning(self, key: Hashable) -> Meaning:
         """What was read so far under a key, with all attributes that some code names."""
-        with self._at("attributes"):
-            named = (key, tuple(self._named_attributes()))
+        try:
+            with self._at("attributes"):
+                named = (key, tuple(self._named_attributes()), self._printing())
+        except RecursionError:
+            raise self._too_deep() from None
         nbytes = self.nbytes + VALUE_NBYTES * (1 + len(self._held))
         return Meaning(named, tuple(self.values), tuple(self.arrays), nbytes)
 
@@ -104,7 +109,17 @@ class MeaningReader:
         try:
             return self._of(value)
         except RecursionError:
-            raise UnreadableError("what it reads is nested too deeply") from None
+            raise self._too_deep() from None
+
+    def _too_deep(self) -> UnreadableError:
+        return UnreadableError("what it reads is nested too deeply")
+
+    def _printing(self) -> Hashable:
+        """How NumPy shows arrays as text."""
+        options = np.get_printoptions()
+        if options["formatter"] or options.get("override_repr"):
+            return self._of(dict(options))
+        return tuple(options.values())
 
     def _of(self, value: Any) -> Hashable:
         kind = type(value)
@@ -135,13 +150,15 @@ class MeaningReader:
 
     def _dict(self, value: Mapping[Any, Any]) -> Hashable:
         self._check_count(value)
-        return "dict", *[(self._of(k), self._of(v)) for k, v in value.items()]
+        return "dict", *[(self._of(k), self._of(v)) for k, v in [*value.items()]]
 
     def _set(self, value: Any) -> Hashable:
         self._check_count(value)
-        if not all(type(each) in _PLAIN for each in value):
+        # In their order: it is that in which they came, where their hashes meet.
+        elements = [*value]
+        if not all(type(each) in _PLAIN for each in elements):
             raise self._unreadable(value)
-        return type(value).__name__, frozenset([(type(each).__name__, each) for each in value])
+        return type(value).__name__, *[(type(each).__name__, each) for each in elements]
 
     def _slice(self, value: Any) -> Hashable:
         return type(value).__name__, *map(self._of, (value.start, value.stop, value.step))
@@ -157,13 +174,28 @@ class MeaningReader:
     def _array(self, value: Any, data: Any = None) -> Hashable:
         """An array, or the data of a tensor."""
         data = value if data is None else data
-        form = self._dtype(data.dtype), data.shape, data.strides, data.flags.writeable
+        part: Hashable = None
         if isinstance(value, np.ndarray):
             self.arrays.append(value)
+            part = self._part_of(value)
+        form = self._dtype(data.dtype), data.shape, data.strides, data.flags.writeable, part
         if data.nbytes <= SMALL_NBYTES:
             self.nbytes += data.nbytes
             return "array", *form, data.tobytes()
         return "array", *form, self._content(value, data)
+
+    def _part_of(self, array: Array) -> Hashable:
+        """Which bytes of which owner an array has, as far as others have some of them."""
+        if array.base is not None:
+            self._owners.append(array)
+        lender: Any = array
+        while isinstance(lender, np.ndarray | memoryview):
+            lent = lender.base if isinstance(lender, np.ndarray) else lender.obj
+            if lent is None:
+                break
+            lender = lent
+        number, first = self._lenders.setdefault(id(lender), (len(self._lenders), array))
+        return number, 0 if first is array else _address(array) - _address(first)
 
     def _content(self, holder: Any, data: Any) -> Hashable:
         """What a large array holds, or the data of a tensor."""
@@ -225,7 +257,7 @@ class MeaningReader:
         if names.why:
             raise UnreadableError(f"{self._where()}{names.why}")
         self._attributes |= names.attributes
-        parts: list[Hashable] = [SameObject(code)]
+        parts: list[Hashable] = [SameObject(code), function.__name__, function.__qualname__]
         with self._at("defaults"):
             parts += [self._of(function.__defaults__), self._of(function.__kwdefaults__)]
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -260,11 +292,13 @@ class MeaningReader:
         if is_trusted(value):
             return SameObject(value)
         owner = value.__self__
-        if owner is None or isinstance(owner, ModuleType):
+        if value.__name__ in BACK_DOORS or owner is None or isinstance(owner, ModuleType):
             raise self._unreadable(value, getattr(value, "__name__", ""))
         return "builtin", value.__name__, self._of(owner)
 
     def _wrapped(self, value: Any) -> Hashable:
+        if type(value) is classmethod:  # An object hands its class to it.
+            self._attributes |= MAKERS
         return type(value).__name__, self._of(value.__func__)
 
     def _property(self, value: property) -> Hashable:
@@ -289,7 +323,7 @@ class MeaningReader:
         if isinstance(value, type):
             return self._class(value)
         if kind in DESCRIPTORS or kind.__module__ == "typing":
-            return SameObject(value)
+            return SameObject(value), *self._descriptor(value)
         if isinstance(value, np.ufunc) or kind.__name__ == "_ArrayFunctionDispatcher":
             if is_trusted(value):
                 return SameObject(value)
@@ -306,8 +340,24 @@ class MeaningReader:
         if is_torch(value):
             return self._torch(value)
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return "named", self._of(kind), *map(self._of, tuple.__iter__(value))
+            refused = refusal_of_instance(value)
+            if refused:
+                raise self._unreadable(value, refused)
+            self._owners.append(value)
+            self._attributes |= asked_for(value)
+            return "named", self._kind(kind), *map(self._of, tuple.__iter__(value))
         return self._object(value)
+
+    def _descriptor(self, value: Any) -> Iterator[Hashable]:
+        """What C code, or a type of `typing`, stands for."""
+        name = getattr(value, "__name__", None)
+        if name in BACK_DOORS:
+            raise self._unreadable(value, name)
+        if isinstance(name, str):
+            self._attributes.add(name)
+        if type(value).__module__ == "typing":
+            for each in ("__origin__", "__args__"):
+                yield self._of(getattr(value, each, None))
 
     def _torch(self, module: Any) -> Hashable:
         state, tensors = state_of(module)
@@ -316,41 +366,62 @@ class MeaningReader:
         return "torch", SameObject(module), state, *[self._content(t, t.detach()) for t in tensors]
 
     def _class(self, kind: type) -> Hashable:
+        """A class that may be called."""
+        if kind is type:  # It gives that of any object.
+            self._attributes |= MAKERS
+        if is_trusted(kind):
+            return SameObject(kind)
+        found = [self._kind(kind)]
+        for name in sorted(MAKERS):
+            for member in attribute(kind, name):
+                with self._at(name):
+                    found.append(self._of(member))
+        return "class", *found
+
+    def _kind(self, kind: type) -> Hashable:
+        """The class of an object: how it is made counts only where the class itself is reached."""
+        met = self._kinds.get(id(kind))
+        if met is not None:
+            return "again", met
+        self._kinds[id(kind)] = len(self._kinds)
+        self._held.append(kind)
         if is_trusted(kind):
             return SameObject(kind)
         refused = refusal_of_class(kind)
         if refused:
             raise self._unreadable(kind, refused)
         self._owners.append(kind)
+        self._attributes |= asked_for(kind)
         implicit = []
         for each in classes_of(kind):
-            for name, member in vars(each).items():
-                if is_implicit(each, name) and type(member) in _CALLED:
-                    with self._at(name):
-                        implicit.append((name, self._of(member)))
-        return "class", SameObject(kind), *map(SameObject, classes_of(kind)), *implicit
+            for name, member in implicit_members(each):
+                with self._at(name):
+                    implicit.append((name, self._of(member)))
+        names = kind.__name__, kind.__qualname__
+        return "kind", SameObject(kind), *names, *map(SameObject, classes_of(kind)), *implicit
 
     def _object(self, value: Any) -> Hashable:
         refused = refusal_of_object(value)
         if refused or any(map(is_trusted, classes_of(type(value)))):
             raise self._unreadable(value)
         self._owners.append(value)
-        return "object", self._of(type(value))
+        self._attributes |= asked_for(value)
+        return "object", self._kind(type(value))
 
     def _named_attributes(self) -> Iterator[Hashable]:
         """Of all that has attributes those that some code names, until no more is reached."""
-        looked = set[tuple[int, str]]()
+        known, looked = list[str](), 0
         while True:
-            todo = [
-                (number, name)
-                for number in range(len(self._owners))
-                for name in sorted(self._attributes)
-                if (number, name) not in looked
-            ]
-            if not todo:
+            if "__class__" in self._attributes:
+                self._attributes |= MAKERS
+            fresh, count = sorted(self._attributes.difference(known)), len(self._owners)
+            if not fresh and looked == count:
                 return
+            todo = [(number, name) for name in fresh for number in range(looked)]
+            known += fresh
+            todo += [(number, name) for number in range(looked, count) for name in known]
+            looked = count
             for number, name in todo:
-                looked.add((number, name))
                 for found in attribute(self._owners[number], name):
                     with self._at(name):
                         yield number, name, self._of(found)
@@ -373,6 +444,11 @@ class MeaningReader:
         return UnreadableError(
             f"it reads {name}of type {type(value).__name__}{why and f' ({why})'}"
         )
+
+
+def _address(array: Array) -> int:
+    at: int = array.__array_interface__["data"][0]
+    return at
 
 
 def _names_of(namespace: Any) -> Mapping[str, Any]:

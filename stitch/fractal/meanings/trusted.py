@@ -73,12 +73,14 @@ BUILTINS = frozenset(
 #: Whole modules of which all is trusted.
 MODULES = frozenset({"math", "cmath", "operator", "_operator", "itertools", "typing"})
 #: What reads attributes that no code names.
-READ_BY_NAME = frozenset({"attrgetter", "methodcaller"})
+READ_BY_NAME = frozenset({"attrgetter", "get_type_hints", "methodcaller"})
 FUNCTOOLS = frozenset({"partial", "reduce"})
 #: Of NumPy: what reads files, settings or memory, or calls what it was given when it was made.
 NUMPY_DENIED = frozenset(
     [
         "DataSource",
+        "as_strided",
+        "byte_bounds",
         "empty",
         "empty_like",
         "errstate",

@@ -4,8 +4,11 @@ Comes in: a loaded program, a torch module, tensors with data or of a graph unde
 out: what they give, by a run or written into that graph. Must not know: functions over nests.
 """
 
-from stitch.fractal.programs.module_states import SameObject, state_of
+from stitch.fractal.programs.module_states import SameObject, same_bits, state_of
 from stitch.fractal.programs.programs_as_functions import as_function, called
 from stitch.fractal.programs.programs_in_graphs import write_operations, written_in
 
-__all__ = ["SameObject", "as_function", "called", "state_of", "write_operations", "written_in"]
+__all__ = [
+    "SameObject", "as_function", "called", "same_bits", "state_of", "write_operations",
+    "written_in",
+]  # fmt: skip

@@ -94,6 +94,14 @@ class _Seeing:
         return (SameObject(value),)
 
 
+def same_bits(before: Any, now: Any) -> bool:
+    """Whether two tensors of torch are alike to the sign of a zero; never, where there is what is
+    no number."""
+    if before.shape != now.shape or before.dtype != now.dtype or not now.equal(before):
+        return False
+    return not now.is_floating_point() or bool(now.signbit().equal(before.signbit()))
+
+
 def _is_tensor(value: Any) -> bool:
     """Whether it is a torch tensor, without loading torch to ask."""
     return any((k.__module__, k.__name__) == ("torch", "Tensor") for k in type(value).__mro__)

@@ -121,7 +121,7 @@ class GraphTracing:
 class GraphMeaning:
     """Equal for graphs that compute the same, slot by slot."""
 
-    __slots__ = ("_hash", "_meaning")
+    __slots__ = ("__weakref__", "_hash", "_meaning")
 
     def __init__(self, graph: ComputationGraph) -> None:
         inputs = tuple([slot.value for slot in graph.inputs])
