@@ -94,6 +94,29 @@ def test_shards_that_are_no_whole_tiles_of_so_few_pages_are_priced_all_the_same(
     assert found["grids"] == "named" and found["simulated_ns"] > 500
 
 
+@pytest.mark.parametrize("count", [10**12 - 1, 2**40])
+def test_a_copy_of_very_many_transfers_is_priced_without_a_look_at_each(
+    tmp_path: Path, count: int
+) -> None:
+    rows = lines()
+    file = written(tmp_path, [rows[0], [rows[1][0], str(count), *rows[1][2:]]])
+    (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
+    assert found["simulated_ns"] > 0
+
+
+def test_a_number_that_no_copy_has_is_refused(tmp_path: Path) -> None:
+    rows = lines()
+    file = written(tmp_path, [rows[0], [rows[1][0], "9" * 400, *rows[1][2:]]])
+    ran = run_bench("silicon", file)
+    assert ran.returncode == 2 and "transfers is no whole number from 1 to" in ran.stderr
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_a_column(tmp_path: Path) -> None:
+    file = tmp_path / "marked.csv"
+    file.write_bytes(b"\xef\xbb\xbf" + TRACES.read_bytes())
+    assert len(json.loads(run_bench("silicon", file, "--json").stdout)) == len(lines()) - 1
+
+
 def test_a_grid_that_the_machine_has_not_is_refused(tmp_path: Path) -> None:
     rows = lines()
     file = written(tmp_path, [rows[0], ["DRAM_TO_16x16_BLOCK", *rows[1][1:]]])

@@ -41,6 +41,8 @@ GOALS = (0.15, 0.40)
 COLUMNS = ("name", "transfers", "bytes", "page_bytes", "reading_cores", "busiest_reader_bytes",
            "busiest_reader_transfers", "source_nodes", "busiest_source_bytes",
            "cycles")  # fmt: skip
+#: More than any copy has, or takes.
+MOST = 1 << 40
 _NAME = re.compile(r"(?:(\d+)x(\d+)_(BLOCK|HEIGHT|WIDTH)|DRAM)_TO_(\d+)x(\d+)_(BLOCK|HEIGHT|WIDTH)")
 _TILE = 32
 
@@ -76,7 +78,7 @@ class Row:
 def read_timed(path: Path) -> list[Timed]:
     """The copies of a file; raises `UsageError` where it lacks a column or a number."""
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
             lines = csv.DictReader(stream)
             absent = [name for name in COLUMNS if name not in (lines.fieldnames or ())]
             if absent:
@@ -98,9 +100,9 @@ def _whole(text: str | None, path: Path, line: int, name: str) -> int:
         number = int(text or "")
     except ValueError:
         number = 0
-    if number < 1:
+    if not 1 <= number <= MOST:
         raise UsageError(
-            f"{path}:{line}: {name} is no whole number from 1 on", got=repr(text),
+            f"{path}:{line}: {name} is no whole number from 1 to {MOST}", got=repr(text)[:80],
             remedy="correct the line, or leave it out",
         )  # fmt: skip
     return number
@@ -121,8 +123,8 @@ def ends_of(copy: Timed, machine: Machine) -> tuple[TensorDesc, TensorDesc, str]
     down, across = (math.lcm(*(cut[i] for cut in cuts)) for i in (0, 1))
     kinds = [t for t in DataType if t.nbytes(_TILE * _TILE) == copy.page_nbytes]
     # As square as it can be, higher than wide.
-    wide = [w for w in range(across, copy.transfers + 1, across)
-            if copy.transfers % w == 0 and (copy.transfers // w) % down == 0]  # fmt: skip
+    wide = [across * w for w in _divisors(copy.transfers // (across * down))
+            if copy.transfers % (across * down) == 0]  # fmt: skip
     columns = max((w for w in wide if w * w <= copy.transfers), default=(wide or [2 * across])[0])
     rows = copy.transfers // columns if wide else 2 * down
     shape = (rows * _TILE, columns * _TILE)
@@ -131,6 +133,12 @@ def ends_of(copy: Timed, machine: Machine) -> tuple[TensorDesc, TensorDesc, str]
     if len(layouts) == 1:
         layouts.insert(0, Layout(data_type, Space.DRAM, (_TILE, _TILE)))
     return TensorDesc(shape, layouts[0]), TensorDesc(shape, layouts[1]), how
+
+
+def _divisors(number: int) -> list[int]:
+    """All of them, in order."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
 
 
 def _rows(cores: int, machine: Machine) -> tuple[str, str, str]:
