@@ -57,7 +57,7 @@ def test_without_recording_copies_that_issue_slowly_are_told_too_short() -> None
     assert ran.returncode == 1
 
 
-def test_cores_of_another_name_are_taken_row_by_row(tmp_path: Path) -> None:
+def test_cores_of_another_name_are_taken_for_a_square_grid(tmp_path: Path) -> None:
     rows = lines()
     named = {row[0]: row for row in rows}
     dram, inside = named["DRAM_TO_8x8_HEIGHT"], named["2x4_BLOCK_TO_4x4_BLOCK"]
@@ -65,6 +65,14 @@ def test_cores_of_another_name_are_taken_row_by_row(tmp_path: Path) -> None:
     found = json.loads(run_bench("silicon", file, "--json").stdout)
     assert [row["grids"] for row in found] == ["assumed", "assumed"]
     assert abs(found[0]["error"]) < 0.15
+
+
+def test_errors_of_most_copies_without_names_are_below_a_third(tmp_path: Path) -> None:
+    rows = lines()
+    bare = [[f"{'DRAM ' * row[0].startswith('DRAM')}copy", *row[1:]] for row in rows[1:]]
+    found = json.loads(run_bench("silicon", written(tmp_path, [rows[0], *bare]), "--json").stdout)
+    assert len(found) == 36
+    assert sorted(abs(row["error"]) for row in found)[24] < 1 / 3
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ taken without a FILE): name, transfers, bytes, page_bytes, reading_cores, busies
 busiest_reader_transfers, source_nodes, busiest_source_bytes, cycles (of the machine's NoC). A name
 such as 2x4_BLOCK_TO_4x4_HEIGHT or DRAM_TO_8x8_BLOCK tells the shards of both ends (rows x columns
 of cores): from these follow the loads of links and the networks in use, which are not in the file.
-Of another name the cores are taken row by row of the grid (`grids`: "assumed").
+Of another name the cores are taken for a grid as square as can be (`grids`: "assumed").
 
 The kernels that were traced record each read, and issue one every 125 cycles: `--interval` cycles.
 That is added to what is simulated here, and nowhere else. `error` is simulated ÷ measured - 1.
@@ -116,8 +116,8 @@ def ends_of(copy: Timed, machine: Machine) -> tuple[TensorDesc, TensorDesc, str]
         words, how = match.groups(), "named"
     else:
         from_dram, how = copy.name.startswith("DRAM"), "assumed"
-        source = (None, None, None) if from_dram else _rows(copy.source_nodes, machine)
-        words = (*source, *_rows(copy.reading_cores, machine))
+        source = (None, None, None) if from_dram else _near_square(copy.source_nodes, machine)
+        words = (*source, *_near_square(copy.reading_cores, machine))
     grids = [(int(w[0]), int(w[1]), w[2]) for w in (words[:3], words[3:]) if w[0] is not None]
     cuts = [_cuts(*grid) for grid in grids]
     down, across = (math.lcm(*(cut[i] for cut in cuts)) for i in (0, 1))
@@ -141,9 +141,12 @@ def _divisors(number: int) -> list[int]:
     return sorted({*low, *(number // n for n in low)})
 
 
-def _rows(cores: int, machine: Machine) -> tuple[str, str, str]:
-    """So many cores, row by row of the machine's grid."""
-    across = min(cores, machine.shape.core_grid[1])
+def _near_square(cores: int, machine: Machine) -> tuple[str, str, str]:
+    """So many cores, in rows of which there are no more than columns; those of a number that no
+    such grid of the machine has fill its rows, one by one."""
+    columns = machine.shape.core_grid[1]
+    down = max(n for n in range(1, math.isqrt(cores) + 1) if cores % n == 0)
+    across = cores // down if cores // down <= columns else columns
     return str(-(-cores // across)), str(across), "HEIGHT"
 
 
