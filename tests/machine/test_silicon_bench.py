@@ -112,6 +112,14 @@ def test_a_copy_of_very_many_transfers_is_priced_without_a_look_at_each(
     assert found["simulated_ns"] > 0
 
 
+@pytest.mark.parametrize("name", ["0x0_BLOCK_TO_4x4_HEIGHT", "DRAM_TO_0x4_BLOCK"])
+def test_a_name_with_a_grid_of_no_cores_tells_no_grid(tmp_path: Path, name: str) -> None:
+    rows = lines()
+    file = written(tmp_path, [rows[0], [name, *rows[1][1:]]])
+    (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
+    assert found["grids"] == "assumed"
+
+
 def test_a_number_that_no_copy_has_is_refused(tmp_path: Path) -> None:
     rows = lines()
     file = written(tmp_path, [rows[0], [rows[1][0], "9" * 400, *rows[1][2:]]])

@@ -43,7 +43,8 @@ COLUMNS = ("name", "transfers", "bytes", "page_bytes", "reading_cores", "busiest
            "cycles")  # fmt: skip
 #: More than any copy has, or takes.
 MOST = 1 << 40
-_NAME = re.compile(r"(?:(\d+)x(\d+)_(BLOCK|HEIGHT|WIDTH)|DRAM)_TO_(\d+)x(\d+)_(BLOCK|HEIGHT|WIDTH)")
+_GRID = r"([1-9][0-9]{0,3})x([1-9][0-9]{0,3})_(BLOCK|HEIGHT|WIDTH)"
+_NAME = re.compile(f"(?:{_GRID}|DRAM)_TO_{_GRID}")
 _TILE = 32
 
 
