@@ -38,7 +38,8 @@ from stitch.program import MemoryLayout, Orientation, Space, TensorDesc
 def copy_counts(source: TensorDesc, target: TensorDesc, machine: Machine) -> CopyCounts:
     """What of a copy decides how long it takes; addresses do not matter.
 
-    The bytes are those of the end that has more: of tiles that are cut to rows all is read.
+    The bytes are those of the end that has more: of tiles that are cut to rows all is read. What
+    shards have beyond the edges of the tensor does not count.
 
     >>> from stitch.machine.description import load_machine
     >>> from stitch.program import DataType, Layout
@@ -96,7 +97,7 @@ class _Ends:
     def __init__(self, source: TensorDesc, target: TensorDesc, shape: MachineShape) -> None:
         self.source, self.target, self.shape = source, target, shape
         self.read, self.written = footprint(source, shape), footprint(target, shape)
-        self.nbytes = max(self.read.own_nbytes, self.written.own_nbytes)
+        self.nbytes = max(_nbytes_of(source), _nbytes_of(target))
         self.page_nbytes = max(1, min(self.read.page_nbytes, self.written.page_nbytes))
         self.transfers = -(-self.nbytes // self.page_nbytes)
 
@@ -120,6 +121,12 @@ class _Ends:
             return down * across, -(-fullest * self.nbytes // max(1, rows * columns))
         pages = max(1, found.pages)
         return min(pages, found.banks), -(-pages // found.banks) * self.nbytes // pages
+
+
+def _nbytes_of(desc: TensorDesc) -> int:
+    """The bytes that a tensor has; what shards have beyond its edges is carried nowhere."""
+    rows, columns = desc.rows_and_columns
+    return desc.layout.data_type.nbytes(rows * columns)
 
 
 def _has_cores(desc: TensorDesc) -> bool:

@@ -12,7 +12,15 @@ from functools import lru_cache
 from operator import lt
 
 from stitch.errors import LayoutError
-from stitch.program import DataType, Layout, MemoryLayout, ShardSpec, Space, TensorDesc
+from stitch.program import (
+    DataType,
+    Layout,
+    MemoryLayout,
+    Orientation,
+    ShardSpec,
+    Space,
+    TensorDesc,
+)
 
 
 class Policy(enum.Enum):
@@ -221,10 +229,14 @@ def _check_shards(desc: TensorDesc, spec: ShardSpec, machine: MachineShape) -> N
         wrong.append(f"{down}x{across} blocks do not fit a grid of {spec.core_grid}")
     if down * across > spec.cores:
         wrong.append(f"{down * across} shards do not fit {spec.cores} cores")
+    cores = spec.core_grid
+    if layout is MemoryLayout.BLOCK_SHARDED and spec.orientation is Orientation.COL_MAJOR:
+        # What is down in the tensor is across in the grid of cores.
+        cores = cores[::-1]
     if desc.layout.space is Space.L1 and (
-        spec.core_grid[0] > machine.core_grid[0] or spec.core_grid[1] > machine.core_grid[1]
+        cores[0] > machine.core_grid[0] or cores[1] > machine.core_grid[1]
     ):
-        wrong.append(f"grid {spec.core_grid} exceeds the machine's {machine.core_grid}")
+        wrong.append(f"a grid of {cores} cores exceeds the machine's {machine.core_grid}")
     if spec.cores > machine.space(desc.layout.space).banks:
         wrong.append(f"{spec.cores} cores exceed the space's banks")
     if wrong:

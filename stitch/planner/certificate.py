@@ -49,7 +49,8 @@ class CostCertificate:
 
     `cyclic_size` bytes per bank move in cycles and `free_size` are free; `through_seconds` is what
     the moves take that were chosen, with `pieces` set aside. `inside_seconds` is what the cheapest
-    moves inside the space take of all that were looked at, or at what price they were given up.
+    moves inside the space take of all that were looked at, or at what price they were given up, at
+    most that of moves of single granules.
     """
 
     cyclic_size: int

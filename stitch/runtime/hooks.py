@@ -43,8 +43,8 @@ class HookContext:
         them, rounded to the value's type as the operation's own are.
 
         `array` has the shape and the type of `outputs[output]`; it is copied. Raises `UsageError`
-        for anything else, and where an input, a constant or a value that is still read lies in the
-        same bytes; then nothing has changed.
+        for anything else, where an input, a constant or a value that is still read lies in the same
+        bytes, and once the hook has returned or in another thread; then nothing has changed.
         """
         if self.put is None:
             raise UsageError(

@@ -12,6 +12,7 @@ from pathlib import Path as FilePath
 
 import pytest
 
+from stitch.errors import LayoutError
 from stitch.machine import (
     CopyCounts,
     Machine,
@@ -307,6 +308,30 @@ def test_every_legal_copy_has_counts_and_a_price(name: str, shape: tuple[int, ..
         counts = copy_counts(source, target, machine)
         assert 0 <= machine.copy_seconds(counts) < 1e-3, (source.text(), target.text())
         assert counts.busiest_reader_nbytes <= max(1, counts.nbytes)
+
+
+def test_shards_count_what_the_tensor_has_of_them() -> None:
+    # 33 rows in shards of 32: one more row than the first shard, not a whole shard more.
+    spec = ShardSpec((2, 1), (32, 64))
+    shards = Layout(BFLOAT16, Space.L1, None, MemoryLayout.HEIGHT_SHARDED, spec)
+    far = TensorDesc((33, 64), Layout(BFLOAT16, Space.DRAM))
+    counts = copy_counts(far, TensorDesc((33, 64), shards), N150)
+    assert (counts.transfers, counts.nbytes) == (33, 33 * 128)
+    assert (counts.busiest_reader_transfers, counts.busiest_reader_nbytes) == (32, 32 * 128)
+
+
+def test_blocks_in_columns_lie_on_cores_that_the_machine_has() -> None:
+    def blocks(grid: tuple[int, int]) -> TensorDesc:
+        spec = ShardSpec(grid, (32, 32), Orientation.COL_MAJOR)
+        layout = Layout(BFLOAT16, Space.L1, TILE_SHAPE, MemoryLayout.BLOCK_SHARDED, spec)
+        return TensorDesc((32 * grid[0], 32 * grid[1]), layout)
+
+    # A p150 has 10 rows of 11 cores: 11 blocks down lie beside each other in a row of cores.
+    far = TensorDesc((352, 320), Layout(BFLOAT16, Space.DRAM, TILE_SHAPE))
+    counts = copy_counts(blocks((11, 10)), far, P150)
+    assert counts.reading_cores == 110 and P150.copy_seconds(counts) > 0
+    with pytest.raises(LayoutError, match="exceeds the machine's"):
+        copy_counts(blocks((10, 11)), TensorDesc((320, 352), far.layout), P150)
 
 
 def test_an_empty_shard_is_copied_for_nothing_but_its_latency() -> None:

@@ -57,7 +57,7 @@ def test_without_recording_copies_that_issue_slowly_are_told_too_short() -> None
     assert ran.returncode == 1
 
 
-def test_cores_of_another_name_are_taken_row_by_row(tmp_path: Path) -> None:
+def test_cores_of_another_name_are_taken_for_a_square_grid(tmp_path: Path) -> None:
     rows = lines()
     named = {row[0]: row for row in rows}
     dram, inside = named["DRAM_TO_8x8_HEIGHT"], named["2x4_BLOCK_TO_4x4_BLOCK"]
@@ -65,6 +65,14 @@ def test_cores_of_another_name_are_taken_row_by_row(tmp_path: Path) -> None:
     found = json.loads(run_bench("silicon", file, "--json").stdout)
     assert [row["grids"] for row in found] == ["assumed", "assumed"]
     assert abs(found[0]["error"]) < 0.15
+
+
+def test_errors_of_most_copies_without_names_are_below_a_third(tmp_path: Path) -> None:
+    rows = lines()
+    bare = [[f"{'DRAM ' * row[0].startswith('DRAM')}copy", *row[1:]] for row in rows[1:]]
+    found = json.loads(run_bench("silicon", written(tmp_path, [rows[0], *bare]), "--json").stdout)
+    assert len(found) == 36
+    assert sorted(abs(row["error"]) for row in found)[24] < 1 / 3
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,37 @@ def test_shards_that_are_no_whole_tiles_of_so_few_pages_are_priced_all_the_same(
     file = written(tmp_path, [rows[0], ["8x8_BLOCK_TO_8x8_HEIGHT", *inside[1:]]])
     (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
     assert found["grids"] == "named" and found["simulated_ns"] > 500
+
+
+@pytest.mark.parametrize("count", [10**12 - 1, 2**40])
+def test_a_copy_of_very_many_transfers_is_priced_without_a_look_at_each(
+    tmp_path: Path, count: int
+) -> None:
+    rows = lines()
+    file = written(tmp_path, [rows[0], [rows[1][0], str(count), *rows[1][2:]]])
+    (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
+    assert found["simulated_ns"] > 0
+
+
+@pytest.mark.parametrize("name", ["0x0_BLOCK_TO_4x4_HEIGHT", "DRAM_TO_0x4_BLOCK"])
+def test_a_name_with_a_grid_of_no_cores_tells_no_grid(tmp_path: Path, name: str) -> None:
+    rows = lines()
+    file = written(tmp_path, [rows[0], [name, *rows[1][1:]]])
+    (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
+    assert found["grids"] == "assumed"
+
+
+def test_a_number_that_no_copy_has_is_refused(tmp_path: Path) -> None:
+    rows = lines()
+    file = written(tmp_path, [rows[0], [rows[1][0], "9" * 400, *rows[1][2:]]])
+    ran = run_bench("silicon", file)
+    assert ran.returncode == 2 and "transfers is no whole number from 1 to" in ran.stderr
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_a_column(tmp_path: Path) -> None:
+    file = tmp_path / "marked.csv"
+    file.write_bytes(b"\xef\xbb\xbf" + TRACES.read_bytes())
+    assert len(json.loads(run_bench("silicon", file, "--json").stdout)) == len(lines()) - 1
 
 
 def test_a_grid_that_the_machine_has_not_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,30 @@ def test_only_what_was_just_made_can_be_replaced(moment: str) -> None:
         a = device.load(scaled("a", 2.0, SHAPE))
         device.hooks.register(**{moment: hook})
         with pytest.raises(UsageError, match="replace is for what an operation has just made"):
+            one(a(integers(SHAPE))).numpy()
+
+
+def test_a_context_that_was_kept_replaces_nothing_later() -> None:
+    kept: list[HookContext] = []
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0, SHAPE))
+        device.hooks.register(after_operation=kept.append)
+        held = one(a(integers(SHAPE)))
+        held.numpy()
+        with pytest.raises(UsageError, match="just made"):
+            kept[-1].replace(0, np.full(SHAPE, 7, np.float32))
+        np.testing.assert_array_equal(held.numpy(), integers(SHAPE) * 2 + 1)
+
+
+def test_another_thread_replaces_nothing() -> None:
+    def hook(context: HookContext) -> None:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(context.replace, 0, np.zeros(SHAPE, np.float32)).result()
+
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0, SHAPE))
+        device.hooks.register(after_operation=hook)
+        with pytest.raises(UsageError, match="just made"):
             one(a(integers(SHAPE))).numpy()
 
 

@@ -5,7 +5,7 @@ taken without a FILE): name, transfers, bytes, page_bytes, reading_cores, busies
 busiest_reader_transfers, source_nodes, busiest_source_bytes, cycles (of the machine's NoC). A name
 such as 2x4_BLOCK_TO_4x4_HEIGHT or DRAM_TO_8x8_BLOCK tells the shards of both ends (rows x columns
 of cores): from these follow the loads of links and the networks in use, which are not in the file.
-Of another name the cores are taken row by row of the grid (`grids`: "assumed").
+Of another name the cores are taken for a grid as square as can be (`grids`: "assumed").
 
 The kernels that were traced record each read, and issue one every 125 cycles: `--interval` cycles.
 That is added to what is simulated here, and nowhere else. `error` is simulated ÷ measured - 1.
@@ -41,7 +41,10 @@ GOALS = (0.15, 0.40)
 COLUMNS = ("name", "transfers", "bytes", "page_bytes", "reading_cores", "busiest_reader_bytes",
            "busiest_reader_transfers", "source_nodes", "busiest_source_bytes",
            "cycles")  # fmt: skip
-_NAME = re.compile(r"(?:(\d+)x(\d+)_(BLOCK|HEIGHT|WIDTH)|DRAM)_TO_(\d+)x(\d+)_(BLOCK|HEIGHT|WIDTH)")
+#: More than any copy has, or takes.
+MOST = 1 << 40
+_GRID = r"([1-9][0-9]{0,3})x([1-9][0-9]{0,3})_(BLOCK|HEIGHT|WIDTH)"
+_NAME = re.compile(f"(?:{_GRID}|DRAM)_TO_{_GRID}")
 _TILE = 32
 
 
@@ -76,7 +79,7 @@ class Row:
 def read_timed(path: Path) -> list[Timed]:
     """The copies of a file; raises `UsageError` where it lacks a column or a number."""
     try:
-        with path.open(newline="", encoding="utf-8") as stream:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
             lines = csv.DictReader(stream)
             absent = [name for name in COLUMNS if name not in (lines.fieldnames or ())]
             if absent:
@@ -98,9 +101,9 @@ def _whole(text: str | None, path: Path, line: int, name: str) -> int:
         number = int(text or "")
     except ValueError:
         number = 0
-    if number < 1:
+    if not 1 <= number <= MOST:
         raise UsageError(
-            f"{path}:{line}: {name} is no whole number from 1 on", got=repr(text),
+            f"{path}:{line}: {name} is no whole number from 1 to {MOST}", got=repr(text)[:80],
             remedy="correct the line, or leave it out",
         )  # fmt: skip
     return number
@@ -114,15 +117,15 @@ def ends_of(copy: Timed, machine: Machine) -> tuple[TensorDesc, TensorDesc, str]
         words, how = match.groups(), "named"
     else:
         from_dram, how = copy.name.startswith("DRAM"), "assumed"
-        source = (None, None, None) if from_dram else _rows(copy.source_nodes, machine)
-        words = (*source, *_rows(copy.reading_cores, machine))
+        source = (None, None, None) if from_dram else _near_square(copy.source_nodes, machine)
+        words = (*source, *_near_square(copy.reading_cores, machine))
     grids = [(int(w[0]), int(w[1]), w[2]) for w in (words[:3], words[3:]) if w[0] is not None]
     cuts = [_cuts(*grid) for grid in grids]
     down, across = (math.lcm(*(cut[i] for cut in cuts)) for i in (0, 1))
     kinds = [t for t in DataType if t.nbytes(_TILE * _TILE) == copy.page_nbytes]
     # As square as it can be, higher than wide.
-    wide = [w for w in range(across, copy.transfers + 1, across)
-            if copy.transfers % w == 0 and (copy.transfers // w) % down == 0]  # fmt: skip
+    wide = [across * w for w in _divisors(copy.transfers // (across * down))
+            if copy.transfers % (across * down) == 0]  # fmt: skip
     columns = max((w for w in wide if w * w <= copy.transfers), default=(wide or [2 * across])[0])
     rows = copy.transfers // columns if wide else 2 * down
     shape = (rows * _TILE, columns * _TILE)
@@ -133,9 +136,18 @@ def ends_of(copy: Timed, machine: Machine) -> tuple[TensorDesc, TensorDesc, str]
     return TensorDesc(shape, layouts[0]), TensorDesc(shape, layouts[1]), how
 
 
-def _rows(cores: int, machine: Machine) -> tuple[str, str, str]:
-    """So many cores, row by row of the machine's grid."""
-    across = min(cores, machine.shape.core_grid[1])
+def _divisors(number: int) -> list[int]:
+    """All of them, in order."""
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
+
+
+def _near_square(cores: int, machine: Machine) -> tuple[str, str, str]:
+    """So many cores, in rows of which there are no more than columns; those of a number that no
+    such grid of the machine has fill its rows, one by one."""
+    columns = machine.shape.core_grid[1]
+    down = max(n for n in range(1, math.isqrt(cores) + 1) if cores % n == 0)
+    across = cores // down if cores // down <= columns else columns
     return str(-(-cores // across)), str(across), "HEIGHT"
 
 

@@ -48,7 +48,8 @@ def break_cycles(
 ) -> tuple[list[Move], float]:
     """Moves that carry out these, which form cycles, in order, at the least cost that was found.
 
-    Beside them the seconds at which the cheapest way inside the space was found or given up.
+    Beside them the seconds at which the cheapest way inside the space was found or given up, but no
+    more than granules take that are set aside inside it one by one: that way is always open.
     `free` are regions of the space that nothing uses; `outside` bytes per bank may be set aside in
     the space beside: they appear as `ASIDE` addresses. Pieces are multiples of `granule`. Where
     nothing is free, inside the targets either, `outside` must be at least a granule.
@@ -76,7 +77,7 @@ def break_cycles(
         best, least = search.by_pieces(best, outside, least, patience, away=True)
         best, least = search.without_one(best, outside, least)
         if best is not None:
-            return search.in_fewer(best), inside
+            return search.in_fewer(best), min(inside, search.ceiling())
     raise AssertionError("nothing may be set aside anywhere")
 
 
@@ -94,6 +95,10 @@ class _Search:
         """What moves inside take that fill no more than what is free."""
         nbytes, unused = self.pieces.nbytes, nbytes_of((*self.free, *self.pieces.open))
         return nbytes / unused * self.prices.inside(min(nbytes, unused)) if unused else 0.0
+
+    def ceiling(self) -> float:
+        """What moves inside take where single granules are set aside and brought home."""
+        return 2 * self.pieces.nbytes / self.granule * self.prices.inside(self.granule)
 
     def by_cut(self, room: int, most: float, *, away: bool) -> tuple[list[Move] | None, float]:
         """Parts of tensors that close the cycles go first, at most `room` bytes set aside."""

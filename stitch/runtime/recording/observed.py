@@ -7,6 +7,7 @@ between them. Must not know how thunks are run, or when.
 from __future__ import annotations
 
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -30,14 +31,30 @@ MOST_WORK = 10_000
 
 
 class _Replacement:
-    """Writes other elements into what an operation has just made."""
+    """Writes other elements into what an operation has just made, while its hooks are called."""
 
     def __init__(self, program: Program, bound: BoundProgram, index: int) -> None:
         self._program = program
         self._bound = bound
         self._index = index
+        #: The thread that calls the hooks now; before and after, other values lie in these bytes.
+        self._thread: int | None = None
+
+    def while_open(self, moment: MomentHooks, context: HookContext) -> None:
+        """Call the hooks of a moment, which may replace what was made."""
+        self._thread = get_ident()
+        try:
+            call_hooks(moment, context)
+        finally:
+            self._thread = None
 
     def __call__(self, output: int, array: Array) -> None:
+        if self._thread != get_ident():
+            raise UsageError(
+                "replace is for what an operation has just made",
+                where=f"program {self._program.name!r}, operation {self._index}",
+                expected="to be called in an after_operation hook, before it returns",
+            )
         operation = self._program.operations[self._index]
         value = [v for v in operation.outputs if v != ABSENT][output]
         place = self._bound.arrays[value]
@@ -128,7 +145,9 @@ class _Between:
             self._call(before, HookContext(program, operation, inputs, outputs))
             self.thunks += bound.steps[first:stop]
             put = _Replacement(program, bound, index)
-            self._call(after, HookContext(program, operation, inputs, outputs, put))
+            if after is not None:
+                context = HookContext(program, operation, inputs, outputs, put)
+                self.thunks.append(partial(put.while_open, after, context))
 
     def _call(self, moment: MomentHooks | None, context: HookContext) -> None:
         if moment is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stitch.program import Orientation
+from stitch.program import MemoryLayout, Orientation
 
 Grid = tuple[int, int]
 
@@ -61,6 +61,17 @@ def grid_of(
         return grid, ""
     text = f"a set of {len(ranges)} ranges of cores is shown from the corner on"
     return _packed(sum(one.cores for one in ranges), shards, width), f"{text}: bytes per core hold"
+
+
+def turned(grid: Grid, layout: MemoryLayout, orientation: Orientation) -> Grid:
+    """The blocks (down, across) of a grid of cores, and the other way round: blocks in columns lie
+    beside each other on the cores where they are below each other in the tensor.
+
+    >>> turned((2, 4), MemoryLayout.BLOCK_SHARDED, Orientation.COL_MAJOR)
+    (4, 2)
+    """
+    is_turned = layout is MemoryLayout.BLOCK_SHARDED and orientation is Orientation.COL_MAJOR
+    return grid[::-1] if is_turned else grid
 
 
 def _full_lines(ranges: Sequence[CoreRange], orientation: Orientation) -> Grid | None:

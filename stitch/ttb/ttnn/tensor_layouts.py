@@ -29,7 +29,7 @@ from stitch.program import (
 )
 from stitch.ttb.ttnn.counterparts import Counterparts
 from stitch.ttb.ttnn.field_history import TtnnSchema
-from stitch.ttb.ttnn.shard_grids import CoreRange, grid_of
+from stitch.ttb.ttnn.shard_grids import CoreRange, grid_of, turned
 from stitch.ttb.verify import Record
 
 _TILE = (32, 32)
@@ -228,8 +228,9 @@ class TensorReader:
             rows, columns = round_up(rows, _TILE[0]), round_up(columns, _TILE[1])
         counts = shard_counts(plain, ShardSpec((1, 1), (rows, columns)))
         width = self._machine.core_grid[1]
-        grid, unsaid = grid_of(shards.ranges, shards.orientation, counts, width)
-        spec = ShardSpec(grid, (rows, columns), shards.orientation)
+        order = shards.orientation
+        grid, unsaid = grid_of(shards.ranges, order, turned(counts, kind, order), width)
+        spec = ShardSpec(turned(grid, kind, order), (rows, columns), order)
         layout = replace(plain.layout, memory_layout=kind, shard_spec=spec)
         footprint(TensorDesc(plain.shape, layout), self._machine)
         if unsaid:

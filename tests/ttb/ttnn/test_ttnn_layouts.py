@@ -10,7 +10,7 @@ import pytest
 from stitch.machine import footprint
 from stitch.program import MemoryLayout, Orientation, Space
 from stitch.ttb import load
-from stitch.ttb.ttnn.shard_grids import CoreRange, grid_of
+from stitch.ttb.ttnn.shard_grids import CoreRange, grid_of, turned
 from tests.support.files.ttnn_files import FOLDER, HEAD, LAYER, REAL, STRANGERS, lacking, program_of
 
 #: Of a tensor's type in MLIR: its shape, the grid, what a core of it holds, in tiles or elements.
@@ -122,3 +122,12 @@ def test_rows_that_leave_a_gap_are_no_grid() -> None:
     grid, unsaid = grid_of(ranges, Orientation.ROW_MAJOR, (10, 1), 8)
     assert grid == (2, 8)
     assert unsaid.startswith("a set of 2 ranges of cores")
+
+
+@pytest.mark.parametrize("layout", MemoryLayout)
+def test_only_blocks_in_columns_are_below_each_other_where_cores_are_beside(
+    layout: MemoryLayout,
+) -> None:
+    is_block = layout is MemoryLayout.BLOCK_SHARDED
+    assert turned((2, 4), layout, Orientation.COL_MAJOR) == ((4, 2) if is_block else (2, 4))
+    assert turned((2, 4), layout, Orientation.ROW_MAJOR) == (2, 4)
