@@ -5,6 +5,8 @@
 * `hoisted`: what does not read the states is computed before the loop, for all rounds.
 * `rows`: a short loop around loops is written out, a loop for each of its rounds.
 * `wave`: the anti-diagonals of a loop in a loop are one loop.
+* `stretches`: loops over sequences of different lengths, of one cell, are a loop for each stretch of
+  rounds in which the same sequences are not at their end.
 * `rounds`: the loop as it is.
 
 Comes in: a graph, a machine, the name of a schedule that is to be taken wherever it can be. Goes
@@ -22,18 +24,22 @@ import numpy as np
 
 from stitch import ops
 from stitch.compiler.loops.hoisting import Hoisted, hoisted
-from stitch.compiler.loops.lanes import in_lanes, lifted_scan
+from stitch.compiler.loops.lanes import (
+    by_itself,
+    in_lanes,
+    in_rounds,
+    lane_by_lane,
+    lifted_scan,
+)
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
+from stitch.compiler.loops.merged import MergedRows, merge_loops
 from stitch.compiler.loops.waves import can_fail, wave_of, written_wave
 from stitch.errors import UsageError, closest
 from stitch.graph import (
     BodyBuilder,
     ComputationGraph,
     ComputationGraphBuilder,
-    SymbolicTensor,
     lift,
-    scan,
-    scan_in_body,
 )
 from stitch.machine import Machine
 from stitch.program import Body, Operation, ScanForm, is_scan
@@ -45,7 +51,7 @@ MOST_ROWS = 64
 #: Nor is a loop whose rows would be more operations than that, loops in it counted as one.
 MOST_WRITTEN = 2048
 #: The names that a schedule may be asked for by.
-SCHEDULES = ("batch", "hoisted", "rounds", "rows", "wave")
+SCHEDULES = ("batch", "hoisted", "rounds", "rows", "stretches", "wave")
 
 
 def check_schedule(schedule: str | None) -> None:
@@ -61,13 +67,14 @@ def check_schedule(schedule: str | None) -> None:
 class LoopNote:
     """How a loop runs: where it was written, its rounds, the schedule, the seconds that this is
     estimated to take and those of the schedules that were not taken, operators without a batching
-    rule."""
+    rule; `merged`: what loops run together."""
 
     where: str
     count: int
     schedule: str
     costs: tuple[tuple[str, float], ...] = ()
     without_rule: tuple[str, ...] = ()
+    merged: str = ""
 
     def text(self) -> str:
         """One line.
@@ -82,7 +89,7 @@ class LoopNote:
         rounds = f"{self.count} round{'s' * (self.count != 1)}"
         return (
             f"loop of {rounds} at {self.where or 'an unknown line'}: {self.schedule}"
-            f"{taken}{f'; not {others}' if others else ''}"
+            f"{self.merged and f', {self.merged}'}{taken}{f'; not {others}' if others else ''}"
             f"{f'; without a batching rule, one by one: {rules}' if rules else ''}"
         )
 
@@ -104,12 +111,25 @@ def schedule_loops(
     first: a loop with states in their bodies is then one for all their rounds, with a schedule too.
     """
     notes: list[LoopNote] = []
+    lane_bodies: set[int] = set()
     for has_states in (False, True):
+        if has_states and any(form.states for form in _loops(graph)):
+            merged = merge_loops(graph, rates_of(machine), schedule, lane_bodies)
+            graph = merged.graph
+            notes += map(_merged_note, merged.rows)
         if any(has_states == bool(form.states) for form in _loops(graph)):
-            scheduled = _Scheduling(graph, machine, schedule, has_states=has_states).run()
-            graph = scheduled.graph
+            scheduling = _Scheduling(graph, machine, schedule, has_states=has_states)
+            scheduled = scheduling.run()
+            graph, lane_bodies = scheduled.graph, scheduling.lane_bodies
             notes += scheduled.notes
     return ScheduledLoops(graph, tuple(dict.fromkeys(notes)))
+
+
+def _merged_note(rows: MergedRows) -> LoopNote:
+    """How loops of one cell run together, or that they do not."""
+    loops = f"in {rows.stretches} loop{'s' * (rows.stretches != 1)}"
+    how = f"{rows.rows} rows of {rows.lengths} lengths {loops if rows.stretches else 'by length'}"
+    return LoopNote(rows.where, rows.count, rows.schedule, rows.costs, merged=how)
 
 
 def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
@@ -128,6 +148,10 @@ class _Scheduling:
         self.machine = machine
         self.asked = schedule
         self.notes: list[LoopNote] = []
+        #: Loops in loops without states are left to be merged with others.
+        self.keeps_lanes = not has_states
+        #: The bodies that are such a loop alone.
+        self.lane_bodies: set[int] = set()
         #: How many rounds of loops that are written out are being written, one by one.
         self.copies = 1
         self.estimate = LoopCosts(rates_of(machine), graph.bodies)
@@ -153,39 +177,22 @@ class _Scheduling:
         builder: Any = context.builder
         builder = builder.innermost(context.operands)
         if not is_scan(operation):
-            return self._by_itself(builder, operation, context)
+            return by_itself(builder, operation, self.graph.bodies, context, self.written)
         form, body = ScanForm.of(operation), self.graph.bodies[operation.body]
         if any(context.batched):
+            if self.keeps_lanes and form.states and form.count:
+                return self._lane_by_lane(builder, body, form, context)
             return lifted_scan(builder, body, form, context, self.written)
         return self._scheduled(builder, body, form, context)
 
-    def _by_itself(
-        self, builder: Any, operation: Operation, context: ops.BatchingContext
+    def _lane_by_lane(
+        self, builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext
     ) -> Sequence[Any]:
-        """An operator without a rule: a loop over the lanes; a body that is no loop: what it is."""
-        if operation.body >= 0:
-            body = self.graph.bodies[operation.body]
-            made = lift(
-                body, context.operands, context.batched, context.lanes, builder, self.written
-            ).results
-            if not any(context.batched):
-                return [r.tensor for r in made]
-            return [in_lanes(builder, r.tensor, r.is_batched, context.lanes) for r in made]
-        lanes = [o for o, batched in zip(context.operands, context.batched, strict=True) if batched]
-
-        def lane(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
-            inside: Any = elements[0].builder
-            rest = iter(elements)
-            operands = [
-                next(rest) if batched else o
-                for o, batched in zip(context.operands, context.batched, strict=True)
-            ]
-            return [], inside.apply(
-                operation.op, operands, len(operation.outputs), operation.attributes,
-                operation.domain,
-            )  # fmt: skip
-
-        _, results = scan(builder, lane, [], lanes)
+        """A scan for all lanes of which it is not said yet how they run together."""
+        results = lane_by_lane(
+            builder, context, lambda operands, inside: self._rounds(inside, body, form, operands)
+        )  # fmt: skip
+        self.lane_bodies.add(builder.operations[-1].body)
         return results
 
     def _scheduled(
@@ -280,24 +287,15 @@ class _Scheduling:
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]
     ) -> Sequence[Any]:
         """A loop as it is, the loops in its body scheduled."""
-        first = form.states + form.sequences
-        shared = list(operands[first:])
-        if not form.count and not first:
+        if not form.count and not form.states + form.sequences:
             kinds = [form.whole(kind) for kind in body.output_types]
             return [builder.constant(np.empty(k.shape, k.data_type.dtype)) for k in kinds]
 
-        def round_(inside: BodyBuilder, states: Sequence[Any], elements: Sequence[Any]) -> Any:
-            given = [*states, *elements, *shared]
+        def written(given: Sequence[Any], inside: BodyBuilder) -> Sequence[Any]:
             results = lift(body, given, [False] * len(given), 1, inside, self.written).results
-            tensors = [r.tensor for r in results]
-            return tensors[: form.states], tensors[form.states :]
+            return [r.tensor for r in results]
 
-        last, collected = scan_in_body(
-            builder, round_, operands[: form.states], operands[form.states : first],
-            count=form.count, taken_backward=form.taken_backward,
-            given_backward=form.given_backward,
-        )  # fmt: skip
-        return (*last, *collected)
+        return in_rounds(builder, form, operands, written)
 
     def _rows(
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]

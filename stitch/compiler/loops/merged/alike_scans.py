@@ -1,0 +1,143 @@
+"""Alike scans: which scans of a list of operations run the same cell and need nothing of each
+other.
+
+Comes in: operations in run order, bodies. Goes out: groups of scans, and after how many such scans
+each operation comes at the soonest, so that what is merged can be put in order. Must not know:
+costs, how scans are merged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
+
+#: An operand of a scan: a value of the list that the scan stands in, or data.
+Source = int | Array
+
+
+@dataclass(frozen=True, slots=True)
+class LaneScan:
+    """A scan for so many lanes; none where it has no lane axis. `batched` operands have one in
+    front, and so have all results: `results` are their values, `ABSENT` where they are unread."""
+
+    operation: Operation
+    body: int
+    form: ScanForm
+    lanes: int
+    operands: tuple[Source, ...]
+    batched: tuple[bool, ...]
+    results: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many scans of the cell it is."""
+        return max(1, self.lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeScans:
+    """Groups of scans of one cell, each longest first, by how many scans they come after; and that
+    number of each operation."""
+
+    groups: tuple[tuple[int, tuple[LaneScan, ...]], ...]
+    stages: tuple[int, ...]
+
+
+def lane_scan_of(
+    operation: Operation, bodies: Sequence[Body], lane_bodies: Collection[int]
+) -> LaneScan | None:
+    """The scan with states that an operation is: as such, or for the lanes of a loop without
+    states whose body is among `lane_bodies`."""
+    if not is_scan(operation):
+        return None
+    form = ScanForm.of(operation)
+    if operation.body not in lane_bodies:
+        if not form.states:
+            return None
+        return LaneScan(
+            operation, operation.body, form, 0, operation.inputs, (False,) * len(operation.inputs),
+            operation.outputs,
+        )  # fmt: skip
+    around = bodies[operation.body]
+    (inner,) = [o for o in around.operations if is_scan(o)]
+    data = {c.value: c.data for c in around.constants}
+    places = {v: i for i, v in enumerate(around.inputs)}
+    renamed = {o.inputs[0]: o.outputs[0] for o in around.operations if o is not inner}
+    given = dict(zip(around.outputs, operation.outputs, strict=True))
+    return LaneScan(
+        operation, inner.body, ScanForm.of(inner), form.count,
+        tuple([operation.inputs[places[v]] if v in places else data[v] for v in inner.inputs]),
+        tuple([places.get(v, form.sequences) < form.sequences for v in inner.inputs]),
+        tuple([given.get(renamed.get(v, v), given.get(v, ABSENT)) for v in inner.outputs]),
+    )  # fmt: skip
+
+
+def alike_scans(
+    holder: Body, bodies: Sequence[Body], lane_bodies: Collection[int]
+) -> AlikeScans:  # fmt: skip
+    """The groups of at least two scans of a body, or of a graph as one."""
+    names = _equal_values(holder)
+    read = {v for o in holder.operations for v in o.inputs} | set(holder.outputs)
+    keys: dict[int, Hashable] = {}
+    scans: dict[int, LaneScan] = {}
+    for number, operation in enumerate(holder.operations):
+        found = lane_scan_of(operation, bodies, lane_bodies)
+        if found is not None and found.form.count:
+            wanted = tuple([v if v in read else ABSENT for v in found.results])
+            scans[number] = LaneScan(
+                operation, found.body, found.form, found.lanes, found.operands, found.batched,
+                wanted,
+            )  # fmt: skip
+            keys[number] = _cell(found, names)
+    many = {key for key, times in Counter(keys.values()).items() if times > 1}
+    after: dict[int, int] = {}
+    stages: list[int] = []
+    groups: dict[tuple[Hashable, int], list[LaneScan]] = {}
+    for number, operation in enumerate(holder.operations):
+        stage = max((after.get(v, 0) for v in operation.inputs), default=0)
+        stages.append(stage)
+        is_one = keys.get(number) in many
+        after.update(dict.fromkeys(operation.outputs, stage + is_one))
+        if is_one:
+            groups.setdefault((keys[number], stage), []).append(scans[number])
+    listed = [
+        (stage, tuple(sorted(group, key=lambda scan: -scan.form.count)))
+        for (_, stage), group in groups.items()
+        if len(group) > 1
+    ]
+    return AlikeScans(tuple(listed), tuple(stages))
+
+
+def _cell(scan: LaneScan, names: Mapping[int, Hashable]) -> Hashable:
+    """Equal for scans of one cell: what all their rounds share is the same, where it is the same
+    for all lanes."""
+    form, first = scan.form, scan.form.states + scan.form.sequences
+    shared = [
+        None if batched else names.get(v, v) if isinstance(v, int) else data_name(v)
+        for v, batched in zip(scan.operands[first:], scan.batched[first:], strict=True)
+    ]
+    return scan.body, form.states, form.sequences, form.collected, tuple(shared)
+
+
+def data_name(data: Array) -> Hashable:
+    """Equal for equal data."""
+    return data.dtype.str, data.shape, data.tobytes()
+
+
+def _equal_values(holder: Body) -> dict[int, Hashable]:
+    """Of values that are computed in the same way, or are the same data, one name."""
+    names: dict[int, Hashable] = {c.value: data_name(c.data) for c in holder.constants}
+    known: dict[Hashable, int] = {}
+    for operation in holder.operations:
+        way = (
+            operation.op, operation.domain, operation.body,
+            tuple([(k, repr(v)) for k, v in sorted(operation.attributes.items())]),
+            tuple([names.get(v, v) for v in operation.inputs]), len(operation.outputs),
+        )  # fmt: skip
+        first = known.setdefault(way, len(known))
+        for i, value in enumerate(operation.outputs):
+            names[value] = "made", first, i
+    return names

@@ -1,0 +1,337 @@
+"""Merged loops: the scans of a graph that run one cell, and need nothing of each other, become
+stretches of rounds in which the same rows run, where that costs less than each by itself.
+
+Comes in: a graph, rates of a machine, which bodies are no more than a scan for each of many lanes.
+Goes out: the graph, in which those are scans of all lanes. Must not know: other schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stitch import ops
+from stitch.compiler.loops.hoisting import hoisted
+from stitch.compiler.loops.lanes import by_itself, in_rounds, lifted_scan
+from stitch.compiler.loops.loop_costs import LoopCosts
+from stitch.compiler.loops.merged.alike_scans import (
+    LaneScan,
+    alike_scans,
+    data_name,
+    lane_scan_of,
+)
+from stitch.compiler.loops.merged.stretch_plan import StretchPlan, planned
+from stitch.compiler.loops.merged.written_stretches import (
+    Merging,
+    is_hoistable,
+    rows_that_vary,
+    written_stretches,
+)
+from stitch.compiler.loops.waves import can_fail
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, lift
+from stitch.machine import LoopRates
+from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
+
+#: The most stretches of one group, and the most operations that they may be written as.
+MOST_STRETCHES, MOST_WRITTEN = 64, 2048
+#: Operations beside its rounds that a stretch is, beside those for each state and sequence.
+_BESIDE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRows:
+    """What became of scans of one cell: the rounds of the longest, the schedule that they have, how
+    many rows they are, of how many lengths, and in how many stretches they run; none: each length
+    by itself."""
+
+    where: str
+    count: int
+    schedule: str
+    rows: int
+    lengths: int
+    stretches: int
+    costs: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedLoops:
+    """A graph, and what became of the groups of scans in it."""
+
+    graph: ComputationGraph
+    rows: tuple[MergedRows, ...]
+
+
+def merge_loops(
+    graph: ComputationGraph, rates: LoopRates, asked: str | None, lane_bodies: Collection[int]
+) -> MergedLoops:
+    """The graph with scans of one cell merged where that costs less, or where `asked`, a schedule,
+    says so; loops whose body is among `lane_bodies` are scans of all their lanes after it."""
+    merging = _Merging(graph, rates, asked, lane_bodies)
+    lists = (whole_graph(graph), *graph.bodies)
+    if lane_bodies or any(alike_scans(each, graph.bodies, ()).groups for each in lists):
+        return merging.run()
+    return MergedLoops(graph, ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A group that is merged, and after how many others it comes."""
+
+    stage: int
+    merging: Merging
+
+
+class _Merging:
+    def __init__(
+        self, graph: ComputationGraph, rates: LoopRates, asked: str | None,
+        lane_bodies: Collection[int],
+    ) -> None:  # fmt: skip
+        self.graph, self.asked, self.lane_bodies = graph, asked, lane_bodies
+        self.estimate = LoopCosts(rates, graph.bodies)
+        self.rows: list[MergedRows] = []
+
+    def run(self) -> MergedLoops:
+        graph = self.graph
+        builder = ComputationGraphBuilder(graph.name)
+        given = [
+            builder.input(
+                slot.name, graph.input_type(i).shape, graph.input_type(i).data_type, slot.kind,
+                slot.ownership,
+            )
+            for i, slot in enumerate(graph.inputs)
+        ]  # fmt: skip
+        results = self._written(whole_graph(graph), given, builder)
+        for slot, result in zip(graph.outputs, results, strict=True):
+            builder.output(slot.name, result, aliases_input=slot.aliases_input)
+        builder.wish(*graph.wishes)
+        return MergedLoops(builder.build(), tuple(dict.fromkeys(self.rows)))
+
+    # Lists of operations -----------------------------------------------------------------------
+
+    def _written(self, holder: Body, given: Sequence[Any], builder: Any) -> list[Any]:
+        """The outputs of a body on these operands."""
+        alike = alike_scans(holder, self.graph.bodies, self.lane_bodies)
+        chosen = [
+            _Chosen(stage, merging)
+            for stage, group in alike.groups
+            if (merging := self._merging(group, holder)) is not None
+        ]
+        if not chosen:
+            results = lift(holder, given, [False] * len(given), 1, builder, self._lifted).results
+            return [result.tensor for result in results]
+        merged = {id(scan.operation) for each in chosen for scan in each.merging.scans}
+        data = {constant.value: constant.data for constant in holder.constants}
+        at = dict(zip(holder.inputs, given, strict=True))
+
+        def tensor(source: Any) -> Any:
+            """A value as far as it is written, or data."""
+            if not isinstance(source, int):
+                return builder.constant(source)
+            if source not in at:
+                at[source] = builder.constant(data[source])
+            return at[source]
+
+        for stage in range(max(alike.stages) + 1):
+            operations = tuple([
+                operation
+                for operation, its in zip(holder.operations, alike.stages, strict=True)
+                if its == stage and id(operation) not in merged
+            ])
+            made = [v for o in operations for v in o.outputs if v != ABSENT]
+            inside = set(made)
+            needs = dict.fromkeys(
+                v for o in operations for v in o.inputs if v != ABSENT and v not in inside
+            )
+            part = Body(tuple(needs), tuple(made), holder.values, operations)
+            taken = [tensor(v) for v in needs]
+            results = lift(part, taken, [False] * len(taken), 1, builder, self._lifted).results
+            at |= dict(zip(made, [result.tensor for result in results], strict=True))
+            for each in chosen:
+                if each.stage == stage:
+                    at |= self._stretches(each.merging, tensor, builder)
+        return [tensor(v) for v in holder.outputs]
+
+    def _stretches(self, merging: Merging, tensor: Any, builder: Any) -> dict[int, Any]:
+        """The results of merged scans, by their values."""
+        operands = [list(map(tensor, scan.operands)) for scan in merging.scans]
+        with builder.at(merging.scans[0].operation.location):
+            results = written_stretches(builder, merging, operands, self._lifted)
+        return {
+            v: result
+            for scan, each in zip(merging.scans, results, strict=True)
+            for v, result in zip(scan.results, each, strict=True)
+            if v != ABSENT
+        }
+
+    def _lifted(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
+        """An operation with a body, or without a rule, for the lanes of a context."""
+        builder: Any = context.builder
+        builder = builder.innermost(context.operands)
+        bodies = self.graph.bodies
+        if not is_scan(operation):
+            return by_itself(builder, operation, bodies, context, self._lifted)
+        form, body = ScanForm.of(operation), bodies[operation.body]
+        if any(context.batched):
+            return lifted_scan(builder, body, form, context, self._lifted)
+        scan = lane_scan_of(operation, bodies, self.lane_bodies)
+        if scan is None or not scan.lanes:
+            return in_rounds(builder, form, context.operands, lambda given, inside:
+                             self._written(body, given, inside))  # fmt: skip
+        return self._of_lanes(builder, scan, operation, context)
+
+    def _of_lanes(
+        self, builder: Any, scan: LaneScan, operation: Operation, context: ops.BatchingContext
+    ) -> Sequence[Any]:
+        """A scan for all lanes, by itself."""
+        at = dict(zip(operation.inputs, context.operands, strict=True))
+        body = self.graph.bodies[scan.body]
+        inner = replace(
+            context,
+            input_types=tuple(scan.form.operand_types(body.input_types)),
+            output_types=tuple(scan.form.result_types(body.output_types)),
+            operands=tuple([
+                at[v] if isinstance(v, int) else builder.constant(v) for v in scan.operands
+            ]),
+            batched=scan.batched, lanes=scan.lanes, constants=(None,) * len(scan.operands),
+        )  # fmt: skip
+        results = lifted_scan(builder, body, scan.form, inner, self._lifted)
+        made = dict(zip(scan.results, results, strict=True))
+        return [made.get(v) for v in operation.outputs]
+
+    # Costs -------------------------------------------------------------------------------------
+
+    def _merging(self, scans: tuple[LaneScan, ...], holder: Body) -> Merging | None:
+        """How a group is merged; None where each by itself costs less, or is asked for."""
+        body, form = self.graph.bodies[scans[0].body], scans[0].form
+        data = {constant.value: constant.data for constant in holder.constants}
+        same = tuple([self._is_same(scans, i, data) for i in range(len(body.inputs))])
+        batched = rows_that_vary(scans, body, same)
+        first = form.states + form.sequences
+        fixed = [
+            v for v, source in zip(body.inputs[first:], scans[0].operands[first:], strict=True)
+            if not isinstance(source, int) or source in data
+        ]  # fmt: skip
+        costs = self._by_itself(scans, body, batched, fixed)
+        lengths = [scan.form.count for scan in scans for _ in range(scan.rows)]
+        found = self._planned(lengths, scans, body, same, batched, fixed)
+        if found is not None:
+            costs["stretches"] = found[1]
+        taken = min(costs, key=lambda name: (costs[name], name))
+        taken = self.asked if self.asked in costs else taken
+        is_merged = taken == "stretches" and found is not None
+        many = len(found[0].plan.stretches) if is_merged and found is not None else 0
+        if many or len(set(lengths)) > 1:
+            listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
+            self.rows.append(
+                MergedRows(
+                    scans[0].operation.location, form.count, taken, len(lengths),
+                    len(set(lengths)), many, listed,
+                )
+            )  # fmt: skip
+        return found[0] if is_merged and found is not None else None
+
+    def _is_same(
+        self, scans: Sequence[LaneScan], operand: int, data: Mapping[int, Any]
+    ) -> bool:  # fmt: skip
+        """Whether an operand is one value in all scans."""
+        names = set()
+        for scan in scans:
+            if scan.batched[operand]:
+                return False
+            source = scan.operands[operand]
+            if isinstance(source, int) and source in data:
+                source = data[source]
+            names.add(source if isinstance(source, int) else data_name(source))
+        form = scans[0].form
+        # What all rounds share is of one cell: it is the same, or the same in other words.
+        return len(names) == 1 or operand >= form.states + form.sequences
+
+    def _by_itself(
+        self, scans: Sequence[LaneScan], body: Body, batched: Sequence[bool],
+        fixed: Collection[int],
+    ) -> dict[str, float]:  # fmt: skip
+        """What the scans cost each by itself, in rounds as they are and with what reads no state
+        computed before."""
+        estimate, form = self.estimate, scans[0].form
+        costs = {"rounds": 0.0}
+        parts = hoisted(body, form) if form.sequences else None
+        if parts is not None:
+            costs["hoisted"] = 0.0
+        for scan in scans:
+            count, rows = scan.form.count, scan.rows
+            for name, cell in (("rounds", body), ("hoisted", parts and parts.rest)):
+                if not cell:
+                    continue
+                each = estimate.round(cell, rows, _varying(cell, batched, form), fixed)
+                costs[name] += count * (estimate.rates.round_seconds + each)
+            if parts is not None:
+                takes = parts.before.inputs[: form.sequences]
+                costs["hoisted"] += estimate.round(parts.before, count * rows, takes, fixed)
+        return costs
+
+    def _planned(
+        self, lengths: Sequence[int], scans: tuple[LaneScan, ...], body: Body,
+        same: tuple[bool, ...], batched: tuple[bool, ...], fixed: Collection[int],
+    ) -> tuple[Merging, float] | None:  # fmt: skip
+        """The cheapest stretches, and what they cost."""
+        form = scans[0].form
+        found: list[tuple[float, Merging]] = []
+        parts = hoisted(body, form) if form.sequences else None
+        may_run_on = not can_fail(body, form, self.graph.bodies, elements=False)
+        draft = Merging(scans, body, same, batched, StretchPlan((), ()))
+        for way in (None, parts) if is_hoistable(parts, draft) else (None,):
+            cell = body if way is None else way.rest
+            planning = self._plan(cell, lengths, draft, fixed, may_run_on=may_run_on)
+            if planning is None:
+                return None
+            plan, seconds = planning
+            if way is not None:
+                takes = way.before.inputs[: form.sequences]
+                seconds += self.estimate.round(way.before, plan.size, takes, fixed)
+            found.append((seconds, replace(draft, plan=plan, hoisted=way)))
+        seconds, merging = min(found, key=lambda each: each[0])
+        return merging, seconds + self._moving(merging)
+
+    def _plan(
+        self, cell: Body, lengths: Sequence[int], draft: Merging, fixed: Collection[int], *,
+        may_run_on: bool,
+    ) -> tuple[StretchPlan, float] | None:  # fmt: skip
+        """The plan of stretches of a cell."""
+        form, rates = draft.form, self.estimate.rates
+        more = len(cell.inputs) - len(draft.batched)
+        varies = _varying(cell, draft.batched, form)
+        beside = _BESIDE + 2 * (form.states + form.sequences + more + form.collected)
+        most = max(1, min(MOST_STRETCHES, MOST_WRITTEN // (len(cell.operations) + beside)))
+        kept = sum(cell.values[v].type.nbytes for v in cell.outputs[: form.states])
+        return planned(
+            lengths,
+            lambda rows: rates.round_seconds + self.estimate.round(cell, rows, varies, fixed),
+            rates.round_seconds + beside * rates.operation_seconds,
+            kept / rates.near_bytes_per_second, most, may_run_on=may_run_on,
+        )  # fmt: skip
+
+    def _moving(self, merging: Merging) -> float:
+        """What it takes to bring elements into the order of rounds, and results back."""
+        body, form, rates = merging.body, merging.form, self.estimate.rates
+        moved = [
+            *body.inputs[form.states : form.states + form.sequences],
+            *[body.outputs[form.states + j] for j in range(form.collected)
+              if any(scan.results[form.states + j] != ABSENT for scan in merging.scans)],
+        ]  # fmt: skip
+        nbytes = sum(body.values[v].type.nbytes for v in moved) * merging.plan.size
+        return 2 * nbytes / rates.far_bytes_per_second
+
+
+def _varying(cell: Body, batched: Sequence[bool], form: ScanForm) -> list[int]:
+    """Which inputs of a cell differ from row to row; it takes elements more than the body whose
+    inputs do, perhaps, after the others."""
+    first, more = form.states + form.sequences, len(cell.inputs) - len(batched)
+    flags = [*batched[:first], *[True] * more, *batched[first:]]
+    return [v for v, flag in zip(cell.inputs, flags, strict=True) if flag]
+
+
+def whole_graph(graph: ComputationGraph) -> Body:
+    """A graph as a body."""
+    inputs, outputs = ([slot.value for slot in slots] for slots in (graph.inputs, graph.outputs))
+    return Body(tuple(inputs), tuple(outputs), graph.values, graph.operations, graph.constants)
