@@ -1,5 +1,5 @@
-"""Scans, written into another graph: as they are, or for many lanes at once: the body lifted, states
-and elements with a lane axis in front.
+"""Scans written into another graph, as they are or for many lanes at once: then with the body
+lifted, states and elements with a lane axis in front.
 
 Comes in: a scan, or an operation without a batching rule; operands of which some have a lane axis
 in front. Goes out: the results, all with that axis where one operand has. What differs between no
@@ -112,9 +112,7 @@ def by_itself(
             ),
         )  # fmt: skip
     body = bodies[operation.body]
-    made = lift(
-        body, context.operands, context.batched, context.lanes, builder, unliftable
-    ).results
+    made = lift(body, context.operands, context.batched, context.lanes, builder, unliftable).results
     if not any(context.batched):
         return [r.tensor for r in made]
     return [in_lanes(builder, r.tensor, r.is_batched, context.lanes) for r in made]

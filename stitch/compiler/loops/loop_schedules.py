@@ -5,7 +5,7 @@
 * `hoisted`: what does not read the states is computed before the loop, for all rounds.
 * `rows`: a short loop around loops is written out, a loop for each of its rounds.
 * `wave`: the anti-diagonals of a loop in a loop are one loop.
-* `stretches`: loops over sequences of different lengths, of one cell, are a loop for each stretch of
+* `stretches`: loops of one cell over sequences of different lengths are a loop for each stretch of
   rounds in which the same sequences are not at their end.
 * `rounds`: the loop as it is.
 

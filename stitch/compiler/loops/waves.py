@@ -116,9 +116,7 @@ def _same_values(body: Body) -> dict[int, int]:
     return same
 
 
-def can_fail(
-    inner: Body, form: ScanForm, bodies: Sequence[Body], *, elements: bool = True
-) -> bool:
+def can_fail(inner: Body, form: ScanForm, bodies: Sequence[Body], *, elements: bool = True) -> bool:
     """Whether a round of an inner scan may raise where the sequence has ended: some operation looks
     at data, an index say, that differs from round to round; in states alone, without `elements`."""
     differs = inner.inputs[: form.states + form.sequences * elements]

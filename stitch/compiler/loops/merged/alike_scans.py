@@ -122,6 +122,20 @@ def _cell(scan: LaneScan, names: Mapping[int, Hashable]) -> Hashable:
     return scan.body, form.states, form.sequences, form.collected, tuple(shared)
 
 
+def same_operands(scans: Sequence[LaneScan], data: Mapping[int, Array]) -> tuple[bool, ...]:
+    """Which operands are one value in all scans of a group; `data`: of constants."""
+    form = scans[0].form
+    found = []
+    for operand in range(len(scans[0].operands)):
+        sources = [scan.operands[operand] for scan in scans]
+        known = [data.get(v, v) if isinstance(v, int) else v for v in sources]
+        names = {v if isinstance(v, int) else data_name(v) for v in known}
+        # What all rounds share is of one cell: the same, or computed in the same way.
+        is_one = len(names) == 1 or operand >= form.states + form.sequences
+        found.append(is_one and not any(scan.batched[operand] for scan in scans))
+    return tuple(found)
+
+
 def data_name(data: Array) -> Hashable:
     """Equal for equal data."""
     return data.dtype.str, data.shape, data.tobytes()

@@ -7,24 +7,22 @@ Goes out: the graph, in which those are scans of all lanes. Must not know: other
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stitch import ops
-from stitch.compiler.loops.hoisting import hoisted
 from stitch.compiler.loops.lanes import by_itself, in_rounds, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.merged.alike_scans import (
     LaneScan,
     alike_scans,
-    data_name,
     lane_scan_of,
+    same_operands,
 )
-from stitch.compiler.loops.merged.stretch_plan import StretchPlan, planned
+from stitch.compiler.loops.merged.stretch_costs import CellCosts
 from stitch.compiler.loops.merged.written_stretches import (
     Merging,
-    is_hoistable,
     rows_that_vary,
     written_stretches,
 )
@@ -32,11 +30,6 @@ from stitch.compiler.loops.waves import can_fail
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, lift
 from stitch.machine import LoopRates
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
-
-#: The most stretches of one group, and the most operations that they may be written as.
-MOST_STRETCHES, MOST_WRITTEN = 64, 2048
-#: Operations beside its rounds that a stretch is, beside those for each state and sequence.
-_BESIDE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +126,13 @@ class _Merging:
             return at[source]
 
         for stage in range(max(alike.stages) + 1):
-            operations = tuple([
-                operation
-                for operation, its in zip(holder.operations, alike.stages, strict=True)
-                if its == stage and id(operation) not in merged
-            ])
+            operations = tuple(
+                [
+                    operation
+                    for operation, its in zip(holder.operations, alike.stages, strict=True)
+                    if its == stage and id(operation) not in merged
+                ]
+            )
             made = [v for o in operations for v in o.outputs if v != ABSENT]
             inside = set(made)
             needs = dict.fromkeys(
@@ -199,136 +194,36 @@ class _Merging:
         made = dict(zip(scan.results, results, strict=True))
         return [made.get(v) for v in operation.outputs]
 
-    # Costs -------------------------------------------------------------------------------------
+    # Choice ------------------------------------------------------------------------------------
 
     def _merging(self, scans: tuple[LaneScan, ...], holder: Body) -> Merging | None:
         """How a group is merged; None where each by itself costs less, or is asked for."""
-        body, form = self.graph.bodies[scans[0].body], scans[0].form
+        bodies, form = self.graph.bodies, scans[0].form
+        body, first = bodies[scans[0].body], form.states + form.sequences
         data = {constant.value: constant.data for constant in holder.constants}
-        same = tuple([self._is_same(scans, i, data) for i in range(len(body.inputs))])
+        same = same_operands(scans, data)
         batched = rows_that_vary(scans, body, same)
-        first = form.states + form.sequences
-        fixed = [
-            v for v, source in zip(body.inputs[first:], scans[0].operands[first:], strict=True)
-            if not isinstance(source, int) or source in data
-        ]  # fmt: skip
-        costs = self._by_itself(scans, body, batched, fixed)
+        shared = zip(body.inputs[first:], scans[0].operands[first:], strict=True)
+        fixed = tuple([v for v, source in shared if not isinstance(source, int) or source in data])
+        cell = CellCosts(self.estimate, body, form, batched, fixed)
+        costs = cell.by_schedule((scan.form.count, scan.rows) for scan in scans)
         lengths = [scan.form.count for scan in scans for _ in range(scan.rows)]
-        found = self._planned(lengths, scans, body, same, batched, fixed)
+        read = {i for scan in scans for i, v in enumerate(scan.results) if v != ABSENT}
+        found = cell.stretches(
+            lengths, [i for i in read if i >= form.states],
+            may_run_on=not can_fail(body, form, bodies, elements=False),
+        )  # fmt: skip
         if found is not None:
             costs["stretches"] = found[1]
         taken = min(costs, key=lambda name: (costs[name], name))
         taken = self.asked if self.asked in costs else taken
-        is_merged = taken == "stretches" and found is not None
-        many = len(found[0].plan.stretches) if is_merged and found is not None else 0
+        plan = found[0] if found is not None and taken == "stretches" else None
+        many = 0 if plan is None else len(plan.stretches)
         if many or len(set(lengths)) > 1:
             listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
-            self.rows.append(
-                MergedRows(
-                    scans[0].operation.location, form.count, taken, len(lengths),
-                    len(set(lengths)), many, listed,
-                )
-            )  # fmt: skip
-        return found[0] if is_merged and found is not None else None
-
-    def _is_same(
-        self, scans: Sequence[LaneScan], operand: int, data: Mapping[int, Any]
-    ) -> bool:  # fmt: skip
-        """Whether an operand is one value in all scans."""
-        names = set()
-        for scan in scans:
-            if scan.batched[operand]:
-                return False
-            source = scan.operands[operand]
-            if isinstance(source, int) and source in data:
-                source = data[source]
-            names.add(source if isinstance(source, int) else data_name(source))
-        form = scans[0].form
-        # What all rounds share is of one cell: it is the same, or the same in other words.
-        return len(names) == 1 or operand >= form.states + form.sequences
-
-    def _by_itself(
-        self, scans: Sequence[LaneScan], body: Body, batched: Sequence[bool],
-        fixed: Collection[int],
-    ) -> dict[str, float]:  # fmt: skip
-        """What the scans cost each by itself, in rounds as they are and with what reads no state
-        computed before."""
-        estimate, form = self.estimate, scans[0].form
-        costs = {"rounds": 0.0}
-        parts = hoisted(body, form) if form.sequences else None
-        if parts is not None:
-            costs["hoisted"] = 0.0
-        for scan in scans:
-            count, rows = scan.form.count, scan.rows
-            for name, cell in (("rounds", body), ("hoisted", parts and parts.rest)):
-                if not cell:
-                    continue
-                each = estimate.round(cell, rows, _varying(cell, batched, form), fixed)
-                costs[name] += count * (estimate.rates.round_seconds + each)
-            if parts is not None:
-                takes = parts.before.inputs[: form.sequences]
-                costs["hoisted"] += estimate.round(parts.before, count * rows, takes, fixed)
-        return costs
-
-    def _planned(
-        self, lengths: Sequence[int], scans: tuple[LaneScan, ...], body: Body,
-        same: tuple[bool, ...], batched: tuple[bool, ...], fixed: Collection[int],
-    ) -> tuple[Merging, float] | None:  # fmt: skip
-        """The cheapest stretches, and what they cost."""
-        form = scans[0].form
-        found: list[tuple[float, Merging]] = []
-        parts = hoisted(body, form) if form.sequences else None
-        may_run_on = not can_fail(body, form, self.graph.bodies, elements=False)
-        draft = Merging(scans, body, same, batched, StretchPlan((), ()))
-        for way in (None, parts) if is_hoistable(parts, draft) else (None,):
-            cell = body if way is None else way.rest
-            planning = self._plan(cell, lengths, draft, fixed, may_run_on=may_run_on)
-            if planning is None:
-                return None
-            plan, seconds = planning
-            if way is not None:
-                takes = way.before.inputs[: form.sequences]
-                seconds += self.estimate.round(way.before, plan.size, takes, fixed)
-            found.append((seconds, replace(draft, plan=plan, hoisted=way)))
-        seconds, merging = min(found, key=lambda each: each[0])
-        return merging, seconds + self._moving(merging)
-
-    def _plan(
-        self, cell: Body, lengths: Sequence[int], draft: Merging, fixed: Collection[int], *,
-        may_run_on: bool,
-    ) -> tuple[StretchPlan, float] | None:  # fmt: skip
-        """The plan of stretches of a cell."""
-        form, rates = draft.form, self.estimate.rates
-        more = len(cell.inputs) - len(draft.batched)
-        varies = _varying(cell, draft.batched, form)
-        beside = _BESIDE + 2 * (form.states + form.sequences + more + form.collected)
-        most = max(1, min(MOST_STRETCHES, MOST_WRITTEN // (len(cell.operations) + beside)))
-        kept = sum(cell.values[v].type.nbytes for v in cell.outputs[: form.states])
-        return planned(
-            lengths,
-            lambda rows: rates.round_seconds + self.estimate.round(cell, rows, varies, fixed),
-            rates.round_seconds + beside * rates.operation_seconds,
-            kept / rates.near_bytes_per_second, most, may_run_on=may_run_on,
-        )  # fmt: skip
-
-    def _moving(self, merging: Merging) -> float:
-        """What it takes to bring elements into the order of rounds, and results back."""
-        body, form, rates = merging.body, merging.form, self.estimate.rates
-        moved = [
-            *body.inputs[form.states : form.states + form.sequences],
-            *[body.outputs[form.states + j] for j in range(form.collected)
-              if any(scan.results[form.states + j] != ABSENT for scan in merging.scans)],
-        ]  # fmt: skip
-        nbytes = sum(body.values[v].type.nbytes for v in moved) * merging.plan.size
-        return 2 * nbytes / rates.far_bytes_per_second
-
-
-def _varying(cell: Body, batched: Sequence[bool], form: ScanForm) -> list[int]:
-    """Which inputs of a cell differ from row to row; it takes elements more than the body whose
-    inputs do, perhaps, after the others."""
-    first, more = form.states + form.sequences, len(cell.inputs) - len(batched)
-    flags = [*batched[:first], *[True] * more, *batched[first:]]
-    return [v for v, flag in zip(cell.inputs, flags, strict=True) if flag]
+            where, each = scans[0].operation.location, len(set(lengths))
+            self.rows.append(MergedRows(where, form.count, taken, len(lengths), each, many, listed))
+        return None if plan is None else Merging(scans, body, same, batched, plan)
 
 
 def whole_graph(graph: ComputationGraph) -> Body:

@@ -9,13 +9,11 @@ at once; what the rounds give is brought back in the same way. Must not know: co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import compress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stitch.compiler.loops.hoisting import Hoisted
 from stitch.compiler.loops.lanes import in_lanes, states_that_vary
 from stitch.compiler.loops.merged.alike_scans import LaneScan
 from stitch.compiler.loops.merged.stretch_plan import Stretch, StretchPlan
@@ -26,15 +24,13 @@ from stitch.program import ABSENT, Array, Body, ScanForm
 @dataclass(frozen=True, slots=True)
 class Merging:
     """Scans of one body, longest first, in stretches; which operands are one value in all scans;
-    which inputs of the body differ from row to row; what is computed before them all, if that is
-    something."""
+    which inputs of the body differ from row to row."""
 
     scans: tuple[LaneScan, ...]
     body: Body
     same: tuple[bool, ...]
     batched: tuple[bool, ...]
     plan: StretchPlan
-    hoisted: Hoisted | None = None
 
     @property
     def form(self) -> ScanForm:
@@ -46,9 +42,7 @@ class Merging:
         return [0, *np.cumsum([scan.rows for scan in self.scans]).tolist()]
 
 
-def rows_that_vary(
-    scans: Sequence[LaneScan], body: Body, same: Sequence[bool]
-) -> tuple[bool, ...]:
+def rows_that_vary(scans: Sequence[LaneScan], body: Body, same: Sequence[bool]) -> tuple[bool, ...]:
     """Which inputs of the body differ from row to row; `same`: operands that are one value in all
     scans."""
     form = scans[0].form
@@ -91,17 +85,13 @@ class _Writing:
         states = [self._row_operand(i) for i in range(form.states)]
         elements = [self._packed(i) for i in range(form.states, first)]
         shared = [self._row_operand(i) for i in range(first, len(self.merging.batched))]
-        body = self.merging.body
-        if self.merging.hoisted is not None:
-            elements += self._before(self.merging.hoisted, elements, shared)
-            body = self.merging.hoisted.rest
         given: list[Mapping[int, Any]] = []
         ends: list[list[Any]] = []
         at = 0
         for stretch in self.plan.stretches:
             size = stretch.count * stretch.rows
             taken = [self._part(e, at, at + size, stretch) for e in elements]
-            after, collected = self._stretch(body, stretch, states, taken, shared)
+            after, collected = self._stretch(stretch, states, taken, shared)
             at += size
             given.append(collected)
             ends.append(self._ends(stretch, after, collected))
@@ -153,19 +143,6 @@ class _Writing:
         whole = self.builder.concat(parts, 0) if len(parts) > 1 else parts[0]
         return self._taken(whole, numbers)
 
-    def _before(self, hoisted: Hoisted, elements: Sequence[Any], shared: Sequence[Any]) -> Any:
-        """What is computed for all rounds of all rows beforehand, in their order."""
-        size, form = self.plan.size, self.form
-        # Nothing of it reads what differs from row to row, but elements.
-        alike = [not varies for varies in self.merging.batched[form.states + form.sequences :]]
-        inputs = hoisted.before.inputs
-        kept = [*inputs[: form.sequences], *compress(inputs[form.sequences :], alike)]
-        given = [*elements, *compress(shared, alike)]
-        flags = [*[True] * len(elements), *[False] * sum(alike)]
-        before = replace(hoisted.before, inputs=tuple(kept))
-        made = lift(before, given, flags, size, self.builder, self.unliftable).results
-        return [in_lanes(self.builder, r.tensor, r.is_batched, size) for r in made]
-
     def _part(self, packed: Any, first: int, end: int, stretch: Stretch) -> Any:
         """The elements of a stretch: [rounds, rows, *element]."""
         part = packed if end - first == packed.shape[0] else packed[first:end]
@@ -180,7 +157,7 @@ class _Writing:
     # Rounds ------------------------------------------------------------------------------------
 
     def _stretch(
-        self, body: Body, stretch: Stretch, states: Sequence[Any], elements: Sequence[Any],
+        self, stretch: Stretch, states: Sequence[Any], elements: Sequence[Any],
         shared: Sequence[Any],
     ) -> tuple[Sequence[Any], Mapping[int, Any]]:  # fmt: skip
         """The states after a stretch, and what is read of its rounds, by result of the body."""
@@ -194,7 +171,12 @@ class _Writing:
 
         def round_(inside: BodyBuilder, before: Sequence[Any], taken: Sequence[Any]) -> Any:
             results = lift(
-                body, [*before, *taken, *shared], flags, stretch.rows, inside, self.unliftable
+                self.merging.body,
+                [*before, *taken, *shared],
+                flags,
+                stretch.rows,
+                inside,
+                self.unliftable,
             ).results
             every = [in_lanes(inside, r.tensor, r.is_batched, stretch.rows) for r in results]
             after = [
@@ -294,16 +276,3 @@ def _kept_states(body: Body, form: ScanForm) -> list[int]:
 
     collected = {source(j): j for j in range(form.states, len(body.outputs))}
     return [collected.get(source(i), i) for i in range(form.states)]
-
-
-def is_hoistable(hoisted: Hoisted | None, merging: Merging) -> bool:
-    """Whether what is computed beforehand reads nothing that differs from row to row but elements."""
-    if hoisted is None:
-        return False
-    form = merging.form
-    read = {v for o in hoisted.before.operations for v in o.inputs}
-    shared = zip(
-        hoisted.before.inputs[form.sequences :],
-        merging.batched[form.states + form.sequences :], strict=True,
-    )  # fmt: skip
-    return not any(varies and v in read for v, varies in shared)
