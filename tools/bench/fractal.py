@@ -2,8 +2,8 @@
 
 Networks (`--suite`, several with commas): `lstm` (stacked, for each size of `--hidden`), `dilated`,
 `grid`, `gemm` (two products back to back), `flash`, `bigbird`, `ragged` (scans of products of 3x3
-matrices over 16 times `--batch` lists of different lengths, as in onnxruntime#23024), `sentences` (an LSTM over
-`--sentences` of 5 to `--words` words), `small` (the
+matrices over 16 times `--batch` lists of different lengths, as in onnxruntime#23024), `sentences`
+(an LSTM over `--sentences` of 5 to `--words` words; compiling it and its file), `small` (the
 stacked LSTM as small as the first of `--widths`, of the depth and twice that). They are written for
 elements, cell by cell. Each is compiled for the machine `host` and run by every executor of
 `--executors`, with the schedule that is chosen and with each by name that some loop takes; it runs
@@ -171,8 +171,8 @@ NETWORKS: Mapping[str, Callable[[argparse.Namespace], Iterator[Case]]] = {
     "bigbird": bigbird,
 }  # fmt: skip
 FIGURES: Mapping[str, Callable[[argparse.Namespace], Iterator[Result]]] = {
-    "ragged": ragged, "sentences": sentences, "memory": memory, "length": length, "rounds": rounds, "training": training,
-    "growth": growing,
+    "ragged": ragged, "sentences": sentences, "memory": memory, "length": length, "rounds": rounds,
+    "training": training, "growth": growing,
 }  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from stitch import ops
 from stitch.graph import BodyBuilder, SymbolicTensor, Unliftable, lift, scan, scan_in_body
 from stitch.program import ABSENT, Body, Operation, ScanForm
@@ -60,12 +62,15 @@ def lifted_scan(
 
 
 def in_rounds(
-    builder: Any, form: ScanForm, operands: Sequence[Any],
+    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any],
     written: Callable[[Sequence[Any], BodyBuilder], Sequence[Any]],
 ) -> Sequence[SymbolicTensor]:  # fmt: skip
     """The results of a scan as it is; `written` writes its body on operands of a round."""
     first = form.states + form.sequences
     shared = list(operands[first:])
+    if not form.count and not first:
+        kinds = [form.whole(kind) for kind in body.output_types]
+        return [builder.constant(np.empty(k.shape, k.data_type.dtype)) for k in kinds]
 
     def round_(inside: BodyBuilder, states: Sequence[Any], elements: Sequence[Any]) -> Any:
         tensors = written([*states, *elements, *shared], inside)

@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from stitch import ops
 from stitch.compiler.loops.hoisting import Hoisted, hoisted
 from stitch.compiler.loops.lanes import (
@@ -287,15 +285,12 @@ class _Scheduling:
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]
     ) -> Sequence[Any]:
         """A loop as it is, the loops in its body scheduled."""
-        if not form.count and not form.states + form.sequences:
-            kinds = [form.whole(kind) for kind in body.output_types]
-            return [builder.constant(np.empty(k.shape, k.data_type.dtype)) for k in kinds]
 
         def written(given: Sequence[Any], inside: BodyBuilder) -> Sequence[Any]:
             results = lift(body, given, [False] * len(given), 1, inside, self.written).results
             return [r.tensor for r in results]
 
-        return in_rounds(builder, form, operands, written)
+        return in_rounds(builder, body, form, operands, written)
 
     def _rows(
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any]

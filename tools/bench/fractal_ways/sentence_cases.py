@@ -1,4 +1,4 @@
-"""An LSTM over sentences of different lengths, with peers; and what compiling it takes, by schedule.
+"""An LSTM over sentences of different lengths, with peers; what compiling it takes, by schedule.
 
 Comes in: how many sentences, of how many words at most. Goes out: a case, figures.
 """

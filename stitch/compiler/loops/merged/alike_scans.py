@@ -16,6 +16,8 @@ from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
 
 #: An operand of a scan: a value of the list that the scan stands in, or data.
 Source = int | Array
+#: Constants up to this many bytes are compared by content.
+_COMPARED_NBYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def alike_scans(
         stage = max((after.get(v, 0) for v in operation.inputs), default=0)
         stages.append(stage)
         is_one = keys.get(number) in many
-        after.update(dict.fromkeys(operation.outputs, stage + is_one))
+        after.update({v: stage + is_one for v in operation.outputs if v != ABSENT})
         if is_one:
             groups.setdefault((keys[number], stage), []).append(scans[number])
     listed = [
@@ -137,8 +139,9 @@ def same_operands(scans: Sequence[LaneScan], data: Mapping[int, Array]) -> tuple
 
 
 def data_name(data: Array) -> Hashable:
-    """Equal for equal data."""
-    return data.dtype.str, data.shape, data.tobytes()
+    """Equal for equal data; large data is compared by identity."""
+    content = data.tobytes() if data.nbytes <= _COMPARED_NBYTES else id(data)
+    return data.dtype.str, data.shape, content
 
 
 def _equal_values(holder: Body) -> dict[int, Hashable]:
@@ -152,6 +155,6 @@ def _equal_values(holder: Body) -> dict[int, Hashable]:
             tuple([names.get(v, v) for v in operation.inputs]), len(operation.outputs),
         )  # fmt: skip
         first = known.setdefault(way, len(known))
-        for i, value in enumerate(operation.outputs):
-            names[value] = "made", first, i
+        made = [(i, value) for i, value in enumerate(operation.outputs) if value != ABSENT]
+        names.update({value: ("made", first, i) for i, value in made})
     return names

@@ -171,8 +171,10 @@ class _Merging:
             return lifted_scan(builder, body, form, context, self._lifted)
         scan = lane_scan_of(operation, bodies, self.lane_bodies)
         if scan is None or not scan.lanes:
-            return in_rounds(builder, form, context.operands, lambda given, inside:
-                             self._written(body, given, inside))  # fmt: skip
+            return in_rounds(
+                builder, body, form, context.operands,
+                lambda given, inside: self._written(body, given, inside),
+            )  # fmt: skip
         return self._of_lanes(builder, scan, operation, context)
 
     def _of_lanes(

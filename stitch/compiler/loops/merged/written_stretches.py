@@ -56,10 +56,10 @@ def written_stretches(
     builder: Any, merging: Merging, operands: Sequence[Sequence[Any]], unliftable: Unliftable
 ) -> list[list[Any]]:
     """The results of each scan on its operands, None where nobody reads them."""
-    return _Writing(builder, merging, operands, unliftable).run()
+    return _StretchWriting(builder, merging, operands, unliftable).run()
 
 
-class _Writing:
+class _StretchWriting:
     """One group of scans under way."""
 
     def __init__(
@@ -242,8 +242,9 @@ class _Writing:
             rounds = np.arange(scan.form.count)
             if scan.form.given_backward[collected]:
                 rounds = rounds[::-1]
-            each = np.repeat(rows, len(rounds)), np.tile(rounds, len(rows))
-            places.append(self.plan.places(*each))
+            places.append(
+                self.plan.places(np.repeat(rows, len(rounds)), np.tile(rounds, len(rows)))
+            )
         found = self._taken(whole, np.concatenate(places))
         results, at = [], 0
         for scan, each in zip(self.scans, places, strict=True):
