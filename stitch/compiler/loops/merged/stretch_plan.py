@@ -20,7 +20,7 @@ MOST_LENGTHS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RowStretch:
     """Some rounds of the first rows; of these the first `going_on` are not at their end after it.
 
     `is_exact`: all others end with its last round.
@@ -38,7 +38,7 @@ class StretchPlan:
     """The lengths of the rows, longest first, and the stretches."""
 
     lengths: tuple[int, ...]
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[RowStretch, ...]
 
     @property
     def size(self) -> int:
@@ -48,7 +48,7 @@ class StretchPlan:
     def round_of(self) -> tuple[Array, Array]:
         """In the order in which stretches run, the row and the round of each round of a row.
 
-        >>> plan = StretchPlan((3, 1), (Stretch(0, 1, 2, 1, True), Stretch(1, 2, 1, 0, True)))
+        >>> plan = StretchPlan((3, 1), (RowStretch(0, 1, 2, 1, True), RowStretch(1, 2, 1, 0, True)))
         >>> [each.tolist() for each in plan.round_of()]
         [[0, 1, 0, 0], [0, 0, 1, 2]]
         """
@@ -102,7 +102,7 @@ def planned(
         total += float(cost[at, end])
         going_on = running[end + 1] if end + 1 < len(ends) else 0
         stretches.append(
-            Stretch(
+            RowStretch(
                 int(begins[at]), int(spans[at, end]), running[at], going_on,
                 bool(ending[at, end] <= 1),
             )

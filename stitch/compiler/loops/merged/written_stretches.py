@@ -16,7 +16,7 @@ import numpy as np
 
 from stitch.compiler.loops.lanes import in_lanes, states_that_vary
 from stitch.compiler.loops.merged.alike_scans import LaneScan
-from stitch.compiler.loops.merged.stretch_plan import Stretch, StretchPlan
+from stitch.compiler.loops.merged.stretch_plan import RowStretch, StretchPlan
 from stitch.graph import BodyBuilder, Unliftable, lift, scan_in_body
 from stitch.program import ABSENT, Array, Body, ScanForm
 
@@ -143,7 +143,7 @@ class _StretchWriting:
         whole = self.builder.concat(parts, 0) if len(parts) > 1 else parts[0]
         return self._taken(whole, numbers)
 
-    def _part(self, packed: Any, first: int, end: int, stretch: Stretch) -> Any:
+    def _part(self, packed: Any, first: int, end: int, stretch: RowStretch) -> Any:
         """The elements of a stretch: [rounds, rows, *element]."""
         part = packed if end - first == packed.shape[0] else packed[first:end]
         return self.builder.reshape(part, (stretch.count, stretch.rows, *packed.shape[1:]))
@@ -157,7 +157,7 @@ class _StretchWriting:
     # Rounds ------------------------------------------------------------------------------------
 
     def _stretch(
-        self, stretch: Stretch, states: Sequence[Any], elements: Sequence[Any],
+        self, stretch: RowStretch, states: Sequence[Any], elements: Sequence[Any],
         shared: Sequence[Any],
     ) -> tuple[Sequence[Any], Mapping[int, Any]]:  # fmt: skip
         """The states after a stretch, and what is read of its rounds, by result of the body."""
@@ -191,7 +191,7 @@ class _StretchWriting:
     # What comes out ----------------------------------------------------------------------------
 
     def _ends(
-        self, stretch: Stretch, after: Sequence[Any], given: Mapping[int, Any]
+        self, stretch: RowStretch, after: Sequence[Any], given: Mapping[int, Any]
     ) -> list[Any]:  # fmt: skip
         """The last states of the rows that end in a stretch, None where nobody reads them."""
         found: list[Any] = []
