@@ -15,7 +15,7 @@ from stitch import fractal as ops
 from stitch.compiler import CompileOptions, compile_graph, differentiate
 from stitch.compiler.loops.loop_costs import rates_of
 from stitch.fractal import CompiledNest, FractalTensor
-from stitch.fractal.graph_tracing import GraphTracing
+from stitch.fractal.tracing import GraphTracing
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import Machine, load_machine
 from stitch.program import SCAN
@@ -244,7 +244,7 @@ def test_an_operator_without_a_rule_runs_cell_by_cell_in_blocks_too(schedule: st
 @pytest.mark.parametrize("count", [3, 7, 8])
 def test_gradients_through_blocks_are_those_through_rounds(count: int) -> None:
     """Of attention: the queries' own, and the keys', which all queries have a part in."""
-    tracing = GraphTracing("attention", shares=False)
+    tracing = GraphTracing("attention")
     given = [queries(count), KEYS, VALUES]
     nests = [tracing.rearranged(FractalTensor(each)) for each in given]
     tracing.written(lambda _: attention(ops, *nests))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cache
 
+from stitch.compiler.loops.lane_scans import lane_scan_of
 from stitch.compiler.loops.lanes import states_that_vary
 from stitch.machine import LoopRates, Machine, load_machine
 from stitch.ops import RESHAPING, is_elementwise, multiply_adds
@@ -32,10 +33,13 @@ def _host_rates() -> LoopRates:
 
 
 class LoopCosts:
-    """Seconds of bodies, by the rates of one machine."""
+    """Seconds of bodies, by the rates of one machine; loops over lanes whose body is among
+    `lane_bodies` will be scans for all of them."""
 
-    def __init__(self, rates: LoopRates, bodies: Sequence[Body]) -> None:
-        self.rates, self.bodies = rates, bodies
+    def __init__(
+        self, rates: LoopRates, bodies: Sequence[Body], lane_bodies: Collection[int] = ()
+    ) -> None:
+        self.rates, self.bodies, self.lane_bodies = rates, bodies, lane_bodies
         #: Of loops in bodies: by body, form, lanes, and which inputs differ or are constants.
         self._known: dict[Hashable, float] = {}
 
@@ -96,11 +100,15 @@ class LoopCosts:
         self, operation: Operation, lanes: int, varies: Collection[int], constant: Collection[int]
     ) -> float:
         """A loop in a body, of which some operands differ from lane to lane, or are constants."""
-        form, body = ScanForm.of(operation), self.bodies[operation.body]
-        places = range(len(operation.inputs))
-        differ = [v in varies for v in operation.inputs] if lanes > 1 else [False] * len(places)
-        fixed = tuple([i for i in places if operation.inputs[i] in constant and not differ[i]])
-        key = operation.body, form, lanes, tuple(differ), fixed
+        scan = lane_scan_of(operation, self.bodies, self.lane_bodies)
+        form, body, lanes = scan.form, self.bodies[scan.body], lanes * scan.rows
+        known = [not isinstance(v, int) or v in constant for v in scan.operands]
+        differ = [
+            lanes > 1 and (inside or (isinstance(v, int) and v in varies))
+            for v, inside in zip(scan.operands, scan.batched, strict=True)
+        ]
+        fixed = tuple([i for i, flag in enumerate(known) if flag and not differ[i]])
+        key = scan.body, form, lanes, tuple(differ), fixed
         if key not in self._known:
             if lanes > 1:
                 differ[: form.states] = states_that_vary(body, form, differ)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class LoopNote:
     """How a loop runs: where it was written, its rounds, the schedule, the seconds that this is
     estimated to take and those of the schedules that were not taken, operators without a batching
-    rule, and how many rounds are computed at once, where the schedule is `blocks`."""
+    rule, how many rounds are computed at once, where the schedule is `blocks`; `merged`: what loops
+    run together."""
 
     where: str
     count: int
@@ -17,6 +18,7 @@ class LoopNote:
     costs: tuple[tuple[str, float], ...] = ()
     without_rule: tuple[str, ...] = ()
     lanes: int = 0
+    merged: str = ""
 
     def text(self) -> str:
         """One line.
@@ -34,6 +36,6 @@ class LoopNote:
         rounds = f"{self.count} round{'s' * (self.count != 1)}"
         return (
             f"loop of {rounds} at {self.where or 'an unknown line'}: {self.schedule}{size}"
-            f"{taken}{f'; not {others}' if others else ''}"
+            f"{self.merged and f', {self.merged}'}{taken}{f'; not {others}' if others else ''}"
             f"{f'; without a batching rule, one by one: {rules}' if rules else ''}"
         )
