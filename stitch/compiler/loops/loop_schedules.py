@@ -13,15 +13,15 @@ out: the graph that computes the same, a note for each loop. Must not know: exec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from stitch import ops
-from stitch.compiler.loops.hoisting import Hoisted, hoisted
+from stitch.compiler.loops.hoisting import Hoisted, hoisted, hoisted_form
 from stitch.compiler.loops.lanes import in_lanes, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.compiler.loops.waves import can_fail, wave_of, written_wave
@@ -38,7 +38,6 @@ from stitch.graph import (
 from stitch.machine import Machine
 from stitch.program import Body, Operation, ScanForm, is_scan
 
-_NO_COSTS: Mapping[str, float] = MappingProxyType({})
 #: A loop of more rounds than that, those of loops around it that are written out counted with
 #: them, is not written out.
 MOST_ROWS = 64
@@ -61,22 +60,25 @@ def check_schedule(schedule: str | None) -> None:
 class LoopNote:
     """How a loop runs: where it was written, its rounds, the schedule, the seconds that this is
     estimated to take and those of the schedules that were not taken, operators without a batching
-    rule."""
+    rule, by whose rates the schedule was taken."""
 
     where: str
     count: int
     schedule: str
     costs: tuple[tuple[str, float], ...] = ()
     without_rule: tuple[str, ...] = ()
+    executor: str = ""
 
     def text(self) -> str:
         """One line.
 
-        >>> LoopNote("net.py:3", 64, "hoisted", (("hoisted", 1e-3), ("rounds", 2e-3))).text()
-        'loop of 64 rounds at net.py:3: hoisted (1 ms); not rounds (2 ms)'
+        >>> costs = (("hoisted", 1e-3), ("rounds", 2e-3))
+        >>> LoopNote("net.py:3", 64, "hoisted", costs, executor="numpy").text()
+        'loop of 64 rounds at net.py:3: hoisted (1 ms by numpy); not rounds (2 ms)'
         """
         costs = {name: f"{seconds * 1e3:.3g} ms" for name, seconds in self.costs}
-        taken = f" ({costs.pop(self.schedule)})" if self.schedule in costs else ""
+        by = f" by {self.executor}" if self.executor else ""
+        taken = f" ({costs.pop(self.schedule)}{by})" if self.schedule in costs else ""
         others = ", ".join(f"{name} ({text})" for name, text in costs.items())
         rules = ", ".join(self.without_rule)
         rounds = f"{self.count} round{'s' * (self.count != 1)}"
@@ -96,9 +98,11 @@ class ScheduledLoops:
 
 
 def schedule_loops(
-    graph: ComputationGraph, machine: Machine, schedule: str | None = None
-) -> ScheduledLoops:
-    """The graph with each loop as its cheapest schedule has it, or as `schedule` where that can be.
+    graph: ComputationGraph, machine: Machine, schedule: str | None = None,
+    executor: str | None = None,
+) -> ScheduledLoops:  # fmt: skip
+    """The graph with each loop as its cheapest schedule has it for an executor, or as `schedule`
+    where that can be.
 
     Slots, wishes and results stay. Without loops it is the graph itself. Loops without states come
     first: a loop with states in their bodies is then one for all their rounds, with a schedule too.
@@ -106,7 +110,8 @@ def schedule_loops(
     notes: list[LoopNote] = []
     for has_states in (False, True):
         if any(has_states == bool(form.states) for form in _loops(graph)):
-            scheduled = _Scheduling(graph, machine, schedule, has_states=has_states).run()
+            estimates = [LoopCosts(rates, graph.bodies) for rates in rates_of(machine, executor)]
+            scheduled = _Scheduling(graph, estimates, schedule, has_states=has_states).run()
             graph = scheduled.graph
             notes += scheduled.notes
     return ScheduledLoops(graph, tuple(dict.fromkeys(notes)))
@@ -122,15 +127,16 @@ class _Scheduling:
     """Schedules the loops that have states, or those that have none; others stay as they are."""
 
     def __init__(
-        self, graph: ComputationGraph, machine: Machine, schedule: str | None, *, has_states: bool
-    ) -> None:
+        self, graph: ComputationGraph, estimates: Sequence[LoopCosts], schedule: str | None,
+        *, has_states: bool,
+    ) -> None:  # fmt: skip
         self.graph, self.has_states = graph, has_states
-        self.machine = machine
+        #: By the rates of each executor that may compute; and the one that is being asked.
+        self.estimates, self.estimate = estimates, estimates[0]
         self.asked = schedule
         self.notes: list[LoopNote] = []
         #: How many rounds of loops that are written out are being written, one by one.
         self.copies = 1
-        self.estimate = LoopCosts(rates_of(machine), graph.bodies)
 
     def run(self) -> ScheduledLoops:
         graph = self.graph
@@ -196,13 +202,13 @@ class _Scheduling:
         if bool(form.states) != self.has_states or not form.count:
             return self._rounds(builder, body, form, operands)
         fixed = _constant_inputs(builder, body, form, operands)
-        costs = self._costs(body, form, fixed, self.copies)
+        costs, by = self._least_costs(body, form, fixed)
         taken = min(costs, key=lambda name: (costs[name], name))
         if self.asked in costs:
             taken = self.asked
         if taken == "batch":
-            return self._batched(builder, body, form, operands, where, costs)
-        self._note(where, form, taken, costs)
+            return self._batched(builder, body, form, operands, where, costs, by[taken])
+        self._note(where, form, taken, costs, by[taken])
         if taken == "wave":
             wave = wave_of(body, form)
             assert wave is not None
@@ -216,13 +222,26 @@ class _Scheduling:
             return self._hoisted(builder, parts, form, operands)
         return self._rounds(builder, body, form, operands)
 
+    def _least_costs(
+        self, body: Body, form: ScanForm, fixed: Collection[int]
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """What each schedule of a loop costs by the executor that is cheapest there, and its
+        name."""
+        costs: dict[str, float] = {}
+        by: dict[str, str] = {}
+        for estimate in self.estimates:
+            self.estimate = estimate
+            for name, seconds in self._costs(body, form, fixed, self.copies).items():
+                if seconds < costs.get(name, math.inf):
+                    costs[name], by[name] = seconds, estimate.rates.executor
+        return costs, by
+
     def _costs(
         self, body: Body, form: ScanForm, fixed: Collection[int], copies: int
     ) -> dict[str, float]:
         """The schedules that a loop may have that is written so many times, and what each costs;
         `fixed` are the inputs of its body that are constants."""
         estimate, costs = self.estimate, {"rounds": self.estimate.scan(body, form, fixed=fixed)}
-        round_seconds = estimate.rates.round_seconds
         if not form.states:
             takes = body.inputs[: form.sequences]
             return {**costs, "batch": estimate.round(body, form.count, takes, fixed)}
@@ -231,7 +250,7 @@ class _Scheduling:
             takes = parts.before.inputs[: form.sequences]
             costs["hoisted"] = estimate.round(
                 parts.before, form.count, takes, fixed
-            ) + form.count * (round_seconds + estimate.round(parts.rest, fixed=fixed))
+            ) + estimate.scan(parts.rest, hoisted_form(parts, form), fixed=fixed)
         if any(is_scan(o) for o in body.operations):
             rows = form.count * copies
             if 0 < rows <= MOST_ROWS and rows * len(body.operations) <= MOST_WRITTEN:
@@ -239,8 +258,8 @@ class _Scheduling:
             wave = wave_of(body, form)
             cell = None if wave is None else self.graph.bodies[wave.inner.body]
             if wave and cell and not can_fail(cell, wave.form, self.graph.bodies):
-                rounds = wave.form.count + form.count - 1
-                costs["wave"] = rounds * (round_seconds + estimate.round(cell, form.count))
+                along = replace(wave.form, count=wave.form.count + form.count - 1)
+                costs["wave"] = estimate.scan(cell, along, form.count)
         return costs
 
     def _row(self, body: Body, copies: int) -> float:
@@ -270,10 +289,7 @@ class _Scheduling:
             parts.before, [*ordered, *shared], flags, form.count, builder, self.written
         ).results
         passed = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in before]
-        inner = ScanForm(
-            form.count, form.states, form.sequences + len(passed), form.collected,
-            (*(False,) * (form.sequences + len(passed)),), form.given_backward,
-        )  # fmt: skip
+        inner = hoisted_form(parts, form)
         return self._rounds(builder, parts.rest, inner, [*states, *ordered, *passed, *shared])
 
     def _rounds(
@@ -331,7 +347,7 @@ class _Scheduling:
 
     def _batched(
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str,
-        costs: Mapping[str, float],
+        costs: Mapping[str, float], by: str,
     ) -> Sequence[Any]:  # fmt: skip
         """A loop without states, for all rounds at once."""
         sequences, shared = operands[: form.sequences], operands[form.sequences :]
@@ -342,7 +358,7 @@ class _Scheduling:
         flags = [*[True] * len(ordered), *[False] * len(shared)]
         lifted = lift(body, [*ordered, *shared], flags, form.count, builder, self.written)
         names = sorted({o.op for o in lifted.without_rule if o.body < 0})
-        self._note(where, form, "batch", costs, tuple(names))
+        self._note(where, form, "batch", costs, by, tuple(names))
         results = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in lifted.results]
         return [
             self._turned(builder, r) if back else r
@@ -354,11 +370,11 @@ class _Scheduling:
         return builder.index(tensor, slice(None, None, -1))
 
     def _note(
-        self, where: str, form: ScanForm, schedule: str, costs: Mapping[str, float] = _NO_COSTS,
+        self, where: str, form: ScanForm, schedule: str, costs: Mapping[str, float], by: str,
         without_rule: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
-        self.notes.append(LoopNote(where, form.count, schedule, listed, without_rule))
+        self.notes.append(LoopNote(where, form.count, schedule, listed, without_rule, by))
 
 
 def _constant_inputs(
