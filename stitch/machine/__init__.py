@@ -6,7 +6,13 @@ Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values,
 from typing import TYPE_CHECKING
 
 from stitch.machine.description import load_machine, machine_names, parse_machine
-from stitch.machine.machine import Compute, LoopRates, Machine, Path
+from stitch.machine.machine import (
+    LOOP_EXECUTORS,
+    Compute,
+    LoopRates,
+    Machine,
+    Path,
+)
 from stitch.machine.shape import (
     Footprint,
     MachineShape,
@@ -25,7 +31,7 @@ else:
     __getattr__, __dir__ = names_on_demand(__name__, {"machine_form": "MACHINE_KEYS"})
 
 __all__ = [
-    "MACHINE_KEYS", "Compute", "Footprint", "LoopRates", "Machine", "MachineShape", "Path",
-    "SpaceShape", "footprint", "load_machine", "machine_names", "page_shape", "parse_machine",
-    "round_up", "shard_counts", "shard_layout",
+    "LOOP_EXECUTORS", "MACHINE_KEYS", "Compute", "Footprint", "LoopRates", "Machine",
+    "MachineShape", "Path", "SpaceShape", "footprint", "load_machine", "machine_names",
+    "page_shape", "parse_machine", "round_up", "shard_counts", "shard_layout",
 ]  # fmt: skip

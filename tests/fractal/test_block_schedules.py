@@ -13,7 +13,6 @@ import pytest
 import stitch
 from stitch import fractal as ops
 from stitch.compiler import CompileOptions, compile_graph, differentiate
-from stitch.compiler.loops.loop_costs import rates_of
 from stitch.fractal import CompiledNest, FractalTensor
 from stitch.fractal.tracing import GraphTracing
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
@@ -126,7 +125,9 @@ def test_where_no_product_changes_its_shape_all_bits_are_the_same(count: int) ->
 
 
 def with_cache(nbytes: int) -> Machine:
-    return replace(HOST, loops=replace(rates_of(HOST), near_nbytes=nbytes))
+    """The host with another cache, and a slow memory beyond it."""
+    caches = {"near_nbytes": nbytes, "far_bytes_per_second": 1e10}
+    return replace(HOST, loops=tuple([replace(each, **caches) for each in HOST.loops]))
 
 
 def size_for(

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
+from stitch.compiler.loops.executor_rates import rates_of
+from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.loop_notes import LoopNote
 from stitch.compiler.loops.loop_writing import Writing
 from stitch.compiler.loops.merged import STRETCHES, MergedRows, merge_loops
 from stitch.compiler.loops.rewriting import renumbered, rewritten
-from stitch.compiler.loops.schedules import TABLE, Loop, candidates_for
+from stitch.compiler.loops.schedules import TABLE, Candidate, Loop, candidates_for
 from stitch.errors import UsageError, closest
 from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, lift
 from stitch.machine import LoopRates, Machine
@@ -44,16 +45,18 @@ class ScheduledLoops:
 
 
 def schedule_loops(
-    graph: ComputationGraph, machine: Machine, schedule: str | None = None
-) -> ScheduledLoops:
-    """The graph with each loop as its cheapest schedule has it, or as `schedule` where that can be.
+    graph: ComputationGraph, machine: Machine, schedule: str | None = None,
+    executor: str | None = None,
+) -> ScheduledLoops:  # fmt: skip
+    """The graph with each loop as its cheapest schedule has it for an executor, or as `schedule`
+    where that can be.
 
     Slots, wishes and results stay. Without loops it is the graph itself. Loops without states come
     first: a loop with states in their bodies is then one for all their rounds, merged with others
     of its cell, with a schedule too.
     """
     notes: list[LoopNote] = []
-    rates = rates_of(machine)
+    rates = rates_of(machine, executor)
     lane_bodies: set[int] = set()
     if any(not form.states for form in _loops(graph)):
         scheduled = _innermost_first(graph, rates, schedule, lane_bodies)
@@ -69,7 +72,9 @@ def _merged_note(rows: MergedRows) -> LoopNote:
     """How loops of one cell run together, or that they do not."""
     loops = f"in {rows.stretches} loop{'s' * (rows.stretches != 1)}"
     how = f"{rows.rows} rows of {rows.lengths} lengths {loops if rows.stretches else 'by length'}"
-    return LoopNote(rows.where, rows.count, rows.schedule, rows.costs, merged=how)
+    return LoopNote(
+        rows.where, rows.count, rows.schedule, rows.costs, merged=how, executor=rows.executor
+    )
 
 
 def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
@@ -79,19 +84,21 @@ def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
 
 
 def _innermost_first(
-    graph: ComputationGraph, rates: LoopRates, asked: str | None, lane_bodies: set[int]
+    graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None, lane_bodies: set[int]
 ) -> ScheduledLoops:
     """The loops without states, those around others knowing what became of these. Loops with
     states that are in them stay loops over lanes: `lane_bodies` takes up their bodies."""
     builder = ComputationGraphBuilder(graph.name)
     bodies = builder.bodies.bodies
-    inside = Writing(bodies, LoopCosts(rates, bodies, lane_bodies), lane_bodies=lane_bodies)
+    inside = Writing(
+        bodies, [LoopCosts(each, bodies, lane_bodies) for each in rates], lane_bodies=lane_bodies
+    )  # fmt: skip
     notes: list[LoopNote] = []
     now = {ABSENT: ABSENT}
 
     def writing() -> tuple[_Choices, Writing]:
         choices = _Choices(asked, inside, has_states=False)
-        return choices, Writing(bodies, inside.estimate, choices.written, lane_bodies)
+        return choices, Writing(bodies, inside.estimates, choices.written, lane_bodies)
 
     # A body comes after those that its operations carry.
     for index, body in enumerate(graph.bodies):
@@ -113,11 +120,13 @@ def _innermost_first(
 
 
 def _outermost_first(
-    graph: ComputationGraph, rates: LoopRates, asked: str | None
+    graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None
 ) -> ScheduledLoops:
     """The loops with states, those in others as what became of these has them."""
     choices = _Choices(asked, has_states=True)
-    writing = Writing(graph.bodies, LoopCosts(rates, graph.bodies), choices.written)
+    writing = Writing(
+        graph.bodies, [LoopCosts(each, graph.bodies) for each in rates], choices.written
+    )  # fmt: skip
     choices.inside = writing
     builder = ComputationGraphBuilder(graph.name)
     return ScheduledLoops(_lifted(graph, builder, writing), tuple(choices.notes))
@@ -155,7 +164,7 @@ class _Choices:
         if bool(form.states) != self.has_states or not form.count:
             return inside.unscheduled(builder, body, form, operands)
         fixed = _constant_inputs(builder, body, form, operands)
-        candidates = candidates_for(Loop(body, form, fixed, inside.copies), inside)
+        candidates, by = _cheapest(Loop(body, form, fixed, inside.copies), inside)
         costs = sorted(((name, c.seconds) for name, c in candidates.items()), key=_by_cost)
         taken = self.asked if self.asked in candidates else costs[0][0]
         at = len(self.notes)
@@ -163,9 +172,21 @@ class _Choices:
         # Loops come before those in them.
         self.notes.insert(
             at, LoopNote(where, form.count, taken, tuple(costs), written.without_rule,
-                         candidates[taken].lanes),
+                         candidates[taken].lanes, executor=by[taken]),
         )  # fmt: skip
         return written.results
+
+
+def _cheapest(loop: Loop, inside: Writing) -> tuple[dict[str, Candidate], dict[str, str]]:
+    """Each schedule of a loop as the executor has it that is cheapest there, and who that is."""
+    found: dict[str, Candidate] = {}
+    by: dict[str, str] = {}
+    for estimate in inside.estimates:
+        inside.estimate = estimate
+        for name, candidate in candidates_for(loop, inside).items():
+            if name not in found or candidate.seconds < found[name].seconds:
+                found[name], by[name] = candidate, estimate.rates.executor
+    return found, by
 
 
 def _by_cost(named: tuple[str, float]) -> tuple[float, str]:

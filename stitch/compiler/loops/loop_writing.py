@@ -28,10 +28,13 @@ class Writing:
     that is for all of them, until it is said how such run together; None: it is said."""
 
     def __init__(
-        self, bodies: Sequence[Body], estimate: LoopCosts, write_loop: WriteLoop | None = None,
+        self, bodies: Sequence[Body], estimates: Sequence[LoopCosts],
+        write_loop: WriteLoop | None = None,
         lane_bodies: set[int] | None = None,
     ) -> None:  # fmt: skip
-        self.bodies, self.estimate, self.lane_bodies = bodies, estimate, lane_bodies
+        self.bodies, self.lane_bodies = bodies, lane_bodies
+        #: By the rates of each executor that may compute; and the one that is being asked.
+        self.estimates, self.estimate = estimates, estimates[0]
         self._write_loop = write_loop or self.unscheduled
         #: How many rounds of loops that are written out are being written, one by one.
         self.copies = 1

@@ -28,6 +28,8 @@ from stitch import fractal as ops
 from stitch.fractal import FractalTensor
 from stitch.program import Array
 
+#: For whom what begins is measured: the default of devices.
+EXECUTOR = "numpy"
 #: The fewest words of a sentence.
 SHORTEST = 5
 #: Best of ours / `nn.LSTM` over packed sequences.
@@ -85,10 +87,10 @@ def begun(many: int, longest: int, hidden: int) -> Iterator[Figure]:
     """What it takes to compile the network, and the file, with the schedule that is chosen and with
     each by name."""
     network, nest = network_of(hidden), nest_of(sentences_of(many, longest, hidden))
-    chosen = ops.compile(network, nest, target=MACHINE)
-    for schedule in (None, *schedules_for(chosen)):
+    chosen = ops.compile(network, nest, target=MACHINE, executor=EXECUTOR)
+    for schedule in (None, *schedules_for(chosen, EXECUTOR)):
         started = time.process_time()
-        compiled = ops.compile(network, nest, target=MACHINE, schedule=schedule)
+        compiled = ops.compile(network, nest, target=MACHINE, schedule=schedule, executor=EXECUTOR)
         seconds = time.process_time() - started
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "nest.ttb"

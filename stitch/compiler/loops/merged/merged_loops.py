@@ -7,6 +7,7 @@ Goes out: the graph, in which those are scans of all lanes. Must not know: other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ from stitch.compiler.loops.lanes import by_itself, in_rounds, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.merged.alike_scans import alike_scans, same_operands
 from stitch.compiler.loops.merged.stretch_costs import CellCosts
+from stitch.compiler.loops.merged.stretch_plan import StretchPlan
 from stitch.compiler.loops.merged.written_stretches import (
     Merging,
     rows_that_vary,
@@ -40,8 +42,8 @@ STRETCHES = "stretches"
 @dataclass(frozen=True, slots=True)
 class MergedRows:
     """What became of scans of one cell: the rounds of the longest, the schedule that they have, how
-    many rows they are, of how many lengths, and in how many stretches they run; none: each length
-    by itself."""
+    many rows they are, of how many lengths, in how many stretches they run (none: each length by
+    itself), and by whose rates."""
 
     where: str
     count: int
@@ -50,6 +52,7 @@ class MergedRows:
     lengths: int
     stretches: int
     costs: tuple[tuple[str, float], ...]
+    executor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,9 @@ class MergedLoops:
 
 
 def merge_loops(
-    graph: ComputationGraph, rates: LoopRates, asked: str | None, lane_bodies: Collection[int]
-) -> MergedLoops:
+    graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
+    lane_bodies: Collection[int],
+) -> MergedLoops:  # fmt: skip
     """The graph with scans of one cell merged where that costs less, or where `asked`, a schedule,
     says so; loops whose body is among `lane_bodies` are scans of all their lanes after it."""
     lists = (whole_graph(graph), *graph.bodies)
@@ -81,7 +85,7 @@ class _Chosen:
 
 class _Merging:
     def __init__(
-        self, graph: ComputationGraph, rates: LoopRates, asked: str | None,
+        self, graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
         lane_bodies: Collection[int],
     ) -> None:  # fmt: skip
         self.builder = ComputationGraphBuilder(graph.name)
@@ -90,7 +94,8 @@ class _Merging:
         self.bodies: Sequence[Body] = self.builder.bodies.bodies
         self.graph = replace(graph, operations=renumbered(graph.operations, now))
         self.lane_bodies = {now[body] for body in lane_bodies}
-        self.asked, self.estimate = asked, LoopCosts(rates, self.bodies)
+        self.asked = asked
+        self.estimates = [LoopCosts(each, self.bodies) for each in rates]
         self.rows: list[MergedRows] = []
 
     def run(self) -> MergedLoops:
@@ -189,24 +194,33 @@ class _Merging:
         batched = rows_that_vary(scans, body, same)
         shared = zip(body.inputs[first:], scans[0].operands[first:], strict=True)
         fixed = tuple([v for v, source in shared if not isinstance(source, int) or source in data])
-        cell = CellCosts(self.estimate, body, form, batched, fixed)
-        costs = cell.by_schedule((scan.form.count, scan.rows) for scan in scans)
         lengths = [scan.form.count for scan in scans for _ in range(scan.rows)]
         read = {i for scan in scans for i, v in enumerate(scan.results) if v != ABSENT}
-        found = cell.stretches(
-            lengths, [i for i in read if i >= form.states],
-            may_run_on=not can_fail(body, form, bodies, elements=False),
-        )  # fmt: skip
-        if found is not None:
-            costs[STRETCHES] = found[1]
+        gives = [i for i in read if i >= form.states]
+        may_run_on = not can_fail(body, form, bodies, elements=False)
+        costs: dict[str, float] = {}
+        by: dict[str, str] = {}
+        plan: StretchPlan | None = None
+        for estimate in self.estimates:
+            cell = CellCosts(estimate, body, form, batched, fixed)
+            its = cell.by_schedule((scan.form.count, scan.rows) for scan in scans)
+            found = cell.stretches(lengths, gives, may_run_on=may_run_on)
+            if found is not None:
+                its[STRETCHES] = found[1]
+            for name, seconds in its.items():
+                if seconds < costs.get(name, math.inf):
+                    costs[name], by[name] = seconds, estimate.rates.executor
+                    plan = found[0] if found is not None and name == STRETCHES else plan
         taken = min(costs, key=lambda name: (costs[name], name))
         taken = self.asked if self.asked in costs else taken
-        plan = found[0] if found is not None and taken == STRETCHES else None
+        plan = plan if taken == STRETCHES else None
         many = 0 if plan is None else len(plan.stretches)
         if many or len(set(lengths)) > 1:
             listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
             where, each = scans[0].operation.location, len(set(lengths))
-            self.rows.append(MergedRows(where, form.count, taken, len(lengths), each, many, listed))
+            self.rows.append(
+                MergedRows(where, form.count, taken, len(lengths), each, many, listed, by[taken])
+            )
         return None if plan is None else Merging(scans, body, same, batched, plan)
 
 

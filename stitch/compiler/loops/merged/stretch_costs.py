@@ -7,18 +7,15 @@ seconds by schedule, the cheapest plan of stretches. Must not know how stretches
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from stitch.compiler.loops.hoisting import hoisted
+from stitch.compiler.loops.hoisting import hoisted, hoisted_form
 from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.merged.stretch_plan import StretchPlan, planned
 from stitch.program import Body, ScanForm
 
 #: The most stretches of one group, and the most operations that they may be written as.
 MOST_STRETCHES, MOST_WRITTEN = 32, 2048
-#: A stretch takes as long beside its rounds as so many rounds do beside what they compute
-#: (measured: 30 microseconds, an LSTM in stretches, AMD EPYC with AVX-512).
-BEGINNING_ROUNDS = 20
 #: Operations beside its body that a stretch is, for each state, sequence and result.
 _BESIDE = 2
 
@@ -36,16 +33,17 @@ class CellCosts:
     def by_schedule(self, scans: Iterable[tuple[int, int]]) -> dict[str, float]:
         """What scans of so many rounds and rows each cost, as they are and, if that can be, with
         what reads no state computed before."""
-        form, begins = self.form, self.estimate.rates.round_seconds
+        form = self.form
         parts = hoisted(self.body, form) if form.sequences else None
         costs = {"rounds": 0.0} | ({} if parts is None else {"hoisted": 0.0})
         for count, rows in scans:
-            costs["rounds"] += count * (begins + self._round(self.body, rows))
+            its = replace(form, count=count)
+            costs["rounds"] += self._scan(self.body, its, rows)
             if parts is not None:
                 takes = parts.before.inputs[: form.sequences]
                 costs["hoisted"] += self.estimate.round(
                     parts.before, count * rows, takes, self.fixed
-                ) + count * (begins + self._round(parts.rest, rows))
+                ) + self._scan(parts.rest, hoisted_form(parts, its), rows)
         return costs
 
     def stretches(
@@ -59,8 +57,8 @@ class CellCosts:
         kept = sum(body.values[v].type.nbytes for v in body.outputs[: self.form.states])
         found = planned(
             lengths,
-            lambda rows: rates.round_seconds + self._round(body, rows),
-            BEGINNING_ROUNDS * rates.round_seconds,
+            lambda rows: self.estimate.turn(body, self.form, rows, self._varies(body), self.fixed),
+            rates.loop_seconds + _BESIDE * sides * rates.movement_seconds,
             kept / rates.near_bytes_per_second,
             max(1, min(MOST_STRETCHES, most)),
             may_run_on=may_run_on,
@@ -73,14 +71,16 @@ class CellCosts:
             seconds += min(costs.values()) - costs["rounds"]
         return plan, seconds + self._moving(plan, read)
 
-    def _round(self, cell: Body, rows: int) -> float:
-        """A round of a cell, which takes elements more than the body does, perhaps, after the
-        others."""
+    def _scan(self, cell: Body, form: ScanForm, rows: int) -> float:
+        return self.estimate.scan(cell, form, rows, self._varies(cell), self.fixed)
+
+    def _varies(self, cell: Body) -> list[int]:
+        """What of a cell differs from row to row; it takes elements more than the body does,
+        perhaps, after the others."""
         first = self.form.states + self.form.sequences
         more = len(cell.inputs) - len(self.batched)
         flags = [*self.batched[:first], *[True] * more, *self.batched[first:]]
-        varies = [v for v, flag in zip(cell.inputs, flags, strict=True) if flag]
-        return self.estimate.round(cell, rows, varies, self.fixed)
+        return [v for v, flag in zip(cell.inputs, flags, strict=True) if flag]
 
     def _moving(self, plan: StretchPlan, read: Collection[int]) -> float:
         """What it takes to bring elements into the order of rounds, and results back."""

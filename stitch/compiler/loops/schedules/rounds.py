@@ -13,11 +13,8 @@ from stitch.program import Body, ScanForm
 
 def rounds(loop: Loop, around: Surroundings) -> Candidate:
     """Every loop can run so."""
-    form, estimate = loop.form, around.estimate
     return Candidate(
-        estimate.rounds(loop.body, form.count, fixed=loop.fixed)
-        if form.states
-        else estimate.scan(loop.body, form, fixed=loop.fixed),
+        around.estimate.scan(loop.body, loop.form, fixed=loop.fixed),
         lambda builder, operands: WrittenLoop(
             written_rounds(builder, loop.body, loop.form, operands, around)
         ),
