@@ -60,7 +60,7 @@ _WISH = either(TEXT, instance_of("a Wish", Wish))
     example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT),
     role=member_of(Role, "a role"), wishes=either(_WISH, several("a list of wishes", _WISH)),
     input_shapes=optional(MAPPING), weights=optional(MAPPING), trainable=optional(WORDS),
-    algorithm=TEXT, schedule=optional(TEXT), unroll=optional(WHOLE),
+    algorithm=TEXT, schedule=optional(TEXT), executor=optional(TEXT), unroll=optional(WHOLE),
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
@@ -77,6 +77,7 @@ def compile(
     trainable: Iterable[str] | None = None,
     algorithm: str = "none",
     schedule: str | None = None,
+    executor: str | None = None,
     unroll: int | None = None,
     **training: Any,
 ) -> CompiledModel:
@@ -88,6 +89,9 @@ def compile(
     theirs (tensors too, by position or name); those of an ONNX model (by position or name), and
     `input_shapes` by name, bind its symbolic dimensions, and loops of at most `unroll` rounds (4)
     are written out. `wishes` are spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`.
+    `schedule` says how loops run, wherever they can; else what costs least by the rates of
+    `executor` is taken (default: `numpy`), on which calls of the model then run; any other runs the
+    program too.
 
     With `optimizer` and `loss` it is compiled for training. `weights` gives initial values by name,
     `trainable` names the constants to train (by default those with a name and an axis);
@@ -102,7 +106,7 @@ def compile(
             raise UsageError("compile takes schedule= only without optimizer= and loss=")
         return _compiled_for_training(
             (module, example_inputs, input_shapes, unroll), target, (loss, optimizer), training,
-            algorithm, _wishes(wishes), weights or {}, trainable,
+            algorithm, _wishes(wishes), weights or {}, trainable, executor,
         )  # fmt: skip
     if training or weights is not None or trainable is not None or algorithm != "none":
         _check_known(training)
@@ -111,7 +115,9 @@ def compile(
         raise UsageError("compile takes these only with optimizer= and loss=",
                          got=", ".join(given))  # fmt: skip
     graph = read_graph(module, example_inputs, input_shapes, unroll)
-    options = CompileOptions(wishes=_wishes(wishes), name=name, role=Role(role), schedule=schedule)
+    options = CompileOptions(
+        wishes=_wishes(wishes), name=name, role=Role(role), schedule=schedule, executor=executor
+    )
     machine = load_machine(target)
     return compiled(graph, machine, _spelled(target), options)
 
@@ -119,7 +125,7 @@ def compile(
 def _compiled_for_training(
     source: tuple[Any, Any, Any, Any], target: str | Path | Machine, goal: tuple[Any, Any],
     options: dict[str, Any], algorithm: str, wishes: tuple[Wish, ...], weights: Mapping[str, Any],
-    trainable: Iterable[str] | None,
+    trainable: Iterable[str] | None, executor: str | None,
 ) -> CompiledModel:  # fmt: skip
     from stitch.training import LOSS_KIND, OPTIMIZER_KIND, as_trainable, compile_model
 
@@ -129,11 +135,11 @@ def _compiled_for_training(
     graph, values, twin = read_trainable(*source)
     model = as_trainable(graph.with_wishes(*wishes), {**values, **weights}, trainable, twin)
     machine = load_machine(target)
-    training = compile_model(model, *goal, how, machine, algorithm)
+    training = compile_model(model, *goal, how, machine, algorithm, executor)
     binary = Binary(training.programs.all, machine.shape, PRODUCER)
     return CompiledModel(
         model.graph, binary, _spelled(target), model.graph.wishes, training.programs.warnings,
-        training,
+        training, executor=executor,
     )  # fmt: skip
 
 

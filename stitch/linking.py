@@ -71,6 +71,7 @@ class LinkedModel(ModelOfBinary):
 
     binary: Binary
     target: str
+    executor: str | None = None
     _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:

@@ -120,6 +120,8 @@ class ModelOfBinary:
     binary: Binary
     #: How the machine is spelled that a call opens.
     target: str
+    #: Who computes there: for whom loops were scheduled; None: who computes by default.
+    executor: str | None
     #: The program on a device of its own, from the first call on.
     _loaded: list[LoadedProgram]
 
@@ -158,7 +160,8 @@ class ModelOfBinary:
     ) -> Tensor | tuple[Tensor, ...]:
         """Run the first program on a device of the model's own target."""
         if not self._loaded:
-            self._loaded.append(open_device(self.target).load(self))
+            words: dict[str, Any] = {} if self.executor is None else {"executor": self.executor}
+            self._loaded.append(open_device(self.target, **words).load(self))
         return self._loaded[0](*arguments, **named)
 
 
@@ -177,6 +180,7 @@ class CompiledModel(ModelOfBinary):
     warnings: tuple[CompileWarning, ...] = ()
     training: CompiledTraining | None = None
     loops: tuple[LoopNote, ...] = ()
+    executor: str | None = None
     _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
 
     def as_json(self, *, weights: bool = True) -> str:
@@ -267,6 +271,8 @@ class CompiledModel(ModelOfBinary):
             raise UsageError("a device that is open already takes no options",
                              got=", ".join(options))  # fmt: skip
         owned = device is None
+        if self.executor is not None:
+            options.setdefault("executor", self.executor)
         chosen = open_device(self.target, **options) if device is None else device
         return self.training.start(chosen, weights=weights, seed=seed, owns_device=owned)
 
@@ -308,5 +314,6 @@ def compiled(
     compilation = compile_graph(graph, machine, options)
     binary = Binary((compilation.program,), machine.shape, PRODUCER)
     return CompiledModel(
-        graph, binary, target, options.wishes, compilation.warnings, loops=compilation.loops
-    )
+        graph, binary, target, options.wishes, compilation.warnings, loops=compilation.loops,
+        executor=options.executor,
+    )  # fmt: skip

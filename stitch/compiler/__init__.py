@@ -9,7 +9,13 @@ placed otherwise, is loaded when it is asked for.
 from typing import TYPE_CHECKING
 
 from stitch.compiler.compile_graph import compile_graph, optimize
-from stitch.compiler.loops import SCHEDULES, LoopNote, check_schedule
+from stitch.compiler.loops import (
+    RATED_EXECUTORS,
+    SCHEDULES,
+    LoopNote,
+    check_schedule,
+    rated_executor,
+)
 from stitch.compiler.options import Compilation, CompileOptions, CompileWarning
 from stitch.on_demand import names_on_demand
 
@@ -34,6 +40,7 @@ else:
 
 __all__ = [
     "Compilation", "CompileOptions", "CompileWarning", "Differentiated", "LoopNote",
-    "Recomputation", "Recompute", "SCHEDULES",
-    "check_schedule", "compile_graph", "differentiate", "optimize", "split_graph", "with_layouts",
+    "RATED_EXECUTORS", "Recomputation", "Recompute", "SCHEDULES",
+    "check_schedule", "compile_graph", "differentiate", "optimize", "rated_executor", "split_graph",
+    "with_layouts",
 ]  # fmt: skip

@@ -47,7 +47,7 @@ def compile_graph(
     loops: tuple[LoopNote, ...] = ()
     if options.optimize:
         graph = optimize(graph, options)
-        scheduled = schedule_loops(graph, machine, options.schedule)
+        scheduled = schedule_loops(graph, machine, options.schedule, options.executor)
         if scheduled.notes:
             graph, loops = optimize(scheduled.graph, options), scheduled.notes
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stitch.compiler.loops import LoopNote, check_schedule
+from stitch.compiler.loops import LoopNote, check_executor, check_schedule
 from stitch.graph import Wish
 from stitch.program import Program, Role
 
@@ -18,7 +18,8 @@ class CompileOptions:
     `alias_donated` lets outputs take the buffers of donated inputs wherever that is proved, also
     where no wish asks for it. Without `optimize` the operations stay as they are written.
     `schedule`: how loops run wherever they can (`stitch.compiler.loops`), in place of what costs
-    least. Raises `UsageError` for one that there is not.
+    least. `executor`: by whose rates that is weighed (default: that of devices, `numpy`); any
+    executor runs the program. Raises `UsageError` for one that there is not.
     """
 
     wishes: tuple[Wish, ...] = ()
@@ -28,9 +29,11 @@ class CompileOptions:
     alias_donated: bool = True
     optimize: bool = True
     schedule: str | None = None
+    executor: str | None = None
 
     def __post_init__(self) -> None:
         check_schedule(self.schedule)
+        check_executor(self.executor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class CompiledNest:
     _takes: tuple[ValueForm, ...]
     _gives: ValueForm
     _machine: Machine
+    _executor: str | None = None
     _loaded: list[LoadedProgram] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -71,7 +72,8 @@ class CompiledNest:
         """The function's value; raises `UsageError` for other lengths or forms than those of the
         example."""
         if not self._loaded:
-            self.on(RuntimeDevice(self._machine))
+            words: dict[str, Any] = {} if self._executor is None else {"executor": self._executor}
+            self.on(RuntimeDevice(self._machine, **words))
         if len(arguments) != len(self._takes):
             raise UsageError(
                 f"this nest was compiled for {len(self._takes)} arguments", got=str(len(arguments))
@@ -86,7 +88,7 @@ class CompiledNest:
 
 @takes(
     f=CALLABLE, target=either(TEXT, PATH, instance_of("a Machine", Machine)), name=optional(TEXT),
-    schedule=optional(TEXT),
+    schedule=optional(TEXT), executor=optional(TEXT),
 )  # fmt: skip
 def compile(
     f: Callable[..., Any],
@@ -94,19 +96,22 @@ def compile(
     target: str | Path | Machine = "host",
     name: str | None = None,
     schedule: str | None = None,
+    executor: str | None = None,
 ) -> CompiledNest:
     """A function over nests as a program for a machine, for nests of the lengths of the examples.
 
     `example`: FractalTensors, tuples of such, arrays. What the function closes over is constant.
-    `schedule`: how loops run wherever they can, in place of what costs least. Raises `CompileError`
-    for a function that asks for data, naming the line, `UsageError` for an unknown schedule.
+    `schedule`: how loops run wherever they can, in place of what costs least. `executor`: by whom
+    that is weighed, and computed where a call opens the device (default: `numpy`). Raises
+    `CompileError` for a function that asks for data, naming the line, `UsageError` for an unknown
+    schedule or executor.
 
     >>> from stitch import fractal as ops
     >>> sums = ops.compile(lambda xs: ops.scan(lambda s, x: s + x, xs), ops.FractalTensor([1., 2.]))
     >>> sums(ops.FractalTensor([3., 4.])).tolist()
     [3.0, 7.0]
     """
-    options = CompileOptions(schedule=schedule)
+    options = CompileOptions(schedule=schedule, executor=executor)
     title = name or getattr(f, "__name__", "nest").strip("<>")
     tracing = GraphTracing(title)
     forms = tuple([ValueForm.of(as_values(each)) for each in example])
@@ -117,7 +122,7 @@ def compile(
     machine = load_machine(target)
     compiled = compile_graph(graph, machine, options)
     binary = Binary((compiled.program,), machine.shape, "fractal")
-    return CompiledNest(graph, binary, compiled.loops, forms, gives, machine)
+    return CompiledNest(graph, binary, compiled.loops, forms, gives, machine, executor)
 
 
 def _data(value: Any, form: ValueForm, where: str) -> Iterator[Any]:

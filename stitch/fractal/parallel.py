@@ -17,7 +17,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 
-from stitch.compiler import CompileOptions, compile_graph
+from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.fractal.current import NestCall, report_call, using
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.kept_programs import Kept, KeptPrograms
@@ -153,7 +153,8 @@ class Parallel:
     def _compiled(self, graph: ComputationGraph) -> tuple[LoadedProgram, tuple[str, ...]]:
         """A program for a graph, and how its loops run."""
         machine = self.device.machine
-        options = CompileOptions(schedule=self.schedule)
+        executor = rated_executor(self.device.executor)
+        options = CompileOptions(schedule=self.schedule, executor=executor)
         compiled = compile_graph(graph, machine, options)
         loaded = self.device.load(Binary((compiled.program,), machine.shape, "fractal"))
         return loaded, tuple([note.text() for note in compiled.loops])

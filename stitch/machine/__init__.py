@@ -13,7 +13,14 @@ from stitch.machine.description import (
     machine_names,
     parse_machine,
 )
-from stitch.machine.machine import Compute, CopyCounts, LoopRates, Machine, Path
+from stitch.machine.machine import (
+    LOOP_EXECUTORS,
+    Compute,
+    CopyCounts,
+    LoopRates,
+    Machine,
+    Path,
+)
 from stitch.machine.network import Noc, Route, Routers
 from stitch.machine.shape import (
     Footprint,
@@ -38,8 +45,9 @@ else:
     )
 
 __all__ = [
-    "MACHINE_KEYS", "Compute", "CopyCounts", "Footprint", "LoopRates", "Machine", "MachineShape",
-    "Noc", "Path", "Policy", "Route", "Routers", "SpaceShape", "copy_counts", "derived_machine",
-    "footprint", "is_machine_file", "load_machine", "load_machines", "machine_names", "page_shape",
-    "parse_machine", "room_per_bank", "round_up", "shard_counts", "shard_layout",
+    "LOOP_EXECUTORS", "MACHINE_KEYS", "Compute", "CopyCounts", "Footprint", "LoopRates", "Machine",
+    "MachineShape", "Noc", "Path", "Policy", "Route", "Routers", "SpaceShape", "copy_counts",
+    "derived_machine", "footprint", "is_machine_file", "load_machine", "load_machines",
+    "machine_names", "page_shape", "parse_machine", "room_per_bank", "round_up", "shard_counts",
+    "shard_layout",
 ]  # fmt: skip

@@ -22,9 +22,12 @@ every problem with its line. The form:
     compute: {launch_seconds: .., other_flops_per_second: ..,
               flops_per_second: {bfloat16: .., bfp8: ..},
               bytes_per_second: {dram: .., l1: ..}}             # optional
-    loops: {round_seconds: .., operation_seconds: .., flops_per_second: ..,
-            packed_flops_per_second: .., near_nbytes: .., near_bytes_per_second: ..,
-            far_bytes_per_second: ..}                           # optional
+    loops: {near_nbytes: .., near_bytes_per_second: .., far_bytes_per_second: ..,
+            numpy: {loop_seconds: .., round_seconds: .., element_seconds: .., operation_seconds: ..,
+                    function_seconds: .., movement_seconds: .., has_views: true,
+                    copies_elements: true, matrix_seconds: .., flops_per_second: ..,
+                    packed_flops_per_second: ..},
+            onnxruntime: {..}, torch: {..}}                     # optional; at least one of them
     paths:
       - {from: host, to: dram, bytes_per_second: .., latency_seconds: ..}
       - {from: host, to: host, curve: {4096: 1.0e+9, ..}, latency_seconds: ..}
@@ -43,10 +46,11 @@ each over its own link). A path that is left out does not exist: without `l1 -> 
 go through DRAM. A path over the NoC has `hops`, for its latency, unless `read_latency_cycles` tells
 that of reads. `routers` say where cores and DRAM banks stand: without them, copies are priced by
 what each core carries, and contention on links is not seen. Without `compute` programs take no
-simulated time. `loops` weighs schedules of loops against each other (without: the figures of
-`host`). Any figure may be written `{value: .., source: ..}`; a `source` in a mapping speaks for all
-of its figures. The machines that Stitch ships name the source of every figure (a test keeps that);
-a user's file may leave them all out.
+simulated time. `loops` weighs schedules of loops against each other, for each executor by its rates
+(without: the figures of `host`); `tools/bench/loop_rates.py` measures them. Any figure may be
+written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
+machines that Stitch ships name the source of every figure (a test keeps that); a user's file may
+leave them all out.
 Must not know tensors, plans or devices.
 """
 

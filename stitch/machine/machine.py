@@ -132,19 +132,35 @@ class Compute:
         return self.launch_seconds + max(arithmetic, carrying)
 
 
+#: The executors whose rates a description may give.
+LOOP_EXECUTORS = ("numpy", "onnxruntime", "torch")
+
+
 @dataclass(frozen=True, slots=True)
 class LoopRates:
-    """What the rounds of a loop take where they are computed, by an estimate that is good for
-    weighing one schedule against another.
+    """What the rounds of a loop take where an executor computes them, by an estimate that is good
+    for weighing one schedule against another.
 
-    A round takes `round_seconds`, and each of its operations `operation_seconds`, its FLOPs in
-    products (`packed_flops_per_second` by matrices that are constants), and its bytes: at
-    `near_bytes_per_second` as far as what a round reads and writes is no more than `near_nbytes`
-    (the cache of one core), beyond that at `far_bytes_per_second`.
+    A loop takes `loop_seconds` to begin; a round `round_seconds`, and `element_seconds` for each
+    element that it takes or gives (`copies_elements`: it is copied, not seen in its sequence); each
+    of its operations `operation_seconds`, `function_seconds` where it is a function of several
+    steps, `movement_seconds` where it only moves elements (`has_views`: without touching them,
+    where it can); its FLOPs in products (`packed_flops_per_second` by matrices that are constants),
+    and `matrix_seconds` for each of their matrices; and its bytes: at `near_bytes_per_second`
+    as far as what a round reads and writes is no more than `near_nbytes` (the cache of one core),
+    beyond that at `far_bytes_per_second`.
     """
 
+    executor: str
+    has_views: bool
+    copies_elements: bool
+    loop_seconds: float
     round_seconds: float
+    element_seconds: float
     operation_seconds: float
+    function_seconds: float
+    movement_seconds: float
+    matrix_seconds: float
     flops_per_second: float
     packed_flops_per_second: float
     near_nbytes: int
@@ -157,8 +173,8 @@ class Machine:
     """A described device: name, memory shape, and a path for each pair of spaces it connects.
 
     `sources` pairs the dotted name of a figure with where that figure was found. Without `compute`
-    programs take no simulated time; without `loops` schedules of loops are chosen by the figures
-    of the machine `host`.
+    programs take no simulated time; without `loops`, the rates of executors, schedules of loops are
+    chosen by the figures of the machine `host`.
     """
 
     shape: MachineShape
@@ -166,7 +182,7 @@ class Machine:
     sources: tuple[tuple[str, str], ...] = ()
     noc: Noc | None = None
     compute: Compute | None = None
-    loops: LoopRates | None = None
+    loops: tuple[LoopRates, ...] = ()
 
     @property
     def name(self) -> str:

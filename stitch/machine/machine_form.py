@@ -31,7 +31,8 @@ from stitch.forms import (
     as_written,
     number_of,
 )
-from stitch.machine.machine import Compute, LoopRates, Machine, Path
+from stitch.machine.loop_form import LOOPS, loop_rates
+from stitch.machine.machine import Compute, Machine, Path
 from stitch.machine.network import Curve, Noc, Route, Routers
 from stitch.machine.shape import MachineShape, Policy, SpaceShape
 from stitch.program import DataType, Space
@@ -270,17 +271,6 @@ _COMPUTE = Form(
     Row("other_flops_per_second", _POSITIVE, needed=True),
     Row("bytes_per_second", _rates(Space, "the spaces"), default=()),
 )
-_LOOPS = Form(
-    "loops",
-    LoopRates,
-    Row("round_seconds", _NOT_NEGATIVE, needed=True),
-    Row("operation_seconds", _NOT_NEGATIVE, needed=True),
-    Row("flops_per_second", _POSITIVE, needed=True),
-    Row("packed_flops_per_second", _POSITIVE, needed=True),
-    Row("near_nbytes", Whole(1), needed=True),
-    Row("near_bytes_per_second", _POSITIVE, needed=True),
-    Row("far_bytes_per_second", _POSITIVE, needed=True),
-)
 _PATH = Form(
     "a path",
     _Path,
@@ -306,7 +296,7 @@ _MACHINE = Form(
     Row("l1", _SPACE),
     Row("noc", _NOC),
     Row("compute", _COMPUTE),
-    Row("loops", _LOOPS),
+    Row("loops", LOOPS),
     Row("paths", ListOf(_PATH, "a list of paths"), needed=True, default=()),
 )
 MACHINE_KEYS = _MACHINE.keys
@@ -366,7 +356,7 @@ def _machine(fields: FormValues, reading: Reading) -> Machine:
         tuple(reading.sources or ()),
         values["noc"],
         values["compute"],
-        values["loops"],
+        loop_rates(values["loops"]),
     )
     for source in shape.spaces:
         for target in shape.spaces:

@@ -41,6 +41,11 @@ def scalar(value: float, like: Array) -> Array:
         return np.array(value, like.dtype)
 
 
+def reciprocal_step(x: Array, out: Array) -> Thunk:
+    """1 / x; `out` may be `x`. The bits of `np.reciprocal`, which takes twice as long."""
+    return partial(np.divide, scalar(1, x), x, out)
+
+
 @cache
 def _zeros(kind: np.dtype[Any]) -> Array:
     array = np.zeros(4 * CHUNK_SIZE, kind)

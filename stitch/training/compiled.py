@@ -120,17 +120,18 @@ class CompiledTraining:
 
 def compile_model(
     model: Trainable, loss: Any, optimizer: Any, options: TrainingOptions, machine: Machine,
-    algorithm: str = "none",
+    algorithm: str = "none", executor: str | None = None,
 ) -> CompiledTraining:  # fmt: skip
     """A trainable graph, compiled: loss and optimizer as objects, names or plain data.
 
-    `algorithm` decides where tensors lie and what is recomputed (`stitch.training.search`). Raises
+    `algorithm` decides where tensors lie and what is recomputed (`stitch.training.search`),
+    `executor` by whose rates loops are scheduled. Raises
     `CompileError` naming operators without a gradient, `UsageError`, `OutOfMemoryError`.
     """
     judged, stepped = loss_from_config(loss), optimizer_from_config(optimizer)
     config = AlgorithmConfig(algorithm, judged, stepped, options)
     search = optimize(model, machine, MovementCost(), config)
-    programs = compile_training(search.graph, machine, search.spaces)
+    programs = compile_training(search.graph, machine, search.spaces, executor)
     chosen = replace(options, recompute=search.solution.recompute)
     return CompiledTraining(programs, judged, stepped, chosen, model.values, search)
 

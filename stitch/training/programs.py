@@ -266,17 +266,20 @@ def loss_graph(
 
 
 def compile_training(
-    graphs: TrainingGraphs, machine: Machine, spaces: Mapping[str, Space] | None = None
-) -> TrainingPrograms:
+    graphs: TrainingGraphs, machine: Machine, spaces: Mapping[str, Space] | None = None,
+    executor: str | None = None,
+) -> TrainingPrograms:  # fmt: skip
     """The four programs on a machine; slots of one name lie in one space.
 
-    `spaces` says which tensors lie elsewhere than in DRAM. Raises what compiling a graph raises.
+    `spaces` says which tensors lie elsewhere than in DRAM, `executor` by whose rates loops are
+    scheduled. Raises what compiling a graph raises.
     """
     programs: list[Program] = []
     warnings: list[CompileWarning] = []
     for role, graph in graphs.in_order:
         wishes = tuple(slot_places(graph, machine, spaces or {}))
-        compiled = compile_graph(graph, machine, CompileOptions(wishes=wishes, role=role))
+        options = CompileOptions(wishes=wishes, role=role, executor=executor)
+        compiled = compile_graph(graph, machine, options)
         programs.append(compiled.program)
         warnings += compiled.warnings
     forward, loss, backward, update, evaluation = programs

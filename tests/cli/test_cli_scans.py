@@ -150,5 +150,7 @@ def test_compile_takes_a_schedule_and_says_how_loops_run(cli: Cli, here: Path) -
     assert not load("halves.ttb").programs[0].bodies
     assert ": rounds (" in cli(*words, "--schedule=rounds").out
     assert load("halves.ttb").programs[0].bodies
+    assert " ms by numpy)" in done.out
+    assert " ms by onnxruntime)" in cli(*words, "--executor=onnxruntime").out
     refused = cli(*words, "--schedule=waves")
     assert refused.code == 2 and "'wave'" in refused.err

@@ -12,7 +12,8 @@ import pytest
 
 import stitch
 from stitch.compiler import SCHEDULES, CompileOptions, compile_graph
-from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
+from stitch.compiler.loops.executor_rates import rates_of
+from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import load_machine
 from stitch.program import Body, DataType, Operation, Value, ValueType
@@ -72,7 +73,7 @@ def test_rows_cost_what_stands_beside_the_loops_too() -> None:
     flops = 4 * 2 * 512 * 512
     for schedule in ("rows", "rounds"):
         more = after[schedule] - before[schedule]
-        assert more > flops / rates_of(HOST).flops_per_second, schedule
+        assert more > flops / rates_of(HOST)[0].packed_flops_per_second, schedule
 
 
 @pytest.mark.parametrize("schedule", [None, "hoisted", "rounds"])
@@ -99,7 +100,7 @@ def test_what_no_round_can_take_stays_where_it_is_made(schedule: str | None) -> 
 
 def test_what_a_body_costs_is_never_told_of_another() -> None:
     """Bodies come and go while schedules are weighed, and one may lie where another lay."""
-    estimate = LoopCosts(rates_of(HOST), ())
+    estimate = LoopCosts(rates_of(HOST)[0], ())
 
     def body(many: int) -> Body:
         values = [Value(f"v{i}", ValueType((64,), DataType.FLOAT32)) for i in range(many + 1)]
@@ -110,7 +111,7 @@ def test_what_a_body_costs_is_never_told_of_another() -> None:
     for many in range(1, 40):
         one = body(many)
         costs.append(estimate.round(one))
-        assert costs[-1] == LoopCosts(rates_of(HOST), ()).round(one)
+        assert costs[-1] == LoopCosts(rates_of(HOST)[0], ()).round(one)
         del one
         gc.collect()
     assert costs == sorted(set(costs))

@@ -18,7 +18,13 @@ from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, Program, V
 from stitch.runtime.executors import make_executor
 from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
-from stitch.runtime.executors.torch_executor import KERNELS, AtenKernels, TorchExecutor
+from stitch.runtime.executors.torch_executor import (
+    KERNELS,
+    PRODUCTS,
+    AtenKernels,
+    TorchExecutor,
+    product_rate,
+)
 from tests.support.executors.suite import ExecutorSuite
 from tests.support.stitched_models import model, one
 
@@ -235,10 +241,25 @@ def test_threads_are_torchs_own() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert TorchExecutor().library == AtenKernels(1)
+        assert isinstance(library := TorchExecutor().library, AtenKernels) and library.threads == 1
         torch.set_num_threads(2)
         made = TorchExecutor()
         # More of ONNX Runtime's would stand in the way of torch's.
-        assert (made.library, made.sessions.threads) == (AtenKernels(2), 1)
+        assert isinstance(made.library, AtenKernels)
+        assert (made.library.threads, made.sessions.threads) == (2, 1)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "is_slower"),
+    [
+        ("GenuineIntel", "avx2 avx512f", False), ("AuthenticAMD", "avx2", False),
+        ("AuthenticAMD", "avx2 avx512f", True),
+    ],
+)  # fmt: skip
+def test_products_cost_more_where_mkl_leaves_half_of_the_vectors(
+    vendor: str, flags: str, is_slower: bool
+) -> None:
+    rate = product_rate(f"vendor_id\t: {vendor}\nflags\t\t: fpu {flags} rdseed\n")
+    assert (rate < PRODUCTS) == is_slower

@@ -21,7 +21,8 @@ pytest.importorskip("onnxruntime")
 
 SMALL = (
     "--depth=2", "--length=4", "--batch=2", "--hidden=8", "--attention=32", "--count=64",
-    "--widths=4", "--depths=1,2", "--rounds=1", "--executors=numpy,torch", "--no-compile",
+    "--widths=4", "--depths=1,2", "--sentences=5", "--words=9", "--rounds=1",
+    "--executors=numpy,torch", "--no-compile",
 )  # fmt: skip
 
 
@@ -56,6 +57,7 @@ PEERS = {
     "flash": {"torch scaled_dot_product_attention"},
     "bigbird": {"torch scaled_dot_product_attention of gathered blocks"},
     "ragged": {"onnxruntime, a Scan for each list", "onnxruntime, SequenceMap of a Scan"},
+    "sentences": {"torch.nn.LSTM, packed in each run", "torch.nn.LSTM, packed before"},
 }  # fmt: skip
 
 

@@ -13,9 +13,8 @@ import pytest
 import stitch
 from stitch import fractal as ops
 from stitch.compiler import CompileOptions, compile_graph, differentiate
-from stitch.compiler.loops.loop_costs import rates_of
 from stitch.fractal import CompiledNest, FractalTensor
-from stitch.fractal.graph_tracing import GraphTracing
+from stitch.fractal.tracing import GraphTracing
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import Machine, load_machine
 from stitch.program import SCAN
@@ -126,7 +125,9 @@ def test_where_no_product_changes_its_shape_all_bits_are_the_same(count: int) ->
 
 
 def with_cache(nbytes: int) -> Machine:
-    return replace(HOST, loops=replace(rates_of(HOST), near_nbytes=nbytes))
+    """The host with another cache, and a slow memory beyond it."""
+    caches = {"near_nbytes": nbytes, "far_bytes_per_second": 1e10}
+    return replace(HOST, loops=tuple([replace(each, **caches) for each in HOST.loops]))
 
 
 def size_for(
@@ -244,7 +245,7 @@ def test_an_operator_without_a_rule_runs_cell_by_cell_in_blocks_too(schedule: st
 @pytest.mark.parametrize("count", [3, 7, 8])
 def test_gradients_through_blocks_are_those_through_rounds(count: int) -> None:
     """Of attention: the queries' own, and the keys', which all queries have a part in."""
-    tracing = GraphTracing("attention", shares=False)
+    tracing = GraphTracing("attention")
     given = [queries(count), KEYS, VALUES]
     nests = [tracing.rearranged(FractalTensor(each)) for each in given]
     tracing.written(lambda _: attention(ops, *nests))

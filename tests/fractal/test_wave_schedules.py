@@ -14,7 +14,7 @@ import stitch
 from stitch import fractal as ops
 from stitch.compiler import SCHEDULES
 from stitch.compiler.loops import loop_schedules
-from stitch.compiler.loops.loop_costs import rates_of
+from stitch.compiler.loops.executor_rates import rates_of
 from stitch.fractal import FractalTensor
 from stitch.machine import load_machine
 from stitch.program import ScanForm, is_scan
@@ -272,7 +272,7 @@ def test_a_loop_without_states_beside_a_layer_leaves_it_a_wave() -> None:
     nests = FractalTensor(xs), FractalTensor([list(each) for each in rows])
     graph = ops.compile(partial(layers, ops), *nests).graph
     rates = rates_of(load_machine("host"))
-    blocks = loop_schedules._innermost_first(graph, rates, "blocks").graph
+    blocks = loop_schedules._innermost_first(graph, rates, "blocks", set()).graph
     (outer,) = [o for o in blocks.operations if is_scan(o)]
     inside = [ScanForm.of(o) for o in blocks.bodies[outer.body].operations if is_scan(o)]
     assert {bool(form.states) for form in inside} == {True, False}

@@ -2,7 +2,8 @@
 
 Networks (`--suite`, several with commas): `lstm` (stacked, for each size of `--hidden`), `dilated`,
 `grid`, `gemm` (two products back to back), `flash`, `bigbird`, `ragged` (scans of products of 3x3
-matrices over 16 times `--batch` lists of different lengths, as in onnxruntime#23024), `small` (the
+matrices over 16 times `--batch` lists of different lengths, as in onnxruntime#23024), `sentences`
+(an LSTM over `--sentences` of 5 to `--words` words; compiling it and its file), `small` (the
 stacked LSTM as small as the first of `--widths`, of the depth and twice that). They are written for
 elements, cell by cell. Each is compiled for the machine `host` and run by every executor of
 `--executors`, with the schedule that is chosen and with each by name that some loop takes; it runs
@@ -49,6 +50,7 @@ from fractal_ways import (
     ragged_cases,
     recurrent_cases,
     round_cost,
+    sentence_cases,
     training_step,
 )
 from fractal_ways.cases import Case
@@ -124,6 +126,15 @@ def ragged(options: argparse.Namespace) -> Iterator[Result]:
     yield measured(case, options.executors, options.rounds, figures)
 
 
+def sentences(options: argparse.Namespace) -> Iterator[Result]:
+    """An LSTM over sentences of different lengths."""
+    for many in options.sentences:
+        words = many, options.words, options.hidden[0]
+        case = sentence_cases.sentences(*words, options.compiled)
+        figures = list(sentence_cases.begun(*words))
+        yield measured(case, options.executors, options.rounds, figures)
+
+
 def memory(options: argparse.Namespace) -> Iterator[Result]:
     """Peak memory of flash attention."""
     words = ("--hidden", str(options.hidden[0]))
@@ -168,8 +179,8 @@ NETWORKS: Mapping[str, Callable[[argparse.Namespace], Iterator[Case]]] = {
     "bigbird": bigbird,
 }  # fmt: skip
 FIGURES: Mapping[str, Callable[[argparse.Namespace], Iterator[Result]]] = {
-    "ragged": ragged, "memory": memory, "length": length, "rounds": rounds, "training": training,
-    "growth": growing,
+    "ragged": ragged, "sentences": sentences, "memory": memory, "length": length, "rounds": rounds,
+    "training": training, "growth": growing,
 }  # fmt: skip
 
 
@@ -197,6 +208,13 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         help="64,128,256: sizes of the stacked LSTM; all else takes the first",
     )  # fmt: skip
     parser.add_argument("--attention", type=from_one, default=4096, help="words of flash attention")
+    parser.add_argument(
+        "--sentences",
+        type=several_from_one,
+        default=(64, 256),
+        help="64,256: of the suite sentences",
+    )
+    parser.add_argument("--words", type=from_one, default=100, help="the most of a sentence")
     parser.add_argument("--count", type=from_one, default=4096, help="rounds of long loops")
     parser.add_argument("--widths", type=several_from_one, default=(8, 32, 64), help="for growth")
     parser.add_argument(

@@ -18,7 +18,7 @@ from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, make_parser, positive
 from stitch.cli.run_inputs import array_of_word, is_array_word
 from stitch.cli.wire_words import split_slot
-from stitch.compiler import SCHEDULES, split_graph
+from stitch.compiler import RATED_EXECUTORS, SCHEDULES, split_graph
 from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
 from stitch.errors import CompileError, FormatError, UsageError
 from stitch.files import FileBatch, nearest_file, read_text, unreadable
@@ -70,6 +70,9 @@ def command() -> Command:
                       "help": "write out an ONNX model's loops of at most N rounds (default: 4)"}),
         ("--schedule", {"choices": list(SCHEDULES),
                         "help": "how loops run wherever they can (default: what costs least)"}),
+        ("--executor", {"choices": list(RATED_EXECUTORS),
+                        "help": "by whom schedules are weighed (default: numpy, that of devices); "
+                        "any executor runs the file"}),
         ("--split", {"type": positive, "metavar": "N",
                      "help": "cut the module into N programs at its narrowest points; "
                      "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
@@ -128,6 +131,7 @@ def _compile_source(words: argparse.Namespace) -> int:
         model = api.compile(
             module, examples, target=target, wishes=words.wishes, name=words.name,
             role=words.role, input_shapes=shapes, unroll=words.unroll, schedule=words.schedule,
+            executor=words.executor,
         )  # fmt: skip
         _write([model], [words.output], words)
         return EXIT_OK
@@ -142,7 +146,10 @@ def _compile_source(words: argparse.Namespace) -> int:
         if path is not None:
             checks.add(path, TTB, "-o")
     models = [
-        api.compile(part, target=target, role=words.role, schedule=words.schedule) for part in parts
+        api.compile(
+            part, target=target, role=words.role, schedule=words.schedule, executor=words.executor
+        )
+        for part in parts
     ]
     _write(models, paths, words)
     return EXIT_OK

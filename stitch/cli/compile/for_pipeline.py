@@ -58,7 +58,8 @@ def compiled_for(
         changed = named
         for change in changes:
             changed = placed(changed, change)
-        return api.compile(changed.with_wishes(*asked), target=target, role=words.role)
+        return api.compile(changed.with_wishes(*asked), target=target, role=words.role,
+                           executor=words.executor)  # fmt: skip
 
     model = compiled(())
     plan = loader_of(read_pipeline(words.pipeline, given={place: model.binary}))

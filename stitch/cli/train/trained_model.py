@@ -122,7 +122,7 @@ def _built(file: TrainFile, optimizer: Optimizer, target: str | None) -> TrainMo
         loss=loss_from_config({**file.loss}),
         weights=given or None, trainable=file.trainable,
         input_shapes=batched_shapes(file.folder / file.model[0], file.batch_size),
-        algorithm=file.algorithm,
+        algorithm=file.algorithm, executor=file.executor,
         recompute=options.recompute, accumulation_steps=options.accumulation_steps,
         clip_grad_norm=options.clip_grad_norm, precision=options.precision,
     )  # fmt: skip

@@ -40,7 +40,7 @@ def training_advice(
             graph = placed(graph, change)
         training = compile_model(
             as_trainable(graph, model.training.values), dict(file.loss), dict(file.optimizer),
-            file.options, load_machine(model.target), file.algorithm,
+            file.options, load_machine(model.target), file.algorithm, file.executor,
         )  # fmt: skip
         return _one_step(replace(model, training=training), window)
 

@@ -4,6 +4,11 @@ Comes in: a graph, a machine, perhaps the name of a schedule. Goes out: a graph 
 same, and a note for each loop. Must not know: executors, programs.
 """
 
+from stitch.compiler.loops.executor_rates import (
+    RATED_EXECUTORS,
+    check_executor,
+    rated_executor,
+)
 from stitch.compiler.loops.loop_notes import LoopNote
 from stitch.compiler.loops.loop_schedules import (
     SCHEDULES,
@@ -12,4 +17,7 @@ from stitch.compiler.loops.loop_schedules import (
     schedule_loops,
 )
 
-__all__ = ["SCHEDULES", "LoopNote", "ScheduledLoops", "check_schedule", "schedule_loops"]
+__all__ = [
+    "RATED_EXECUTORS", "SCHEDULES", "LoopNote", "ScheduledLoops", "check_executor",
+    "check_schedule", "rated_executor", "schedule_loops",
+]  # fmt: skip

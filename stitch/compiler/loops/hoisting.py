@@ -69,6 +69,13 @@ def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
     return Hoisted(before, rest)
 
 
+def hoisted_form(parts: Hoisted, form: ScanForm) -> ScanForm:
+    """The form of the rest of a scan: elements in the order of rounds, and those made before."""
+    sequences = form.sequences + len(parts.before.outputs)
+    taken = (False,) * sequences
+    return replace(form, sequences=sequences, taken_backward=taken)
+
+
 def _dependent(body: Body, form: ScanForm, *, with_bodies: bool = False) -> set[int]:
     """The values that depend on states; or `with_bodies`, on loops in the loop, which stay there
     as well."""

@@ -1,17 +1,21 @@
-"""A scan for many lanes at once: its body lifted, states and elements with a lane axis in front.
+"""Scans written into another graph, as they are or for many lanes at once: then with the body
+lifted, states and elements with a lane axis in front.
 
-Comes in: a scan, operands of which some have a lane axis in front. Goes out: the results, all with
-that axis. What differs between no two lanes is computed once. Must not know schedules.
+Comes in: a scan, or an operation without a batching rule; operands of which some have a lane axis
+in front. Goes out: the results, all with that axis where one operand has. What differs between no
+two lanes is computed once. Must not know schedules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from stitch import ops
-from stitch.graph import BodyBuilder, SymbolicTensor, Unliftable, lift, scan_in_body
-from stitch.program import ABSENT, Body, ScanForm
+from stitch.graph import BodyBuilder, SymbolicTensor, Unliftable, lift, scan, scan_in_body
+from stitch.program import ABSENT, Body, Operation, ScanForm
 
 
 def lifted_scan(
@@ -55,6 +59,68 @@ def lifted_scan(
         for t, is_batched in zip(collected, given, strict=True)
     ]
     return tuple(results)
+
+
+def in_rounds(
+    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any],
+    written: Callable[[Sequence[Any], BodyBuilder], Sequence[Any]],
+) -> Sequence[SymbolicTensor]:  # fmt: skip
+    """The results of a scan as it is; `written` writes its body on operands of a round."""
+    first = form.states + form.sequences
+    shared = list(operands[first:])
+    if not form.count and not first:
+        kinds = [form.whole(kind) for kind in body.output_types]
+        return [builder.constant(np.empty(k.shape, k.data_type.dtype)) for k in kinds]
+
+    def round_(inside: BodyBuilder, states: Sequence[Any], elements: Sequence[Any]) -> Any:
+        tensors = written([*states, *elements, *shared], inside)
+        return tensors[: form.states], tensors[form.states :]
+
+    last, collected = scan_in_body(
+        builder, round_, operands[: form.states], operands[form.states : first],
+        count=form.count, taken_backward=form.taken_backward, given_backward=form.given_backward,
+    )  # fmt: skip
+    return (*last, *collected)
+
+
+def lane_by_lane(
+    builder: Any, context: ops.BatchingContext,
+    written: Callable[[Sequence[Any], Any], Sequence[Any]],
+) -> Sequence[SymbolicTensor]:  # fmt: skip
+    """A loop over the lanes of a context, in which `written` writes an operation on the operands of
+    one lane; all results have the lane axis in front."""
+    lanes = [o for o, batched in zip(context.operands, context.batched, strict=True) if batched]
+
+    def lane(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
+        inside: Any = elements[0].builder
+        rest = iter(elements)
+        operands = [
+            next(rest) if batched else o
+            for o, batched in zip(context.operands, context.batched, strict=True)
+        ]
+        return [], written(operands, inside)
+
+    _, results = scan(builder, lane, [], lanes)
+    return results
+
+
+def by_itself(
+    builder: Any, operation: Operation, bodies: Sequence[Body], context: ops.BatchingContext,
+    unliftable: Unliftable,
+) -> Sequence[Any]:  # fmt: skip
+    """An operator without a rule: a loop over the lanes; a body that is no loop: what it is."""
+    if operation.body < 0:
+        return lane_by_lane(
+            builder, context, lambda operands, inside: inside.apply(
+                operation.op, operands, len(operation.outputs), operation.attributes,
+                operation.domain,
+            ),
+        )  # fmt: skip
+    body = bodies[operation.body]
+    made = lift(body, context.operands, context.batched, context.lanes, builder, unliftable).results
+    if not any(context.batched):
+        return [r.tensor for r in made]
+    return [in_lanes(builder, r.tensor, r.is_batched, context.lanes) for r in made]
 
 
 def states_that_vary(body: Body, form: ScanForm, batched: Sequence[bool]) -> list[bool]:

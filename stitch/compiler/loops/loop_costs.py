@@ -7,35 +7,25 @@ schedules against each other, and is no promise. Must not know: schedules.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from functools import cache
 
+from stitch.compiler.loops.lane_scans import lane_scan_of
 from stitch.compiler.loops.lanes import states_that_vary
-from stitch.machine import LoopRates, Machine, load_machine
-from stitch.ops import RESHAPING, is_elementwise, multiply_adds
+from stitch.compiler.loops.operation_costs import call_seconds, passed_over
+from stitch.machine import LoopRates
+from stitch.ops import is_elementwise, multiply_adds
 from stitch.program import ABSENT, Body, Operation, ScanForm, Value, is_scan
-
-#: They move nothing where kernels take views.
-_VIEWS = RESHAPING | {"Slice", "Split", "Transpose"}
-
-
-def rates_of(machine: Machine) -> LoopRates:
-    """The rates of a machine's loops, or of the machine `host`."""
-    return machine.loops or _host_rates()
-
-
-@cache
-def _host_rates() -> LoopRates:
-    rates = load_machine("host").loops
-    assert rates is not None
-    return rates
 
 
 class LoopCosts:
-    """Seconds of bodies, by the rates of one machine."""
+    """Seconds of bodies, by the rates of one machine; loops over lanes whose body is among
+    `lane_bodies` will be scans for all of them."""
 
-    def __init__(self, rates: LoopRates, bodies: Sequence[Body]) -> None:
-        self.rates, self.bodies = rates, bodies
+    def __init__(
+        self, rates: LoopRates, bodies: Sequence[Body], lane_bodies: Collection[int] = ()
+    ) -> None:
+        self.rates, self.bodies, self.lane_bodies = rates, bodies, lane_bodies
         #: Of loops in bodies: by body, form, lanes, and which inputs differ or are constants.
         self._known: dict[Hashable, float] = {}
 
@@ -45,16 +35,19 @@ class LoopCosts:
     ) -> float:  # fmt: skip
         """All rounds of a scan, for so many lanes; `batched`: the inputs of the body that differ
         from lane to lane (all); `fixed`: those that are constants."""
-        seconds = self.rounds(body, form.count, lanes, batched, fixed)
-        return seconds + self._streaming(body, form, lanes, batched)
+        turns = form.count * self.turn(body, form, lanes, batched, fixed)
+        return self.rates.loop_seconds + turns + self._streaming(body, form, lanes, batched)
 
-    def rounds(
-        self, body: Body, count: int, lanes: int = 1, batched: Collection[int] | None = None,
+    def turn(
+        self, body: Body, form: ScanForm, lanes: int = 1, batched: Collection[int] | None = None,
         fixed: Collection[int] = (),
     ) -> float:  # fmt: skip
-        """So many rounds, but for what their sequences bring: that is the same for all schedules of
-        a loop with states."""
-        return count * (self.rates.round_seconds + self.round(body, lanes, batched, fixed))
+        """One round of a scan, but for the bytes of its sequences."""
+        read = {v for operation in body.operations for v in operation.inputs}
+        elements = body.inputs[form.states : form.states + form.sequences]
+        moved = len(read.intersection(elements)) + len(body.outputs[form.states :])
+        around = self.rates.round_seconds + moved * self.rates.element_seconds
+        return around + self.round(body, lanes, batched, fixed)
 
     def round(
         self, body: Body, lanes: int = 1, batched: Collection[int] | None = None,
@@ -65,6 +58,8 @@ class LoopCosts:
         varies = set(body.inputs if batched is None else batched) if lanes > 1 else set()
         constant = {*fixed, *(c.value for c in body.constants)}
         touched: dict[int, int] = {}
+        passes: Counter[int] = Counter()
+        spread = 0
         made: set[int] = set()
         #: Values that something else reads or makes than long passes over elements.
         kept = {*body.inputs, *body.outputs}
@@ -80,27 +75,34 @@ class LoopCosts:
             if is_scan(operation):
                 seconds += self._carried(operation, times, varies, constant)
                 continue
-            if operation.op in _VIEWS and not operation.domain:
-                continue
-            seconds += self.rates.operation_seconds
-            seconds += self._product(operation, body.values, times, constant - varies)
-            passes = _passes_over_elements(operation, body, varies)
-            for value in (*operation.inputs, *operation.outputs):
-                if value != ABSENT:
-                    if not passes:
-                        kept.add(value)
-                    touched[value] = _nbytes(body, value) * (lanes if value in varies else 1)
-        return seconds + self._carrying(touched, made, kept)
+            seconds += call_seconds(operation, self.rates)
+            seconds += self._product(operation, body.values, times, constant, varies)
+            is_kept = not _passes_over_elements(operation, body, varies)
+            for value in passed_over(operation, self.rates):
+                if is_kept:
+                    kept.add(value)
+                touched[value] = _nbytes(body, value) * (lanes if value in varies else 1)
+                passes[value] += 1
+            if times > 1 and operation.op == "Concat" and not self.rates.has_views:
+                # What is the same for all lanes is there for each, before it is joined to others.
+                same = [v for v in operation.inputs if v not in varies]
+                spread += 3 * sum(_nbytes(body, v) * times for v in same)
+        seconds += self._passing(spread, spread - self.rates.near_nbytes)
+        return seconds + self._carrying(touched, passes, made, kept)
 
     def _carried(
         self, operation: Operation, lanes: int, varies: Collection[int], constant: Collection[int]
     ) -> float:
         """A loop in a body, of which some operands differ from lane to lane, or are constants."""
-        form, body = ScanForm.of(operation), self.bodies[operation.body]
-        places = range(len(operation.inputs))
-        differ = [v in varies for v in operation.inputs] if lanes > 1 else [False] * len(places)
-        fixed = tuple([i for i in places if operation.inputs[i] in constant and not differ[i]])
-        key = operation.body, form, lanes, tuple(differ), fixed
+        scan = lane_scan_of(operation, self.bodies, self.lane_bodies)
+        form, body, lanes = scan.form, self.bodies[scan.body], lanes * scan.rows
+        known = [not isinstance(v, int) or v in constant for v in scan.operands]
+        differ = [
+            lanes > 1 and (inside or (isinstance(v, int) and v in varies))
+            for v, inside in zip(scan.operands, scan.batched, strict=True)
+        ]
+        fixed = tuple([i for i, flag in enumerate(known) if flag and not differ[i]])
+        key = scan.body, form, lanes, tuple(differ), fixed
         if key not in self._known:
             if lanes > 1:
                 differ[: form.states] = states_that_vary(body, form, differ)
@@ -113,41 +115,57 @@ class LoopCosts:
     def _streaming(
         self, body: Body, form: ScanForm, lanes: int, batched: Collection[int] | None
     ) -> float:
-        """What elements and what is collected take beside a round's bytes: each is copied between
-        its sequence, from afar where there is much of all, and the round."""
+        """What elements and what is collected take beside a round, which reads or writes them:
+        where there is much of all, they are far; some executors copy them, near to each round."""
         elements = body.inputs[form.states : form.states + form.sequences]
         nbytes = 0
         for value in (*elements, *body.outputs[form.states :]):
             differs = lanes > 1 and (batched is None or value not in elements or value in batched)
             nbytes += form.count * _nbytes(body, value) * (lanes if differs else 1)
-        copied = nbytes / self.rates.near_bytes_per_second
-        return copied + self._passing(nbytes, nbytes - self.rates.near_nbytes)
+        passes = 3 if self.rates.copies_elements else 1
+        far = nbytes - self.rates.near_nbytes
+        return self._passing(passes * nbytes, far) - self._passing(nbytes, 0)
 
     def _product(
-        self, operation: Operation, values: Sequence[Value], times: int, constant: Collection[int]
-    ) -> float:
+        self, operation: Operation, values: Sequence[Value], times: int,
+        constant: Collection[int], varies: Collection[int],
+    ) -> float:  # fmt: skip
         """What a product takes for its arithmetic: by a constant matrix it is faster, as that is
         rearranged once."""
         flops = 2 * multiply_adds(operation, values) * times
         if not flops:
             return 0.0
-        is_packed = operation.inputs[1] in constant
-        rates = self.rates
-        return flops / (rates.packed_flops_per_second if is_packed else rates.flops_per_second)
+        rates, weight = self.rates, operation.inputs[1]
+        if len(values[weight].type.shape) > 2 or weight in varies:
+            matrices = times * math.prod(values[operation.outputs[0]].type.shape[:-2])
+            return flops / rates.flops_per_second + matrices * rates.matrix_seconds
+        # One matrix, for all rows: those of a batch are one tall matrix.
+        is_packed = weight in constant
+        rate = rates.packed_flops_per_second if is_packed else rates.flops_per_second
+        return flops / rate + rates.matrix_seconds
 
     def _carrying(
-        self, touched: Mapping[int, int], made: Collection[int], kept: Collection[int]
-    ) -> float:
-        """What a round reads and writes. Of what comes from outside, which comes back a round
-        later, less and less is near the more there is; and so of what it makes itself, but for what
-        goes from one pass over elements to the next, piece by piece."""
-        outside = sum(n for value, n in touched.items() if value not in made)
-        inside = sum(n for value, n in touched.items() if value in made and value in kept)
-        passed, near = sum(touched.values()) - outside - inside, self.rates.near_nbytes
-        seconds = self._passing(outside, 2 * (outside - near)) + self._passing(passed, 0)
-        return seconds + self._passing(inside, inside - near)
+        self, touched: Mapping[int, int], passes: Mapping[int, int], made: Collection[int],
+        kept: Collection[int],
+    ) -> float:  # fmt: skip
+        """What a round reads and writes, each value in so many passes. Of what comes from outside,
+        which comes back a round later, less and less is near the more there is; and so of what it
+        makes itself, but for what goes from one pass over elements to the next, piece by piece."""
+        outside = [v for v in touched if v not in made]
+        inside = [v for v in touched if v in made and v in kept]
+        handed = sum(touched[v] * passes[v] for v in touched if v in made and v not in kept)
+        seconds, near = self._passing(handed, 0), self.rates.near_nbytes
+        for times, values in ((2, outside), (1, inside)):
+            nbytes = sum(touched[v] for v in values)
+            passing = sum(touched[v] * passes[v] for v in values)
+            far = min(1.0, max(0, times * (nbytes - near)) / max(1, nbytes))
+            seconds += self._passing(passing, passing * far)
+            if values is inside:
+                # What is written far away is fetched before it.
+                seconds += nbytes * far / self.rates.far_bytes_per_second
+        return seconds
 
-    def _passing(self, nbytes: int, beyond: int) -> float:
+    def _passing(self, nbytes: int, beyond: float) -> float:
         """So many bytes, of which some are beyond what is near."""
         far = min(nbytes, max(0, beyond))
         rates = self.rates

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class LoopNote:
     """How a loop runs: where it was written, its rounds, the schedule, the seconds that this is
     estimated to take and those of the schedules that were not taken, operators without a batching
-    rule, and how many rounds are computed at once, where the schedule is `blocks`."""
+    rule, how many rounds are computed at once, where the schedule is `blocks`; `merged`: what loops
+    run together; `executor`: by whose rates the schedule was taken."""
 
     where: str
     count: int
@@ -17,23 +18,27 @@ class LoopNote:
     costs: tuple[tuple[str, float], ...] = ()
     without_rule: tuple[str, ...] = ()
     lanes: int = 0
+    merged: str = ""
+    executor: str = ""
 
     def text(self) -> str:
         """One line.
 
-        >>> LoopNote("net.py:3", 64, "hoisted", (("hoisted", 1e-3), ("rounds", 2e-3))).text()
-        'loop of 64 rounds at net.py:3: hoisted (1 ms); not rounds (2 ms)'
+        >>> costs = (("hoisted", 1e-3), ("rounds", 2e-3))
+        >>> LoopNote("net.py:3", 64, "hoisted", costs, executor="numpy").text()
+        'loop of 64 rounds at net.py:3: hoisted (1 ms by numpy); not rounds (2 ms)'
         >>> LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3),), lanes=16).text()
         'loop of 64 rounds at net.py:3: blocks of 16 (1 ms)'
         """
         costs = {name: f"{seconds * 1e3:.3g} ms" for name, seconds in self.costs}
         size = f" of {self.lanes}" if self.lanes else ""
-        taken = f" ({costs.pop(self.schedule)})" if self.schedule in costs else ""
+        by = f" by {self.executor}" if self.executor else ""
+        taken = f" ({costs.pop(self.schedule)}{by})" if self.schedule in costs else ""
         others = ", ".join(f"{name} ({text})" for name, text in costs.items())
         rules = ", ".join(self.without_rule)
         rounds = f"{self.count} round{'s' * (self.count != 1)}"
         return (
             f"loop of {rounds} at {self.where or 'an unknown line'}: {self.schedule}{size}"
-            f"{taken}{f'; not {others}' if others else ''}"
+            f"{self.merged and f', {self.merged}'}{taken}{f'; not {others}' if others else ''}"
             f"{f'; without a batching rule, one by one: {rules}' if rules else ''}"
         )

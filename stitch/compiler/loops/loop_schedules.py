@@ -7,21 +7,24 @@ schedule does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
+from stitch.compiler.loops.executor_rates import rates_of
+from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.loop_notes import LoopNote
 from stitch.compiler.loops.loop_writing import Writing
-from stitch.compiler.loops.schedules import TABLE, Loop, candidates_for
+from stitch.compiler.loops.merged import STRETCHES, MergedRows, merge_loops
+from stitch.compiler.loops.rewriting import renumbered, rewritten
+from stitch.compiler.loops.schedules import TABLE, Candidate, Loop, candidates_for
 from stitch.errors import UsageError, closest
 from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, lift
 from stitch.machine import LoopRates, Machine
-from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
+from stitch.program import ABSENT, Body, ScanForm, is_scan
 
 #: The names that a schedule may be asked for by.
-SCHEDULES = tuple(sorted(TABLE))
+SCHEDULES = tuple(sorted([*TABLE, STRETCHES]))
 
 
 def check_schedule(schedule: str | None) -> None:
@@ -42,20 +45,36 @@ class ScheduledLoops:
 
 
 def schedule_loops(
-    graph: ComputationGraph, machine: Machine, schedule: str | None = None
-) -> ScheduledLoops:
-    """The graph with each loop as its cheapest schedule has it, or as `schedule` where that can be.
+    graph: ComputationGraph, machine: Machine, schedule: str | None = None,
+    executor: str | None = None,
+) -> ScheduledLoops:  # fmt: skip
+    """The graph with each loop as its cheapest schedule has it for an executor, or as `schedule`
+    where that can be.
 
     Slots, wishes and results stay. Without loops it is the graph itself. Loops without states come
-    first: a loop with states in their bodies is then one for all their rounds, with a schedule too.
+    first: a loop with states in their bodies is then one for all their rounds, merged with others
+    of its cell, with a schedule too.
     """
     notes: list[LoopNote] = []
-    for has_states, way in ((False, _innermost_first), (True, _outermost_first)):
-        if any(has_states == bool(form.states) for form in _loops(graph)):
-            scheduled = way(graph, rates_of(machine), schedule)
-            graph = scheduled.graph
-            notes += scheduled.notes
+    rates = rates_of(machine, executor)
+    lane_bodies: set[int] = set()
+    if any(not form.states for form in _loops(graph)):
+        scheduled = _innermost_first(graph, rates, schedule, lane_bodies)
+        graph, notes = scheduled.graph, [*scheduled.notes]
+    if any(form.states for form in _loops(graph)):
+        merged = merge_loops(graph, rates, schedule, lane_bodies)
+        scheduled = _outermost_first(merged.graph, rates, schedule)
+        graph, notes = scheduled.graph, [*notes, *map(_merged_note, merged.rows), *scheduled.notes]
     return ScheduledLoops(graph, tuple(dict.fromkeys(notes)))
+
+
+def _merged_note(rows: MergedRows) -> LoopNote:
+    """How loops of one cell run together, or that they do not."""
+    loops = f"in {rows.stretches} loop{'s' * (rows.stretches != 1)}"
+    how = f"{rows.rows} rows of {rows.lengths} lengths {loops if rows.stretches else 'by length'}"
+    return LoopNote(
+        rows.where, rows.count, rows.schedule, rows.costs, merged=how, executor=rows.executor
+    )
 
 
 def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
@@ -65,67 +84,64 @@ def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
 
 
 def _innermost_first(
-    graph: ComputationGraph, rates: LoopRates, asked: str | None
+    graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None, lane_bodies: set[int]
 ) -> ScheduledLoops:
-    """The loops without states, those around others knowing what became of these."""
+    """The loops without states, those around others knowing what became of these. Loops with
+    states that are in them stay loops over lanes: `lane_bodies` takes up their bodies."""
     builder = ComputationGraphBuilder(graph.name)
     bodies = builder.bodies.bodies
-    inside = Writing(bodies, LoopCosts(rates, bodies))
+    inside = Writing(
+        bodies, [LoopCosts(each, bodies, lane_bodies) for each in rates], lane_bodies=lane_bodies
+    )  # fmt: skip
     notes: list[LoopNote] = []
     now = {ABSENT: ABSENT}
+
+    def writing() -> tuple[_Choices, Writing]:
+        choices = _Choices(asked, inside, has_states=False)
+        return choices, Writing(bodies, inside.estimates, choices.written, lane_bodies)
+
     # A body comes after those that its operations carry.
     for index, body in enumerate(graph.bodies):
-        choices = _Choices(asked, inside, has_states=False)
-        writing = Writing(bodies, inside.estimate, choices.written)
-        body = replace(body, operations=_renumbered(body.operations, now))
+        choices, its = writing()
+        body = replace(body, operations=renumbered(body.operations, now))
         if any(is_scan(o) and not ScanForm.of(o).states for o in body.operations):
             within = BodyBuilder("body", builder)
             given = [
                 None if v == ABSENT else within.input(body.values[v].name, body.values[v].type)
                 for v in body.inputs
             ]
-            made = lift(body, given, [False] * len(given), 1, within, writing.written)
+            made = lift(body, given, [False] * len(given), 1, within, its.written)
             body = within.build([result.tensor for result in made.results])
         now[index] = builder.bodies.add(body)
         notes[:0] = choices.notes
-    moved = replace(graph, operations=_renumbered(graph.operations, now), bodies=tuple(bodies))
-    choices = _Choices(asked, inside, has_states=False)
-    writing = Writing(bodies, inside.estimate, choices.written)
-    return ScheduledLoops(_rewritten(moved, builder, writing), (*choices.notes, *notes))
+    moved = replace(graph, operations=renumbered(graph.operations, now), bodies=tuple(bodies))
+    choices, its = writing()
+    return ScheduledLoops(_lifted(moved, builder, its), (*choices.notes, *notes))
 
 
 def _outermost_first(
-    graph: ComputationGraph, rates: LoopRates, asked: str | None
+    graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None
 ) -> ScheduledLoops:
     """The loops with states, those in others as what became of these has them."""
     choices = _Choices(asked, has_states=True)
-    writing = Writing(graph.bodies, LoopCosts(rates, graph.bodies), choices.written)
+    writing = Writing(
+        graph.bodies, [LoopCosts(each, graph.bodies) for each in rates], choices.written
+    )  # fmt: skip
     choices.inside = writing
     builder = ComputationGraphBuilder(graph.name)
-    return ScheduledLoops(_rewritten(graph, builder, writing), tuple(choices.notes))
+    return ScheduledLoops(_lifted(graph, builder, writing), tuple(choices.notes))
 
 
-def _renumbered(operations: Sequence[Operation], now: Mapping[int, int]) -> tuple[Operation, ...]:
-    """Operations that carry the bodies of another list."""
-    return tuple(o if o.body == ABSENT else replace(o, body=now[o.body]) for o in operations)
-
-
-def _rewritten(
+def _lifted(
     graph: ComputationGraph, builder: ComputationGraphBuilder, writing: Writing
 ) -> ComputationGraph:
     """A graph with what becomes of its loops."""
-    given = [
-        builder.input(
-            slot.name, graph.input_type(i).shape, graph.input_type(i).data_type, slot.kind,
-            slot.ownership,
-        )
-        for i, slot in enumerate(graph.inputs)
-    ]  # fmt: skip
-    lifted = lift(graph, given, [False] * len(given), 1, builder, writing.written)
-    for slot, result in zip(graph.outputs, lifted.results, strict=True):
-        builder.output(slot.name, result.tensor, aliases_input=slot.aliases_input)
-    builder.wish(*graph.wishes)
-    return builder.build()
+
+    def results_of(given: Sequence[Any]) -> Sequence[Any]:
+        lifted = lift(graph, given, [False] * len(given), 1, builder, writing.written)
+        return [result.tensor for result in lifted.results]
+
+    return rewritten(graph, builder, results_of)
 
 
 class _Choices:
@@ -148,7 +164,7 @@ class _Choices:
         if bool(form.states) != self.has_states or not form.count:
             return inside.unscheduled(builder, body, form, operands)
         fixed = _constant_inputs(builder, body, form, operands)
-        candidates = candidates_for(Loop(body, form, fixed, inside.copies), inside)
+        candidates, by = _cheapest(Loop(body, form, fixed, inside.copies), inside)
         costs = sorted(((name, c.seconds) for name, c in candidates.items()), key=_by_cost)
         taken = self.asked if self.asked in candidates else costs[0][0]
         at = len(self.notes)
@@ -156,9 +172,21 @@ class _Choices:
         # Loops come before those in them.
         self.notes.insert(
             at, LoopNote(where, form.count, taken, tuple(costs), written.without_rule,
-                         candidates[taken].lanes),
+                         candidates[taken].lanes, executor=by[taken]),
         )  # fmt: skip
         return written.results
+
+
+def _cheapest(loop: Loop, inside: Writing) -> tuple[dict[str, Candidate], dict[str, str]]:
+    """Each schedule of a loop as the executor has it that is cheapest there, and who that is."""
+    found: dict[str, Candidate] = {}
+    by: dict[str, str] = {}
+    for estimate in inside.estimates:
+        inside.estimate = estimate
+        for name, candidate in candidates_for(loop, inside).items():
+            if name not in found or candidate.seconds < found[name].seconds:
+                found[name], by[name] = candidate, estimate.rates.executor
+    return found, by
 
 
 def _by_cost(named: tuple[str, float]) -> tuple[float, str]:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from stitch import ops
-from stitch.compiler.loops.lanes import in_lanes, lifted_scan
+from stitch.compiler.loops.lane_scans import lane_scan_of, lanes_of_lanes
+from stitch.compiler.loops.lanes import by_itself, lane_by_lane, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.schedules import Loop, least_seconds, written_rounds
-from stitch.graph import SymbolicTensor, lift, scan
 from stitch.program import Body, Operation, ScanForm, is_scan
 
 #: Writes a loop to a builder: its body, form, operands and the line where it was written.
@@ -24,12 +24,17 @@ WriteLoop = Callable[[Any, Body, ScanForm, Sequence[Any], str], Sequence[Any]]
 
 class Writing:
     """Writes operations for lanes, in which others may be; `write_loop` is for loops that are
-    wanted once."""
+    wanted once. `lane_bodies` takes up the bodies of loops over lanes, each no more than a scan
+    that is for all of them, until it is said how such run together; None: it is said."""
 
     def __init__(
-        self, bodies: Sequence[Body], estimate: LoopCosts, write_loop: WriteLoop | None = None
-    ) -> None:
-        self.bodies, self.estimate = bodies, estimate
+        self, bodies: Sequence[Body], estimates: Sequence[LoopCosts],
+        write_loop: WriteLoop | None = None,
+        lane_bodies: set[int] | None = None,
+    ) -> None:  # fmt: skip
+        self.bodies, self.lane_bodies = bodies, lane_bodies
+        #: By the rates of each executor that may compute; and the one that is being asked.
+        self.estimates, self.estimate = estimates, estimates[0]
         self._write_loop = write_loop or self.unscheduled
         #: How many rounds of loops that are written out are being written, one by one.
         self.copies = 1
@@ -38,12 +43,26 @@ class Writing:
         """An operation with a body, or without a rule, for the lanes of a context."""
         builder: Any = context.builder
         builder = builder.innermost(context.operands)
+        bodies, kept = self.bodies, self.lane_bodies
         if not is_scan(operation):
-            return self._by_itself(builder, operation, context)
-        form, body = ScanForm.of(operation), self.bodies[operation.body]
-        if any(context.batched):
+            return by_itself(builder, operation, bodies, context, self.written)
+        form, body = ScanForm.of(operation), bodies[operation.body]
+        if kept is not None and operation.body in kept:
+            if any(context.batched):
+                scan = lane_scan_of(operation, bodies, kept)
+                return lanes_of_lanes(builder, scan, bodies, operation, context, self.written)
+            results = self.unscheduled(builder, body, form, context.operands)
+        elif not any(context.batched):
+            return self._write_loop(builder, body, form, context.operands, context.location)
+        elif kept is None or not form.states or not form.count:
             return lifted_scan(builder, body, form, context, self.written)
-        return self._write_loop(builder, body, form, context.operands, context.location)
+        else:
+            results = lane_by_lane(
+                builder, context,
+                lambda operands, inside: self.unscheduled(inside, body, form, operands),
+            )  # fmt: skip
+        kept.add(builder.operations[-1].body)
+        return results
 
     def unscheduled(
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str = ""
@@ -63,32 +82,3 @@ class Writing:
             yield
         finally:
             self.copies = copies
-
-    def _by_itself(
-        self, builder: Any, operation: Operation, context: ops.BatchingContext
-    ) -> Sequence[Any]:
-        """An operator without a rule: a loop over the lanes; a body that is no loop: what it is."""
-        if operation.body >= 0:
-            body = self.bodies[operation.body]
-            made = lift(
-                body, context.operands, context.batched, context.lanes, builder, self.written
-            ).results
-            if not any(context.batched):
-                return [r.tensor for r in made]
-            return [in_lanes(builder, r.tensor, r.is_batched, context.lanes) for r in made]
-        lanes = [o for o, batched in zip(context.operands, context.batched, strict=True) if batched]
-
-        def lane(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
-            inside: Any = elements[0].builder
-            rest = iter(elements)
-            operands = [
-                next(rest) if batched else o
-                for o, batched in zip(context.operands, context.batched, strict=True)
-            ]
-            return [], inside.apply(
-                operation.op, operands, len(operation.outputs), operation.attributes,
-                operation.domain,
-            )  # fmt: skip
-
-        _, results = scan(builder, lane, [], lanes)
-        return results

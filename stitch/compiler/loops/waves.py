@@ -116,10 +116,11 @@ def _same_values(body: Body) -> dict[int, int]:
     return same
 
 
-def can_fail(inner: Body, form: ScanForm, bodies: Sequence[Body]) -> bool:
+def can_fail(inner: Body, form: ScanForm, bodies: Sequence[Body], *, elements: bool = True) -> bool:
     """Whether a round of an inner scan may raise where the sequence has ended: some operation looks
-    at data, an index say, that differs from round to round."""
-    return _looks(inner, set(inner.inputs[: form.states + form.sequences]), bodies)
+    at data, an index say, that differs from round to round; in states alone, without `elements`."""
+    differs = inner.inputs[: form.states + form.sequences * elements]
+    return _looks(inner, set(differs), bodies)
 
 
 def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:

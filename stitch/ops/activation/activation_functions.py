@@ -16,7 +16,16 @@ from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
 from stitch.ops.gradient import GradientContext, Slope, of_first
 from stitch.ops.inference import InferenceContext, same_as_first
-from stitch.ops.steps import Chain, Work, chain_kernel, copy_steps, mask_in, scalar, zero
+from stitch.ops.steps import (
+    Chain,
+    Work,
+    chain_kernel,
+    copy_steps,
+    mask_in,
+    reciprocal_step,
+    scalar,
+    zero,
+)
 from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
@@ -28,7 +37,7 @@ def sigmoid_steps(x: Array, out: Array, rate: float = 1.0) -> list[Thunk]:
         partial(np.negative, x, out) if rate == 1.0 else scale,
         partial(np.exp, out, out),
         partial(np.add, out, scalar(1.0, x), out),
-        partial(np.reciprocal, out, out),
+        reciprocal_step(out, out),
     ]
 
 

@@ -16,8 +16,9 @@ from stitch.ops.definition import KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import BOOLEAN, FLOATS, INTEGERS, NUMERIC, SIGNED_NUMERIC
 from stitch.ops.gradient import GradientContext, Slope, of_first
 from stitch.ops.inference import same_as_first
+from stitch.ops.steps import reciprocal_step
 from stitch.ops.workspaces import few
-from stitch.program import DataType
+from stitch.program import Array, DataType
 
 
 def _square(x: Any) -> Any:
@@ -38,11 +39,14 @@ def _unary(
     function: Callable[..., object],
     slope: Slope | None = None,
     allowed: frozenset[DataType] = FLOATS,
+    step: Callable[[Array, Array], Thunk] | None = None,
 ) -> OpDef:
-    """An operator of one operand that is one NumPy function of one result type."""
+    """An operator of one operand that is one NumPy function of one result type; `step`: what
+    gives the same bits in less time, bound to operand and result."""
 
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
-        return (partial(function, arguments.given(0), arguments.outputs[0]),)
+        x, out = arguments.given(0), arguments.outputs[0]
+        return (partial(function, x, out) if step is None else step(x, out),)
 
     gradient = None if slope is None else of_first(slope)
     return OpDef(
@@ -58,7 +62,12 @@ OPERATORS = (
     _unary("Sqrt", np.sqrt, lambda c: c.gradient * 0.5 / c.output()),
     _unary("Exp", np.exp, lambda c: c.gradient * c.output()),
     _unary("Log", np.log, lambda c: c.gradient / c.input(0)),
-    _unary("Reciprocal", np.reciprocal, lambda c: -(c.gradient * c.output() * c.output())),
+    _unary(
+        "Reciprocal",
+        np.reciprocal,
+        lambda c: -(c.gradient * c.output() * c.output()),
+        step=reciprocal_step,
+    ),
     _unary("Floor", np.floor, _flat),
     _unary("Ceil", np.ceil, _flat),
     _unary("Round", np.rint, _flat),

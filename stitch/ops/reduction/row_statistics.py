@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from stitch.ops.definition import Thunk
-from stitch.ops.steps import CHUNK_SIZE, scalar, stretches
+from stitch.ops.steps import CHUNK_SIZE, reciprocal_step, scalar, stretches
 from stitch.program import Array
 
 #: From this many chunks of rows on, a row of weights is spread over a chunk.
@@ -25,7 +25,7 @@ def inverse_deviation(row: Array, epsilon: float) -> list[Thunk]:
     return [
         partial(np.add, row, scalar(epsilon, row), row),
         partial(np.sqrt, row, row),
-        partial(np.reciprocal, row, row),
+        reciprocal_step(row, row),
     ]
 
 

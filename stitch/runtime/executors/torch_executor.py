@@ -14,12 +14,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from stitch.errors import FormatError
+from stitch.files import open_file
 from stitch.ops import KernelArguments, Thunk, workspace
 from stitch.program import ABSENT, Array, Operation, Program, ValueType
 from stitch.runtime.executors.automatic import AutomaticExecutor
@@ -29,6 +32,8 @@ from stitch.runtime.executors.linking_terms import LinkTerms
 #: Tensors over the operands and results, and the attributes, to steps; None where NumPy shall.
 Binding = Callable[[list[Any], list[Any], Mapping[str, Any]], Sequence[Thunk] | None]
 _ATEN = torch.ops.aten
+#: Where Linux describes the processor; of many cores the first is enough.
+CPUINFO, MAX_CPUINFO_NBYTES = Path("/proc/cpuinfo"), 1 << 16
 #: From so many rows for each column of the right operand on its transpose is copied.
 LONG = 8
 
@@ -156,8 +161,26 @@ KERNELS: Mapping[tuple[str, str], tuple[Binding, float | None]] = {
     ("stitch", "LayerNormalizationGradient"): (_layer_gradient, 1.2),
     ("stitch", "SoftmaxGradient"): (_softmax_gradient, 0.5),
 }
-#: A call; multiply-adds per microsecond; what one matrix of a batch costs beside them.
-CALL, PRODUCTS, MATRIX = 1.5, 88_000.0, 0.35
+#: A call; what one matrix of a batch costs beside its multiply-adds.
+CALL, MATRIX = 1.5, 0.35
+#: Multiply-adds per microsecond, and where MKL has no kernels for the processor's vectors: it uses
+#: AVX-512 on those of Intel alone, NumPy's and ONNX Runtime's products on any.
+PRODUCTS, PRODUCTS_OF_HALF_VECTORS = 88_000.0, 55_000.0
+
+
+def product_rate(processor: str) -> float:
+    """Multiply-adds per microsecond on a processor, by what `/proc/cpuinfo` says of it."""
+    has_wide = "avx512f" in processor.split()
+    return PRODUCTS_OF_HALF_VECTORS if has_wide and "AuthenticAMD" in processor else PRODUCTS
+
+
+@cache
+def _product_rate_here() -> float:
+    try:
+        with open_file(CPUINFO) as file:
+            return product_rate(file.read(MAX_CPUINFO_NBYTES).decode(errors="replace"))
+    except (OSError, FormatError):
+        return PRODUCTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +188,8 @@ class AtenKernels(KernelLibrary):
     """PyTorch's kernels as a library, priced for so many threads."""
 
     threads: int = 1
+    #: Multiply-adds per microsecond, of one thread.
+    products: float = PRODUCTS
 
     def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
         """Microseconds of an operation; infinite where there is no kernel for it.
@@ -178,7 +203,7 @@ class AtenKernels(KernelLibrary):
         if known is None or any(_is_left(kind) for kind in kinds):
             return math.inf
         if known[1] is None:
-            spent = products / PRODUCTS + (batch * MATRIX if batch > 1 else 0.0)
+            spent = products / self.products + (batch * MATRIX if batch > 1 else 0.0)
         else:
             spent = max(math.prod(k.shape) for k in kinds) * known[1] / 1000
         return CALL + spent / self.threads
@@ -219,7 +244,7 @@ class TorchExecutor(AutomaticExecutor):
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.library = AtenKernels(torch.get_num_threads())
+        self.library = AtenKernels(torch.get_num_threads(), _product_rate_here())
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
         """Never the same bits: a sum is taken in another order where what is around it differs."""

@@ -71,7 +71,7 @@ def points(
             nests = {"chosen": chosen}
             nests |= {
                 schedule: ops.compile(network, xs, target=MACHINE, schedule=schedule)
-                for schedule in schedules_for(chosen)
+                for schedule in schedules_for(chosen, "numpy")
             }
             with ExitStack() as stack:
                 for nest in nests.values():

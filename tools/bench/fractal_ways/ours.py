@@ -29,13 +29,13 @@ def loops_of(nest: CompiledNest) -> str:
     return ", ".join(dict.fromkeys(note.schedule for note in nest.loops)) or "no loops"
 
 
-def schedules_for(chosen: CompiledNest) -> Iterator[str]:
+def schedules_for(chosen: CompiledNest, executor: str) -> Iterator[str]:
     """The schedules that some loop of a network takes when it is asked to, and that make another
     program than the one that is chosen."""
     machine = stitch.machine.load_machine(MACHINE)
     known = [_meaning(chosen.loops)]
     for schedule in SCHEDULES:
-        options = CompileOptions(schedule=schedule)
+        options = CompileOptions(schedule=schedule, executor=executor)
         loops = compile_graph(chosen.graph, machine, options).loops
         if any(note.schedule == schedule for note in loops) and _meaning(loops) not in known:
             known.append(_meaning(loops))
@@ -50,13 +50,14 @@ def ways_of(
     case: Case, executors: Sequence[str], stack: ExitStack
 ) -> Iterator[tuple[Way, Array] | Absent]:
     """Each way with its result; refusals with their reason."""
-    chosen = ops.compile(case.network, *case.given, target=MACHINE)
-    schedules = [None, *(s for s in schedules_for(chosen) if s not in case.too_slow)]
     for executor in executors:
-        for schedule in schedules:
+        words: dict[str, Any] = {"target": MACHINE, "executor": executor}
+        chosen = ops.compile(case.network, *case.given, **words)
+        named = [s for s in schedules_for(chosen, executor) if s not in case.too_slow]
+        for schedule in (None, *named):
             name = f"stitch {executor}, {schedule or CHOSEN}"
             try:
-                nest = ops.compile(case.network, *case.given, target=MACHINE, schedule=schedule)
+                nest = ops.compile(case.network, *case.given, schedule=schedule, **words)
                 nest.on(stack.enter_context(stitch.open_device(MACHINE, executor=executor)))
                 run = _read(nest, case.given)
                 side = OURS if schedule is None else NAMED

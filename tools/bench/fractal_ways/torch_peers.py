@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.utils import rnn
 
 from fractal_ways.cases import NotAvailableError, Run
 from stitch.program import Array
@@ -211,11 +212,33 @@ def _bigbird(wrap: Wrap, q: Any, k: Any, v: Any, table: list[list[int]]) -> Run:
     return run
 
 
+def _sentences(wrap: Wrap, sentences: list[Any], w: Any, u: Any, b: Any) -> Run:
+    zero = torch.zeros(1, u.shape[0])
+
+    def cell(said: Any, kept: Any, x: Any) -> Any:
+        i, f, o, new = torch.chunk(x @ w + said @ u + b, 4, 1)
+        kept = torch.sigmoid(f) * kept + torch.sigmoid(i) * torch.tanh(new)
+        return torch.sigmoid(o) * torch.tanh(kept), kept
+
+    part = wrap(cell)  # As of lists: of one form is a step.
+
+    def run() -> Any:
+        found = []
+        for words in sentences:
+            said = kept = zero
+            for x in words.unbind():
+                said, kept = part(said, kept, x)
+                found.append(said)
+        return found
+
+    return run
+
+
 _NETWORKS: dict[str, Callable[..., Run]] = {
     network.__name__.removeprefix("_"): network
     for network in (
         _stacked_lstm, _dilated_rnn, _grid_rnn, _ragged_products, _two_products, _flash_attention,
-        _bigbird,
+        _bigbird, _sentences,
     )
 }  # fmt: skip
 
@@ -245,6 +268,26 @@ def lstm_module(xs: Array, ws: Array, us: Array, bs: Array) -> Run:
     """`torch.nn.LSTM`."""
     module, given = as_lstm_module(ws, us, bs).eval(), tensors(xs)
     return without_gradients(lambda: module(given)[0])
+
+
+def packed_lstm(sentences: list[Array], ws: Array, us: Array, bs: Array, *, is_packed: bool) -> Run:
+    """`torch.nn.LSTM` over sentences of different lengths, packed beforehand or in each run."""
+    module = as_lstm_module(ws, us, bs).eval()
+    given = [each[:, 0] for each in tensors(sentences)]
+    lengths = torch.tensor([len(each) for each in given])
+    padded = rnn.pad_sequence(given)
+
+    def pack() -> Any:
+        return rnn.pack_padded_sequence(padded, lengths, enforce_sorted=False)
+
+    before = pack()
+
+    def run() -> Any:
+        said, _ = module(before if is_packed else pack())
+        whole, _ = rnn.pad_packed_sequence(said)
+        return [whole[:n, i] for i, n in enumerate(lengths)]
+
+    return without_gradients(run)
 
 
 def whole_products(a: Array, b: Array, c: Array) -> Run:

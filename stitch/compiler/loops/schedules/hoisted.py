@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stitch.compiler.loops.hoisting import Hoisted, hoisted
+from stitch.compiler.loops.hoisting import Hoisted, hoisted, hoisted_form
 from stitch.compiler.loops.lanes import from_last_to_first, in_lanes
 from stitch.compiler.loops.schedules.loop import Candidate, Loop, Surroundings, WrittenLoop
 from stitch.compiler.loops.schedules.rounds import written_rounds
@@ -24,16 +24,8 @@ def hoisted_before(loop: Loop, around: Surroundings) -> Candidate | None:
     takes = parts.before.inputs[: form.sequences]
     return Candidate(
         estimate.round(parts.before, form.count, takes, loop.fixed)
-        + estimate.rounds(parts.rest, form.count, fixed=loop.fixed),
+        + estimate.scan(parts.rest, hoisted_form(parts, form), fixed=loop.fixed),
         lambda builder, operands: WrittenLoop(_written(builder, parts, form, operands, around)),
-    )
-
-
-def _form_of_rest(form: ScanForm, passed: int) -> ScanForm:
-    """The form of the loop that takes so many results of what is computed before it."""
-    taken = form.sequences + passed
-    return ScanForm(
-        form.count, form.states, taken, form.collected, (False,) * taken, form.given_backward
     )
 
 
@@ -53,4 +45,4 @@ def _written(
     ).results
     passed = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in before]
     taken = [*states, *ordered, *passed, *shared]
-    return written_rounds(builder, parts.rest, _form_of_rest(form, len(passed)), taken, around)
+    return written_rounds(builder, parts.rest, hoisted_form(parts, form), taken, around)

@@ -47,7 +47,7 @@ class Surroundings(Protocol):
 
     @property
     def estimate(self) -> LoopCosts:
-        """What bodies cost."""
+        """What bodies cost, by the executor that is being asked."""
 
     @property
     def bodies(self) -> Sequence[Body]:

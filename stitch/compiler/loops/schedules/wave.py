@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stitch.compiler.loops.schedules.loop import Candidate, Loop, Surroundings, WrittenLoop
 from stitch.compiler.loops.waves import can_fail, wave_of, written_wave
 
@@ -14,9 +16,9 @@ def wave(loop: Loop, around: Surroundings) -> Candidate | None:
     cell, depth = around.bodies[found.inner.body], loop.form.count
     if can_fail(cell, found.form, around.bodies):
         return None
-    a_round = around.estimate.rates.round_seconds + around.estimate.round(cell, depth)
+    diagonals = replace(found.form, count=found.form.count + depth - 1)
     return Candidate(
-        (found.form.count + depth - 1) * a_round,
+        around.estimate.scan(cell, diagonals, depth),
         lambda builder, operands: WrittenLoop(
             tuple(written_wave(builder, found, cell, loop.form, operands, around.written))
         ),

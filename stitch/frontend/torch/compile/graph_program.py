@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from stitch.compiler import CompileOptions, compile_graph
+from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of, data_type_of
 from stitch.frontend.torch.aten_walk import lower_graph
@@ -83,7 +83,8 @@ class GraphProgram:
         self._prepared = None
         if built.graph is not None:
             machine = self._device.machine
-            options = CompileOptions(optimize=settings.optimize)
+            executor = rated_executor(self._device.executor)
+            options = CompileOptions(optimize=settings.optimize, executor=executor)
             program = compile_graph(built.graph, machine, options).program
             loaded = self._device.load(Binary((program,), machine.shape, PRODUCER))
             table, _ = chain_graph((loaded,), ({},), "compiled graph")
