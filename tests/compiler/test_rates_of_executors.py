@@ -18,7 +18,7 @@ from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import LoopRates, Machine, load_machine
-from stitch.program import Body, Constant, DataType, Operation, Value, ValueType
+from stitch.program import Body, Constant, DataType, Operation, ScanForm, Value, ValueType
 
 HOST = load_machine("host")
 NUMPY, ONNX = rates_of(HOST, "numpy")[0], rates_of(HOST, "onnxruntime")[0]
@@ -153,3 +153,29 @@ def test_what_lanes_have_in_common_is_written_for_each_where_nothing_is_a_view()
         return LoopCosts(rates, ()).round(joined(1 << 12), 64, [0])
 
     assert costs(replace(NUMPY, has_views=False)) > 1.5 * costs(replace(NUMPY, has_views=True))
+
+
+def passed_on() -> tuple[Body, ScanForm]:
+    """A scan that gives the double of each of its elements."""
+    values = (float32(64), float32(64))
+    body = Body((0,), (1,), values, (Operation("Add", (0, 0), (1,), {}),))
+    return body, ScanForm(32, 0, 1, 1, (False,), (False,))
+
+
+def test_elements_are_copied_only_by_executors_that_do_so() -> None:
+    body, form = passed_on()
+    there, here = (
+        LoopCosts(replace(NUMPY, copies_elements=copies), ()).scan(body, form)
+        for copies in (False, True)
+    )
+    copied = 2 * 2 * form.count * 64 * 4
+    assert here - there == pytest.approx(copied / NUMPY.near_bytes_per_second)
+
+
+def test_a_loop_takes_what_it_is_to_begin_it_once() -> None:
+    body, form = passed_on()
+    soon, late = (
+        LoopCosts(replace(NUMPY, loop_seconds=seconds), ()).scan(body, form)
+        for seconds in (0.0, 1.0)
+    )
+    assert late - soon == pytest.approx(1.0)
