@@ -142,11 +142,11 @@ class _Between:
                 None if i == ABSENT else as_read_only(arrays[i]) for i in operation.inputs
             )
             outputs = tuple(as_read_only(arrays[i]) for i in operation.outputs if i != ABSENT)
-            self._call(before, HookContext(program, operation, inputs, outputs))
+            self._call(before, HookContext(program, operation, inputs, outputs, index=index))
             self.thunks += bound.steps[first:stop]
             put = _Replacement(program, bound, index)
             if after is not None:
-                context = HookContext(program, operation, inputs, outputs, put)
+                context = HookContext(program, operation, inputs, outputs, put, index)
                 self.thunks.append(partial(put.while_open, after, context))
 
     def _call(self, moment: MomentHooks | None, context: HookContext) -> None:
