@@ -23,6 +23,16 @@ if TYPE_CHECKING:
         plan_json,
         totals_json,
     )
+    from stitch.report.operations import (
+        REFERENCE,
+        ComparedResult,
+        OperationComparison,
+        OperationLine,
+        OperationStore,
+        Tolerances,
+        Verdict,
+        compare,
+    )
     from stitch.report.record_replay import RunRecord, read_record, replay
     from stitch.report.run_difference import Difference, difference, read_copies
     from stitch.report.run_record import Recorder
@@ -33,6 +43,8 @@ else:
         {
             "explanation": "CopyLine copy_lines counted explain memory_report memory_views "
             "other_lines plan_json totals_json",
+            "operations": "REFERENCE ComparedResult OperationComparison OperationLine "
+            "OperationStore Tolerances Verdict compare",
             "record_replay": "RunRecord read_record replay",
             "run_difference": "Difference difference read_copies",
             "run_record": "Recorder",
@@ -41,7 +53,9 @@ else:
     )
 
 __all__ = [
-    "ChromeTrace", "CopyLine", "Device", "Difference", "Recorder", "RunRecord", "copy_lines",
-    "counted", "difference", "explain", "memory_report", "memory_views",
-    "other_lines", "plan_json", "read_copies", "read_record", "replay", "totals_json",
+    "REFERENCE", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
+    "OperationComparison", "OperationLine", "OperationStore", "Recorder", "RunRecord",
+    "Tolerances", "Verdict", "compare", "copy_lines", "counted", "difference",
+    "explain", "memory_report", "memory_views", "other_lines",
+    "plan_json", "read_copies", "read_record", "replay", "totals_json",
 ]  # fmt: skip

@@ -54,12 +54,9 @@ class OperationBinding:
         for index, operation in enumerate(self.prepared.program.operations):
             self.append(index, operation)
             marks.append(len(self.steps))
-        spans = [(i, a, b) for i, (a, b) in enumerate(pairwise(marks))]
-        if spans:
-            # Staging of the inputs counts to the first operation.
-            spans[0] = (0, 0, spans[0][2])
+        spans = tuple([(i, a, b) for i, (a, b) in enumerate(pairwise(marks))])
         return BoundProgram(
-            tuple(self.steps), tuple(spans), self.arrays, self.nbytes, written=self.written
+            tuple(self.steps), spans, self.arrays, self.nbytes, written=self.written
         )
 
     def place(self, value: int) -> Array:
