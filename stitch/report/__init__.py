@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stitch.report.run_difference import Difference, difference, read_copies
     from stitch.report.run_record import Recorder
     from stitch.report.trace import ChromeTrace
+    from stitch.report.visualizer import VisualizerFolder
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
@@ -49,13 +50,14 @@ else:
             "run_difference": "Difference difference read_copies",
             "run_record": "Recorder",
             "trace": "ChromeTrace",
+            "visualizer": "VisualizerFolder",
         },
     )
 
 __all__ = [
     "REFERENCE", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
     "OperationComparison", "OperationLine", "OperationStore", "Recorder", "RunRecord",
-    "Tolerances", "Verdict", "compare", "copy_lines", "counted", "difference",
+    "Tolerances", "Verdict", "VisualizerFolder", "compare", "copy_lines", "counted", "difference",
     "explain", "memory_report", "memory_views", "other_lines",
     "plan_json", "read_copies", "read_record", "replay", "totals_json",
 ]  # fmt: skip

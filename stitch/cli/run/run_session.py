@@ -11,6 +11,7 @@ import json
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stitch import api
@@ -24,7 +25,16 @@ from stitch.cli.module_files import (
     told_apart,
     with_program,
 )
-from stitch.cli.output_checks import NPZ, RECORD, RESULT, OutputChecks, array_kind, trace_kind
+from stitch.cli.output_checks import (
+    DATABASE,
+    JSON,
+    NPZ,
+    RECORD,
+    RESULT,
+    OutputChecks,
+    array_kind,
+    trace_kind,
+)
 from stitch.cli.rehearsal import MOST_RUNS, Load, advise
 from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
 from stitch.cli.run.run_operations import WORDS, OperationsAsked
@@ -55,6 +65,7 @@ from stitch.report import (
     Recorder,
     Tolerances,
     Verdict,
+    VisualizerFolder,
     compare,
     counted,
 )
@@ -92,6 +103,11 @@ def run_session(words: argparse.Namespace) -> int:
                                (words.record, RECORD, "--record")):  # fmt: skip
         if path is not None:
             checks.add(path, kind, option)
+    if words.visualizer is not None:
+        checks.add_folder(words.visualizer, "--visualizer")
+        for name, kind in (("db.sqlite", DATABASE), ("config.json", JSON)):
+            checks.add(Path(words.visualizer) / name, kind, "--visualizer",
+                       own_folder=words.visualizer)  # fmt: skip
     try:
         return _run(words, checks)
     except StitchError as error:
@@ -109,6 +125,9 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
         trace = None if words.trace is None else ChromeTrace(device, words.trace)
         if trace is not None:
             stack.callback(trace.forget)
+        folder = None if words.visualizer is None else VisualizerFolder(device, words.visualizer)
+        if folder is not None:
+            stack.callback(folder.forget)
         recorder = Recorder(device) if words.record is not None else None
         session = _prepared(words, device, load)
         _check_outputs(session, checks)
@@ -125,6 +144,8 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
         session.operations.add_to(session.batch)
         if trace is not None:
             trace.add_to(session.batch)
+        if folder is not None:
+            folder.add_to(session.batch)
         if recorder is not None:
             session.batch.add(words.record, recorder.text())
         if words.result_file is not None:

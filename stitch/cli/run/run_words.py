@@ -135,6 +135,8 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
                             "help": "where to (default: %(default)s)"}),
         ("--trace", {"metavar": "FILE", "help": "a Chrome trace (opens in Perfetto), compressed "
                      "as FILE.json.gz"}),
+        ("--visualizer", {"metavar": "FOLDER", "help": "operations, tensors and what lies in the "
+                          "spaces, as the folder that ttnn-visualizer opens"}),
         ("--record", {"metavar": "FILE", "help": "machine, plans and allocator events"}),
         ("--replay", {"metavar": "FILE", "help": "re-run recorded allocator events and check "
                       "every address"}),
