@@ -18,6 +18,8 @@ from stitch.report import OperationComparison, OperationStore, Tolerances
 from stitch.runtime.executors import BoundProgram, Executor, PreparedProgram, make_executor
 from stitch.runtime.executors.executor import ProgramBytes, Workspace
 from stitch.runtime.executors.onnx import foreign_calls, session
+from tests.support.bodied_graphs import bodied_graph
+from tests.support.scan_cases import CASES, graph_of, inputs_of
 from tests.support.stitched_models import integers, model, one, scaled
 
 SHAPE = (32, 32)
@@ -123,6 +125,31 @@ def test_an_operation_that_overwrites_its_operand_is_compared_with_what_it_was_g
             assert state.numpy()[0, 0] == 8
     assert compared.first is None
     assert compared.lines[0].runs == 3
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", ["lstm", "nested", "bfloat16"])
+def test_a_scan_is_compared_as_one_operation(name: str, executor: str) -> None:
+    (case,) = (case for case in CASES if case.name == name)
+    compiled = stitch.compile(graph_of(case, 5), target="host", schedule="rounds")
+    with stitch.open_device("host", executor=executor) as device:
+        program = device.load(compiled)
+        with OperationComparison(device) as compared:
+            stitch.wait(program(*inputs_of(case, 5)))
+    assert compared.first is None
+    assert "Scan" in {line.op for line in compared.lines}
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_an_operation_with_a_body_is_compared_as_what_it_is_computed_by(executor: str) -> None:
+    random = np.random.default_rng(0)
+    given = [random.normal(size=shape).astype(np.float32) for shape in ((6, 8), (6, 8))]
+    with stitch.open_device("host", executor=executor) as device:
+        program = device.load(stitch.compile(bodied_graph(), target="host"))
+        with OperationComparison(device) as compared:
+            stitch.wait(program(*given))
+    assert compared.first is None
+    assert {line.op for line in compared.lines} == {"Mul", "Tanh", "Add", "MatMul", "Exp"}
 
 
 def test_a_saved_run_is_what_another_executor_is_compared_with(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import stitch
@@ -192,7 +191,7 @@ def test_watching_changes_no_result_and_no_plan(tmp_path: Path) -> None:
         with stitch.open_device("tiny") as device:
             folder = VisualizerFolder(device, tmp_path) if watched else None
             pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, SHAPE))])
-            got = [np.asarray(pipeline(integers(SHAPE, i)).numpy()).tolist() for i in range(4)]
+            got = [one(pipeline(integers(SHAPE, i))).numpy().tolist() for i in range(4)]
             done = device.account().total
             if folder is not None:
                 folder.close()
