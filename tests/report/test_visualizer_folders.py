@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 import stitch
+from stitch.errors import StitchError
 from stitch.machine import load_machine
 from stitch.program import DataType, Layout, MemoryLayout, Orientation, ShardSpec, Space
 from stitch.report import VisualizerFolder, memory_views
-from stitch.report.visualizer.report_tables import BUFFER_TYPES, TABLES, memory_config
+from stitch.report.visualizer.report_tables import (
+    BUFFER_TYPES,
+    TABLES,
+    ReportTables,
+    memory_config,
+)
 from stitch.runtime import RuntimeDevice
 from tests.support.machines import without_path
 from tests.support.report_database import check_references, copies_told, rows
@@ -206,3 +212,10 @@ def test_a_folder_that_is_forgotten_is_not_written(tmp_path: Path) -> None:
         folder.forget()
         folder.forget()
     assert not (tmp_path / "report").exists()
+
+
+def test_a_database_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tables = ReportTables()
+    tables.close()
+    with pytest.raises(StitchError, match="cannot write the database"):
+        tables.add("operations", [(1, "a", 0.0)])

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, final
 
-from stitch.files import Sink
+from stitch.errors import StitchError
+from stitch.files import Sink, open_file
 from stitch.machine import Machine
 from stitch.program import DataType, Layout, MemoryLayout, Space, TensorDesc
 from stitch.version import __version__
@@ -84,9 +85,16 @@ class ReportTables:
             self._database.execute(f"CREATE TABLE {table} ({columns})")
 
     def add(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Rows with a value for each column of a table."""
+        """Rows with a value for each column of a table. Raises `StitchError`, as where the disk is
+        full."""
         places = ", ".join("?" * (TABLES[table].count(",") + 1))
-        self._database.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+        try:
+            self._database.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+        except sqlite3.Error as error:
+            raise StitchError(
+                "cannot write the database", where=str(self._path), got=str(error),
+                remedy="make room there, or set TMPDIR to a folder that has some",
+            ) from error  # fmt: skip
 
     def finish(self, name: str, machine: Machine) -> None:
         """What the report says of itself, and of the machine."""
@@ -99,7 +107,7 @@ class ReportTables:
 
     def pour(self, sink: Sink) -> None:
         """Write the file."""
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             while piece := file.read(_PIECE_NBYTES):
                 sink.write(piece)
 
