@@ -39,6 +39,7 @@ RESULT = "the results of a run"
 LINES = "the results of a training"
 TRACE = "a Chrome trace"
 RECORD = "a record of a run"
+DATABASE = "an SQLite database"
 JSON = "JSON text"
 TEXT = "text (YAML, source code, ...)"
 _PACKED = "gzip-compressed data"
@@ -57,6 +58,7 @@ _FORMS = (
     (TRACE, rb'\s*\{\s*"traceEvents":'),
     (RECORD, rb'\s*\{\s*"stitch":\s*"run"'),
     (LINES, rb'\{"kind": "(?:step|epoch|final)"'),
+    (DATABASE, rb"SQLite format 3\0"),
     (TTB, rb"(?s:.{8})STCH"),
     # A zip archive whose first member is an array, or that has none.
     (NPZ, rb"(?s:PK\x03\x04.{26}[^\0]{0,200}?\.npy|PK\x05\x06)"),

@@ -32,6 +32,8 @@ from stitch.on_demand import names_on_demand
 if TYPE_CHECKING:
     from stitch.forms.array_files import (
         NUMPY_SUFFIXES,
+        NpzWriter,
+        archived_arrays,
         npy_bytes,
         npz_bytes,
         read_array,
@@ -41,13 +43,17 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
-        {"array_files": "NUMPY_SUFFIXES npy_bytes npz_bytes read_array read_array_file typed"},
+        {
+            "array_files": "NUMPY_SUFFIXES NpzWriter archived_arrays npy_bytes npz_bytes "
+            "read_array read_array_file typed"
+        },
     )
 
 __all__ = [
     "NUMPY_SUFFIXES", "AsWritten", "ByKey", "Choice", "Either", "ElementType", "Entries",
-    "Flag", "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "Number",
+    "Flag", "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "NpzWriter",
+    "Number",
     "Pairs", "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged",
-    "Tried", "Whole", "Word", "as_written", "form_text", "is_word", "npy_bytes",
+    "Tried", "Whole", "Word", "archived_arrays", "as_written", "form_text", "is_word", "npy_bytes",
     "npz_bytes", "number_of", "read_array", "read_array_file", "read_yaml", "typed",
 ]  # fmt: skip

@@ -80,6 +80,12 @@ def read_array_file(path: Path) -> Mapping[str | None, Array]:
     return _guarded(path, None, lambda: _Archive(path))
 
 
+def archived_arrays(path: Path) -> Mapping[str | None, Array]:
+    """The arrays of a `.npz` file, whatever its name; each is read anew when it is asked for, and
+    nothing is kept. Raises what `read_array_file` raises."""
+    return _guarded(path, None, lambda: _Archive(path, keeps=False))
+
+
 def typed(array: Array, data_type: DataType, what: str) -> Array:
     """The array as a slot of this type sees it: nameless two-byte elements are bfloat16.
 
@@ -100,8 +106,9 @@ def typed(array: Array, data_type: DataType, what: str) -> Array:
 class _Archive(Mapping[str | None, Array]):
     """The arrays of a `.npz` file: names are known at once, each is read when it is asked for."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, keeps: bool = True) -> None:
+        """`keeps`: what was read once is there from then on."""
+        self.path, self._keeps = path, keeps
         with self._opened() as archive:
             members = archive.namelist()
         #: The archive's members by the names of the arrays.
@@ -116,9 +123,12 @@ class _Archive(Mapping[str | None, Array]):
     def __getitem__(self, name: str | None) -> Array:
         if name is None or name not in self.members:
             raise KeyError(name)
-        if name not in self._read:
-            self._read[name] = _stored(self.path, name, lambda: self._array(name))
-        return self._read[name]
+        if name in self._read:
+            return self._read[name]
+        array = _stored(self.path, name, lambda: self._array(name))
+        if self._keeps:
+            self._read[name] = array
+        return array
 
     def _array(self, name: str) -> Array:
         member = self.members[name]
@@ -236,11 +246,43 @@ def npy_bytes(array: Array) -> bytes:
 def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
     """The bytes of a `.npz` file, the same for the same arrays."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            # A fixed date: the same results give the same file.
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), npy_bytes(array))
+    writer = NpzWriter(stream.write)
+    for name, array in arrays.items():
+        writer.add(name, array)
+    writer.close()
     return stream.getvalue()
+
+
+class NpzWriter:
+    """Writes a `.npz` file array by array, into whatever takes bytes one after the other."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._archive = zipfile.ZipFile(_Stream(write), "w", zipfile.ZIP_STORED)
+
+    def add(self, name: str, array: Array) -> None:
+        """One more array."""
+        # A fixed date: the same results give the same file.
+        self._archive.writestr(zipfile.ZipInfo(f"{name}{_MEMBER}"), npy_bytes(array))
+
+    def close(self) -> None:
+        """That was all; twice does no harm."""
+        self._archive.close()
+
+
+class _Stream(io.RawIOBase):
+    """A file that is only written to, from its beginning to its end."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        super().__init__()
+        self._write = write
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        piece = bytes(data)
+        self._write(piece)
+        return len(piece)
 
 
 def _promised(file: IO[bytes], nbytes: int) -> int:

@@ -23,25 +23,41 @@ if TYPE_CHECKING:
         plan_json,
         totals_json,
     )
+    from stitch.report.operations import (
+        REFERENCE,
+        ComparedResult,
+        OperationComparison,
+        OperationLine,
+        OperationStore,
+        Tolerances,
+        Verdict,
+        compare,
+    )
     from stitch.report.record_replay import RunRecord, read_record, replay
     from stitch.report.run_difference import Difference, difference, read_copies
     from stitch.report.run_record import Recorder
     from stitch.report.trace import ChromeTrace
+    from stitch.report.visualizer import VisualizerFolder
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "explanation": "CopyLine copy_lines counted explain memory_report memory_views "
             "other_lines plan_json totals_json",
+            "operations": "REFERENCE ComparedResult OperationComparison OperationLine "
+            "OperationStore Tolerances Verdict compare",
             "record_replay": "RunRecord read_record replay",
             "run_difference": "Difference difference read_copies",
             "run_record": "Recorder",
             "trace": "ChromeTrace",
+            "visualizer": "VisualizerFolder",
         },
     )
 
 __all__ = [
-    "ChromeTrace", "CopyLine", "Device", "Difference", "Recorder", "RunRecord", "copy_lines",
-    "counted", "difference", "explain", "memory_report", "memory_views",
-    "other_lines", "plan_json", "read_copies", "read_record", "replay", "totals_json",
+    "REFERENCE", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
+    "OperationComparison", "OperationLine", "OperationStore", "Recorder", "RunRecord",
+    "Tolerances", "Verdict", "VisualizerFolder", "compare", "copy_lines", "counted", "difference",
+    "explain", "memory_report", "memory_views", "other_lines",
+    "plan_json", "read_copies", "read_record", "replay", "totals_json",
 ]  # fmt: skip

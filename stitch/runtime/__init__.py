@@ -21,7 +21,13 @@ from stitch.runtime.events import (
     ReadBack,
     Written,
 )
-from stitch.runtime.executors import EXECUTORS, Executor, make_executor, program_peak
+from stitch.runtime.executors import (
+    EXECUTORS,
+    Executor,
+    OperationReferences,
+    make_executor,
+    program_peak,
+)
 from stitch.runtime.functions import HostResult
 from stitch.runtime.graphs import PreparedGraph, chain_graph
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
@@ -35,9 +41,9 @@ from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
 
 __all__ = [
-    "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells",
-    "Event", "Executor", "HookContext", "HostResult", "InputPort", "LoadedProgram", "PlanMade",
-    "PlanRun", "PlanStopped", "PreparedGraph", "ReadBack", "RuntimeDevice",
+    "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells", "Event",
+    "Executor", "HookContext", "HostResult", "InputPort", "LoadedProgram", "OperationReferences",
+    "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "ReadBack", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written", "capture",
     "elements", "export", "lend", "make_executor", "program_peak", "reshaped", "take_back",
     "chain_graph", "totals_of",

@@ -28,8 +28,8 @@ class HookContext:
     """What a hook sees: the program, and, for operation hooks, the operation and its arrays.
 
     The arrays are the live ones, read-only; copy what is to be kept. The same context may come
-    again, in a later run of the same work. `put` is what writes another array into an output, where
-    the operation has just run.
+    again, in a later run of the same work. `index` numbers the operations of a program. `put` is
+    what writes another array into an output, where the operation has just run.
     """
 
     program: Program
@@ -37,6 +37,7 @@ class HookContext:
     inputs: tuple[Array | None, ...] = ()
     outputs: tuple[Array, ...] = ()
     put: Callable[[int, Array], None] | None = None
+    index: int | None = None
 
     def replace(self, output: int, array: Array) -> None:
         """In `after_operation`: other elements for an output, by its number; what runs next reads

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import warnings
@@ -687,3 +688,30 @@ def test_threads_are_for_executors_that_take_them(cli: Cli) -> None:
     assert refused.code == 2
     assert "'numpy' takes no number of threads" in refused.err
     assert "OMP_NUM_THREADS" in refused.err
+
+
+# -- the visualizer's folder -----------------------------------------------------------------------
+
+
+def test_a_folder_for_the_visualizer_counts_the_copies_of_the_run(cli: Cli) -> None:
+    done = cli("run", *AB_DRAM, "--input=x=@x.npy", "--visualizer=v", "--result_file=r.json")
+    assert done.code == 0
+    database = sqlite3.connect("v/db.sqlite")
+    query = "SELECT COUNT(*), SUM(value) FROM operation_arguments WHERE name = 'nbytes'"
+    (counted,) = database.execute(query).fetchall()
+    database.close()
+    totals = json.loads(Path("r.json").read_text())["totals"]
+    assert counted == (totals["copies"], totals["nbytes"])
+    assert json.loads(Path("v/config.json").read_text())["report_name"] == "v"
+
+
+def test_a_folder_for_the_visualizer_is_written_again_but_nothing_else_in_its_place(
+    cli: Cli,
+) -> None:
+    words = ("run", "a.ttb", "--dry_run", "--visualizer=v")
+    assert (cli(*words).code, cli(*words).code) == (0, 0)
+    Path("v/db.sqlite").write_text("notes")
+    done = cli(*words)
+    assert done.code == 2
+    assert "expected: an SQLite database" in done.err
+    assert Path("v/db.sqlite").read_text() == "notes"

@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,12 @@ from hypothesis import strategies as st
 
 import stitch
 from stitch.program import DataType, Layout, Space
-from stitch.report import ChromeTrace
+from stitch.report import ChromeTrace, VisualizerFolder
 from stitch.report.record_replay import read_record, replay
 from stitch.report.run_record import Recorder
 from stitch.runtime import RuntimeDevice
 from tests.support.machines import without_path
+from tests.support.report_database import check_references, copies_told
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
 from tests.support.trace_format import checked
 
@@ -174,16 +177,23 @@ def test_all_reports_of_chains_and_pipelines_count_what_the_spaces_counted(
     machine = tiny(l1_nbytes=6144) if small else "tiny"
     shape = (8, 64)
     models = [scaled(f"p{i}", 2.0, shape, target=machine, wishes=w) for i, w in enumerate(wishes)]
-    with stitch.open_device(machine, window=window, debug=debug) as device:
+    with (
+        stitch.open_device(machine, window=window, debug=debug) as device,
+        TemporaryDirectory() as name,
+    ):
         trace = ChromeTrace(device) if watched else None
         recorder = Recorder(device) if watched else None
+        folder = VisualizerFolder(device, name) if watched else None
         programs = [device.load(m) for m in models]
         work(device, programs, stitch.Pipeline(programs), actions, shape)
-        agree(device, trace, recorder)
-        if trace is not None and recorder is not None:
+        counted = agree(device, trace, recorder)
+        if trace is not None and recorder is not None and folder is not None:
             trace.close()
             recorder.close()
             recorder.close()
+            folder.close()
+            assert copies_told(Path(name)) == counted
+            check_references(Path(name))
 
 
 def test_results_that_are_kept_cost_no_copy_of_their_own() -> None:

@@ -66,6 +66,20 @@ def test_operation_hooks_see_the_numbers_and_cannot_change_them(layout: str) -> 
     np.testing.assert_array_equal(found[1], integers((32, 32)) * 2 + 1)
 
 
+def test_a_hook_before_the_first_operation_sees_operands_that_are_staged() -> None:
+    found: list[np.ndarray] = []
+
+    def look(context: HookContext) -> None:
+        if context.index == 0 and context.inputs[0] is not None:
+            found.append(context.inputs[0].copy())
+
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0, (32, 32), wishes=("input.x.layout=tile",)))
+        device.hooks.register(before_operation=look)
+        one(a(integers((32, 32)))).numpy()
+    np.testing.assert_array_equal(found[0], integers((32, 32)))
+
+
 def test_unregistering_ends_one_registration_and_twice_is_harmless() -> None:
     seen: list[str] = []
     with stitch.open_device("tiny") as device:

@@ -22,11 +22,12 @@ from stitch import api
 from stitch.api import Device
 from stitch.cli.chain import Runnable
 from stitch.cli.device_costs import entries, peaks_of
-from stitch.cli.run.run_outputs import Verdict
 from stitch.model import PRODUCER
 from stitch.program import Array
 from stitch.report import (
     CopyLine,
+    OperationComparison,
+    Verdict,
     counted,
     memory_views,
     other_lines,
@@ -132,6 +133,7 @@ def result_json(
     verdicts: Mapping[int, Verdict],
     code: int,
     failures: Sequence[str],
+    operations: OperationComparison | None = None,
 ) -> dict[str, Any]:
     """Everything as plain data, the form of `run_results.json`."""
     account = device.account()
@@ -147,6 +149,7 @@ def result_json(
         "comparisons": [
             {"result": index, **asdict(verdict)} for index, verdict in sorted(verdicts.items())
         ],
+        **({} if operations is None else {"operations": [asdict(o) for o in operations.lines]}),
         "passes": measured.passes,
         "seconds": measured.percentiles(),
         "copies_per_pass": measured.copies,

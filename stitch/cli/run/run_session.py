@@ -11,6 +11,7 @@ import json
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stitch import api
@@ -24,14 +25,21 @@ from stitch.cli.module_files import (
     told_apart,
     with_program,
 )
-from stitch.cli.output_checks import RECORD, RESULT, OutputChecks, array_kind, trace_kind
+from stitch.cli.output_checks import (
+    DATABASE,
+    JSON,
+    NPZ,
+    RECORD,
+    RESULT,
+    OutputChecks,
+    array_kind,
+    trace_kind,
+)
 from stitch.cli.rehearsal import MOST_RUNS, Load, advise
 from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
+from stitch.cli.run.run_operations import WORDS, OperationsAsked
 from stitch.cli.run.run_outputs import (
     Destinations,
-    Tolerances,
-    Verdict,
-    compare,
     destinations,
     expectations,
     put,
@@ -50,7 +58,17 @@ from stitch.cli.wire_words import wires_of
 from stitch.errors import StitchError, UsageError
 from stitch.files import FileBatch, write_file
 from stitch.program import Array
-from stitch.report import ChromeTrace, Recorder, counted
+from stitch.report import (
+    REFERENCE,
+    ChromeTrace,
+    ComparedResult,
+    Recorder,
+    Tolerances,
+    Verdict,
+    VisualizerFolder,
+    compare,
+    counted,
+)
 
 
 @dataclass(slots=True)
@@ -69,18 +87,27 @@ class RunSession:
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     batch: FileBatch = field(default_factory=FileBatch)
+    operations: OperationsAsked = field(default_factory=OperationsAsked)
 
 
 def run_session(words: argparse.Namespace) -> int:
     """Run what the words ask for; with `--result_file`, errors are written there as well."""
     checks = OutputChecks()
     checks.reads(filter(None, (words.pipeline, words.device, *words.module)))
+    if words.expected_operations not in (None, REFERENCE):
+        checks.reads((words.expected_operations,))
     checks.add_folder(words.artifact_dir, "--artifact_dir")
     for path, kind, option in ((words.result_file, RESULT, "--result_file"),
                                (words.trace, trace_kind(words.trace), "--trace"),
+                               (words.save_operations, NPZ, "--save_operations"),
                                (words.record, RECORD, "--record")):  # fmt: skip
         if path is not None:
             checks.add(path, kind, option)
+    if words.visualizer is not None:
+        checks.add_folder(words.visualizer, "--visualizer")
+        for name, kind in (("db.sqlite", DATABASE), ("config.json", JSON)):
+            checks.add(Path(words.visualizer) / name, kind, "--visualizer",
+                       own_folder=words.visualizer)  # fmt: skip
     try:
         return _run(words, checks)
     except StitchError as error:
@@ -98,9 +125,13 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
         trace = None if words.trace is None else ChromeTrace(device, words.trace)
         if trace is not None:
             stack.callback(trace.forget)
+        folder = None if words.visualizer is None else VisualizerFolder(device, words.visualizer)
+        if folder is not None:
+            stack.callback(folder.forget)
         recorder = Recorder(device) if words.record is not None else None
         session = _prepared(words, device, load)
         _check_outputs(session, checks)
+        session.operations.begin(words, device, stack)
         _say_how_much(session)
         _all_passes(session)
         lines = _outcome(session)
@@ -110,13 +141,17 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
                           session.arrays, session.results)  # fmt: skip
         if words.check_memory_leak:
             code = max(code, _leak_check(session))
+        session.operations.add_to(session.batch)
         if trace is not None:
             trace.add_to(session.batch)
+        if folder is not None:
+            folder.add_to(session.batch)
         if recorder is not None:
             session.batch.add(words.record, recorder.text())
         if words.result_file is not None:
             body = result_json(session.device, session.runnable, session.measured,
-                               session.verdicts, code, session.failures)  # fmt: skip
+                               session.verdicts, code, session.failures,
+                               session.operations.comparison)  # fmt: skip
             session.batch.add(words.result_file, json.dumps(body, indent=2) + "\n")
         session.batch.commit()
         for line in lines:
@@ -148,6 +183,9 @@ def _refuse_results(words: argparse.Namespace) -> None:
     """Raise `UsageError` for words that need results, where nothing is executed."""
     wanted = [f"--expected_output={word}" for word in words.expected_output]
     wanted += [f"--output={word}" for word in words.output if "@" in word]
+    wanted += [
+        f"--{name}={getattr(words, name)}" for name in WORDS if getattr(words, name) is not None
+    ]
     if wanted:
         how = "--dry_run" if words.dry_run else f"--executor={words.executor}"
         raise UsageError(
@@ -220,13 +258,20 @@ def _all_passes(session: RunSession) -> None:
     how = Tolerances(words.atol, words.rtol, words.pcc)
     with progress(words.loops * (words.warmup_runs + words.num_runs)) as tick:
         for _ in range(words.loops):
+
+            def passed() -> None:
+                tick()
+                session.operations.next_pass()
+
             session.results = run_passes(
-                runnable, session.arrays, words.warmup_runs, words.num_runs, session.measured, tick
-            )
+                runnable, session.arrays, words.warmup_runs, words.num_runs, session.measured,
+                passed,
+            )  # fmt: skip
             if session.results:
                 for index, expected in session.expected.items():
                     output = runnable.outputs[index]
-                    verdict = compare(output, session.results[index], expected, how)
+                    what = ComparedResult(output.name, output.type.data_type, output.stored)
+                    verdict = compare(what, session.results[index], expected, how)
                     known = session.verdicts.get(index)
                     if known is None or known.passed:  # one bad loop is enough
                         session.verdicts[index] = verdict
@@ -250,7 +295,7 @@ def _outcome(session: RunSession) -> list[str]:
     lines += [f"[FAILED] result[{i}]: {v.name}: {v.detail}" for i, v in failed]
     if session.verdicts and not failed:
         lines.append(f"[SUCCESS] {counted(len(session.verdicts), 'result')} as expected")
-    return lines
+    return lines + session.operations.lines()
 
 
 def _advice(session: RunSession) -> list[str]:
@@ -268,7 +313,7 @@ def _advice(session: RunSession) -> list[str]:
 def _checked(session: RunSession) -> int:
     words, device = session.words, session.device
     code = EXIT_OK
-    if any(not v.passed for v in session.verdicts.values()):
+    if session.operations.differ or any(not v.passed for v in session.verdicts.values()):
         code = EXIT_MISMATCH
     if not device.computes:
         session.measured.copies = planned_copies(device)

@@ -21,6 +21,7 @@ from stitch.runtime import DEFAULT_WINDOW, EXECUTORS
 EXAMPLES = """\
   stitch-run a.ttb b.ttb --input=x=@x.npy --output=y=@y.npy --explain
   stitch-run --module=a.ttb --input="2x2xf32=1 2 3 4" --expected_output=@y.npy
+  stitch-run a.ttb --init=randn --executor=onnxruntime --expected_operations=reference
   stitch-run --module=a.ttb --module=b.ttb --dry_run --max_copies=0
   stitch-run --module=a.ttb --init=randn --num_runs=100 --warmup_runs=5 --print_statistics
   stitch-run pipeline.yaml --input=x=@x.npy --trace=trace.json --record=run.json
@@ -56,6 +57,13 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         ("--output", {"action": "append", "default": [], "metavar": "WHERE", "help": OUTPUT_FORM}),
         ("--expected_output", {"action": "append", "default": [], "metavar": "WHAT",
                                "help": f"compare; exit code 1 if it differs: {EXPECTED_FORM}"}),
+        ("--expected_operations", {"metavar": "FILE|reference",
+                                   "help": "compare what every operation makes, with what "
+                                   "NumPy's kernels make of the same operands (reference), or "
+                                   "with a run saved by --save_operations; exit code 1 if it "
+                                   "differs"}),
+        ("--save_operations", {"metavar": "FILE.npz", "help": "what every operation makes in the "
+                               "first pass"}),
         ("--atol", {"type": not_negative, "help": "absolute tolerance (default by type: f32 1e-4, "
                     "f16 1e-3, bf16 1e-2; integers are exact)"}),
         ("--rtol", {"type": not_negative, "help": "relative tolerance (default 1e-5)"}),
@@ -127,6 +135,8 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
                             "help": "where to (default: %(default)s)"}),
         ("--trace", {"metavar": "FILE", "help": "a Chrome trace (opens in Perfetto), compressed "
                      "as FILE.json.gz"}),
+        ("--visualizer", {"metavar": "FOLDER", "help": "operations, tensors and what lies in the "
+                          "spaces, as the folder that ttnn-visualizer opens"}),
         ("--record", {"metavar": "FILE", "help": "machine, plans and allocator events"}),
         ("--replay", {"metavar": "FILE", "help": "re-run recorded allocator events and check "
                       "every address"}),
@@ -182,8 +192,10 @@ def refuse_strangers(parser: argparse.ArgumentParser, words: argparse.Namespace,
                 f"--{word} is for trainings", remedy="stitch-run train.yaml", where=words.pipeline
             )
     alone = [w for w in ("atol", "rtol", "pcc") if getattr(words, w) is not None]
-    if alone and not words.expected_output:
-        raise UsageError(f"--{alone[0]} has no effect without --expected_output")
+    if alone and not (words.expected_output or words.expected_operations):
+        raise UsageError(
+            f"--{alone[0]} has no effect without --expected_output or --expected_operations"
+        )
     if words.artifact_dir != parser.get_default("artifact_dir") and not words.save_artifacts:
         raise UsageError("--artifact_dir has no effect without --save_artifacts")
 

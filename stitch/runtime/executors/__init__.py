@@ -17,7 +17,13 @@ from stitch.runtime.executors.executor import (
     ignore_errors,
     quietly,
 )
-from stitch.runtime.executors.host import as_bytes, committed_nbytes, dense_view, program_peak
+from stitch.runtime.executors.host import (
+    OperationReferences,
+    as_bytes,
+    committed_nbytes,
+    dense_view,
+    program_peak,
+)
 from stitch.runtime.executors.least_time import least_copy_microseconds, least_microseconds
 from stitch.runtime.executors.linking_terms import LinkTerms
 
@@ -90,7 +96,7 @@ def make_executor(
 
 __all__ = [
     "EXECUTORS", "BoundProgram", "CallBox", "CallKernel", "Executor", "FunctionCall",
-    "LinkTerms", "PreparedProgram", "ProgramBytes", "Workspace", "as_bytes", "committed_nbytes",
-    "dense_view", "found_once", "ignore_errors", "is_own", "least_copy_microseconds",
-    "least_microseconds", "make_executor", "program_peak", "quietly",
+    "LinkTerms", "OperationReferences", "PreparedProgram", "ProgramBytes", "Workspace",
+    "as_bytes", "committed_nbytes", "dense_view", "found_once", "ignore_errors", "is_own",
+    "least_copy_microseconds", "least_microseconds", "make_executor", "program_peak", "quietly",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -111,7 +112,10 @@ class AutomaticExecutor(Executor):
                     return self.onnxruntime.prepare(program, machine, workspace)
             calls, able = self.sessions.calls(program, division.runs, able)
             is_first = False
-        return PreparedKernels(program, machine, workspace, calls, self.library, division.library)
+        return PreparedKernels(
+            program, machine, workspace, calls, self.library, division.library,
+            partial(self.sessions.calls_apart, program, [i for run in division.runs for i in run]),
+        )  # fmt: skip
 
 
 def points(program: Program) -> float:

@@ -133,7 +133,8 @@ class Workspace:
 class BoundProgram:
     """A program bound to addresses: steps to call in order.
 
-    `operations[i]` is (index of the operation, first step, one past its last step);
+    `operations[i]` is (index of the operation, first step, one past its last step); steps before
+    the first bring the inputs into the arrays that operations read;
     `arrays` are the compute arrays by value, for hooks; `staging_nbytes` what the executor holds
     apart from the spaces because a form had to change. An executor that runs a program as a whole
     has no `operations`; then `one_by_one` binds the same program operation by operation.

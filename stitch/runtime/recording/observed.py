@@ -136,18 +136,23 @@ class _Between:
         before, after = self._around_operation
         # Seen by itself is what an operation is computed by: its body, where it carries one.
         program, arrays = expanded(program), bound.arrays
+        done = 0
         for index, first, stop in bound.operations:
+            # What fills the operands' arrays precedes whoever looks at them.
+            self.thunks += bound.steps[done:first]
+            done = stop
             operation = program.operations[index]
             inputs = tuple(
                 None if i == ABSENT else as_read_only(arrays[i]) for i in operation.inputs
             )
             outputs = tuple(as_read_only(arrays[i]) for i in operation.outputs if i != ABSENT)
-            self._call(before, HookContext(program, operation, inputs, outputs))
+            self._call(before, HookContext(program, operation, inputs, outputs, index=index))
             self.thunks += bound.steps[first:stop]
             put = _Replacement(program, bound, index)
             if after is not None:
-                context = HookContext(program, operation, inputs, outputs, put)
+                context = HookContext(program, operation, inputs, outputs, put, index)
                 self.thunks.append(partial(put.while_open, after, context))
+        self.thunks += bound.steps[done:]
 
     def _call(self, moment: MomentHooks | None, context: HookContext) -> None:
         if moment is not None:

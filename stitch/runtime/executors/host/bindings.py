@@ -54,12 +54,9 @@ class OperationBinding:
         for index, operation in enumerate(self.prepared.program.operations):
             self.append(index, operation)
             marks.append(len(self.steps))
-        spans = [(i, a, b) for i, (a, b) in enumerate(pairwise(marks))]
-        if spans:
-            # Staging of the inputs counts to the first operation.
-            spans[0] = (0, 0, spans[0][2])
+        spans = tuple([(i, a, b) for i, (a, b) in enumerate(pairwise(marks))])
         return BoundProgram(
-            tuple(self.steps), tuple(spans), self.arrays, self.nbytes, written=self.written
+            tuple(self.steps), spans, self.arrays, self.nbytes, written=self.written
         )
 
     def place(self, value: int) -> Array:
@@ -75,6 +72,27 @@ class OperationBinding:
     def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
         """The steps of an operation's kernel."""
         return self.prepared.definitions[index].steps(arguments)
+
+    def library_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
+        """The steps of the library's kernel, where it is to compute this; else of NumPy's."""
+        library = self.prepared.library
+        if library is not None and index in self.prepared.chosen:
+            steps = library.bind(self.prepared.program.operations[index], arguments)
+            if steps is not None:
+                return steps
+        return self.prepared.definitions[index].steps(arguments)
+
+    def call(self, call: ForeignCall) -> None:
+        """What a foreign call computes."""
+        arrays = {value: self.arrays[value] for value in call.inputs}
+        for value in call.outputs:
+            arrays[value] = self.arrays[value] = self.place(value)
+        self.steps += self.bind_call(call, arrays)
+        self.write(call.outputs)
+
+    def bind_call(self, call: ForeignCall, arrays: dict[int, Array]) -> Sequence[Thunk]:
+        """The steps of a foreign call on dense arrays."""
+        return call.bind(arrays)
 
     def write(self, values: Sequence[int]) -> None:
         """Steps that bring values from the arrays they were computed in to where they belong."""
@@ -118,6 +136,33 @@ class OperationBinding:
             bodies=self.prepared.program.bodies,
         )
         return np.zeros(kinds[output].shape, kinds[output].data_type.compute_dtype)
+
+
+class ApartBinding(OperationBinding):
+    """One binding operation by operation, each by who computes it when the program runs whole."""
+
+    def append(self, index: int, operation: Operation) -> None:
+        """The foreign call that computes the operation, else its kernel."""
+        call = self.prepared.calls_apart.get(index)
+        if call is None:
+            super().append(index, operation)
+        else:
+            self.call(call)
+
+    def bind_call(self, call: ForeignCall, arrays: dict[int, Array]) -> Sequence[Thunk]:
+        """The call's steps; a result that lies in the bytes of an operand is computed elsewhere and
+        copied, as who computes several operations at once keeps what is between them."""
+        after: list[Thunk] = []
+        places = {value: arrays[value] for value in call.outputs}
+        for value, place in places.items():
+            if any(np.may_share_memory(place, arrays[operand]) for operand in call.inputs):
+                arrays[value] = np.empty_like(place)
+                after.append(partial(np.copyto, place, arrays[value]))
+        return (*call.bind(arrays), *after)
+
+    def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
+        """The steps of the library's kernel, else of NumPy's."""
+        return self.library_steps(index, arguments)
 
 
 class UnitBinding(OperationBinding):
@@ -187,12 +232,7 @@ class UnitBinding(OperationBinding):
 
     def kernel_steps(self, index: int, arguments: KernelArguments) -> Sequence[Thunk]:
         """The steps of the library's kernel, else of NumPy's."""
-        library = self.prepared.library
-        if library is not None and index in self.prepared.chosen:
-            steps = library.bind(self.prepared.program.operations[index], arguments)
-            if steps is not None:
-                return steps
-        return super().kernel_steps(index, arguments)
+        return self.library_steps(index, arguments)
 
     def by_chunks(self, operations: tuple[int, ...]) -> None:
         """A group of elementwise operations; one after the other where they would be tangled."""
@@ -224,14 +264,6 @@ class UnitBinding(OperationBinding):
         if value not in self.arrangement.offsets or self.seen_in[value] != 1:
             return None
         return frozenset(self.prepared.readers.get(value, ()))
-
-    def call(self, call: ForeignCall) -> None:
-        """A foreign unit."""
-        arrays = {value: self.arrays[value] for value in call.inputs}
-        for value in call.outputs:
-            arrays[value] = self.arrays[value] = self.place(value)
-        self.steps += call.bind(arrays)
-        self.write(call.outputs)
 
 
 class BodyBinding:

@@ -7,7 +7,7 @@ definitions and attributes, its constants, what is computed together (`units`), 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from typing import Protocol, Self
 
@@ -56,7 +56,8 @@ class KernelLibrary(Protocol):
 class Kernels:
     """A program's kernels, but for what `calls` compute; raises `CompileError`.
 
-    `chosen` are the operations that `library` computes where it can.
+    `chosen` are the operations that `library` computes where it can. `calls_apart` gives calls of
+    single operations: who computes each where it must be seen by itself.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class Kernels:
         calls: Sequence[ForeignCall] = (),
         library: KernelLibrary | None = None,
         chosen: Collection[int] = (),
+        calls_apart: Callable[[], Sequence[ForeignCall]] = tuple,
     ) -> None:
+        self._make_calls_apart = calls_apart
         self.library = library
         self.chosen = chosen
         self.program = program
@@ -108,6 +111,11 @@ class Kernels:
         own.workspace, own.staging = workspace, StagingArrays(self.program, self.machine)
         own._inside = {i: inside.in_workspace(workspace) for i, inside in self._inside.items()}
         return own
+
+    @found_once
+    def calls_apart(self) -> dict[int, ForeignCall]:
+        """The call of each operation that one computes by itself, made when first asked for."""
+        return {call.operations[0]: call for call in self._make_calls_apart()}
 
     @found_once
     def is_staged(self) -> bool:

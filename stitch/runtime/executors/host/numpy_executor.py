@@ -5,8 +5,8 @@ bfloat16 and the block formats compute in float32 and round once per operator ou
 
 Long elementwise operations that follow each other are computed by chunks (`chunks`), and
 values are views of others where nothing but their form differs (`arrangement`). Where an
-operation must be seen by itself, the program is bound one operation after the other: the same
-bits, but where foreign calls compute some of it.
+operation must be seen by itself, the program is bound one operation after the other, each computed
+by who computes it otherwise: the same bits, but where foreign calls compute several at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stitch.runtime.executors.executor import (
     Workspace,
     found_once,
 )
-from stitch.runtime.executors.host.bindings import OperationBinding, UnitBinding
+from stitch.runtime.executors.host.bindings import ApartBinding, OperationBinding, UnitBinding
 from stitch.runtime.executors.host.host_bytes import program_bytes
 from stitch.runtime.executors.host.kernels import Kernels
 from stitch.runtime.executors.host.staging import StagedRegions
@@ -80,7 +80,7 @@ class PreparedKernels(Kernels, PreparedProgram):
         @cache
         def one_by_one() -> BoundProgram:
             if self.calls:
-                return self.bind_plainly(inputs, outputs, scratch)
+                return self.bind_apart(inputs, outputs, scratch)
             # The same kernels on operands of the same forms: NumPy multiplies dense matrices in
             # another order than those that lie apart, so the last bits would not be the same.
             with self.workspace.kernels:
@@ -92,6 +92,16 @@ class PreparedKernels(Kernels, PreparedProgram):
     def in_lane(self, workspace: Workspace) -> PreparedProgram:
         """With staging of its own; constants and what was derived from them are shared."""
         return self.in_workspace(workspace)
+
+    def bind_apart(
+        self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
+    ) -> BoundProgram:
+        """Steps operation by operation, every value in a place of its own: each by its foreign
+        call, the library's kernel, or NumPy's."""
+        if not _lie_apart(self.program, inputs, outputs):
+            return self.bind_plainly(inputs, outputs, scratch)
+        with self.workspace.kernels:
+            return ApartBinding(self, StagedRegions(self.staging, inputs, outputs, scratch)).bound()
 
     def bind_plainly(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None

@@ -7,7 +7,7 @@ are alike (the layers of a network) share one session. Must not know the kernels
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +18,8 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.program import Array, Operation, Program
 from stitch.runtime.executors.executor import Thunk
+from stitch.runtime.executors.host import PartOfProgram, WholeProgram
 from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
-from stitch.runtime.executors.onnx.program_parts import PartOfProgram, WholeProgram
 from stitch.runtime.executors.onnx.session import (
     EXPECT,
     REFUSALS,
@@ -102,15 +102,28 @@ class Sessions:
                 return None, left
         return segments, left
 
+    def calls_apart(self, program: Program, operations: Iterable[int]) -> list[Segment]:
+        """A segment for each of these operations that can be run by itself, whose results are all
+        given, whoever reads them."""
+        whole, segments = WholeProgram(program), []
+        for index in operations:
+            operation = program.operations[index]
+            if (operation.domain, operation.op) != EXPECT:
+                with suppress(*REFUSALS):
+                    segments.append(self._segment(whole, (index,), operation.outputs))
+        return segments
+
     def _runs(self, whole: WholeProgram, index: int) -> bool:
         with suppress(*REFUSALS):
             self._segment(whole, (index,))
             return True
         return False
 
-    def _segment(self, whole: WholeProgram, operations: Sequence[int]) -> Segment:
+    def _segment(
+        self, whole: WholeProgram, operations: Sequence[int], held: Collection[int] = ()
+    ) -> Segment:
         """A run as a segment; raises one of `REFUSALS` for operations that it cannot run."""
-        writing = PartOfProgram(whole, operations)
+        writing = PartOfProgram(whole, operations, held)
         part = writing.program_of_part()
         form = onnx_form(part)
         key = form.model, tuple(id(weights) for _, weights in form.weights)

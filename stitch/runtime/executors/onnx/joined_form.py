@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 from stitch.errors import CompileError
 from stitch.ops import onnx_code
 from stitch.program import Array, Contents, Program, Seam
-from stitch.runtime.executors.host import compute_type
+from stitch.runtime.executors.host import PartOfProgram, WholeProgram, compute_type
 from stitch.runtime.executors.onnx.form_writer import (
     IR_VERSION,
     OPSET,
@@ -32,7 +32,6 @@ from stitch.runtime.executors.onnx.form_writer import (
 )
 from stitch.runtime.executors.onnx.model_form import onnx_form
 from stitch.runtime.executors.onnx.optimised_form import OptimisedForm, optimised_form, plain_form
-from stitch.runtime.executors.onnx.program_parts import PartOfProgram, WholeProgram
 from stitch.runtime.executors.onnx.session import EXPECT
 
 

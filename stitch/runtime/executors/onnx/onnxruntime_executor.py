@@ -52,6 +52,7 @@ from stitch.runtime.executors.host import (
     session_bytes,
 )
 from stitch.runtime.executors.linking_terms import LinkTerms
+from stitch.runtime.executors.onnx.foreign_calls import Sessions
 from stitch.runtime.executors.onnx.joined_form import joined_form
 from stitch.runtime.executors.onnx.joining_terms import joining_terms
 from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
@@ -88,14 +89,14 @@ class OnnxRuntimeExecutor(Executor):
         """Make a session; raises `CompileError` listing every operation that it cannot run."""
         program = expanded(program)
         if not program.outputs:
-            return _Prepared(program, machine, None)
+            return _Prepared(program, machine, None, self.intra_op_threads)
         try:
             is_whole = self.fuse_across_seams or not program.seams
             form = onnx_form(program) if is_whole else joined_form(program)
             session = Session(form, self.intra_op_threads)
         except REFUSALS as error:
             raise self._refusal(program, error) from error
-        return _Prepared(program, machine, session)
+        return _Prepared(program, machine, session, self.intra_op_threads)
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         """A bound for each operator of ONNX Runtime, and for its arena."""
@@ -125,7 +126,10 @@ class OnnxRuntimeExecutor(Executor):
 
 
 class _Prepared(PreparedProgram):
-    def __init__(self, program: Program, machine: MachineShape, session: Session | None) -> None:
+    def __init__(
+        self, program: Program, machine: MachineShape, session: Session | None, threads: int
+    ) -> None:
+        self.threads = threads
         self.program = program
         self.machine = machine
         self.session = session
@@ -138,7 +142,8 @@ class _Prepared(PreparedProgram):
     def bind(
         self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
     ) -> BoundProgram:
-        """One call between the steps of staging; operation by operation by NumPy's kernels."""
+        """One call between the steps of staging; or a call for each operation, where it must be
+        seen by itself."""
         if self.session is None:
             return BoundProgram((), (), {}, 0)
         before: list[Thunk] = []
@@ -160,7 +165,7 @@ class _Prepared(PreparedProgram):
 
         @cache
         def one_by_one() -> BoundProgram:
-            return self._by_operation.bind_plainly(inputs, outputs, scratch)
+            return self._by_operation.bind_apart(inputs, outputs, scratch)
 
         steps = (*before, call, *after)
         staged = self.staging.nbytes + self.repacked_nbytes
@@ -174,7 +179,10 @@ class _Prepared(PreparedProgram):
 
     @found_once
     def _by_operation(self) -> PreparedKernels:
-        return PreparedKernels(self.program, self.machine, Workspace())
+        """What it cannot run by itself, such as a check of an input, NumPy's kernels compute."""
+        every = range(len(self.program.operations))
+        apart = partial(Sessions(self.threads).calls_apart, self.program, every)
+        return PreparedKernels(self.program, self.machine, Workspace(), calls_apart=apart)
 
 
 def _check(

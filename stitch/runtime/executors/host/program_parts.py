@@ -1,7 +1,7 @@
 """Parts: some of a program's operations as a program of their own, on the host.
 
 Comes in: a program, indices of operations. Goes out: a program of them, and which values are its
-slots. Must not know ONNX nor sessions.
+slots. Must not know what computes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stitch.program import (
     Value,
     host_layout,
 )
-from stitch.runtime.executors.host import compute_type
+from stitch.runtime.executors.host.staging import compute_type
 
 
 class WholeProgram:

@@ -1,0 +1,127 @@
+"""`stitch-run --expected_operations`, `--save_operations`: operations and what they should be."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stitch.runtime.executors.onnx import foreign_calls, session
+from tests.support.files.ttnn_files import REAL
+
+Cli = Callable[..., Any]
+
+RUN = ("a.ttb", "b.ttb", "--input=x=@x.npy")
+
+
+def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's Relu gives one more, where it is called by itself."""
+    call = session.session_call
+
+    def wrong(made: Any, arrays: Any, program: Any) -> Any:
+        run = call(made, arrays, program)
+        if [o.op for o in program.operations] != ["Relu"]:
+            return run
+        (result,) = (arrays[slot.value] for slot in program.outputs)
+        return lambda: (run(), np.add(result, 1, out=result))
+
+    monkeypatch.setattr(foreign_calls, "session_call", wrong)
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "auto", "torch"])
+def test_operations_that_agree_are_a_table_and_a_success(cli: Cli, executor: str) -> None:
+    done = cli("run", *RUN, f"--executor={executor}", "--expected_operations=reference")
+    assert (done.code, done.err) == (0, "")
+    assert "[SUCCESS] 3 results of operations as expected" in done.out
+    head = r"program +operation +output +runs +PCC +difference +atol +rtol +at"
+    assert re.search(head, done.out)
+    rows = re.findall(r"^(\w) +(\d \w+) +\d \w+ +(\d) .* ok ", done.out, re.MULTILINE)
+    assert rows == [("a", "0 MatMul", "1"), ("a", "1 Relu", "1"), ("b", "0 Add", "1")]
+
+
+def test_the_first_operation_that_is_wrong_is_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off_by_one(monkeypatch)
+    done = cli("run", *RUN, "--executor=onnxruntime", "--expected_operations=reference")
+    assert done.code == 1
+    failed = re.search(r"\[FAILED\] (.*)", done.out)
+    assert failed is not None
+    assert failed[1].startswith(
+        "1 result of operations not as expected; the first: program 'a', operation 1 (Relu) at "
+    )
+    assert "largest difference 1 at" in failed[1]
+    assert re.search(r"\(allowed: 0.0001 \+ 1e-05 \* \|expected\|\); PCC ", failed[1])
+
+
+def test_tolerances_are_those_of_expected_outputs(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off_by_one(monkeypatch)
+    words = (*RUN, "--executor=onnxruntime", "--expected_operations=reference")
+    assert cli("run", *words, "--atol=1.01").code == 0
+    assert cli("run", *words, "--pcc=0.9").code == 0
+
+
+def test_a_saved_run_holds_what_the_first_pass_made(cli: Cli) -> None:
+    done = cli("run", *RUN, "--num_runs=3", "--save_operations=run.npz")
+    assert done.code == 0
+    with zipfile.ZipFile("run.npz") as archive:
+        assert archive.namelist() == [
+            "0-a/1/0/0.MatMul.npy", "0-a/1/1/0.Relu.npy", "1-b/1/0/0.Add.npy"
+        ]  # fmt: skip
+
+
+def test_a_saved_run_is_compared_with_every_pass_of_another(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("run", *RUN, "--save_operations=run.npz")
+    words = (*RUN, "--executor=onnxruntime", "--expected_operations=run.npz", "--num_runs=2")
+    done = cli("run", *words, "--result_file=r.json")
+    assert done.code == 0
+    lines = json.loads(Path("r.json").read_text())["operations"]
+    assert [(line["op"], line["runs"]) for line in lines] == [
+        ("MatMul", 2), ("Relu", 2), ("Add", 2)
+    ]  # fmt: skip
+    off_by_one(monkeypatch)
+    assert cli("run", *words).code == 1
+
+
+def test_a_saved_run_of_other_programs_is_refused(cli: Cli) -> None:
+    cli("run", *RUN, "--save_operations=run.npz")
+    done = cli("run", "a.ttb", "--input=x=@x.npy", "--expected_operations=run.npz")
+    assert done.code == 2
+    assert "the saved run has operations that did not run now" in done.err
+
+
+@pytest.mark.parametrize("word", ["--expected_operations=reference", "--save_operations=o.npz"])
+@pytest.mark.parametrize("how", ["--executor=null", "--dry_run"])
+def test_what_computes_nothing_is_refused(cli: Cli, word: str, how: str) -> None:
+    done = cli("run", "a.ttb", how, word)
+    assert done.code == 2
+    assert f"{how} executes nothing, and {word} needs a result" in done.err
+
+
+def test_programs_that_are_only_planned_are_refused_in_one_message(cli: Cli) -> None:
+    Path("real.ttnn").write_bytes(Path(REAL).read_bytes())
+    done = cli("run", "real.ttnn", "--executor=null", "--expected_operations=reference")
+    assert (done.code, done.err.count("error:")) == (2, 1)
+    assert "--expected_operations=reference needs a result" in done.err
+
+
+def test_the_saved_run_is_not_written_over(cli: Cli) -> None:
+    cli("run", *RUN, "--save_operations=run.npz")
+    done = cli("run", *RUN, "--expected_operations=run.npz", "--save_operations=run.npz")
+    assert done.code == 2
+    assert "does not write over it" in done.err
+
+
+def test_tolerances_alone_are_refused(cli: Cli) -> None:
+    done = cli("run", *RUN, "--pcc=0.9")
+    assert "no effect without --expected_output or --expected_operations" in done.err
