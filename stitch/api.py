@@ -28,6 +28,7 @@ from stitch.argument_kinds import (
     several,
     takes,
 )
+from stitch.compile_cache import CompileCache
 from stitch.compiler import CompileOptions
 from stitch.errors import UsageError, closest
 from stitch.frontend import read_graph, read_trainable, torch_device
@@ -61,6 +62,7 @@ _WISH = either(TEXT, instance_of("a Wish", Wish))
     role=member_of(Role, "a role"), wishes=either(_WISH, several("a list of wishes", _WISH)),
     input_shapes=optional(MAPPING), weights=optional(MAPPING), trainable=optional(WORDS),
     algorithm=TEXT, schedule=optional(TEXT), unroll=optional(WHOLE),
+    cache=optional(either(PATH, instance_of("a CompileCache", CompileCache))),
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
@@ -78,6 +80,7 @@ def compile(
     algorithm: str = "none",
     schedule: str | None = None,
     unroll: int | None = None,
+    cache: str | Path | CompileCache | None = None,
     **training: Any,
 ) -> CompiledModel:
     """Compile a module for a machine: a computation graph, the path of a YAML or ONNX file, a
@@ -88,6 +91,8 @@ def compile(
     theirs (tensors too, by position or name); those of an ONNX model (by position or name), and
     `input_shapes` by name, bind its symbolic dimensions, and loops of at most `unroll` rounds (4)
     are written out. `wishes` are spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`.
+    `cache`: a folder, or a `CompileCache`, from which the program is read where it would come out
+    the same, else in which it is kept. The module is traced or captured all the same.
 
     With `optimizer` and `loss` it is compiled for training. `weights` gives initial values by name,
     `trainable` names the constants to train (by default those with a name and an axis);
@@ -100,6 +105,12 @@ def compile(
             raise UsageError("training needs both an optimizer and a loss")
         if schedule is not None:
             raise UsageError("compile takes schedule= only without optimizer= and loss=")
+        if cache is not None:
+            raise UsageError(
+                "compile takes cache= only without optimizer= and loss=, for it keeps no trainings",
+                remedy="model.dump(file) writes one, and CompiledModel.load(file) reads it without "
+                "compiling",
+            )
         return _compiled_for_training(
             (module, example_inputs, input_shapes, unroll), target, (loss, optimizer), training,
             algorithm, _wishes(wishes), weights or {}, trainable,
@@ -113,7 +124,8 @@ def compile(
     graph = read_graph(module, example_inputs, input_shapes, unroll)
     options = CompileOptions(wishes=_wishes(wishes), name=name, role=Role(role), schedule=schedule)
     machine = load_machine(target)
-    return compiled(graph, machine, _spelled(target), options)
+    kept = cache if cache is None or isinstance(cache, CompileCache) else CompileCache(cache)
+    return compiled(graph, machine, _spelled(target), options, kept)
 
 
 def _compiled_for_training(
@@ -277,7 +289,8 @@ def forbid_copies(device: Device) -> Iterator[None]:
 
 
 __all__ = [
-    "CompiledModel", "Device", "LinkedModel", "Pipeline", "compile", "forbid_copies", "get_layout",
+    "CompileCache", "CompiledModel", "Device", "LinkedModel", "Pipeline", "compile",
+    "forbid_copies", "get_layout",
     "has_layout", "inspect_sizes", "link", "load", "open_device", "submit", "to_layout", "wait",
 ]  # fmt: skip
 
