@@ -34,7 +34,7 @@ from stitch.graph import (
     ComputationGraph,
     JsonObject,
     Wish,
-    as_json,
+    as_data,
     from_json,
     objects_without_duplicates,
     parse_wish,
@@ -194,7 +194,7 @@ class CompiledModel(ModelOfBinary):
         if self.training is not None:
             body["programs"] = base64.b64encode(self.encode()).decode("ascii")
             body["training"] = self.training.as_data(weights=weights)
-        return json.dumps(body | {"graph": json.loads(as_json(self.graph))})
+        return json.dumps(body | {"graph": as_data(self.graph)})
 
     @takes(file=WRITABLE)
     def dump(self, file: IO[str], *, weights: bool = True) -> None:

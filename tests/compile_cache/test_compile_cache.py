@@ -153,6 +153,28 @@ def test_what_computes_and_writes_is_part_of_the_key(monkeypatch: pytest.MonkeyP
     assert len(seen) == 1 + len(known)
 
 
+def test_all_that_compiling_can_load_is_part_of_the_key() -> None:
+    code = """
+import sys
+import stitch.compiler, stitch.ttb
+import numpy as np
+from stitch.graph import ComputationGraphBuilder, scan
+from stitch.machine import load_machine
+b = ComputationGraphBuilder("looped")
+rows = b.input("rows", (64, 4), "float32")
+_, (sums,) = scan(b, lambda s, e: ([b.tanh(s[0]) + e[0]], [s[0]]), [np.zeros(4, np.float32)],
+                  [rows])
+b.output("sums", sums)
+program = stitch.compiler.compile_graph(b.build(), load_machine("tiny")).program
+stitch.ttb.encode(stitch.ttb.Binary((program,), load_machine("tiny").shape, "test"))
+print("\\n".join(m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "stitch"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    loaded = {Path(line) for line in done.stdout.split()}
+    assert len(loaded) > 100 and loaded <= set(keys.modules())
+
+
 def test_a_bound_of_memory_is_part_of_the_key() -> None:
     from stitch.budget import allowing
 

@@ -267,7 +267,7 @@ def times_ones(
 
 def test_without_spilling_what_does_not_fit_is_refused_at_load_and_nothing_stays() -> None:
     with stitch.open_device("tiny", spill=False) as device:
-        loaded = []
+        loaded: list[stitch.LoadedProgram] = []
         with pytest.raises(stitch.OutOfMemoryError):
             loaded.extend(device.load(times_ones(128, factor=factor)) for factor in count())
         before, other = device.memory_report(), times_ones(128, factor=-1)

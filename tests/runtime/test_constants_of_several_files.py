@@ -13,7 +13,7 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.planner import check_plan
-from stitch.program import Array, Space
+from stitch.program import Array, Space, same_bytes
 from stitch.report import ChromeTrace, Recorder, read_record, replay
 from stitch.runtime.values import shared_constants
 from stitch.ttb import Binary, encode, load
@@ -140,7 +140,6 @@ def test_loading_reads_no_constant_unless_a_file_says_that_another_has_its_sum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compared: list[int] = []
-    same_bytes = shared_constants.same_bytes
 
     def counted(one: Array, other: Array) -> bool:
         compared.append(one.nbytes)
@@ -157,6 +156,41 @@ def test_loading_reads_no_constant_unless_a_file_says_that_another_has_its_sum(
         again = device.load(files[1])
         assert len(compared) == 3, "what lies at the same place is the same"
         del first, second, again
+
+
+def test_constants_of_no_file_are_compared_where_they_begin_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+
+    def counted(one: Array, other: Array) -> bool:
+        compared.append(one.nbytes)
+        return same_bytes(one, other)
+
+    monkeypatch.setattr(shared_constants, "same_bytes", counted)
+    late = table(8, 1)
+    late[-1, -1] += 1
+    with stitch.open_device(MACHINE, debug=True) as device:
+        first = device.load(holding("a", *(table(8, seed) for seed in range(4))))
+        assert compared == []
+        second = device.load(holding("b", table(8, 2), late))
+        assert len(compared) == 2 and len(constants(device)) == 5
+        assert "constant 'w2' of 'a', shared by 'b'" in constants(device)
+        del first, second
+
+
+@pytest.mark.parametrize("file_first", [False, True])
+def test_a_file_and_what_was_compiled_here_share(file_first: bool) -> None:
+    made = holding("a", table(20, 1), table(8, 2))
+    pair: list[stitch.CompiledModel | Binary] = [made, load(made.encode())]
+    with stitch.open_device(MACHINE, debug=True) as device:
+        programs = [device.load(each) for each in (pair[::-1] if file_first else pair)]
+        assert all(each.endswith("of 'a', shared by 'a'") for each in constants(device))
+        assert len(constants(device)) == len(made.program.constants)
+        programs.clear()
+        gc.collect()
+        device.drain()
+        assert device.records.constants_by_form == {}
 
 
 def test_damaged_bytes_are_not_shared_and_are_told_of_where_they_are_read() -> None:

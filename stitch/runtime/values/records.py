@@ -18,6 +18,7 @@ from stitch.runtime.values.state import (
     BufferRecord,
     ConstantRecord,
     InstanceRecord,
+    Mark,
     PlaceOwner,
     Status,
     ValueRecord,
@@ -45,8 +46,8 @@ class Records:
         self._desc_keys: dict[TensorDesc, int] = {}
         #: Those of loaded programs, by where bytes of theirs lie, and their form.
         self.constants: dict[object, ConstantRecord] = {}
-        #: The same by their form: values, in order.
-        self.constants_by_form: dict[object, dict[ConstantRecord, None]] = {}
+        #: The same by their form, by what kind of mark they have, and by that.
+        self.constants_by_form: dict[object, dict[str, dict[Mark, dict[ConstantRecord, None]]]] = {}
         #: Those of all recordings, in the order in which they were made.
         self.leases: dict[int, AnyLease] = {}
         #: How many leases had to give their memory to somebody else.

@@ -2,17 +2,22 @@
 
 Comes in: constants of programs that are being loaded. Goes out: their records, one for the same
 bytes in the same form. What lies at one place in the host's memory, as a segment does, is the same
-unread. Of what lies elsewhere nothing is read unless it has the form of another and, where files
-say so, its CRC-32; then the bytes decide. Programs read their own files' bytes all the same.
+unread. Of what lies elsewhere nothing is read unless it has the form of another, and what tells
+most of them apart: the CRC-32 that a file says; where none does, as that would take reading all,
+how the bytes begin. Then the bytes decide. Programs read their own files' bytes all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 
-from stitch.program import Array, TensorDesc, ValueType, host_layout, same_bytes
+from stitch.program import Array, TensorDesc, ValueType, dense_bytes, host_layout, same_bytes
 from stitch.runtime.values.records import Records
-from stitch.runtime.values.state import ConstantRecord, Reader, Store
+from stitch.runtime.values.state import ConstantRecord, Mark, Reader, Store
+
+#: What tells arrays of one form apart that are no file's.
+_HEAD_NBYTES = 256
 
 
 def hold_constant(
@@ -22,29 +27,39 @@ def hold_constant(
     """Add a constant's record to `kept`, that of another program where it has the same bytes in the
     same form; `reader` holds it until `let_go`, which may follow at any line of this. `crc32`: what
     its file says of its bytes."""
-    place = data.__array_interface__["data"][0], data.strides
-    key = (place, kind, desc)
-    record = records.constants.get(key) or _alike(records, kind, desc, data, crc32)
+    form = (kind, desc)
+    key = ((data.__array_interface__["data"][0], data.strides), *form)
+    record = records.constants.get(key)
+    if record is None:
+        alike = records.constants_by_form.get(form, {})
+        record = next((r for r in _candidates(alike, data, crc32)
+                       if same_bytes(r.host_array(), data)), None)  # fmt: skip
     if record is None:
         home = TensorDesc(desc.shape, host_layout(kind.data_type))
         file = records.outside(home, data, reader.constant(name))
         number = records.desc_key(desc.without_address())
-        record = ConstantRecord(device, desc, number, file, (kind, desc), crc32)
+        mark: Mark = ("head", _head(data)) if crc32 is None else ("crc32", crc32)
+        record = ConstantRecord(device, desc, number, file, form, mark)
     kept.append(record)
     record.readers.setdefault(reader, []).append((key, data, name))
     records.constants[key] = record
-    records.constants_by_form.setdefault(record.form, {})[record] = None
+    alike = records.constants_by_form.setdefault(record.form, {})
+    alike.setdefault(record.mark[0], {}).setdefault(record.mark, {})[record] = None
 
 
-def _alike(
-    records: Records, kind: ValueType, desc: TensorDesc, data: Array, crc32: int | None
-) -> ConstantRecord | None:
-    """The record of the same bytes from elsewhere, if there is one."""
-    for record in records.constants_by_form.get((kind, desc), ()):
-        may_be = crc32 == record.crc32 or crc32 is None or record.crc32 is None
-        if may_be and same_bytes(record.host_array(), data):
-            return record
-    return None
+def _candidates(
+    alike: dict[str, dict[Mark, dict[ConstantRecord, None]]], data: Array, crc32: int | None
+) -> Iterator[ConstantRecord]:
+    """The records of one form that may have these bytes."""
+    if "crc32" in alike:
+        total = zlib.crc32(dense_bytes(data).data) if crc32 is None else crc32
+        yield from alike["crc32"].get(("crc32", total), ())
+    if "head" in alike:
+        yield from alike["head"].get(("head", _head(data)), ())
+
+
+def _head(data: Array) -> bytes:
+    return dense_bytes(data)[:_HEAD_NBYTES].tobytes()
 
 
 def let_go(records: Records, constants: Iterable[ConstantRecord], reader: Reader) -> None:
@@ -60,8 +75,18 @@ def let_go(records: Records, constants: Iterable[ConstantRecord], reader: Reader
         if record.readers:
             record.take_name()
             continue
-        alike = records.constants_by_form.get(record.form, {})
-        alike.pop(record, None)
-        if not alike:
-            records.constants_by_form.pop(record.form, None)
+        _forget(records, record)
         records.release(record)
+
+
+def _forget(records: Records, record: ConstantRecord) -> None:
+    """It is nobody's like; what is empty then goes."""
+    alike = records.constants_by_form.get(record.form, {})
+    marked = alike.get(record.mark[0], {})
+    marked.get(record.mark, {}).pop(record, None)
+    if not marked.get(record.mark):
+        marked.pop(record.mark, None)
+    if not marked:
+        alike.pop(record.mark[0], None)
+    if not alike:
+        records.constants_by_form.pop(record.form, None)

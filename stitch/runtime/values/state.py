@@ -16,6 +16,8 @@ from stitch.runtime.values.ports import InputPort
 Places = tuple[tuple[int, tuple[int | None, ...]], ...]
 #: What a plan depends on in the sources of some work, but for their places; see `signature`.
 Forms = tuple[tuple[object, ...], ...]
+#: What tells bytes apart without comparing them: of what kind it is, and which of that kind.
+Mark = tuple[str, int | bytes]
 
 
 class Status(enum.IntEnum):
@@ -307,20 +309,20 @@ class ConstantRecord(ValueRecord):
     """A constant of loaded programs, which keep it: it lies in their files, and while there is room
     in the space that it was compiled for. Each program reads its own file's."""
 
-    __slots__ = ("address", "crc32", "form", "readers")
+    __slots__ = ("address", "form", "mark", "readers")
 
     is_constant = True
 
     def __init__(
         self, device: Store, desc: TensorDesc, desc_key: int, home: BufferRecord, form: object,
-        crc32: int | None,
+        mark: Mark,
     ) -> None:  # fmt: skip
-        """`home`: the bytes of a file, and `crc32` what that says of them; `form`: only what has
-        the same may be the same constant."""
+        """`home`: the bytes of a file; `form`: only what has the same may be the same constant;
+        `mark`: what tells most of these apart."""
         ValueRecord.__init__(self, device, desc.without_address(), desc_key, home.origin)
         #: Where in its space it must lie, if the program says so.
         self.address = desc.layout.address
-        self.form, self.crc32 = form, crc32
+        self.form, self.mark = form, mark
         #: The programs that read it: what each of its constants is found by, its bytes, its name.
         self.readers: dict[Reader, list[tuple[object, Array, str]]] = {}
         self.handles, self.status = 1, READY
