@@ -6,6 +6,7 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.api import (
+        CompileCache,
         CompiledModel,
         Device,
         LinkedModel,
@@ -50,8 +51,8 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "api": "CompiledModel Device LinkedModel Pipeline compile device_of forbid_copies "
-            "get_layout has_layout link load open_device submit to_layout wait",
+            "api": "CompileCache CompiledModel Device LinkedModel Pipeline compile device_of "
+            "forbid_copies get_layout has_layout link load open_device submit to_layout wait",
             "errors": "CompileError FormatError LayoutError LinkError OutOfMemoryError StitchError "
             "TaskError",
             "graph": "ComputationGraphBuilder trace",
@@ -61,15 +62,16 @@ else:
             "training": "Adam AdamW LossTensor SGD TensorFuture TrainingInstance losses schedules",
             "version": "__version__",
         },
-        modules="api argument_kinds budget cli compiler documents errors files forms fractal "
-        "frontend graph linker linking machine memory model on_demand ops packing planner program "
-        "report runtime tasks training ttb version",
+        modules="api argument_kinds budget cli compile_cache compiler documents errors files forms "
+        "fractal frontend graph linker linking machine memory model on_demand ops packing planner "
+        "program report runtime tasks training ttb version",
     )
 
 __all__ = [
-    "Adam", "AdamW", "CompileError", "CompiledModel", "ComputationGraphBuilder", "DataType",
-    "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LinkedModel", "LoadedProgram",
-    "LossTensor", "MemoryLayout", "OutOfMemoryError", "Pipeline", "SGD", "ShardSpec", "Space",
+    "Adam", "AdamW", "CompileCache", "CompileError", "CompiledModel", "ComputationGraphBuilder",
+    "DataType", "Device", "FormatError", "Layout", "LayoutError", "LinkError", "LinkedModel",
+    "LoadedProgram", "LossTensor", "MemoryLayout", "OutOfMemoryError", "Pipeline", "SGD",
+    "ShardSpec", "Space",
     "StitchError", "TaskError", "TaskGraph", "Tensor", "TensorDesc", "TensorFuture",
     "TrainingInstance", "__version__", "aggregate", "compile", "compose", "device_of",
     "forbid_copies", "get_layout", "has_layout", "link", "load", "losses", "open_device",

@@ -28,6 +28,7 @@ from stitch.argument_kinds import (
     several,
     takes,
 )
+from stitch.compile_cache import CompileCache
 from stitch.compiler import CompileOptions
 from stitch.errors import UsageError, closest
 from stitch.frontend import read_graph, read_trainable, torch_device
@@ -61,6 +62,7 @@ _WISH = either(TEXT, instance_of("a Wish", Wish))
     role=member_of(Role, "a role"), wishes=either(_WISH, several("a list of wishes", _WISH)),
     input_shapes=optional(MAPPING), weights=optional(MAPPING), trainable=optional(WORDS),
     algorithm=TEXT, schedule=optional(TEXT), executor=optional(TEXT), unroll=optional(WHOLE),
+    cache=optional(either(PATH, instance_of("a CompileCache", CompileCache))),
 )  # fmt: skip
 def compile(
     module: ComputationGraph | str | Path | Callable[..., Any] | Any,
@@ -79,6 +81,7 @@ def compile(
     schedule: str | None = None,
     executor: str | None = None,
     unroll: int | None = None,
+    cache: str | Path | CompileCache | None = None,
     **training: Any,
 ) -> CompiledModel:
     """Compile a module for a machine: a computation graph, the path of a YAML or ONNX file, a
@@ -92,6 +95,8 @@ def compile(
     `schedule` says how loops run, wherever they can; else what costs least by the rates of
     `executor` is taken (default: `numpy`), on which calls of the model then run; any other runs the
     program too.
+    `cache`: a folder, or a `CompileCache`, from which the program is read where it would come out
+    the same, else in which it is kept. The module is traced or captured all the same.
 
     With `optimizer` and `loss` it is compiled for training. `weights` gives initial values by name,
     `trainable` names the constants to train (by default those with a name and an axis);
@@ -104,6 +109,12 @@ def compile(
             raise UsageError("training needs both an optimizer and a loss")
         if schedule is not None:
             raise UsageError("compile takes schedule= only without optimizer= and loss=")
+        if cache is not None:
+            raise UsageError(
+                "compile takes cache= only without optimizer= and loss=, for it keeps no trainings",
+                remedy="model.dump(file) writes one, and CompiledModel.load(file) reads it without "
+                "compiling",
+            )
         return _compiled_for_training(
             (module, example_inputs, input_shapes, unroll), target, (loss, optimizer), training,
             algorithm, _wishes(wishes), weights or {}, trainable, executor,
@@ -119,7 +130,8 @@ def compile(
         wishes=_wishes(wishes), name=name, role=Role(role), schedule=schedule, executor=executor
     )
     machine = load_machine(target)
-    return compiled(graph, machine, _spelled(target), options)
+    kept = cache if cache is None or isinstance(cache, CompileCache) else CompileCache(cache)
+    return compiled(graph, machine, _spelled(target), options, kept)
 
 
 def _compiled_for_training(
@@ -283,7 +295,8 @@ def forbid_copies(device: Device) -> Iterator[None]:
 
 
 __all__ = [
-    "CompiledModel", "Device", "LinkedModel", "Pipeline", "compile", "forbid_copies", "get_layout",
+    "CompileCache", "CompiledModel", "Device", "LinkedModel", "Pipeline", "compile",
+    "forbid_copies", "get_layout",
     "has_layout", "inspect_sizes", "link", "load", "open_device", "submit", "to_layout", "wait",
 ]  # fmt: skip
 

@@ -62,6 +62,11 @@ def parse_nbytes(given: int | str) -> int:
     return nbytes
 
 
+def asked_nbytes() -> int | None:
+    """What somebody has said (`allowing`), if anybody has."""
+    return _allowed.get()
+
+
 def allowed_nbytes() -> int:
     """What is allowed where nobody says otherwise: see `allowing`, else 80 % of the machine's."""
     said = _allowed.get()

@@ -26,6 +26,7 @@ from stitch.argument_kinds import (
     optional,
     takes,
 )
+from stitch.compile_cache import CompileCache, KeptCompilation
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
 from stitch.errors import FormatError, Problem, TaskError, UsageError
 from stitch.files import FileBatch, make_folder
@@ -33,7 +34,7 @@ from stitch.graph import (
     ComputationGraph,
     JsonObject,
     Wish,
-    as_json,
+    as_data,
     from_json,
     objects_without_duplicates,
     parse_wish,
@@ -181,6 +182,8 @@ class CompiledModel(ModelOfBinary):
     training: CompiledTraining | None = None
     loops: tuple[LoopNote, ...] = ()
     executor: str | None = None
+    #: Whether it was read from a compile cache.
+    is_from_cache: bool = False
     _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
 
     def as_json(self, *, weights: bool = True) -> str:
@@ -195,7 +198,7 @@ class CompiledModel(ModelOfBinary):
         if self.training is not None:
             body["programs"] = base64.b64encode(self.encode()).decode("ascii")
             body["training"] = self.training.as_data(weights=weights)
-        return json.dumps(body | {"graph": json.loads(as_json(self.graph))})
+        return json.dumps(body | {"graph": as_data(self.graph)})
 
     @takes(file=WRITABLE)
     def dump(self, file: IO[str], *, weights: bool = True) -> None:
@@ -308,12 +311,20 @@ def _no_model(why: str, problems: tuple[Problem, ...] = ()) -> FormatError:
 
 
 def compiled(
-    graph: ComputationGraph, machine: Machine, target: str, options: CompileOptions
-) -> CompiledModel:
-    """The model of a graph on a machine; `target` is how the machine is spelled."""
-    compilation = compile_graph(graph, machine, options)
-    binary = Binary((compilation.program,), machine.shape, PRODUCER)
+    graph: ComputationGraph, machine: Machine, target: str, options: CompileOptions,
+    cache: CompileCache | None = None,
+) -> CompiledModel:  # fmt: skip
+    """The model of a graph on a machine, perhaps from a cache; `target` is how the machine is
+    spelled."""
+
+    def compile() -> KeptCompilation:
+        compilation = compile_graph(graph, machine, options)
+        binary = Binary((compilation.program,), machine.shape, PRODUCER)
+        return KeptCompilation(binary, compilation.warnings, compilation.loops)
+
+    made = None if cache is None else cache.compilation(graph, machine, options, compile)
+    kept = compile() if made is None else made.kept
     return CompiledModel(
-        graph, binary, target, options.wishes, compilation.warnings, loops=compilation.loops,
-        executor=options.executor,
+        graph, kept.binary, target, options.wishes, kept.warnings, loops=kept.loops,
+        executor=options.executor, is_from_cache=made is not None and made.is_hit,
     )  # fmt: skip

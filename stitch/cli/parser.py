@@ -82,7 +82,7 @@ def make_parser(prog: str, description: str, examples: str) -> Parser:
     )
     parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
     parser.add_argument(
-        "--max_memory", metavar="SIZE", type=_size,
+        "--max_memory", metavar="SIZE", type=size,
         help="bytes of the host's memory that may be taken, such as 2GiB; more is refused before "
         "it is allocated (default: 80%% of the machine's, or of its control group's)",
     )  # fmt: skip
@@ -98,7 +98,7 @@ def add_options(
         parser.add_argument(name, **how)
 
 
-def _size(text: str) -> str:
+def size(text: str) -> str:
     """An amount of memory, as it is written."""
     try:
         parse_nbytes(text)

@@ -4,6 +4,7 @@ Comes in: paths, bytes. Goes out: open files, files that appear whole or not at 
 with their owner. Must not know: what is in a file.
 """
 
+from stitch.files.bounded_folder import keep_below, mark_used
 from stitch.files.folder_lock import FolderLock
 from stitch.files.parts import Content, Sink, naming
 from stitch.files.reading import (
@@ -35,7 +36,8 @@ from stitch.files.writing import (
 __all__ = [
     "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock", "Identity", "LineFile", "Sink",
     "Spool",
-    "files_read", "head_of", "identity", "is_compressed", "make_folder", "naming", "nearest_file",
+    "files_read", "head_of", "identity", "is_compressed", "keep_below", "make_folder",
+    "mark_used", "naming", "nearest_file",
     "note_standard_input", "noting_files", "open_file", "own_descriptor", "read_bytes", "read_text",
     "resolved", "special_kind", "sweep_folder", "unreadable", "write_file",
 ]  # fmt: skip

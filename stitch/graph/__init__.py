@@ -9,7 +9,7 @@ from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph, check_types
 from stitch.graph.constant_pool import array_of
 from stitch.graph.emitter import Given, Written
-from stitch.graph.json_form import as_json, from_json
+from stitch.graph.json_form import as_data, as_json, from_json
 from stitch.graph.json_reader import JsonObject, objects_without_duplicates, shortened
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
 from stitch.graph.lifting import Lifted, LiftedValue, Operations, Unliftable, lift
@@ -35,7 +35,8 @@ __all__ = [
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "BodyBuilder", "ComputationGraph",
     "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Lifted",
     "LiftedValue", "NoDataError", "Operations", "Side", "SymbolicTensor", "Unliftable", "Wish",
-    "WishError", "Written", "array_of", "as_json", "call_function", "call_ufunc", "check_types",
+    "WishError", "Written", "array_of", "as_data", "as_json", "call_function", "call_ufunc",
+    "check_types",
     "from_json", "lift", "objects_without_duplicates", "parse_wish", "scan", "scan_in_body",
     "scan_of", "shortened", "trace", "trace_body", "user_location", "wished_layout",
     "wishes_between", "wishes_of",

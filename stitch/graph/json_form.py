@@ -64,7 +64,13 @@ _Part = TypeVar("_Part")
 
 def as_json(graph: ComputationGraph, *, with_data: bool = True) -> str:
     """The graph as JSON text; without data, constants are known by name only."""
-    body = {
+    body = as_data(graph, with_data=with_data)
+    return json.dumps(body, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def as_data(graph: ComputationGraph, *, with_data: bool = True) -> dict[str, Any]:
+    """What `as_json` writes, as objects, lists, texts and numbers."""
+    body: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "name": graph.name,
@@ -79,7 +85,7 @@ def as_json(graph: ComputationGraph, *, with_data: bool = True) -> str:
             {"inputs": list(b.inputs), "outputs": list(b.outputs), **_contents_out(b, True)}
             for b in graph.bodies
         ]
-    return json.dumps(body, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+    return body
 
 
 def _contents_out(part: ComputationGraph | Body, with_data: bool) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import (
     ConstantRecord,
+    Reader,
     Records,
     SpaceUse,
     SpaceWatch,
@@ -251,7 +252,8 @@ class RuntimeDevice(TensorAccess):
         """A program of a binary (path, bytes, `Binary` or compiled model), ready to be called.
 
         Its constants have places, where there is room, until the loaded program is dropped: one
-        for all programs that read the same bytes of one binary. Where others need the room, they
+        for all programs that read equal bytes in the same form, from one binary or several. Where
+        others need the room, they
         come from the file again when it runs. Raises
         `FormatError`, `IncompatibleError` (it was compiled for another machine, with every
         difference), `OutOfMemoryError` (its constants fit no empty space or, with `spill=False`,
@@ -285,14 +287,14 @@ class RuntimeDevice(TensorAccess):
 
     def await_unloading(self, loaded: LoadedProgram) -> None:
         """Once nobody refers to a program, what it keeps is given back."""
-        key, constants = loaded.transformation.key, loaded.constants
-        self.deaths.notes.await_end(loaded, partial(self._unload, key, constants))
+        reader = Reader(loaded.transformation.key, loaded.name)
+        self.deaths.notes.await_end(loaded, partial(self._unload, reader, loaded.constants))
 
-    def _unload(self, transformation: int, constants: Sequence[ConstantRecord]) -> None:
+    def _unload(self, reader: Reader, constants: Sequence[ConstantRecord]) -> None:
         if self.linking is not None:
-            self.linking.forget(transformation)
-        self.recordings.forget(transformation)
-        let_go(self.records, constants, transformation)
+            self.linking.forget(reader.key)
+        self.recordings.forget(reader.key)
+        let_go(self.records, constants, reader)
 
     # -- queueing ----------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from stitch.machine import Machine, MachineShape, machine_names, room_per_bank
 from stitch.ops import infer_operation, is_elementwise, program_work
 from stitch.program import ABSENT, Body, Program
 from stitch.runtime.loaded import Home, LoadedProgram
-from stitch.runtime.values import ConstantRecord, Records, hold_constant, let_go
+from stitch.runtime.values import ConstantRecord, Reader, Records, hold_constant, let_go
 from stitch.ttb import Binary
 
 
@@ -49,17 +49,17 @@ def load_program(
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)
     # From now on all that is kept is given back when nobody refers to it, whatever happens.
     device.await_unloading(loaded)
-    holder = loaded.transformation.key
-    for constant in program.constants:
+    reader = Reader(loaded.transformation.key, program.name)
+    for constant, crc32 in zip(program.constants, binary.crc32_of(program), strict=False):
         value = program.values[constant.value]
-        origin = f"constant {value.name!r} of {program.name!r}"
         hold_constant(
-            records, loaded.device, value.type, value.desc, constant.data, origin, holder, kept
-        )
+            records, loaded.device, value.type, value.desc, constant.data, crc32, value.name,
+            reader, kept,
+        )  # fmt: skip
     try:
         _place(list(dict.fromkeys(kept)), device, records, program.name)
     except Exception:
-        let_go(records, kept, holder)
+        let_go(records, kept, reader)
         raise
     return loaded
 
@@ -104,7 +104,7 @@ def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, 
     blocks = [(c.desc.layout.space, room_per_bank(c.desc, shape), c.address) for c in constants]
     try:
         for constant, (_, size, address) in zip(constants, blocks, strict=True):
-            if len(constant.holders) > 1:
+            if len(constant.readers) > 1:
                 continue  # What runs knows where it lies.
             buffer = records.reserve(constant.desc, size, address, constant.by)
             assert buffer.address is not None

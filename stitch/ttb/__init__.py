@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
 from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Origin, TensorLife, Version
-from stitch.ttb.envelope import recognize
+from stitch.ttb.envelope import metadata_crc32, metadata_nbytes, recognize
 from stitch.ttb.file import (
     SOURCE,
     FileSizes,
@@ -29,5 +29,5 @@ else:
 __all__ = [
     "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "Chip", "FileSizes", "Origin",
     "ProgramSize", "System", "TensorLife", "Version", "content_of", "encode", "inspect_sizes",
-    "load", "load_system", "recognize", "save",
+    "load", "load_system", "metadata_crc32", "metadata_nbytes", "recognize", "save",
 ]  # fmt: skip

@@ -192,6 +192,14 @@ class Binary:
             remedy="use one of these names, or an index",
         )
 
+    def crc32_of(self, program: Program) -> tuple[int | None, ...]:
+        """What the file says of the bytes of a program's constants, in the order of
+        `every_constant`; nothing where the binary was not loaded from a file."""
+        held = () if self.segments is None else self.segments.segments_of(program)
+        if self.segments is None or not held:
+            return (None,) * sum(1 for _ in program.every_constant())
+        return tuple([self.segments.rows[index].crc32 for index in held])
+
     def verify_segments(self, program: Program | None = None) -> None:
         """Check the CRC-32 of constants not checked yet: of one program, or of the whole file.
 

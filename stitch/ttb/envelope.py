@@ -55,6 +55,19 @@ def data_start(metadata_nbytes: int) -> int:
     return padded(metadata_nbytes + _CRC_NBYTES)
 
 
+def metadata_nbytes(head: bytes) -> int:
+    """How many bytes of a file its first four say that its metadata takes, with the CRC-32 behind
+    it."""
+    return 4 + int.from_bytes(head[:4], "little") + _CRC_NBYTES
+
+
+def metadata_crc32(head: bytes) -> int:
+    """The CRC-32 that stands behind a file's metadata, in so many of its first bytes at least; what
+    the file is otherwise is not looked at."""
+    end = metadata_nbytes(head)
+    return int.from_bytes(head[end - _CRC_NBYTES : end], "little")
+
+
 def close_metadata(metadata: bytes) -> bytes:
     """Metadata with its CRC-32 and the padding behind it: a file up to its data's start."""
     sealed = metadata + zlib.crc32(metadata).to_bytes(_CRC_NBYTES, "little")

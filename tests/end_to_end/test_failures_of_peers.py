@@ -195,18 +195,22 @@ def test_a_caller_who_keeps_every_result_needs_few_plans() -> None:
 
 def test_a_second_model_loads_beside_the_first_and_a_third_is_refused_with_the_facts() -> None:
     """Where nothing may leave DRAM; else constants, which lie in their file too, take turns."""
-    weight = np.ones((256, 1024), np.float32)
 
-    def build(b: stitch.ComputationGraphBuilder) -> None:
-        b.output("y", b.matmul(b.input("x", (1, 256), "float32"), b.parameter("w", weight)))
+    def times(factor: int) -> stitch.CompiledModel:
+        weight = np.full((256, 1024), factor, np.float32)
 
-    compiled = model("net", build)
+        def build(b: stitch.ComputationGraphBuilder) -> None:
+            b.output("y", b.matmul(b.input("x", (1, 256), "float32"), b.parameter("w", weight)))
+
+        return model("net", build)
+
+    compiled = [times(factor) for factor in range(1, 10)]
     with stitch.open_device("tiny", spill=False) as device:
         x = np.ones((1, 256), np.float32)
-        first = device.load(compiled.encode())
+        first = device.load(compiled[0].encode())
         one(first(x)).numpy()
         with pytest.raises(stitch.OutOfMemoryError) as refused:
-            loaded = [device.load(compiled.encode()) for _ in range(9)]
+            loaded = [device.load(each.encode()) for each in compiled]
             del loaded
         assert refused.value.exit_code == 5
         message = str(refused.value)
@@ -214,7 +218,7 @@ def test_a_second_model_loads_beside_the_first_and_a_third_is_refused_with_the_f
         assert "largest hole" in message
         np.testing.assert_array_equal(one(first(x)).numpy(), np.full((1, 1024), 256, np.float32))
     with stitch.open_device("tiny") as device:
-        loaded = [device.load(compiled.encode()) for _ in range(9)]
-        for program in loaded + loaded:
+        loaded = [device.load(each.encode()) for each in compiled]
+        for factor, program in (*enumerate(loaded, 1), *enumerate(loaded, 1)):
             result = one(program(x)).numpy()
-            np.testing.assert_array_equal(result, np.full((1, 1024), 256, np.float32))
+            np.testing.assert_array_equal(result, np.full((1, 1024), 256 * factor, np.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -253,40 +254,40 @@ def test_a_binary_for_another_machine_lists_every_difference() -> None:
     assert refused.value.exit_code == 4
 
 
-def times_ones(rows: int, target: str | Machine = "tiny") -> stitch.CompiledModel:
+def times_ones(
+    rows: int, target: str | Machine = "tiny", *, factor: int = 1
+) -> stitch.CompiledModel:
     def build(b: stitch.ComputationGraphBuilder) -> None:
         x = b.input("x", (1, rows), "float32")
-        w = b.parameter("w", np.ones((rows, 1024), np.float32))
+        w = b.parameter("w", np.full((rows, 1024), factor, np.float32))
         b.output("y", b.op("MatMul", x, w))
 
     return model("big", build, target=target)
 
 
 def test_without_spilling_what_does_not_fit_is_refused_at_load_and_nothing_stays() -> None:
-    compiled = times_ones(128)
     with stitch.open_device("tiny", spill=False) as device:
-        loaded = []
+        loaded: list[stitch.LoadedProgram] = []
         with pytest.raises(stitch.OutOfMemoryError):
-            while True:
-                loaded.append(device.load(compiled.encode()))
-        before = device.memory_report()
+            loaded.extend(device.load(times_ones(128, factor=factor)) for factor in count())
+        before, other = device.memory_report(), times_ones(128, factor=-1)
         with pytest.raises(stitch.OutOfMemoryError, match="no room for"):
-            device.load(compiled.encode())
+            device.load(other)
         assert device.memory_report() == before
         loaded.pop()
-        loaded.append(device.load(compiled.encode()))
+        loaded.append(device.load(other))
 
 
 def test_more_programs_than_fit_with_their_constants_are_loaded_and_run_in_turn() -> None:
-    compiled = times_ones(128)
+    compiled = [times_ones(128, factor=factor) for factor in range(6)]
     with stitch.open_device("tiny") as device:
-        loaded = [device.load(compiled.encode()) for _ in range(4)]
+        loaded = [device.load(each) for each in compiled[:4]]
         before = device.memory_report()
-        loaded += [device.load(compiled.encode()) for _ in range(2)]
+        loaded += [device.load(each) for each in compiled[4:]]
         assert device.memory_report() == before, "for these there is no room before they run"
-        for program in (*loaded, *loaded):
+        for factor, program in (*enumerate(loaded), *enumerate(loaded)):
             y = one(program(np.ones((1, 128), np.float32))).numpy()
-            np.testing.assert_array_equal(y, np.full((1, 1024), 128))
+            np.testing.assert_array_equal(y, np.full((1, 1024), 128 * factor))
         assert "evict" not in device.explain()
 
 

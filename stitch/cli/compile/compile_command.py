@@ -15,9 +15,10 @@ from stitch.cli.command import EXIT_OK, Command, say, say_aside
 from stitch.cli.compile.python_factories import from_entry
 from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
-from stitch.cli.parser import add_options, count, make_parser, positive
+from stitch.cli.parser import add_options, count, make_parser, positive, size
 from stitch.cli.run_inputs import array_of_word, is_array_word
 from stitch.cli.wire_words import split_slot
+from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES, split_graph
 from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
 from stitch.errors import CompileError, FormatError, UsageError
@@ -81,6 +82,10 @@ def command() -> Command:
         ("--for", {"metavar": "pipeline.yaml", "dest": "pipeline", "help": "place the slots, at "
                    "fixed addresses too, so that this pipeline copies least; -o is the file of "
                    "its module, whatever that holds now"}),
+        ("--cache", {"metavar": "DIR", "help": "a folder from which programs are read that would "
+                     "come out the same, and in which others are kept"}),
+        ("--cache_size", {"metavar": "SIZE", "type": size, "help": "what the folder may take, such "
+                          "as 2GiB; what was used least recently goes (default: 4GiB)"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),
     )  # fmt: skip
     return Command(parser.read, _compile)
@@ -114,6 +119,7 @@ def _compile_source(words: argparse.Namespace) -> int:
     checks.reads(filter(None, (words.source, words.target, words.pipeline, factory_file)))
     if words.output is not None and cuts is None:
         checks.add(words.output, TTB, "-o")
+    cache = cache_of(words.cache, words.cache_size)
     module, examples = _module(words)
     checks.refuse_sources()
     shapes = input_shapes(words.input_shape)
@@ -121,8 +127,9 @@ def _compile_source(words: argparse.Namespace) -> int:
         # What plans and runs is loaded for pipelines only.
         from stitch.cli.compile.for_pipeline import compiled_for
 
-        model, advice = compiled_for(words, read_graph(module, examples, shapes, words.unroll))
-        _write([model], [words.output], words)
+        graph = read_graph(module, examples, shapes, words.unroll)
+        model, advice = compiled_for(words, graph, cache)
+        _write([model], [words.output], words, cache)
         done = "as it is" if advice is None else advice.lines[0].replace("compile", "placed", 1)
         say(f"for {words.pipeline}: {done}")
         return EXIT_OK
@@ -131,9 +138,9 @@ def _compile_source(words: argparse.Namespace) -> int:
         model = api.compile(
             module, examples, target=target, wishes=words.wishes, name=words.name,
             role=words.role, input_shapes=shapes, unroll=words.unroll, schedule=words.schedule,
-            executor=words.executor,
+            executor=words.executor, cache=cache,
         )  # fmt: skip
-        _write([model], [words.output], words)
+        _write([model], [words.output], words, cache)
         return EXIT_OK
     graph = read_graph(module, examples, shapes, words.unroll)
     if words.name is not None:
@@ -147,17 +154,23 @@ def _compile_source(words: argparse.Namespace) -> int:
             checks.add(path, TTB, "-o")
     models = [
         api.compile(
-            part, target=target, role=words.role, schedule=words.schedule, executor=words.executor
+            part,
+            target=target,
+            role=words.role,
+            schedule=words.schedule,
+            executor=words.executor,
+            cache=cache,
         )
         for part in parts
     ]
-    _write(models, paths, words)
+    _write(models, paths, words, cache)
     return EXIT_OK
 
 
 def _write(
-    models: Sequence[api.CompiledModel], paths: Sequence[str | None], words: argparse.Namespace
-) -> None:
+    models: Sequence[api.CompiledModel], paths: Sequence[str | None], words: argparse.Namespace,
+    cache: api.CompileCache | None,
+) -> None:  # fmt: skip
     """Writes the files, all or none, and says what they are."""
     batch = FileBatch(as_one=True)
     for model, path in zip(models, paths, strict=True):
@@ -174,6 +187,11 @@ def _write(
             say(_summary(model, "standard output" if path == "-" else path, nbytes))
             for loop in model.loops:
                 say(f"  {loop.text()}")
+    if cache is not None:
+        (say_aside if words.text else say)(
+            f"cache {cache.folder}: {counted(cache.hits, 'hit')}, "
+            f"{counted(cache.misses, 'miss', 'misses')}"
+        )
 
 
 def _summary(model: api.CompiledModel, where: str, nbytes: int) -> str:
@@ -263,6 +281,15 @@ def example_inputs(words: Sequence[str]) -> dict[str, Array]:
             raise UsageError(f"input {name!r} is given twice", where="--input")
         examples[name] = array_of_word(text, name)
     return examples
+
+
+def cache_of(folder: str | None, size: str | None) -> api.CompileCache | None:
+    """The cache that is asked for; raises `UsageError` for a size without a folder."""
+    if folder is None:
+        if size is not None:
+            raise UsageError("--cache_size bounds a cache", remedy="--cache=DIR says where it lies")
+        return None
+    return api.CompileCache(folder, size or DEFAULT_MAX_NBYTES)
 
 
 def cuts_of(count: int | None, nodes: Sequence[str]) -> int | tuple[str, ...] | None:

@@ -27,7 +27,7 @@ from stitch.ttb import load
 
 
 def compiled_for(
-    words: argparse.Namespace, graph: ComputationGraph
+    words: argparse.Namespace, graph: ComputationGraph, cache: api.CompileCache | None
 ) -> tuple[api.CompiledModel, Advice | None]:
     """The module's model with which its pipeline costs least, and what was changed for that.
 
@@ -58,8 +58,9 @@ def compiled_for(
         changed = named
         for change in changes:
             changed = placed(changed, change)
-        return api.compile(changed.with_wishes(*asked), target=target, role=words.role,
-                           executor=words.executor)  # fmt: skip
+        wished = changed.with_wishes(*asked)
+        return api.compile(wished, target=target, role=words.role, executor=words.executor,
+                           cache=cache)  # fmt: skip
 
     model = compiled(())
     plan = loader_of(read_pipeline(words.pipeline, given={place: model.binary}))

@@ -22,6 +22,7 @@ from stitch.runtime.values.state import (
     Forms,
     InstanceRecord,
     Places,
+    Reader,
     Status,
     Store,
     ValueRecord,
@@ -31,7 +32,7 @@ from stitch.runtime.values.views import view_offset
 __all__ = [
     "AnyLease", "ArgumentRecord", "BufferRecord", "ConstantRecord", "Effects", "Forms", "InputPort",
     "InstanceRecord", "InstanceRef", "Lease", "LeaseHolder", "Notes", "Picture", "Place", "Places",
-    "Ranges", "Records", "SpaceUse", "SpaceWatch", "Lying", "Status", "Store", "ValueRecord",
-    "as_array", "capture",
-    "effects_of", "hold_constant", "let_go", "mend", "view_offset",
+    "Ranges", "Reader", "Records", "SpaceUse", "SpaceWatch", "Lying", "Status", "Store",
+    "ValueRecord", "as_array", "capture", "effects_of", "hold_constant", "let_go", "mend",
+    "view_offset",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from stitch.runtime.values.state import (
     BufferRecord,
     ConstantRecord,
     InstanceRecord,
+    Mark,
     PlaceOwner,
     Status,
     ValueRecord,
@@ -43,8 +44,10 @@ class Records:
         self._buffers: dict[Place, BufferRecord] = {}
         self.is_debug = any(memory.debug for memory in spaces.values())
         self._desc_keys: dict[TensorDesc, int] = {}
-        #: Those of loaded programs, by what they are found by: bytes and form.
+        #: Those of loaded programs, by where bytes of theirs lie, and their form.
         self.constants: dict[object, ConstantRecord] = {}
+        #: The same by their form, by what kind of mark they have, and by that.
+        self.constants_by_form: dict[object, dict[str, dict[Mark, dict[ConstantRecord, None]]]] = {}
         #: Those of all recordings, in the order in which they were made.
         self.leases: dict[int, AnyLease] = {}
         #: How many leases had to give their memory to somebody else.
@@ -107,7 +110,7 @@ class Records:
 
     def use(self) -> dict[Space, SpaceUse]:
         """What each space holds now."""
-        origins = {place: buffer.origin for place, buffer in self._buffers.items()}
+        origins = {place: _said_of(buffer) for place, buffer in self._buffers.items()}
         used = {}
         for space, allocator in self.allocators.items():
             buffers = [(at, size, origins.get((space, at), "")) for at, size in allocator.buffers()]
@@ -428,6 +431,12 @@ class Records:
         entry.instances, result.instances = (), (instance,)
         entry.lease = result.lease = None
         result.status = Status.READY
+
+
+def _said_of(buffer: BufferRecord) -> str:
+    """What a buffer is called where memory is looked at."""
+    user = buffer.users[0] if buffer.users else None
+    return user.name_and_readers() if isinstance(user, ConstantRecord) else buffer.origin
 
 
 def _taken(allocator: Allocator, size: int, address: int | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stitch.errors import TaskError
@@ -15,6 +16,8 @@ from stitch.runtime.values.ports import InputPort
 Places = tuple[tuple[int, tuple[int | None, ...]], ...]
 #: What a plan depends on in the sources of some work, but for their places; see `signature`.
 Forms = tuple[tuple[object, ...], ...]
+#: What tells bytes apart without comparing them: of what kind it is, and which of that kind.
+Mark = tuple[str, int | bytes]
 
 
 class Status(enum.IntEnum):
@@ -289,24 +292,39 @@ class ArgumentRecord(ValueRecord):
         return self.array
 
 
-class ConstantRecord(ValueRecord):
-    """A constant of loaded programs, which keep it: it lies in their file, and while there is room
-    in the space that it was compiled for. Programs read the file's."""
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A loaded program, as the constants that it reads know it: the key of its transformation, and
+    its name."""
 
-    __slots__ = ("address", "holders", "key")
+    key: int
+    name: str
+
+    def constant(self, name: str) -> str:
+        """How a constant of it is called."""
+        return f"constant {name!r} of {self.name!r}"
+
+
+class ConstantRecord(ValueRecord):
+    """A constant of loaded programs, which keep it: it lies in their files, and while there is room
+    in the space that it was compiled for. Each program reads its own file's."""
+
+    __slots__ = ("address", "form", "mark", "readers")
 
     is_constant = True
 
     def __init__(
-        self, device: Store, desc: TensorDesc, desc_key: int, home: BufferRecord, key: object
-    ) -> None:
-        """`home`: the bytes of the file; `key`: what it is found by."""
+        self, device: Store, desc: TensorDesc, desc_key: int, home: BufferRecord, form: object,
+        mark: Mark,
+    ) -> None:  # fmt: skip
+        """`home`: the bytes of a file; `form`: only what has the same may be the same constant;
+        `mark`: what tells most of these apart."""
         ValueRecord.__init__(self, device, desc.without_address(), desc_key, home.origin)
         #: Where in its space it must lie, if the program says so.
         self.address = desc.layout.address
-        self.key = key
-        #: The keys of the transformations whose programs read it.
-        self.holders: set[int] = set()
+        self.form, self.mark = form, mark
+        #: The programs that read it: what each of its constants is found by, its bytes, its name.
+        self.readers: dict[Reader, list[tuple[object, Array, str]]] = {}
         self.handles, self.status = 1, READY
         home.users.append(self)
         self.instances = (InstanceRecord(home, 0, home.desc, home.desc_key),)
@@ -318,3 +336,15 @@ class ConstantRecord(ValueRecord):
             instance.desc_key == self.desc_key and self.address in (None, instance.buffer.address)
             for instance in self.instances[1:]
         )
+
+    def take_name(self) -> None:
+        """It is called after the first of the programs that read it."""
+        first, held = next(iter(self.readers.items()))
+        self.by = first.constant(held[0][2])
+        for instance in self.instances:
+            instance.buffer.origin = self.by
+
+    def name_and_readers(self) -> str:
+        """Its name, and who else reads it."""
+        others = ", ".join(repr(reader.name) for reader in list(self.readers)[1:])
+        return f"{self.by}, shared by {others}" if others else self.by

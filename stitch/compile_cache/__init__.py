@@ -1,0 +1,19 @@
+"""The compile cache: what was compiled once is read from a folder where it would come out the same.
+
+Comes in: a computation graph, a machine, options, and what compiles. Goes out: a binary and the
+compiler's notes, from the folder or made and kept there. Must not know: modules, front ends,
+devices.
+"""
+
+from stitch.compile_cache.cache import DEFAULT_MAX_NBYTES, CompileCache, FromCache
+from stitch.compile_cache.entries import KeptCompilation
+from stitch.compile_cache.keys import EntryKey, entry_key
+
+__all__ = [
+    "DEFAULT_MAX_NBYTES",
+    "CompileCache",
+    "EntryKey",
+    "FromCache",
+    "KeptCompilation",
+    "entry_key",
+]

@@ -1,0 +1,143 @@
+"""Entries: one compilation in a folder, as two files named after its key.
+
+`KEY.ttb` is the binary, as any other; `KEY.json` what the compiler said beside it, and of which
+binary it says that: its length and the CRC-32 of its metadata, in which those of all segments are.
+Comes in: a folder, a key, a compilation. Goes out: files, whole or not at all, or what they hold,
+every byte of it checked. Must not know: when to compile.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stitch.compile_cache.keys import EntryKey
+from stitch.compiler import CompileWarning, LoopNote
+from stitch.errors import FormatError
+from stitch.files import FileBatch, Sink, head_of, make_folder, read_text, unreadable
+from stitch.ttb import Binary, content_of, load, metadata_crc32, metadata_nbytes
+
+_KIND = "entry of a compile cache"
+_VERSION = 1
+#: Names of both files; the first group is the key.
+NAMES = re.compile(r"([0-9a-f]{64})\.(?:ttb|json)")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCompilation:
+    """A compilation as it is kept: the binary, what the compiler warned of, how its loops run."""
+
+    binary: Binary
+    warnings: tuple[CompileWarning, ...] = ()
+    loops: tuple[LoopNote, ...] = ()
+
+
+def binary_path(folder: Path, key: EntryKey) -> Path:
+    """Where the binary of an entry lies."""
+    return folder / f"{key.text}.ttb"
+
+
+def notes_path(folder: Path, key: EntryKey) -> Path:
+    """Where the notes of an entry lie; when they were written or marked, it was used last."""
+    return folder / f"{key.text}.json"
+
+
+def write_entry(folder: Path, key: EntryKey, kept: KeptCompilation) -> None:
+    """Write an entry; raises `StitchError` where the folder takes none."""
+    make_folder(folder)
+    write, written = content_of(kept.binary), _Measured()
+    batch = FileBatch()
+    # In this order: the notes tell of what was written.
+    batch.add(binary_path(folder, key), lambda sink: write(written.into(sink)))
+    batch.add(notes_path(folder, key), lambda sink: sink.write(_notes(key, kept, written)))
+    batch.commit()
+
+
+class _Measured:
+    """A sink that passes on what it takes, and knows how long it was and how it began."""
+
+    def __init__(self) -> None:
+        self.head, self.nbytes = b"", 0
+
+    def into(self, sink: Sink) -> Sink:
+        self._sink = sink
+        return self
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:
+        view = memoryview(data)
+        self.head = self.head or bytes(view)
+        self.nbytes += view.nbytes
+        return self._sink.write(data)
+
+
+def _notes(key: EntryKey, kept: KeptCompilation, written: _Measured) -> bytes:
+    body = {
+        "stitch": _KIND, "version": _VERSION, "key": key.text, "made_of": dict(key.parts),
+        "programs": [program.name for program in kept.binary.programs],
+        "machine": kept.binary.machine.name,
+        "nbytes": written.nbytes, "metadata_crc32": metadata_crc32(written.head),
+        "warnings": [asdict(warning) for warning in kept.warnings],
+        "loops": [asdict(loop) for loop in kept.loops],
+    }  # fmt: skip
+    return (json.dumps(body, indent=1) + "\n").encode()
+
+
+def read_entry(folder: Path, key: EntryKey) -> KeptCompilation | None:
+    """What an entry holds; None where there is none. Raises `FormatError` for one that is damaged,
+    or is another's."""
+    notes, path = notes_path(folder, key), binary_path(folder, key)
+    try:
+        text = read_text(notes)
+        head = head_of(path, metadata_nbytes(head_of(path, 4)))
+        nbytes = path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # Never written, or on its way in or out.
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(notes, error) from error
+    try:
+        body = json.loads(text)
+        if (body["stitch"], body["version"], body["key"]) != (_KIND, _VERSION, key.text):
+            raise FormatError("the notes are those of something else", where=str(notes))
+        warnings = _all(body["warnings"], _warning)
+        loops = _all(body["loops"], _loop)
+        promised = body["nbytes"], body["metadata_crc32"]
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FormatError("the notes of the entry are damaged", where=str(notes)) from error
+    if promised != (nbytes, metadata_crc32(head)):
+        raise FormatError("the binary is not the one that the notes tell of", where=str(path))
+    try:
+        return KeptCompilation(load(path, verify="full"), warnings, loops)
+    except FormatError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None  # Another process has removed it just now.
+        raise
+
+
+def _all(rows: Any, read: Callable[[dict[str, Any]], _T]) -> tuple[_T, ...]:
+    return tuple([read(row) for row in _as(list, rows)])
+
+
+def _as(kind: type[_T], value: Any) -> _T:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
+    return value
+
+
+def _warning(row: dict[str, Any]) -> CompileWarning:
+    return CompileWarning(**{name: _as(str, text) for name, text in row.items()})
+
+
+def _loop(row: dict[str, Any]) -> LoopNote:
+    return LoopNote(
+        _as(str, row["where"]),
+        _as(int, row["count"]),
+        _as(str, row["schedule"]),
+        tuple([(_as(str, name), _as(float, seconds)) for name, seconds in row["costs"]]),
+        tuple([_as(str, name) for name in _as(list, row["without_rule"])]),
+        _as(int, row["lanes"]),
+    )

@@ -1,0 +1,121 @@
+"""Keys of entries: a digest of everything that decides what a compilation gives.
+
+Comes in: a computation graph, a machine, options. Goes out: an `EntryKey`. What is equal in all of
+it compiles to the same bytes. Must not know: files of entries.
+
+The parts, each with a digest of its own: `graph` (its JSON form, and its constants by content: the
+names of values and the lines of the source are in it, as they are in the file), `machine` (all
+figures), `options` (every field of `CompileOptions`), `versions` (Stitch, also by the text of its
+modules, the format, NumPy and ml_dtypes, which compute what is folded, and the processor's kind)
+and `memory` (a bound that was asked for, as what does not fit is not folded).
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from stitch.budget import asked_nbytes
+from stitch.compiler import CompileOptions
+from stitch.files import read_bytes
+from stitch.graph import ComputationGraph, as_data
+from stitch.machine import Machine
+from stitch.program import dense_bytes
+from stitch.ttb import CURRENT, OPSET
+from stitch.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class EntryKey:
+    """What an entry is found by: 64 hexadecimal digits, and the digests that they are made of."""
+
+    text: str
+    parts: tuple[tuple[str, str], ...]
+
+
+def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions) -> EntryKey:
+    """The key of what compiling a graph for a machine gives."""
+    parts = (
+        ("graph", _of_graph(graph)),
+        ("machine", _of_text(_told(machine))),
+        ("options", _of_text(_told(options))),
+        ("versions", _of_text(_told(versions()))),
+        ("memory", _of_text(_told(asked_nbytes()))),
+    )
+    return EntryKey(_of_text(_told(parts)), parts)
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """What computes and writes here, by name."""
+    return (
+        ("stitch", __version__), ("modules", _modules_digest()), ("format", str(CURRENT)),
+        ("opset", str(OPSET)), ("numpy", np.__version__), ("ml_dtypes", ml_dtypes.__version__),
+        ("processor", os.uname().machine),
+    )  # fmt: skip
+
+
+def _of_graph(graph: ComputationGraph) -> str:
+    import hashlib  # It loads OpenSSL, for processes that use a cache.
+
+    digest = hashlib.sha256(json.dumps(as_data(graph, with_data=False)).encode())
+    for constant in graph.constants:
+        digest.update(dense_bytes(constant.data).data)
+    return digest.hexdigest()
+
+
+#: Rooms above the compiler, which it cannot know: what they decide is in the graph and the options.
+_ABOVE = frozenset({"api.py", "cli", "documents", "fractal", "frontend", "linking.py", "report",
+                    "runtime", "training"})  # fmt: skip
+
+
+def modules() -> list[Path]:
+    """The modules and machines of Stitch that may decide what compiling gives."""
+    root = Path(__file__).parents[1]
+    rooms = [path for path in sorted(root.iterdir()) if path.name not in _ABOVE]
+    inner = (sorted(path.rglob("*")) if path.is_dir() else [path] for path in rooms)
+    return [path for those in inner for path in those if path.suffix in (".py", ".yaml")]
+
+
+@cache
+def _modules_digest() -> str:
+    """Of the text of Stitch's own modules: a version's number stays while it is worked on."""
+    import hashlib
+
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in modules():
+        text = read_bytes(path)
+        digest.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode())
+        digest.update(text)
+    return digest.hexdigest()
+
+
+def _of_text(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _told(value: Any) -> str:
+    """A value as text, the same for equal ones only: all fields, whatever its `repr` leaves out."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if is_dataclass(value) and not isinstance(value, type):
+        held = ", ".join(f"{f.name}={_told(getattr(value, f.name))}" for f in fields(value))
+        return f"{type(value).__name__}({held})"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_told, value))},)"
+    if isinstance(value, Mapping):
+        return _told(sorted((_told(key), _told(held)) for key, held in value.items()))
+    if isinstance(value, frozenset | set):
+        return _told(sorted(map(_told, value)))
+    assert value is None or isinstance(value, str | bytes | int | float), type(value)
+    return repr(value)
