@@ -475,7 +475,9 @@ def test_every_field_of_a_note_comes_back(tmp_path: Path) -> None:
     """Also those that a note has got since: what is kept is read by the fields that there are."""
     note = LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3), ("loop", math.inf)), ("Sort",), 16)
     given = {field.name: getattr(note, field.name) for field in dataclasses.fields(note)}
-    texts = {name: "kept" for name, value in given.items() if isinstance(value, str)}
+    texts: dict[str, Any] = {
+        name: "kept" for name, value in given.items() if isinstance(value, str)
+    }
     note = dataclasses.replace(note, **texts)
     warning = CompileWarning("padding", "input 'x'", "much", "less")
     key, binary = (
