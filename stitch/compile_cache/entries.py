@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from stitch.compile_cache.keys import EntryKey
 from stitch.compiler import CompileWarning, LoopNote
@@ -103,8 +102,8 @@ def read_entry(folder: Path, key: EntryKey) -> KeptCompilation | None:
         body = json.loads(text)
         if (body["stitch"], body["version"], body["key"]) != (_KIND, _VERSION, key.text):
             raise FormatError("the notes are those of something else", where=str(notes))
-        warnings = _all(body["warnings"], _warning)
-        loops = _all(body["loops"], _loop)
+        warnings = _all(CompileWarning, body["warnings"])
+        loops = _all(LoopNote, body["loops"])
         promised = body["nbytes"], body["metadata_crc32"]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise FormatError("the notes of the entry are damaged", where=str(notes)) from error
@@ -118,26 +117,24 @@ def read_entry(folder: Path, key: EntryKey) -> KeptCompilation | None:
         raise
 
 
-def _all(rows: Any, read: Callable[[dict[str, Any]], _T]) -> tuple[_T, ...]:
-    return tuple([read(row) for row in _as(list, rows)])
+def _all(kind: type[_T], rows: Any) -> tuple[_T, ...]:
+    """Dataclasses as `asdict` and JSON left them; raises `TypeError` for what is none, or has other
+    fields than there are now."""
+    hints = get_type_hints(kind)
+    if type(rows) is not list or any(type(row) is not dict or row.keys() != hints.keys()
+                                     for row in rows):  # fmt: skip
+        raise TypeError(f"no list of {kind.__name__}")
+    return tuple([kind(**{name: _read(hints[name], row[name]) for name in row}) for row in rows])
 
 
-def _as(kind: type[_T], value: Any) -> _T:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
-    return value
-
-
-def _warning(row: dict[str, Any]) -> CompileWarning:
-    return CompileWarning(**{name: _as(str, text) for name, text in row.items()})
-
-
-def _loop(row: dict[str, Any]) -> LoopNote:
-    return LoopNote(
-        _as(str, row["where"]),
-        _as(int, row["count"]),
-        _as(str, row["schedule"]),
-        tuple([(_as(str, name), _as(float, seconds)) for name, seconds in row["costs"]]),
-        tuple([_as(str, name) for name in _as(list, row["without_rule"])]),
-        _as(int, row["lanes"]),
-    )
+def _read(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is not tuple:
+        if type(value) is not kind:
+            raise TypeError(f"{value!r:.40} is no {kind}")
+        return value
+    kinds = get_args(kind)
+    if type(value) is not list:
+        raise TypeError(f"{value!r:.40} is no list")
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    return tuple([_read(inner, held) for inner, held in zip(kinds, value, strict=True)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import subprocess
@@ -18,8 +19,9 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.compile_cache import CompileCache, entry_key, keys
-from stitch.compiler import CompileOptions
+from stitch.compile_cache import CompileCache, KeptCompilation, entry_key, keys
+from stitch.compile_cache.entries import read_entry, write_entry
+from stitch.compiler import CompileOptions, CompileWarning, LoopNote
 from stitch.errors import UsageError
 from stitch.files import system_calls
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
@@ -467,3 +469,20 @@ def test_notes_say_for_people_what_an_entry_is(tmp_path: Path) -> None:
     assert notes["programs"] == ["layer"] and notes["machine"] == "wormhole_n150"
     assert list(notes["made_of"]) == ["graph", "machine", "options", "versions", "memory"]
     assert re.fullmatch("[0-9a-f]{64}", notes["key"]) and path.stem == notes["key"]
+
+
+def test_every_field_of_a_note_comes_back(tmp_path: Path) -> None:
+    """Also those that a note has got since: what is kept is read by the fields that there are."""
+    note = LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3), ("loop", math.inf)), ("Sort",), 16)
+    given = {field.name: getattr(note, field.name) for field in dataclasses.fields(note)}
+    texts: dict[str, Any] = {
+        name: "kept" for name, value in given.items() if isinstance(value, str)
+    }
+    note = dataclasses.replace(note, **texts)
+    warning = CompileWarning("padding", "input 'x'", "much", "less")
+    key, binary = (
+        entry_key(layer(), load_machine("tiny"), CompileOptions()),
+        load(stitch.compile(layer()).encode()),
+    )
+    write_entry(tmp_path, key, KeptCompilation(binary, (warning,), (note,)))
+    assert read_entry(tmp_path, key) == KeptCompilation(binary, (warning,), (note,))
