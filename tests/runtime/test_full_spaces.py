@@ -39,10 +39,16 @@ def who_leaves(planned: Planned, window: Window) -> list[ValueRecord]:
     ]
 
 
+def sizes_leaving(plan: Plan) -> list[int]:
+    """The bytes of what a plan evicts, in order."""
+    return [step.nbytes for step in plan.copies if isinstance(step, Copy) and step.kind == "evict"]
+
+
 @pytest.fixture
 def placed_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Plan, Plan]]]:
     """Every plan that was placed, beside what would have been planned there and then: it never
-    costs more, and where something leaves, the same tensors leave in the same order."""
+    costs more, and where something leaves, the same tensors leave in the same order; or others of
+    their sizes at the same cost, as where things lie says which of these needs no move."""
     pairs: list[tuple[Plan, Plan]] = []
     place = WindowPlans.placed
 
@@ -52,8 +58,11 @@ def placed_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Plan, P
         found = place(self, variants, window, kept)
         if found is not None:
             fresh = self.planned(window, kept)
-            assert foreseen_cost(found.plan) <= foreseen_cost(fresh.plan)
-            assert who_leaves(found, window) == who_leaves(fresh, window)
+            costs = foreseen_cost(found.plan), foreseen_cost(fresh.plan)
+            assert costs[0] <= costs[1]
+            if who_leaves(found, window) != who_leaves(fresh, window):
+                assert costs[0] == costs[1]
+                assert sizes_leaving(found.plan) == sizes_leaving(fresh.plan)
             pairs.append((found.plan, fresh.plan))
         return found
 
