@@ -55,7 +55,7 @@ def command() -> Command:
     """`stitch-inspect`, with its words."""
     parser = make_parser(
         "stitch-inspect",
-        "Show .ttb files and system descriptors, and what stitching costs.",
+        "Show .ttb and .ttnn files and system descriptors, and what stitching costs.",
         EXAMPLES,
     )
     parser.add_argument(
@@ -103,7 +103,7 @@ def _inspect(words: argparse.Namespace) -> int:
         return _check(dict(read_document(record, read_record).plans), words.json)
     if not words.modules:
         raise UsageError(
-            "there is nothing to inspect", expected="one or more .ttb files, or a .ttsys"
+            "there is nothing to inspect", expected=".ttb and .ttnn files, or a .ttsys"
         )
     if any(is_machine_file(path) for path in words.modules):
         return _show_system(words)
