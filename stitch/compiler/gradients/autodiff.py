@@ -13,7 +13,7 @@ from typing import Any
 
 from stitch import ops
 from stitch.compiler.compile_graph import optimize
-from stitch.compiler.gradients.dependence import dependents, needed
+from stitch.compiler.dependence import dependents, needed
 from stitch.compiler.gradients.differentiated import Differentiated
 from stitch.compiler.gradients.forward_values import ForwardValues
 from stitch.compiler.gradients.recomputing import Recomputation, Recompute

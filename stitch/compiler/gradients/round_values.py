@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stitch.compiler.body_graphs import write_operation
+from stitch.compiler.dependence import reached
 from stitch.compiler.passes import is_repeatable
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.ops import RESHAPING
@@ -62,11 +63,10 @@ class RoundValues:
         """The values that are not the same in all rounds."""
         same = {*self._outside, *self.constants}
         found = {slot.value for slot in self.graph.inputs} - same
-        for operation in self.graph.operations:
-            unsteady = operation.body != ABSENT or not is_repeatable(operation)
-            if unsteady or not found.isdisjoint(operation.inputs):
-                found.update(operation.outputs)
-        return found - {ABSENT}
+        return reached(
+            self.graph.operations, found,
+            lambda o: o.body != ABSENT or not is_repeatable(o),
+        )  # fmt: skip
 
     def again(
         self, operation: Operation, given: Mapping[int, SymbolicTensor]

@@ -20,7 +20,7 @@ from stitch.compiler.body_graphs import (
     result_name,
     write_graph,
 )
-from stitch.compiler.gradients.dependence import through_rounds
+from stitch.compiler.dependence import through_rounds
 from stitch.compiler.gradients.differentiated import Differentiated
 from stitch.compiler.gradients.forward_values import ForwardValues
 from stitch.compiler.gradients.round_sums import RoundSums

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stitch.compiler.dependence import reached
 from stitch.program import (
     ABSENT,
     Body,
@@ -42,8 +43,10 @@ class Hoisted:
 def hoisted(body: Body, form: ScanForm) -> Hoisted | None:
     """The two parts of a body; None where nothing is gained."""
     body = _regrouped(_split_products(body, form), form)
-    stay = _dependent(body, form, with_bodies=True)
-    early = [i for i, o in enumerate(body.operations) if not _reads(o, stay) and o.body < 0]
+    # Loops in the loop stay there as well.
+    stay = reached(body.operations, body.inputs[: form.states], lambda o: o.body != ABSENT)
+    early = [i for i, o in enumerate(body.operations)
+             if stay.isdisjoint(o.inputs) and o.body == ABSENT]  # fmt: skip
     if not any(body.operations[i].op in PRODUCTS and not body.operations[i].domain for i in early):
         return None
     early = _worth(body, early)
@@ -74,20 +77,6 @@ def hoisted_form(parts: Hoisted, form: ScanForm) -> ScanForm:
     sequences = form.sequences + len(parts.before.outputs)
     taken = (False,) * sequences
     return replace(form, sequences=sequences, taken_backward=taken)
-
-
-def _dependent(body: Body, form: ScanForm, *, with_bodies: bool = False) -> set[int]:
-    """The values that depend on states; or `with_bodies`, on loops in the loop, which stay there
-    as well."""
-    found = set(body.inputs[: form.states])
-    for operation in body.operations:
-        if _reads(operation, found) or (with_bodies and operation.body >= 0):
-            found.update(v for v in operation.outputs if v != ABSENT)
-    return found
-
-
-def _reads(operation: Operation, values: set[int]) -> bool:
-    return not values.isdisjoint(operation.inputs)
 
 
 def _worth(body: Body, early: Sequence[int]) -> list[int]:
@@ -121,7 +110,7 @@ def _used(
 def _split_products(body: Body, form: ScanForm) -> Body:
     """A body in which no product has an operand that joins states and others along its last axis:
     `[x, h] @ W` is `x @ W_x + h @ W_h`."""
-    dependent = _dependent(body, form)
+    dependent = reached(body.operations, body.inputs[: form.states])
     makers = {v: o for o in body.operations for v in o.outputs}
     values, constants = list(body.values), list(body.constants)
     operations: list[Operation] = []
@@ -172,7 +161,7 @@ def _split_products(body: Body, form: ScanForm) -> Body:
 
 def _regrouped(body: Body, form: ScanForm) -> Body:
     """A body whose sums first add what no state has a part in: `(x + h) + b` is `(x + b) + h`."""
-    dependent = _dependent(body, form)
+    dependent = reached(body.operations, body.inputs[: form.states])
     makers = {v: i for i, o in enumerate(body.operations) for v in o.outputs}
     readers = Counter(v for o in body.operations for v in o.inputs)
     values, outputs = list(body.values), set(body.outputs)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from stitch import ops
+from stitch.compiler.dependence import in_some_round, reached
 from stitch.graph import BodyBuilder, SymbolicTensor, Unliftable, lift, scan, scan_in_body
-from stitch.program import ABSENT, Body, Operation, ScanForm
+from stitch.program import Body, Operation, ScanForm
 
 
 def lifted_scan(
@@ -125,20 +126,11 @@ def by_itself(
 
 def states_that_vary(body: Body, form: ScanForm, batched: Sequence[bool]) -> list[bool]:
     """Which states differ from lane to lane: at first, or after some round."""
-    varies = list(batched[: form.states])
-    while True:
-        found = {
-            v
-            for v, flag in zip(body.inputs, [*varies, *batched[form.states :]], strict=True)
-            if flag
-        }
-        for operation in body.operations:
-            if not found.isdisjoint(operation.inputs):
-                found.update(v for v in operation.outputs if v != ABSENT)
-        after = [was or v in found for was, v in zip(varies, body.outputs, strict=False)]
-        if after == varies:
-            return varies
-        varies = after
+    varies, _ = in_some_round(
+        [i for i, flag in enumerate(batched) if flag], body.inputs, body.outputs, form.states,
+        lambda of: reached(body.operations, of),
+    )  # fmt: skip
+    return [i in varies for i in range(form.states)]
 
 
 def _swapped(builder: Any, tensor: SymbolicTensor) -> SymbolicTensor:

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
+from stitch.compiler.dependence import reached
 from stitch.compiler.loops.lane_scans import lane_scan_of
 from stitch.compiler.loops.lanes import states_that_vary
 from stitch.compiler.loops.operation_costs import call_seconds, passed_over
@@ -55,7 +56,9 @@ class LoopCosts:
     ) -> float:  # fmt: skip
         """One round of a body for so many lanes; `batched`: the inputs that differ from lane to
         lane (all); `fixed`: those that are constants."""
-        varies = set(body.inputs if batched is None else batched) if lanes > 1 else set()
+        varies = reached(
+            body.operations, (body.inputs if batched is None else batched) if lanes > 1 else ()
+        )
         constant = {*fixed, *(c.value for c in body.constants)}
         touched: dict[int, int] = {}
         passes: Counter[int] = Counter()
@@ -69,8 +72,6 @@ class LoopCosts:
             if operation.inputs and constant.issuperset(operation.inputs):
                 constant.update(operation.outputs)  # Computed beforehand, or before the loop.
                 continue
-            if not varies.isdisjoint(operation.inputs):
-                varies.update(operation.outputs)
             times = lanes if any(v in varies for v in operation.outputs) else 1
             if is_scan(operation):
                 seconds += self._carried(operation, times, varies, constant)

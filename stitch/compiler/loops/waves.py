@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from stitch.compiler.dependence import reached
 from stitch.compiler.loops.lanes import in_lanes
 from stitch.graph import Unliftable, lift, scan
 from stitch.ops import RESHAPING, lookup
@@ -125,6 +126,7 @@ def can_fail(inner: Body, form: ScanForm, bodies: Sequence[Body], *, elements: b
 
 def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
     """Whether any operation looks at data of which some `differs`."""
+    differs = reached(body.operations, differs)
     for operation in body.operations:
         if differs.isdisjoint(operation.inputs):
             continue
@@ -137,7 +139,6 @@ def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
             operation.inputs[1:]
         ):
             return True
-        differs.update(v for v in operation.outputs if v != ABSENT)
     return False
 
 

@@ -1,15 +1,51 @@
 """Dependence: which values of a graph depend on which, through the rounds of scans too.
 
-Comes in: a graph or a body, the bodies that its operations carry. Goes out: values that gradients
-flow through; of a scan, the inputs and outputs of its body that they flow through in some round.
-Must not know: rules, backward graphs.
+Comes in: a graph or a body, the bodies that its operations carry. Goes out: values that others have
+a part in, at all (`reached`) or such that gradients flow (`dependents`, `needed`); of a scan, the
+inputs and outputs of its body for which that is so in some round. Must not know: rules, backward
+graphs, schedules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from stitch.program import ABSENT, Body, Operation, OperationList, ScanForm, is_scan
+
+
+def reached(
+    operations: Iterable[Operation],
+    sources: Iterable[int],
+    always: Callable[[Operation], bool] | None = None,
+) -> set[int]:
+    """The sources, and all values that they have a part in; also what operations make that are
+    `always` taken to be reached, whatever they read.
+
+    >>> relu, total = Operation("Relu", (0,), (2,)), Operation("Add", (2, 1), (3,))
+    >>> sorted(reached([relu, total], [1])), sorted(reached([relu, total], [0]))
+    ([1, 3], [0, 2, 3])
+    """
+    found = set(sources) - {ABSENT}
+    for operation in operations:
+        if not found.isdisjoint(operation.inputs) or (always is not None and always(operation)):
+            found.update(operation.outputs)
+            found.discard(ABSENT)
+    return found
+
+
+def in_some_round(
+    places: Iterable[int], begin: Sequence[int], end: Sequence[int], states: int,
+    way: Callable[[Iterable[int]], set[int]],
+) -> tuple[set[int], set[int]]:  # fmt: skip
+    """Where a way through a round leads from some of the values that it may begin at, by their
+    places, when a state that it ends at is one that the next round begins at; and its values."""
+    found = set(places)
+    while True:
+        values = way([begin[i] for i in found])
+        more = {i for i in range(states) if end[i] in values} - found
+        if not more:
+            return found, values
+        found |= more
 
 
 def dependents(
@@ -86,13 +122,9 @@ def _forth(
 ) -> tuple[set[int], set[int]]:
     """The inputs of the body that depend on operands in some round, and the values that do."""
     body, states = bodies[operation.body], ScanForm.of(operation).states
-    inputs = set(operands)
-    while True:
-        made = dependents(body, bodies, [body.inputs[i] for i in inputs])
-        more = {i for i in range(states) if body.outputs[i] in made} - inputs
-        if not more:
-            return inputs, made
-        inputs |= more
+    return in_some_round(
+        operands, body.inputs, body.outputs, states, lambda of: dependents(body, bodies, of)
+    )
 
 
 def _back(
@@ -100,10 +132,6 @@ def _back(
 ) -> tuple[set[int], set[int]]:
     """The outputs of the body that results depend on in some round, and the values that do."""
     body, states = bodies[operation.body], ScanForm.of(operation).states
-    outputs = set(results)
-    while True:
-        read = needed(body, bodies, [body.outputs[i] for i in outputs])
-        more = {i for i in range(states) if body.inputs[i] in read} - outputs
-        if not more:
-            return outputs, read
-        outputs |= more
+    return in_some_round(
+        results, body.outputs, body.inputs, states, lambda of: needed(body, bodies, of)
+    )
