@@ -23,6 +23,15 @@ from stitch.program import Array, Operation, Program
 from stitch.runtime.events import TIMES, Moment
 
 
+def not_just_made(program: Program, index: int | None) -> UsageError:
+    """What is raised where `HookContext.replace` comes too early or too late."""
+    return UsageError(
+        "replace is for what an operation has just made",
+        where=f"program {program.name!r}" + ("" if index is None else f", operation {index}"),
+        expected="to be called in an after_operation hook, before it returns",
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HookContext:
     """What a hook sees: the program, and, for operation hooks, the operation and its arrays.
@@ -48,10 +57,7 @@ class HookContext:
         bytes, and once the hook has returned or in another thread; then nothing has changed.
         """
         if self.put is None:
-            raise UsageError(
-                "replace is for what an operation has just made",
-                expected="to be called in an after_operation hook",
-            )
+            raise not_just_made(self.program, self.index)
         if not 0 <= output < len(self.outputs):
             raise UsageError(
                 f"the operation has no output {output}", expected=f"0 to {len(self.outputs) - 1}"

@@ -17,7 +17,7 @@ from stitch.linker import expanded
 from stitch.program import ABSENT, Array, Ownership, Program, as_read_only
 from stitch.runtime.backends import BoundPlan, BoundStep, Thunk
 from stitch.runtime.executors import BoundProgram
-from stitch.runtime.hooks import HookContext, Hooks, MomentHooks, call_hooks
+from stitch.runtime.hooks import HookContext, Hooks, MomentHooks, call_hooks, not_just_made
 
 
 def observed(bound: BoundPlan, hooks: Hooks) -> list[list[Thunk]]:
@@ -50,11 +50,7 @@ class _Replacement:
 
     def __call__(self, output: int, array: Array) -> None:
         if self._thread != get_ident():
-            raise UsageError(
-                "replace is for what an operation has just made",
-                where=f"program {self._program.name!r}, operation {self._index}",
-                expected="to be called in an after_operation hook, before it returns",
-            )
+            raise not_just_made(self._program, self._index)
         operation = self._program.operations[self._index]
         value = [v for v in operation.outputs if v != ABSENT][output]
         place = self._bound.arrays[value]
