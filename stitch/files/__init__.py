@@ -30,6 +30,7 @@ from stitch.files.writing import (
     LineFile,
     make_folder,
     resolved,
+    write_added,
     write_file,
 )
 
@@ -39,5 +40,6 @@ __all__ = [
     "files_read", "head_of", "identity", "is_compressed", "keep_below", "make_folder",
     "mark_used", "naming", "nearest_file",
     "note_standard_input", "noting_files", "open_file", "own_descriptor", "read_bytes", "read_text",
-    "resolved", "special_kind", "sweep_folder", "unreadable", "write_file",
+    "resolved", "special_kind", "sweep_folder", "unreadable", "write_added",
+    "write_file",
 ]  # fmt: skip

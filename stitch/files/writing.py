@@ -18,7 +18,7 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import final
 
@@ -53,6 +53,16 @@ def write_file(path: str | Path, content: Content) -> None:
     batch = FileBatch()
     batch.add(path, content)
     batch.commit()
+
+
+def write_added(add_to: Callable[[FileBatch], None], forget: Callable[[], None]) -> None:
+    """Write what somebody adds to a batch, who is then told to `forget` it, whatever happened."""
+    batch = FileBatch()
+    try:
+        add_to(batch)
+        batch.commit()
+    finally:
+        forget()
 
 
 def make_folder(path: Path) -> None:

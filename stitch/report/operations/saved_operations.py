@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from stitch.errors import FormatError, UsageError
-from stitch.files import FileBatch, Spool
+from stitch.files import FileBatch, Spool, write_added
 from stitch.forms import NpzWriter, archived_arrays
 from stitch.program import Array
 from stitch.report.operations.operation_watch import OperationWatch, SeenOperation
@@ -84,12 +84,7 @@ class OperationStore(OperationWatch):
         self._spool.close()
 
     def _close(self) -> None:
-        batch = FileBatch()
-        try:
-            self.add_to(batch)
-            batch.commit()
-        finally:
-            self.forget()
+        write_added(self.add_to, self.forget)
 
 
 class SavedOperations:

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any, Self
 
 from stitch.errors import UsageError
-from stitch.files import FileBatch, Sink, Spool
+from stitch.files import FileBatch, Sink, Spool, write_added
 from stitch.report.explanation import totals_json
 from stitch.report.trace.lines import Heard, TraceLines
 from stitch.report.trace.tracks import Line
@@ -64,12 +64,7 @@ class ChromeTrace:
         if self._spool is None or not self._is_open:
             self._unsubscribe()
             return
-        batch = FileBatch()
-        try:
-            self.add_to(batch)
-            batch.commit()
-        finally:
-            self.forget()
+        write_added(self.add_to, self.forget)
 
     def forget(self) -> None:
         """Listen no more, and write nothing; twice does no harm."""

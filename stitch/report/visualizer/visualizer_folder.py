@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Self
 
-from stitch.files import FileBatch, make_folder
+from stitch.files import FileBatch, make_folder, write_added
 from stitch.report.visualizer.report_tables import ReportTables
 from stitch.report.visualizer.told_steps import ToldSteps
 from stitch.runtime import Event, Lying, PlanRun, PlanStopped, RuntimeDevice, Written
@@ -55,12 +55,7 @@ class VisualizerFolder:
 
     def close(self) -> None:
         """Listen no more, and write the folder. Raises `StitchError`."""
-        batch = FileBatch()
-        try:
-            self.add_to(batch)
-            batch.commit()
-        finally:
-            self.forget()
+        write_added(self.add_to, self.forget)
 
     def forget(self) -> None:
         """Listen no more, and write nothing; twice does no harm."""
