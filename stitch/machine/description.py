@@ -100,7 +100,7 @@ def load_machine(name_or_path: str | FilePath | Machine) -> Machine:
         return name_or_path
     if not isinstance(name_or_path, str | FilePath):
         raise UsageError(
-            "a machine is a name, the path of a .yaml description, or a Machine",
+            "a machine is a name, the path of a .yaml description or a .ttsys file, or a Machine",
             got=type(name_or_path).__name__,
         )
     of_system = _CHIP.fullmatch(str(name_or_path))

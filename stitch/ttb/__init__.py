@@ -3,6 +3,8 @@
 Comes in: `Binary`, or whatever bytes a caller hands over. Goes out: the same bytes for the same
 binary, or a `Binary` whose constants are mapped, or a `FormatError` with every defect. Must not
 know: operators, devices, plans. The format is specified in `envelope.py` and `docs/format.md`.
+Files of others are read by the same verifier (`foreign.py`): `.ttnn` as a `Binary`, `.ttsys` as
+machines.
 """
 
 from typing import TYPE_CHECKING
