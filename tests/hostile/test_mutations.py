@@ -12,6 +12,7 @@ import pytest
 
 from stitch.errors import FormatError
 from stitch.ttb import encode, load
+from tests.support.files.damage import damaged_bytes
 from tests.support.files.scanned_specimens import scanned_binary
 from tests.support.files.specimens import rich_binary
 
@@ -20,29 +21,11 @@ FILE = encode(rich_binary())
 FILES = {"rich": FILE, "scans": encode(scanned_binary())}
 METADATA_NBYTES = 4 + struct.unpack_from("<I", FILE)[0]
 SEED = 20260714
-#: Values that break things: extremes, signs, small counts, and offsets that point back.
-NASTY = (0, 1, 2, 4, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**32 - 4)
 
 
 def mutated(draw: random.Random, sound: bytes = FILE) -> bytes:
     """A specimen with one to four changes to its metadata, and the CRC mended."""
-    file = bytearray(sound)
-    nbytes = 4 + struct.unpack_from("<I", sound)[0]
-    for _ in range(draw.randint(1, 4)):
-        kind, at = draw.randrange(5), draw.randrange(nbytes)
-        word = draw.randrange(nbytes // 4) * 4
-        if kind == 0:
-            file[at] ^= 1 << draw.randrange(8)
-        elif kind == 1:
-            file[at] = draw.randrange(256)
-        elif kind == 2:
-            struct.pack_into("<I", file, word, draw.choice(NASTY))
-        elif kind == 3:
-            near = struct.unpack_from("<I", file, word)[0] + draw.choice((-8, -4, -1, 1, 4, 8))
-            struct.pack_into("<I", file, word, near % 2**32)
-        else:
-            source = draw.randrange(nbytes // 4) * 4
-            file[word : word + 4] = file[source : source + 4]
+    file = damaged_bytes(draw, sound, 4 + struct.unpack_from("<I", sound)[0])
     end = min(4 + struct.unpack_from("<I", file)[0], len(file) - 4)
     struct.pack_into("<I", file, end, crc32(file[:end]))
     return bytes(file)

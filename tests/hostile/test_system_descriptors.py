@@ -14,7 +14,7 @@ import pytest
 from stitch.errors import FormatError, IncompatibleError, StitchError, UsageError
 from stitch.machine import load_machine, load_machines
 from stitch.ttb.system_machines import machines_in
-from tests.hostile.test_mutations import NASTY
+from tests.support.files.damage import damaged_bytes
 
 FILES = Path(__file__).resolve().parents[1] / "conformance" / "tenstorrent"
 SOUND = {path.stem: path.read_bytes() for path in sorted(FILES.glob("*.ttsys"))}
@@ -43,31 +43,15 @@ def changed(field: int, value: int, code: str = "<I", name: str = "p150") -> byt
     return bytes(file)
 
 
-def mutated(draw: random.Random, sound: bytes) -> bytes:
-    file = bytearray(sound)
-    for _ in range(draw.randint(1, 4)):
-        word = draw.randrange(len(file) // 4) * 4
-        kind = draw.randrange(4)
-        if kind == 0:
-            file[draw.randrange(len(file))] ^= 1 << draw.randrange(8)
-        elif kind == 1:
-            struct.pack_into("<I", file, word, draw.choice(NASTY))
-        elif kind == 2:
-            near = struct.unpack_from("<I", file, word)[0] + draw.choice((-8, -4, -1, 1, 4, 8))
-            struct.pack_into("<I", file, word, near % 2**32)
-        else:
-            source = draw.randrange(len(file) // 4) * 4
-            file[word : word + 4] = file[source : source + 4]
-    return bytes(file)
-
-
 def survive(count: int, seed: int) -> tuple[int, int]:
     """How many mutations were taken and refused; any other exception passes out."""
     draw, taken, refused = random.Random(seed), 0, 0
     names = [*SOUND]
     for number in range(count):
         try:
-            machines = machines_in(mutated(draw, SOUND[names[number % len(names)]]), "x.ttsys")
+            machines = machines_in(
+                bytes(damaged_bytes(draw, SOUND[names[number % len(names)]])), "x.ttsys"
+            )
         except FormatError as error:
             refused += 1
             assert str(error)
@@ -165,7 +149,7 @@ def test_a_file_that_is_no_descriptor_or_not_there_is_refused(tmp_path: Path) ->
 
 def test_reading_takes_memory_in_proportion_to_the_file() -> None:
     draw = random.Random(SEED + 1)
-    files = [mutated(draw, SOUND["n300-llmbox"]) for _ in range(40)]
+    files = [bytes(damaged_bytes(draw, SOUND["n300-llmbox"])) for _ in range(40)]
     machines_in(SOUND["n300-llmbox"], "warm.ttsys")
     tracemalloc.start()
     try:

@@ -136,16 +136,22 @@ def test_constants_with_fixed_addresses_are_shared_where_these_agree(
             np.testing.assert_array_equal(one(program(x)).numpy(), x @ table(8, 1))
 
 
-def test_loading_reads_no_constant_unless_a_file_says_that_another_has_its_sum(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compared: list[int] = []
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of constants whose bytes were compared."""
+    sizes: list[int] = []
 
     def counted(one: Array, other: Array) -> bool:
-        compared.append(one.nbytes)
+        sizes.append(one.nbytes)
         return same_bytes(one, other)
 
     monkeypatch.setattr(shared_constants, "same_bytes", counted)
+    return sizes
+
+
+def test_loading_reads_no_constant_unless_a_file_says_that_another_has_its_sum(
+    compared: list[int],
+) -> None:
     tables = [table(8, seed) for seed in range(4)]
     files = read(holding("a", *tables), holding("b", *tables[:3], table(8, 9)))
     with stitch.open_device(MACHINE, debug=True) as device:
@@ -159,15 +165,8 @@ def test_loading_reads_no_constant_unless_a_file_says_that_another_has_its_sum(
 
 
 def test_constants_of_no_file_are_compared_where_they_begin_alike(
-    monkeypatch: pytest.MonkeyPatch,
+    compared: list[int],
 ) -> None:
-    compared: list[int] = []
-
-    def counted(one: Array, other: Array) -> bool:
-        compared.append(one.nbytes)
-        return same_bytes(one, other)
-
-    monkeypatch.setattr(shared_constants, "same_bytes", counted)
     late = table(8, 1)
     late[-1, -1] += 1
     with stitch.open_device(MACHINE, debug=True) as device:
