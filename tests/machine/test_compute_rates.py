@@ -113,3 +113,12 @@ def test_a_machine_may_lack_rates() -> None:
     text = "\n".join(line for line in FORM.splitlines() if not line.startswith("compute"))
     assert parse_machine(text.encode(), "m.yaml").compute is None
     assert dataclasses.replace(load_machine("tiny"), compute=None).shape.name == "tiny"
+
+
+@pytest.mark.parametrize("name", ["blackhole_p150", "wormhole_n150"])
+def test_programs_read_the_host_as_fast_as_copies_of_pages_of_2_kib(name: str) -> None:
+    machine = load_machine(name)
+    assert machine.compute is not None
+    path = machine.path(Space.DRAM, Space.HOST)
+    assert path is not None
+    assert dict(machine.compute.bytes_per_second)[Space.HOST] == dict(path.curve)[2048]
