@@ -23,7 +23,7 @@ import numpy as np
 from stitch.errors import StitchError
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.meanings.array_contents import CONTENTS, MAX_CONTENT_NBYTES
-from stitch.fractal.meanings.code_names import BACK_DOORS, names_of
+from stitch.fractal.meanings.code_names import BACK_DOORS, names_dates, names_of
 from stitch.fractal.meanings.object_attributes import (
     DESCRIPTORS,
     MAKERS,
@@ -125,6 +125,8 @@ class MeaningReader:
         kind = type(value)
         if kind in _PLAIN:
             self.nbytes += len(value) if kind in (str, bytes) else 8
+            if kind is str and names_dates(value):
+                raise self._unreadable(value, "names dates, that may be now")
             return kind.__name__, value
         if kind is float:
             return "float", value.hex()
@@ -167,7 +169,7 @@ class MeaningReader:
         return type(value).__name__, repr(value)
 
     def _dtype(self, value: np.dtype[Any]) -> Hashable:
-        if value.hasobject or value.names is not None:
+        if value.hasobject or value.names or value.metadata or value.kind == "M":
             raise self._unreadable(value)
         return "dtype", value.str, value.name
 
@@ -328,7 +330,7 @@ class MeaningReader:
             if is_trusted(value):
                 return SameObject(value)
             raise self._unreadable(value)
-        if isinstance(value, np.generic):
+        if isinstance(value, np.generic) and is_trusted(kind):
             self.nbytes += value.nbytes
             return "number", self._dtype(value.dtype), value.tobytes()
         if isinstance(value, np.dtype):
@@ -356,10 +358,12 @@ class MeaningReader:
         if isinstance(name, str):
             self._attributes.add(name)
         if type(value).__module__ == "typing":
+            self._owners.append(value)
             for each in ("__origin__", "__args__"):
                 yield self._of(getattr(value, each, None))
 
     def _torch(self, module: Any) -> Hashable:
+        self._owners.append(module)
         state, tensors = state_of(module)
         if state is None and not tensors:
             return "torch", SameObject(module)

@@ -36,7 +36,7 @@ MAKERS = frozenset({
 _ASKED = frozenset([
     *[name for name in dir(np.ndarray) if not name.startswith("_")],
     *[name for name, each in vars(np).items() if isinstance(each, np.ufunc)],
-    "close", "flush", "keys", "send", "throw", "write",
+    "__array_priority__", "__array_ufunc__", "close", "flush", "keys", "send", "throw", "write",
 ])  # fmt: skip
 #: Of a class written in C.
 _OF_C = (
@@ -58,7 +58,8 @@ def implicit_members(kind: type) -> Iterator[tuple[str, Any]]:
             continue
         if name == "__repr__" and is_shown_by_fields(member):
             member = member.__wrapped__
-        if callable(member) or hasattr(type(member), "__get__"):
+        # None stands for what a class refuses to be asked.
+        if member is None or callable(member) or hasattr(type(member), "__get__"):
             yield name, member
 
 
