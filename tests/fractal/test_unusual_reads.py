@@ -196,3 +196,32 @@ def test_an_object_in_a_module_is_read_where_a_function_names_it() -> None:
     module, held = Scaled(), Bare()
     module.held = held
     check(lambda x: x * module.held.number, lambda: setattr(held, "number", 3.0))
+
+
+class Reading(torch.nn.Module):
+    """What it has as Python's functions reads what is not its own."""
+
+    @property
+    def number(self) -> Any:
+        return Bare.number
+
+    def scaled(self, x: Any) -> Any:
+        return x * Bare.number
+
+    def __call__(self, x: Any) -> Any:
+        return x * Bare.number
+
+
+READING: Any = Reading()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: x * READING.number, lambda x: READING.scaled(x), READING.scaled,
+     lambda x: READING(x)],
+    ids=["property", "method", "bound method", "call"],
+)  # fmt: skip
+def test_what_functions_of_a_module_read_that_a_function_calls(
+    f: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(f, lambda: monkeypatch.setattr(Bare, "number", 3.0))

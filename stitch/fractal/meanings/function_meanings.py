@@ -31,6 +31,7 @@ from stitch.fractal.meanings.object_attributes import (
     attribute,
     classes_of,
     implicit_members,
+    is_of_torch,
     refusal_of_class,
     refusal_of_instance,
     refusal_of_object,
@@ -364,10 +365,11 @@ class MeaningReader:
 
     def _torch(self, module: Any) -> Hashable:
         self._owners.append(module)
+        its_own = [each for each in classes_of(type(module)) if not is_of_torch(each)]
+        called = [self._of(member) for each in its_own for _, member in implicit_members(each)]
         state, tensors = state_of(module)
-        if state is None and not tensors:
-            return "torch", SameObject(module)
-        return "torch", SameObject(module), state, *[self._content(t, t.detach()) for t in tensors]
+        contents = [self._content(tensor, tensor.detach()) for tensor in tensors]
+        return "torch", SameObject(module), state, *called, *contents
 
     def _class(self, kind: type) -> Hashable:
         """A class that may be called."""

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from stitch.frontend import is_torch
+
 #: Fields of named tuples.
 _FIELD = type(vars(namedtuple("_One", "field"))["field"])  # its class has no name
 #: What C code reads or calls, of which there is nothing to know.
@@ -61,6 +63,11 @@ def implicit_members(kind: type) -> Iterator[tuple[str, Any]]:
         # None stands for what a class refuses to be asked.
         if member is None or callable(member) or hasattr(type(member), "__get__"):
             yield name, member
+
+
+def is_of_torch(kind: type) -> bool:
+    """Whether a class is one of PyTorch's own."""
+    return kind.__module__.partition(".")[0] == "torch"
 
 
 def asked_for(owner: Any) -> frozenset[str]:
@@ -143,3 +150,5 @@ def attribute(owner: Any, name: str) -> Iterator[Any]:
                 yield member.__get__(owner)
             except AttributeError:
                 yield "nothing yet"
+        elif name in vars(each) and is_torch(owner) and not is_of_torch(each):
+            yield member
