@@ -1,7 +1,8 @@
 """Entries: one compilation in a folder, as two files named after its key.
 
 `KEY.ttb` is the binary, as any other; `KEY.json` what the compiler said beside it, and of which
-binary it says that: its length and the CRC-32 of its metadata, in which those of all segments are.
+binary it says that: its length and the CRC-32 of its metadata, in which those of all segments are;
+and last the CRC-32 of all that.
 Comes in: a folder, a key, a compilation. Goes out: files, whole or not at all, or what they hold,
 every byte of it checked. Must not know: when to compile.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -83,6 +85,10 @@ def _notes(key: EntryKey, kept: KeptCompilation, written: _Measured) -> bytes:
         "warnings": [asdict(warning) for warning in kept.warnings],
         "loops": [asdict(loop) for loop in kept.loops],
     }  # fmt: skip
+    return _text_of(body | {"crc32": zlib.crc32(_text_of(body))})
+
+
+def _text_of(body: dict[str, Any]) -> bytes:
     return (json.dumps(body, indent=1) + "\n").encode()
 
 
@@ -102,6 +108,8 @@ def read_entry(folder: Path, key: EntryKey) -> KeptCompilation | None:
         body = json.loads(text)
         if (body["stitch"], body["version"], body["key"]) != (_KIND, _VERSION, key.text):
             raise FormatError("the notes are those of something else", where=str(notes))
+        if body.pop("crc32") != zlib.crc32(_text_of(body)):
+            raise ValueError("not what was written")
         warnings = _all(CompileWarning, body["warnings"])
         loops = _all(LoopNote, body["loops"])
         promised = body["nbytes"], body["metadata_crc32"]

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,10 +264,27 @@ def test_notes_with_a_field_of_another_kind_are_compiled_anew(
 ) -> None:
     stitch.compile(layer(), cache=tmp_path)
     notes = entries(tmp_path, ".json")[0]
-    notes.write_text(json.dumps(json.loads(notes.read_text()) | {key: value}))
+    body = json.loads(notes.read_text()) | {key: value}
+    del body["crc32"]
+    sealed = body | {"crc32": zlib.crc32((json.dumps(body, indent=1) + "\n").encode())}
+    notes.write_text(json.dumps(sealed, indent=1))
     model = stitch.compile(layer(), cache=tmp_path)
     assert not model.is_from_cache
     assert [warning.kind for warning in model.warnings] == ["cache_entry"]
+
+
+@pytest.mark.parametrize(("said", "other"), [("rounds", "roundt"), ('"count": 64', '"count": 65')])
+def test_notes_that_say_something_else_are_compiled_anew(
+    said: str, other: str, tmp_path: Path
+) -> None:
+    expected = stitch.compile(looped(), cache=tmp_path).loops
+    notes = entries(tmp_path, ".json")[0]
+    text = notes.read_text()
+    assert said in text
+    notes.write_text(text.replace(said, other))
+    model = stitch.compile(looped(), cache=tmp_path)
+    assert not model.is_from_cache and model.loops == expected
+    assert stitch.compile(looped(), cache=tmp_path).is_from_cache
 
 
 def test_an_entry_under_another_key_is_not_taken_for_it(tmp_path: Path) -> None:

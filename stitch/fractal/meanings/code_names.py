@@ -1,12 +1,13 @@
 """The names that the code of a function reads, that of functions within it included.
 
-Comes in: code. Goes out: names of globals and of attributes; why it cannot be judged. Must not know
-what the names stand for.
+Comes in: code, or a text. Goes out: names of globals and of attributes; why it cannot be judged.
+Must not know what the names stand for.
 """
 
 from __future__ import annotations
 
 import dis
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
@@ -20,6 +21,8 @@ BACK_DOORS = frozenset({
     "f_back", "f_builtins", "f_globals", "f_locals", "format", "format_map", "gi_frame",
     "tb_frame",
 })  # fmt: skip
+#: NumPy's name of a type of dates: by it a text such as "now" is read from the clock.
+_DATES = re.compile(r"[<>=|]?(M8?|datetime64)(\[.*)?")
 #: Code whose names are kept.
 MAX_CODES = 4096
 
@@ -53,9 +56,28 @@ def names_of(code: CodeType) -> CodeNames:
     return names
 
 
+def names_dates(text: str) -> bool:
+    """Whether a text is NumPy's name of a type of dates.
+
+    >>> names_dates("<M8[us]"), names_dates("datetime64"), names_dates("Mean"), names_dates("m8")
+    (True, True, False, False)
+    """
+    return _DATES.fullmatch(text) is not None
+
+
+def _texts(constant: object) -> Iterator[str]:
+    if isinstance(constant, str):
+        yield constant
+    elif isinstance(constant, tuple | frozenset):
+        for each in constant:
+            yield from _texts(each)
+
+
 def _read(code: CodeType) -> CodeNames:
     names, attributes, why = set[str](), set[str](), ""
     for each in _codes(code):
+        if any(map(names_dates, _texts(each.co_consts))):
+            why = "it names dates, that may be now"
         for instruction in dis.get_instructions(each):
             kind, name = instruction.opname, instruction.argval
             if kind in ("IMPORT_NAME", "IMPORT_STAR"):

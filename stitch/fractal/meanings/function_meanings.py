@@ -23,7 +23,7 @@ import numpy as np
 from stitch.errors import StitchError
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.meanings.array_contents import CONTENTS, MAX_CONTENT_NBYTES
-from stitch.fractal.meanings.code_names import BACK_DOORS, names_of
+from stitch.fractal.meanings.code_names import BACK_DOORS, names_dates, names_of
 from stitch.fractal.meanings.object_attributes import (
     DESCRIPTORS,
     MAKERS,
@@ -31,6 +31,7 @@ from stitch.fractal.meanings.object_attributes import (
     attribute,
     classes_of,
     implicit_members,
+    is_of_torch,
     refusal_of_class,
     refusal_of_instance,
     refusal_of_object,
@@ -125,6 +126,8 @@ class MeaningReader:
         kind = type(value)
         if kind in _PLAIN:
             self.nbytes += len(value) if kind in (str, bytes) else 8
+            if kind is str and names_dates(value):
+                raise self._unreadable(value, "names dates, that may be now")
             return kind.__name__, value
         if kind is float:
             return "float", value.hex()
@@ -167,7 +170,7 @@ class MeaningReader:
         return type(value).__name__, repr(value)
 
     def _dtype(self, value: np.dtype[Any]) -> Hashable:
-        if value.hasobject or value.names is not None:
+        if value.hasobject or value.names or value.metadata or value.kind == "M":
             raise self._unreadable(value)
         return "dtype", value.str, value.name
 
@@ -328,7 +331,7 @@ class MeaningReader:
             if is_trusted(value):
                 return SameObject(value)
             raise self._unreadable(value)
-        if isinstance(value, np.generic):
+        if isinstance(value, np.generic) and is_trusted(kind):
             self.nbytes += value.nbytes
             return "number", self._dtype(value.dtype), value.tobytes()
         if isinstance(value, np.dtype):
@@ -356,14 +359,17 @@ class MeaningReader:
         if isinstance(name, str):
             self._attributes.add(name)
         if type(value).__module__ == "typing":
+            self._owners.append(value)
             for each in ("__origin__", "__args__"):
                 yield self._of(getattr(value, each, None))
 
     def _torch(self, module: Any) -> Hashable:
+        self._owners.append(module)
+        its_own = [each for each in classes_of(type(module)) if not is_of_torch(each)]
+        called = [self._of(member) for each in its_own for _, member in implicit_members(each)]
         state, tensors = state_of(module)
-        if state is None and not tensors:
-            return "torch", SameObject(module)
-        return "torch", SameObject(module), state, *[self._content(t, t.detach()) for t in tensors]
+        contents = [self._content(tensor, tensor.detach()) for tensor in tensors]
+        return "torch", SameObject(module), state, *called, *contents
 
     def _class(self, kind: type) -> Hashable:
         """A class that may be called."""

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from stitch.frontend import is_torch
+
 #: Fields of named tuples.
 _FIELD = type(vars(namedtuple("_One", "field"))["field"])  # its class has no name
 #: What C code reads or calls, of which there is nothing to know.
@@ -36,7 +38,7 @@ MAKERS = frozenset({
 _ASKED = frozenset([
     *[name for name in dir(np.ndarray) if not name.startswith("_")],
     *[name for name, each in vars(np).items() if isinstance(each, np.ufunc)],
-    "close", "flush", "keys", "send", "throw", "write",
+    "__array_priority__", "__array_ufunc__", "close", "flush", "keys", "send", "throw", "write",
 ])  # fmt: skip
 #: Of a class written in C.
 _OF_C = (
@@ -58,8 +60,14 @@ def implicit_members(kind: type) -> Iterator[tuple[str, Any]]:
             continue
         if name == "__repr__" and is_shown_by_fields(member):
             member = member.__wrapped__
-        if callable(member) or hasattr(type(member), "__get__"):
+        # None stands for what a class refuses to be asked.
+        if member is None or callable(member) or hasattr(type(member), "__get__"):
             yield name, member
+
+
+def is_of_torch(kind: type) -> bool:
+    """Whether a class is one of PyTorch's own."""
+    return kind.__module__.partition(".")[0] == "torch"
 
 
 def asked_for(owner: Any) -> frozenset[str]:
@@ -142,3 +150,5 @@ def attribute(owner: Any, name: str) -> Iterator[Any]:
                 yield member.__get__(owner)
             except AttributeError:
                 yield "nothing yet"
+        elif name in vars(each) and is_torch(owner) and not is_of_torch(each):
+            yield member

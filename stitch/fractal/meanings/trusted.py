@@ -75,12 +75,18 @@ MODULES = frozenset({"math", "cmath", "operator", "_operator", "itertools", "typ
 #: What reads attributes that no code names.
 READ_BY_NAME = frozenset({"attrgetter", "get_type_hints", "methodcaller"})
 FUNCTOOLS = frozenset({"partial", "reduce"})
-#: Of NumPy: what reads files, settings or memory, or calls what it was given when it was made.
+#: Of NumPy: what reads files, settings, memory or the clock, or calls what it was given when it was
+#: made.
 NUMPY_DENIED = frozenset(
     [
         "DataSource",
+        "DateTime64DType",
         "as_strided",
+        "busday_count",
+        "busday_offset",
+        "busdaycalendar",
         "byte_bounds",
+        "datetime64",
         "empty",
         "empty_like",
         "errstate",
@@ -92,6 +98,7 @@ NUMPY_DENIED = frozenset(
         "getbufsize",
         "geterr",
         "geterrcall",
+        "is_busday",
         "load",
         "loadtxt",
         "memmap",

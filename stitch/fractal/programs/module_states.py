@@ -1,8 +1,9 @@
 """What a torch module computes with, to see whether it is still what it was.
 
-Comes in: a module. Goes out: its parts with their classes, hooks and attributes, whatever holds
-them; its tensors. An object of another kind is itself, and changes inside it are not seen, nor is
-what `forward` reads from outside the module. Nothing large is kept alive. Must not know graphs.
+Comes in: a module. Goes out: its parts, hooks and attributes, what their classes have, whatever
+holds them; its tensors. An object of another kind is itself, and changes inside it are not seen,
+nor is what `forward` reads from outside the module. Nothing large is kept alive. Must not know
+graphs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from typing import Any
 from weakref import ref
 
 import numpy as np
+
+#: What Python has in each class, or fills at its first use.
+_OF_PYTHON = frozenset({
+    "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__dict__",
+    "__doc__", "__module__", "__weakref__",
+})  # fmt: skip
 
 
 def state_of(module: Any) -> tuple[Hashable, list[Any]]:
@@ -86,12 +93,23 @@ class _Seeing:
             return ("tensor",)
         if isinstance(value, dict):
             return "dict", *[(self.state(k), self.state(v)) for k, v in value.items()]
-        if isinstance(value, tuple | list):
+        if isinstance(value, tuple | list | set | frozenset):
             return SameObject(type(value)), *map(self.state, value)
         if hasattr(value, "modules") and hasattr(value, "parameters"):
             kind = type(value)
-            return SameObject(kind), SameObject(kind.forward), self.state(vars(value))
+            classes = tuple([self._class(each) for each in kind.__mro__])
+            return SameObject(kind), SameObject(kind.forward), classes, self.state(vars(value))
         return (SameObject(value),)
+
+    def _class(self, kind: type) -> Hashable:
+        """What a class of modules has; those of libraries stay."""
+        if kind.__module__.partition(".")[0] in ("torch", "builtins"):
+            return SameObject(kind)
+        if id(kind) in self._met:
+            return "again", self._met[id(kind)]
+        self._met[id(kind)] = len(self._met)
+        own = [(name, each) for name, each in vars(kind).items() if name not in _OF_PYTHON]
+        return SameObject(kind), *[(name, self.state(each)) for name, each in own]
 
 
 def same_bits(before: Any, now: Any) -> bool:
