@@ -66,13 +66,15 @@ class ConstantPool:
 
 
 def array_of(given: object, where: str, data_type: DataType | None = None) -> Array:
-    """An array as it is; numbers and lists of numbers as arrays.
+    """An array as it is; numbers and lists of numbers as arrays, and what gives NumPy an array.
 
     Python and NumPy numbers take `data_type` where they fit it (or float32, int64, bool); a list
     of ints is an int64 vector. Raises `CompileError` for anything else.
     """
     if isinstance(given, np.ndarray):
         return _storable(given, where)
+    if not isinstance(given, type | np.generic) and hasattr(type(given), "__array__"):
+        return _storable(_handed_over(given, where), where)
     if isinstance(given, bool | int | float | np.generic):
         return _scalar(given, where, data_type)
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
@@ -83,6 +85,18 @@ def array_of(given: object, where: str, data_type: DataType | None = None) -> Ar
         got=repr(given)[:80],
         remedy="pass a symbolic tensor, a NumPy array or a number",
     )
+
+
+def _handed_over(given: object, where: str) -> Array:
+    """The array of a tensor of a device, or of another library; what has data only later says
+    so."""
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CompileError(
+            f"{type(given).__name__} gives no array: {str(error)[:200]}", where=where,
+            remedy="pass a symbolic tensor, a NumPy array or a number",
+        ) from error  # fmt: skip
 
 
 def _storable(array: Array, where: str) -> Array:

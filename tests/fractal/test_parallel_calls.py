@@ -264,3 +264,24 @@ def test_a_function_that_asks_for_numbers_is_tried_without_them_once() -> None:
     found = ops.scan(step, FractalTensor(list(range(count))), 0)
     assert found.tolist() == [((k + 1) // 2) ** 2 for k in range(count)]
     assert tried == count + 2  # With numbers as data, and as part of the graph.
+
+
+def test_a_function_may_close_over_what_a_call_before_gave(within: stitch.Device) -> None:
+    rows = FractalTensor(np.arange(6, dtype=np.float32).reshape(3, 2))
+    raised = ops.map(lambda row: row + 1, rows)
+    for at in (0, 2):
+        for times in (lambda row: row * raised[at], lambda row: raised[at] * row):  # noqa: B023
+            expected = rows.numpy() * (rows.numpy()[at] + 1)
+            np.testing.assert_array_equal(ops.map(times, rows).numpy(), expected)
+
+
+def test_a_tensor_that_a_function_closes_over_is_read_at_each_call(within: stitch.Device) -> None:
+    held = within.tensor(np.ones(2, np.float32))
+
+    def times(row: Any) -> Any:
+        return row * held
+
+    rows = FractalTensor(np.full((3, 2), 3, np.float32))
+    for factor in (1, 5, 7):
+        held = within.tensor(np.full(2, factor, np.float32))
+        np.testing.assert_array_equal(ops.map(times, rows).numpy(), rows.numpy() * factor)

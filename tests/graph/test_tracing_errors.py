@@ -30,6 +30,13 @@ Run = Callable[..., dict[str, Array]]
 X = ValueType((2, 3), DataType.FLOAT32)
 
 
+class WithoutData:
+    """What will be an array once somebody has computed it."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise RuntimeError("there is none yet")
+
+
 def test_inputs_are_called_like_the_functions_parameters() -> None:
     graph = trace(lambda left, *rest: left + rest[0] + rest[1], X, X, X)
     assert [slot.name for slot in graph.inputs] == ["left", "rest_0", "rest_1"]
@@ -191,6 +198,7 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     "attribute of both": (lambda x: x.builder.op("Transpose", x, perm=["a", 0]), "a list of"),
     "unknown attribute": (lambda x: x.builder.op("Elu", x, alhpa=2), "did you mean"),
     "complex": (lambda x: x * 2j, "not a real number|neither"),
+    "array that is none": (lambda x: x + WithoutData(), "gives no array: there is none yet"),
     "string": (lambda x: x + "a", "neither a tensor"),
     "nothing returned": (lambda x: None, "returns a NoneType"),
     "empty tuple": (lambda x: (), "returns nothing"),
