@@ -126,8 +126,9 @@ def test_where_no_product_changes_its_shape_all_bits_are_the_same(count: int) ->
 
 def with_cache(nbytes: int) -> Machine:
     """The host with another cache, and a slow memory beyond it."""
-    caches = {"near_nbytes": nbytes, "far_bytes_per_second": 1e10}
-    return replace(HOST, loops=tuple([replace(each, **caches) for each in HOST.loops]))
+    return replace(HOST, loops=tuple([
+        replace(each, near_nbytes=nbytes, far_bytes_per_second=1e10) for each in HOST.loops
+    ]))  # fmt: skip
 
 
 def size_for(

@@ -90,9 +90,9 @@ def test_folds_and_reductions_of_new_lengths_run_no_function(
         return a + b
 
     for call in (ops.fold, ops.foldr, ops.reduce, ops.scan, ops.scanr):
-        runs.of(lambda call=call: call(add, FractalTensor([1.0, 2.0, 3.0])))
+        runs.of(functools.partial(call, add, FractalTensor([1.0, 2.0, 3.0])))
         again = FractalTensor([1.0, 2.0, 3.0, 4.0, 5.0])
-        assert runs.of(lambda call=call, xs=again: call(add, xs)) == []
+        assert runs.of(functools.partial(call, add, again)) == []
     assert float(ops.reduce(add, again)) == 15.0
 
 
@@ -139,8 +139,8 @@ def test_what_a_leaf_takes_from_around_is_that_of_each_call(
 
 def values(f: Callable[..., Any], *more: Any) -> list[float]:
     """What a map of a function gives, twice."""
-    first, second = ops.map(f, XS, *more).tolist(), ops.map(f, XS, *more).tolist()
-    assert first == second
+    first: list[float] = ops.map(f, XS, *more).tolist()
+    assert ops.map(f, XS, *more).tolist() == first
     return first
 
 
@@ -170,10 +170,14 @@ def test_arrays_written_in_place_are_seen(within: stitch.Device, size: int) -> N
     weights = np.ones(size, np.float32)
     read_only = weights.view()
     read_only.flags.writeable = False
+
+    def with_default(x: Any, w: Any = weights) -> Any:
+        return np.max(x * w)
+
     uses: list[Callable[[Any], Any]] = [
         lambda x: x * weights[-1], lambda x: (x * weights)[-1], lambda x: (x * read_only)[-1],
         lambda x: x * float(weights.sum() - size + 1),
-        lambda x, w=weights: np.max(x * w), functools.partial(lambda w, x: np.max(x * w), weights),
+        with_default, functools.partial(lambda w, x: np.max(x * w), weights),
     ]  # fmt: skip
     for use in uses:
         weights[:] = 1
@@ -225,7 +229,7 @@ def test_recursion_reads_itself_as_it_is_now(within: stitch.Device) -> None:
     assert values(power, 3) == [1.0, 8.0]
     assert values(power, 2) == [1.0, 4.0]
 
-    def power(x: Any, n: int) -> Any:
+    def power(x: Any, n: int) -> Any:  # type: ignore[no-redef]
         return x + 1
 
     assert values(before, 3) == [2.0, 6.0]
@@ -323,9 +327,9 @@ def test_a_class_that_is_matched_is_read(within: stitch.Device) -> None:
 
 
 def test_changed_modules_are_seen(within: stitch.Device) -> None:
-    module = types.ModuleType("settings")
-    module.scale, module.inner = 2.0, types.ModuleType("inner")  # type: ignore[attr-defined]
-    module.inner.plus = 1.0  # type: ignore[attr-defined]
+    module: Any = types.ModuleType("settings")
+    module.scale, module.inner = 2.0, types.ModuleType("inner")
+    module.inner.plus = 1.0
 
     def read(settings: Any) -> Any:
         return settings.scale
@@ -334,9 +338,9 @@ def test_changed_modules_are_seen(within: stitch.Device) -> None:
         return x * read(module) + module.inner.plus
 
     assert values(scaled) == [3.0, 5.0]
-    module.scale = 3.0  # type: ignore[attr-defined]
+    module.scale = 3.0
     assert values(scaled) == [4.0, 7.0]
-    module.inner.plus = 0.0  # type: ignore[attr-defined]
+    module.inner.plus = 0.0
     assert values(scaled) == [3.0, 6.0]
 
 

@@ -73,7 +73,8 @@ def test_attributes_of_a_number_and_of_its_class() -> None:
 
 
 def test_attributes_of_what_is_of_typing() -> None:
-    kind: Any = typing.NewType("kind", float)
+    new_type: Any = typing.NewType
+    kind = new_type("kind", float)
     kind.number = 2.0
     held = {"number": 2.0}
     noted: Any = typing.Annotated[float, held]
@@ -141,7 +142,7 @@ def test_what_may_read_the_clock_is_traced_at_each_call(
 # Torch modules -----------------------------------------------------------------------------------
 
 
-class Scaled(torch.nn.Module):
+class Scaled(torch.nn.Module):  # type: ignore[misc]
     """Its factor is its class's."""
 
     factor: Any = 2.0
@@ -178,7 +179,7 @@ def test_what_the_class_of_a_module_has(
 
 
 def test_sets_in_a_module_are_read() -> None:
-    class Summed(torch.nn.Module):
+    class Summed(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.numbers = {1.0, 2.0}
@@ -198,7 +199,7 @@ def test_an_object_in_a_module_is_read_where_a_function_names_it() -> None:
     check(lambda x: x * module.held.number, lambda: setattr(held, "number", 3.0))
 
 
-class Reading(torch.nn.Module):
+class Reading(torch.nn.Module):  # type: ignore[misc]
     """What it has as Python's functions reads what is not its own."""
 
     @property
