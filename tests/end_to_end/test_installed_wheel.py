@@ -117,6 +117,7 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
 @pytest.mark.parametrize(
     "name",
     [
+        "compile_cache.md",
         "devices.md",
         "fractal.md",
         "local_backend.md",
@@ -146,7 +147,7 @@ def test_an_example_written_by_the_command_runs_as_its_page_says(
 
 def test_no_page_has_a_block_that_no_test_runs() -> None:
     run = {"README.md", "docs/devices.md", "docs/tasks.md", "docs/training.md"}
-    run |= {"docs/fractal.md", "docs/local_backend.md"}
+    run |= {"docs/compile_cache.md", "docs/fractal.md", "docs/local_backend.md"}
     run.add("docs/training_from_the_shell.md")
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
     run.add("examples/fractal/README.md")
