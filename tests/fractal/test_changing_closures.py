@@ -6,6 +6,7 @@ import random
 import zlib
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 import stitch
@@ -37,7 +38,9 @@ def check(seed: int, device: stitch.Device) -> None:
         with ops.mode("parallel", device=device):
             found = run(FractalTensor(nest))
         where = f"seed {seed}, after {change!r} in {program.source}"
-        plain.assert_same(plain.lists_of(found), expected(nest), 1e-4, where)
+        with np.errstate(over="ignore", invalid="ignore"):  # Some grow beyond all numbers.
+            wanted = expected(nest)
+        plain.assert_same(plain.lists_of(found), wanted, 1e-4, where)
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -63,7 +63,7 @@ def side_by_side(count: int) -> str:
 
 def fixed(count: int) -> str:
     """Inputs at fixed addresses between inputs without one."""
-    inputs = listed("  x#: {shape: [4], type: float32, space: dram, address: #00000}", count)
+    inputs = listed("  x#: {shape: [4], type: float32, space: dram, address: 3#00000}", count)
     inputs += "\n" + listed("  z#: {shape: [4], type: float32}", count)
     operations = listed("  - y# = Add(x#, z#)", count)
     return f"inputs:\n{inputs}\noperations:\n{operations}\noutputs:\n{listed('  y#:', count)}\n"

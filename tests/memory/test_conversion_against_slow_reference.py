@@ -233,17 +233,23 @@ def layouts_of(shape: tuple[int, ...], kind: DataType, machine: MachineShape) ->
         for space, memory_layout in itertools.product((Space.L1, Space.DRAM), MemoryLayout):
             if memory_layout is MemoryLayout.INTERLEAVED:
                 continue
-            try:
-                even = shard_layout(
-                    shape, memory_layout, machine, data_type=kind, space=space, tile_shape=tile
-                )
-                footprint(TensorDesc(shape, even), machine)
-            except LayoutError:
-                continue
-            assert even.shard_spec is not None
             for orientation in Orientation:
-                spec = ShardSpec(even.shard_spec.core_grid, even.shard_spec.shape, orientation)
-                found.append(Layout(kind, space, tile, memory_layout, spec))
+                turned = memory_layout is MemoryLayout.BLOCK_SHARDED
+                turned &= orientation is Orientation.COL_MAJOR
+                # What is down in the tensor is then across in the grid of cores.
+                grid = machine.core_grid[::-1] if turned else machine.core_grid
+                try:
+                    even = shard_layout(
+                        shape, memory_layout, replace(machine, core_grid=grid), data_type=kind,
+                        space=space, tile_shape=tile,
+                    )  # fmt: skip
+                    assert even.shard_spec is not None
+                    spec = replace(even.shard_spec, orientation=orientation)
+                    layout = Layout(kind, space, tile, memory_layout, spec)
+                    footprint(TensorDesc(shape, layout), machine)
+                except LayoutError:
+                    continue
+                found.append(layout)
     return found
 
 

@@ -100,7 +100,7 @@ def fails_everywhere(seed: int, patch: pytest.MonkeyPatch) -> Counter[str]:
     return done
 
 
-@pytest.mark.parametrize("seed", [22, 226])
+@pytest.mark.parametrize("seed", [15, 16])
 def test_what_fails_anywhere_leaves_what_the_records_say(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

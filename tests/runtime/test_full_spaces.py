@@ -167,7 +167,7 @@ def test_what_is_placed_leaves_as_if_planned_anew(
     seed: int, placed_plans: list[tuple[Plan, Plan]]
 ) -> None:
     run_script(seed, 60)
-    assert len(placed_plans) >= 10
+    assert len(placed_plans) >= 5
     assert any(plan.chooses_who_leaves for plan, _ in placed_plans)
 
 
