@@ -28,6 +28,14 @@ def test_a_mutant_applies_exactly_once_and_its_test_exists(mutant: dict[str, str
     assert f"\ndef {test.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8")
 
 
+def test_the_tests_that_are_named_are_there_with_their_parameters() -> None:
+    """A test's parameters are part of its name; one that is not found stops the whole campaign."""
+    tests = sorted({mutant["test"] for mutant in MUTANTS})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, *tests], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 def test_the_list_is_about_the_whole_planner() -> None:
     names = [mutant["name"] for mutant in MUTANTS]
     assert len(names) == len(set(names)) >= 100
