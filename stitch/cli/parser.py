@@ -107,6 +107,14 @@ def size(text: str) -> str:
     return text
 
 
+def place(text: str) -> str:
+    """A file or a folder. An empty name, as of a shell's variable that is not set, is none: it
+    would be the folder where one is."""
+    if not text:
+        raise argparse.ArgumentTypeError("needs a value")
+    return text
+
+
 def positive(text: str) -> int:
     """A whole number from 1 on.
 

@@ -15,7 +15,7 @@ from stitch.cli.command import EXIT_OK, Command, say, say_aside
 from stitch.cli.compile.python_factories import from_entry
 from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
-from stitch.cli.parser import add_options, count, make_parser, positive, size
+from stitch.cli.parser import add_options, count, make_parser, place, positive, size
 from stitch.cli.run_inputs import array_of_word, is_array_word
 from stitch.cli.wire_words import split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
@@ -82,8 +82,8 @@ def command() -> Command:
         ("--for", {"metavar": "pipeline.yaml", "dest": "pipeline", "help": "place the slots, at "
                    "fixed addresses too, so that this pipeline copies least; -o is the file of "
                    "its module, whatever that holds now"}),
-        ("--cache", {"metavar": "DIR", "help": "a folder from which programs are read that would "
-                     "come out the same, and in which others are kept"}),
+        ("--cache", {"metavar": "DIR", "type": place, "help": "a folder from which programs are "
+                     "read that would come out the same, and in which others are kept"}),
         ("--cache_size", {"metavar": "SIZE", "type": size, "help": "what the folder may take, such "
                           "as 2GiB; what was used least recently goes (default: 4GiB)"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from stitch.cli.parser import add_options, count, not_negative, positive, real
+from stitch.cli.parser import add_options, count, not_negative, place, positive, real
 from stitch.cli.run.run_outputs import EXPECTED_FORM, OUTPUT_FORM
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
@@ -57,7 +57,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         ("--output", {"action": "append", "default": [], "metavar": "WHERE", "help": OUTPUT_FORM}),
         ("--expected_output", {"action": "append", "default": [], "metavar": "WHAT",
                                "help": f"compare; exit code 1 if it differs: {EXPECTED_FORM}"}),
-        ("--expected_operations", {"metavar": "FILE|reference",
+        ("--expected_operations", {"metavar": "FILE|reference", "type": place,
                                    "help": "compare what every operation makes, with what "
                                    "NumPy's kernels make of the same operands (reference), or "
                                    "with a run saved by --save_operations; exit code 1 if it "
@@ -131,12 +131,12 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
                            "--trace, --record and --plot, - is standard output"}),
         ("--save_artifacts", {"action": "store_true",
                               "help": "inputs, outputs, programs, plans and reports as files"}),
-        ("--artifact_dir", {"default": "stitch-artifacts", "metavar": "FOLDER",
+        ("--artifact_dir", {"default": "stitch-artifacts", "metavar": "FOLDER", "type": place,
                             "help": "where to (default: %(default)s)"}),
         ("--trace", {"metavar": "FILE", "help": "a Chrome trace (opens in Perfetto), compressed "
                      "as FILE.json.gz"}),
-        ("--visualizer", {"metavar": "FOLDER", "help": "operations, tensors and what lies in the "
-                          "spaces, as the folder that ttnn-visualizer opens"}),
+        ("--visualizer", {"metavar": "FOLDER", "type": place, "help": "operations, tensors and "
+                          "what lies in the spaces, as the folder that ttnn-visualizer opens"}),
         ("--record", {"metavar": "FILE", "help": "machine, plans and allocator events"}),
         ("--replay", {"metavar": "FILE", "help": "re-run recorded allocator events and check "
                       "every address"}),
@@ -167,7 +167,8 @@ def _add_training_words(parser: argparse.ArgumentParser) -> None:
     )
     add_options(
         group,
-        ("--checkpoint_dir", {"metavar": "FOLDER", "help": "save checkpoints there"}),
+        ("--checkpoint_dir", {"metavar": "FOLDER", "type": place,
+                              "help": "save checkpoints there"}),
         ("--checkpoint_every", {"type": _every, "metavar": "N[steps|epochs]",
                                 "help": "how often (default: 1epoch)"}),
         ("--keep_checkpoints", {"type": positive, "metavar": "N",
