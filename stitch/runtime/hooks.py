@@ -17,7 +17,7 @@ from typing import get_args
 
 import numpy as np
 
-from stitch.argument_kinds import CALLABLE, optional
+from stitch.argument_kinds import CALLABLE, WHOLE, optional
 from stitch.errors import UsageError
 from stitch.program import Array, Operation, Program
 from stitch.runtime.events import TIMES, Moment
@@ -58,9 +58,9 @@ class HookContext:
         """
         if self.put is None:
             raise not_just_made(self.program, self.index)
-        if not 0 <= output < len(self.outputs):
+        if not WHOLE.accepts(output) or not 0 <= output < len(self.outputs):
             raise UsageError(
-                f"the operation has no output {output}", expected=f"0 to {len(self.outputs) - 1}"
+                f"the operation has no output {output!r}", expected=f"0 to {len(self.outputs) - 1}"
             )
         wanted = self.outputs[output]
         if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (

@@ -52,6 +52,21 @@ def test_a_replaced_output_is_what_the_device_holds(stored: str) -> None:
         np.testing.assert_array_equal(one(b(y)).numpy(), nines)
 
 
+@pytest.mark.parametrize("output", ["y", 0.0, None, True, -1, 1])
+def test_a_replaced_output_is_named_by_its_number(output: Any) -> None:
+    with stitch.open_device("tiny") as device:
+        a = device.load(scaled("a", 2.0, SHAPE))
+
+        def hook(context: HookContext) -> None:
+            context.replace(output, np.zeros(SHAPE, np.float32))
+
+        undo = device.hooks.register(after_operation=hook)
+        with pytest.raises(UsageError, match=f"the operation has no output {output!r}"):
+            one(a(integers(SHAPE))).numpy()
+        undo()
+        np.testing.assert_array_equal(one(a(integers(SHAPE))).numpy(), integers(SHAPE) * 2 + 1)
+
+
 def test_a_replacement_is_rounded_to_the_type_of_its_value() -> None:
     thirds = np.full(SHAPE, 1 / 3, np.float32)
     with stitch.open_device("tiny") as device:
