@@ -83,7 +83,8 @@ def several(text: str, element: ArgumentKind) -> ArgumentKind:
 
 TEXT = instance_of("a text", str)
 BOOL = instance_of("True or False", bool)
-PATH = instance_of("a path", str, os.PathLike)
+#: An empty text is none: it would be the folder where one is.
+PATH = ArgumentKind("a path", lambda value: isinstance(value, str | os.PathLike) and value != "")
 NUMBER = ArgumentKind(
     "a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)
 )

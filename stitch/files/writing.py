@@ -69,9 +69,10 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it, where they are missing; raises `StitchError`."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero in it, or half a surrogate pair.
         raise StitchError(
-            "cannot make the folder", where=str(path), got=error.strerror or str(error),
+            "cannot make the folder", where=str(path),
+            got=getattr(error, "strerror", None) or str(error),
             remedy="choose a place that is writable, and where no file has this name",
         ) from error  # fmt: skip
 

@@ -257,7 +257,7 @@ class NpzWriter:
     """Writes a `.npz` file array by array, into whatever takes bytes one after the other."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._archive = zipfile.ZipFile(_Stream(write), "w", zipfile.ZIP_STORED)
+        self._archive = _WrittenArchive(_Stream(write), "w", zipfile.ZIP_STORED)
 
     def add(self, name: str, array: Array) -> None:
         """One more array."""
@@ -267,6 +267,14 @@ class NpzWriter:
     def close(self) -> None:
         """That was all; twice does no harm."""
         self._archive.close()
+
+
+class _WrittenArchive(zipfile.ZipFile):
+    """An archive that is ended by `close` alone: what nobody closed is not wanted, and where it
+    would be written is perhaps closed by now."""
+
+    def __del__(self) -> None:
+        """No end of the file."""
 
 
 class _Stream(io.RawIOBase):

@@ -355,6 +355,23 @@ def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:
     assert place.read_text() == "mine"
 
 
+def test_a_name_that_no_folder_can_have_is_said(tmp_path: Path) -> None:
+    model = stitch.compile(layer(), cache=tmp_path / "a\0b")
+    assert [warning.kind for warning in model.warnings] == ["cache_entry", "cache_folder"]
+    assert "null byte" in str(model.warnings[1])
+
+
+def test_an_empty_name_is_not_the_folder_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="as cache"):
+        stitch.compile(layer(), cache="")
+    with pytest.raises(UsageError, match="CompileCache takes a path as folder"):
+        CompileCache("")
+    assert list(tmp_path.iterdir()) == []
+
+
 COMPILE = """
 import sys
 import numpy as np

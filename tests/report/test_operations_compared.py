@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,21 @@ def test_a_saved_run_is_what_another_executor_is_compared_with(tmp_path: Path) -
             compared.check_complete()
     assert compared.first is None
     assert [line.runs for line in compared.lines] == [2, 2, 2]
+
+
+def test_what_is_forgotten_writes_nothing_when_it_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", raised.append)
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0, SHAPE))
+        store = OperationStore(device, tmp_path / "run.npz")
+        one(program(integers(SHAPE))).numpy()
+        store.forget()
+        del store
+        gc.collect()
+    assert not raised and list(tmp_path.iterdir()) == []
 
 
 def test_a_saved_run_tells_what_has_added_up(
