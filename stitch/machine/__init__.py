@@ -23,6 +23,7 @@ from stitch.machine.machine import (
 )
 from stitch.machine.network import Noc, Route, Routers
 from stitch.machine.shape import (
+    MOST_GRANULES,
     Footprint,
     MachineShape,
     Policy,
@@ -45,9 +46,9 @@ else:
     )
 
 __all__ = [
-    "LOOP_EXECUTORS", "MACHINE_KEYS", "Compute", "CopyCounts", "Footprint", "LoopRates", "Machine",
-    "MachineShape", "Noc", "Path", "Policy", "Route", "Routers", "SpaceShape", "copy_counts",
-    "derived_machine", "footprint", "is_machine_file", "load_machine", "load_machines",
-    "machine_names", "page_shape", "parse_machine", "room_per_bank", "round_up", "shard_counts",
-    "shard_layout",
+    "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "Compute", "CopyCounts", "Footprint",
+    "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route", "Routers",
+    "SpaceShape", "copy_counts", "derived_machine", "footprint", "is_machine_file", "load_machine",
+    "load_machines", "machine_names", "page_shape", "parse_machine", "room_per_bank", "round_up",
+    "shard_counts", "shard_layout",
 ]  # fmt: skip

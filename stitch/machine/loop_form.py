@@ -9,32 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stitch.forms import Flag, Form, Number, Row, Whole, as_written
+from stitch.forms import Flag, Form, Row, Whole, as_written
+from stitch.machine.figure_kinds import NOT_NEGATIVE, POSITIVE
 from stitch.machine.machine import LOOP_EXECUTORS, LoopRates
 
-_POSITIVE = Number(above=0, is_float=True)
-_NOT_NEGATIVE = Number(least=0, is_float=True)
 _EXECUTOR = Form(
     "rates of an executor",
     as_written,
     Row("has_views", Flag(), needed=True),
     Row("copies_elements", Flag(), needed=True),
-    Row("loop_seconds", _NOT_NEGATIVE, needed=True),
-    Row("round_seconds", _NOT_NEGATIVE, needed=True),
-    Row("element_seconds", _NOT_NEGATIVE, needed=True),
-    Row("operation_seconds", _NOT_NEGATIVE, needed=True),
-    Row("function_seconds", _NOT_NEGATIVE, needed=True),
-    Row("movement_seconds", _NOT_NEGATIVE, needed=True),
-    Row("matrix_seconds", _NOT_NEGATIVE, needed=True),
-    Row("flops_per_second", _POSITIVE, needed=True),
-    Row("packed_flops_per_second", _POSITIVE, needed=True),
+    Row("loop_seconds", NOT_NEGATIVE, needed=True),
+    Row("round_seconds", NOT_NEGATIVE, needed=True),
+    Row("element_seconds", NOT_NEGATIVE, needed=True),
+    Row("operation_seconds", NOT_NEGATIVE, needed=True),
+    Row("function_seconds", NOT_NEGATIVE, needed=True),
+    Row("movement_seconds", NOT_NEGATIVE, needed=True),
+    Row("matrix_seconds", NOT_NEGATIVE, needed=True),
+    Row("flops_per_second", POSITIVE, needed=True),
+    Row("packed_flops_per_second", POSITIVE, needed=True),
 )
 LOOPS = Form(
     "loops",
     as_written,
     Row("near_nbytes", Whole(1), needed=True),
-    Row("near_bytes_per_second", _POSITIVE, needed=True),
-    Row("far_bytes_per_second", _POSITIVE, needed=True),
+    Row("near_bytes_per_second", POSITIVE, needed=True),
+    Row("far_bytes_per_second", POSITIVE, needed=True),
     *(
         Row(each, _EXECUTOR, needed_without=" ".join(e for e in LOOP_EXECUTORS if e != each))
         for each in LOOP_EXECUTORS

@@ -23,19 +23,18 @@ from stitch.forms import (
     Word,
     as_written,
 )
+from stitch.machine.figure_kinds import NOT_NEGATIVE, POSITIVE
 from stitch.machine.loop_form import LOOPS, loop_rates
 from stitch.machine.machine import Compute, Machine
 from stitch.machine.network_form import (
     NOC,
-    NOT_NEGATIVE,
     PATH,
-    POSITIVE,
     GridKind,
     path_of,
     rates_by,
     read_latency,
 )
-from stitch.machine.shape import MachineShape, Policy, SpaceShape
+from stitch.machine.shape import MOST_GRANULES, MachineShape, Policy, SpaceShape
 from stitch.program import DataType, Space
 
 
@@ -80,6 +79,10 @@ class _Space:
         )
 
 
+#: What a process has addresses for.
+_MOST_NBYTES = 1 << 46
+
+
 def _check_space(space: _Space, place: Place) -> None:
     shape = space.shape
     base, limit, granule = shape.base, shape.limit, shape.granule
@@ -95,6 +98,9 @@ def _check_space(space: _Space, place: Place) -> None:
         )
         detail = f"base {base} leaves no room below the limit {limit} {sizes}"
         place.at("base").note("no_room", detail)
+    elif space.bank_nbytes > (most := min(granule * MOST_GRANULES, _MOST_NBYTES // space.banks)):
+        detail = f"{space.bank_nbytes} bytes a bank are more than can be simulated, {most}"
+        place.at("bank_nbytes").note("out_of_range", detail)
     elif base % granule or limit % granule:
         detail = (
             f"usable addresses [{base}, {limit}) must start and end at a multiple of the "

@@ -14,14 +14,13 @@ from itertools import pairwise
 from typing import TypeVar
 
 from stitch.forms import Form, Kind, ListOf, Node, Number, Place, Row, Whole, Word, number_of
+from stitch.machine.figure_kinds import NOT_NEGATIVE, POSITIVE
 from stitch.machine.machine import Path
 from stitch.machine.network import Curve, Noc, Route, Routers
 from stitch.program import Space
 
 _Key = TypeVar("_Key", bound=enum.Enum)
 _RATES = ("bytes_per_second", "curve", "noc_links")
-POSITIVE = Number(above=0, is_float=True)
-NOT_NEGATIVE = Number(least=0, is_float=True)
 
 
 @dataclass(eq=False, repr=False)

@@ -35,6 +35,10 @@ class Policy(enum.Enum):
     FIRST_FIT_UPWARDS = "first_fit_upwards"
 
 
+#: How many granules a bank has at most.
+MOST_GRANULES = (1 << 40) - 1
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class SpaceShape:
     """One memory space: `banks` alike, addresses `[base, limit)` usable in each, all in bytes.

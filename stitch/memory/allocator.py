@@ -14,12 +14,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
-from stitch.machine import Policy, SpaceShape
+from stitch.machine import MOST_GRANULES, Policy, SpaceShape
 from stitch.memory.gaps import FreeGaps
 from stitch.memory.pressure import pressure_text, takers_text
 
-_SHIFT = 40
-_ADDRESS = (1 << _SHIFT) - 1
+_ADDRESS = MOST_GRANULES
+_SHIFT = _ADDRESS.bit_length()
 _BEST = Policy.BEST_FIT
 
 
