@@ -38,9 +38,9 @@ from stitch.program import DataType, Space
 class Path:
     """How fast bytes go from one space to another.
 
-    `curve` holds (transfer bytes, bytes per second), rising; `limit_bytes_per_second` is what the
-    slower end allows in total, whatever the size of the transfers. `links`: so many cores make the
-    curve together, each over its own link; 0, where the path does not lead over the NoC.
+    `curve` holds (transfer bytes, bytes per second), sizes rising; `limit_bytes_per_second` is what
+    the slower end allows in total, whatever the size of the transfers. `links`: so many cores make
+    the curve together, each over its own link; 0, where the path does not lead over the NoC.
     """
 
     latency_seconds: float

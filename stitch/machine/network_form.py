@@ -65,10 +65,16 @@ class _Position(Kind[tuple[int, int]]):
         return (sizes[0], sizes[1]) if len(sizes) == len(parts) == 2 else None
 
 
+@dataclass(eq=False, repr=False)
 class _Curve(Kind[Curve]):
-    """Transfer bytes and the rate at them: at least one point, sizes and rates rising."""
+    """Transfer bytes and the rate at them: at least one point, sizes rising.
 
-    wanted = "a mapping of transfer bytes to rates"
+    Rates rise, too; where a curve `may_fall` (large transfers leave the caches of a host), a larger
+    transfer takes no less time all the same, as between two points rates are on a line.
+    """
+
+    may_fall: bool = False
+    wanted: str = "a mapping of transfer bytes to rates"
 
     def value(self, node: Node, place: Place) -> Curve | None:
         if not isinstance(node.data, Mapping) or not node.data:
@@ -91,9 +97,10 @@ class _Curve(Kind[Curve]):
 
     def _check_rising(self, points: list[tuple[int, float]], places: list[Place]) -> None:
         for (a, b), at in zip(pairwise(points), places[1:], strict=True):
-            if b[0] <= a[0] or b[1] < a[1]:
+            if b[0] <= a[0] or (b[1] < a[1] and not self.may_fall):
                 detail = f"{b[0]} bytes at {b[1]:g} must not follow {a[0]} bytes at {a[1]:g}"
-                at.note("not_rising", f"{detail}: sizes rise, and rates do not fall")
+                also = "" if self.may_fall else ", and rates do not fall"
+                at.note("not_rising", f"{detail}: sizes rise{also}")
 
 
 def _check_routers(routers: Routers, place: Place) -> None:
@@ -171,7 +178,7 @@ PATH = Form(
     Row("from", Word("the name of a space"), into="source", needed=True),
     Row("to", Word("the name of a space"), into="target", needed=True),
     Row("bytes_per_second", POSITIVE),
-    Row("curve", _Curve()),
+    Row("curve", _Curve(may_fall=True)),
     Row("noc_links", Whole(1)),
     Row("hops", NOT_NEGATIVE),
     Row("latency_seconds", NOT_NEGATIVE),
