@@ -280,7 +280,7 @@ def _between_shards(ends: _Ends, routers: Routers | None, networks: int) -> _Cro
     for second in (False, True)[:networks]:
         part, of, to = split.part, sent, received
         if networks == 2:
-            at = np.flatnonzero(split.is_late == second)
+            at = (split.is_late if second else ~split.is_late).nonzero()[0]
             part, of, to = part[at], of.only(halved, at), to.only(halved, at)
         if second:
             of, to = to, of

@@ -16,33 +16,31 @@ from stitch.machine.network import Array
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlaps:
     """The stretches of an axis that lie in one piece of each end, in order: the piece of the source
-    (`own`) and of the target, which part of the axis each is, and whether it lies in the second
-    half of the target's piece."""
+    (`own`) and of the target, which part of the axis each is, whether it lies in the second half of
+    the target's piece, and whether it is the first of its half. Not halved, no stretch is late."""
 
     own: Array
     piece: Array
     part: Array
     is_late: Array
+    is_first: Array
+    is_halved: bool
 
     def given(self) -> tuple[float, float]:
         """Which part of the axis the busiest piece of the source gives to one half of the pieces;
         and in turn: where these take theirs in order, all at once, the busiest of each turn."""
-        count = len(self.own)
-        half = self.piece * 2 + self.is_late
-        first = np.empty(count, bool)
-        first[0] = True
-        np.not_equal(half[1:], half[:-1], out=first[1:])
-        pieces = int(self.own[-1]) + 1
-        if first.all():
-            parts = np.bincount(self.is_late * pieces + self.own, self.part)
+        pieces, halves = int(self.own[-1]) + 1, 1 + self.is_halved
+        if self.is_first.all():
+            turns, turn = 1, 0
+        else:
+            order = np.arange(len(self.own))
+            turn = order - np.maximum.accumulate(order * self.is_first)
+            turns = int(turn.max()) + 1
+        row = self.is_late * turns + turn if self.is_halved else turn
+        parts = np.bincount(row * pieces + self.own, self.part, halves * turns * pieces)
+        if turns == 1:
             busiest = float(parts.max())
             return busiest, busiest
-        order = np.arange(count)
-        turn = order - np.maximum.accumulate(order * first)
-        turns = int(turn.max()) + 1
-        key = (self.is_late * turns + turn) * pieces + self.own
-        halves = 1 + int(self.is_late.any())
-        parts = np.bincount(key, self.part, halves * turns * pieces)
         by_turn = parts.reshape(halves, turns, pieces)
         return float(by_turn.sum(1).max()), float(by_turn.max(2).sum(1).max())
 
@@ -61,8 +59,18 @@ def overlaps_along(
     if own % finest == step % finest == half % finest == 0:
         at = np.append(np.arange(0, length, finest), length)
     else:
-        cuts = {*range(0, length, own), *range(0, length, step), *range(half, length, step)}
-        at = np.array([*sorted(cuts), length])
+        ends = (np.arange(0, length, own), np.arange(0, length, step))
+        halves = (np.arange(half, length, step),) if is_halved else ()
+        at = np.concatenate((*ends, *halves, (length,)))
+        at.sort()
+        is_new = np.empty(len(at), bool)
+        is_new[0] = True
+        np.not_equal(at[1:], at[:-1], out=is_new[1:])
+        at = at[is_new]
     start = at[:-1]
     piece = start // step
-    return Overlaps(start // own, piece, (at[1:] - start) / length, start - piece * step >= half)
+    offset = start - piece * step
+    is_late, is_first = offset >= half, offset == 0
+    if is_halved:
+        is_first |= offset == half
+    return Overlaps(start // own, piece, (at[1:] - start) / length, is_late, is_first, is_halved)
