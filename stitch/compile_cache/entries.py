@@ -53,9 +53,10 @@ def write_entry(folder: Path, key: EntryKey, kept: KeptCompilation) -> None:
     make_folder(folder)
     write, written = content_of(kept.binary), _Measured()
     batch = FileBatch()
-    # In this order: the notes tell of what was written.
-    batch.add(binary_path(folder, key), lambda sink: write(written.into(sink)))
-    batch.add(notes_path(folder, key), lambda sink: sink.write(_notes(key, kept, written)))
+    # In this order: the notes tell of what was written. Others may write into a folder that several
+    # share: a link at the name of an entry leads nowhere.
+    batch.add_own(binary_path(folder, key), lambda sink: write(written.into(sink)))
+    batch.add_own(notes_path(folder, key), lambda sink: sink.write(_notes(key, kept, written)))
     batch.commit()
 
 

@@ -69,7 +69,8 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it, where they are missing; raises `StitchError`."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a zero in it, or half a surrogate pair.
+    # ValueError: a zero in it, or half a surrogate pair. RecursionError: a thousand folders.
+    except (OSError, ValueError, RecursionError) as error:
         raise StitchError(
             "cannot make the folder", where=str(path),
             got=getattr(error, "strerror", None) or str(error),
@@ -89,6 +90,7 @@ class FileBatch:
     def __init__(self, *, as_one: bool = False) -> None:
         self._as_one = as_one
         self._files: dict[Path, Content] = {}
+        self._owned: set[Path] = set()
         self._standard_output: list[Content] = []
 
     def add(self, path: str | Path, content: Content) -> None:
@@ -98,11 +100,19 @@ class FileBatch:
         else:
             self._files[resolved(path)] = content
 
+    def add_own(self, path: Path, content: Content) -> None:
+        """A file whose name nobody has chosen: where a link or a pipe has it, it takes the name,
+        and what the link leads to stays as it is."""
+        place = resolved(path.parent) / path.name
+        self._files[place] = content
+        self._owned.add(place)
+
     def commit(self) -> tuple[Path, ...]:
         """Write the files; gives their paths. The batch is empty afterwards."""
         files, self._files = self._files, {}
+        owned, self._owned = self._owned, set()
         printed, self._standard_output = self._standard_output, []
-        direct = {path for path in files if _is_direct(path)}
+        direct = {path for path in files if path not in owned and _is_direct(path)}
         whole = {path: content for path, content in files.items() if path not in direct}
         parts: list[Part] = []
         try:

@@ -355,10 +355,31 @@ def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:
     assert place.read_text() == "mine"
 
 
-def test_a_name_that_no_folder_can_have_is_said(tmp_path: Path) -> None:
-    model = stitch.compile(layer(), cache=tmp_path / "a\0b")
-    assert [warning.kind for warning in model.warnings] == ["cache_entry", "cache_folder"]
-    assert "null byte" in str(model.warnings[1])
+@pytest.mark.parametrize("ending", [".ttb", ".json"])
+@pytest.mark.parametrize("there", ["a link to a file", "a link to nothing", "a pipe"])
+def test_an_entry_takes_its_name_from_what_has_it_and_follows_no_link(
+    tmp_path: Path, ending: str, there: str
+) -> None:
+    folder, other = tmp_path / "cache", tmp_path / "other"
+    stitch.compile(layer(), cache=folder)
+    (entry,) = folder.glob(f"*{ending}")
+    entry.unlink()
+    if there == "a link to a file":
+        other.write_text("mine")
+    if there == "a pipe":
+        os.mkfifo(entry)
+    else:
+        entry.symlink_to(other)
+    assert not stitch.compile(layer(), cache=folder).is_from_cache
+    assert stitch.compile(layer(), cache=folder).is_from_cache
+    assert entry.is_file() and not entry.is_symlink()
+    assert not other.exists() or other.read_text() == "mine"
+
+
+@pytest.mark.parametrize(("name", "said"), [("a\0b", "null byte"), ("y/" * 1900, "recursion")])
+def test_a_name_that_no_folder_can_have_is_said(tmp_path: Path, name: str, said: str) -> None:
+    model = stitch.compile(layer(), cache=tmp_path / name)
+    assert model.warnings[-1].kind == "cache_folder" and said in str(model.warnings[-1])
 
 
 def test_an_empty_name_is_not_the_folder_where_one_is(
