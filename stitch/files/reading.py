@@ -99,10 +99,11 @@ def open_file(path: str | Path) -> BinaryIO:
         if own is None:
             os.set_blocking(handle, True)
         _note(status, str(path))
-        return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
         raise
+    # From here on it is the file's, which an interrupt drops and so closes.
+    return open(handle, "rb")
 
 
 def _opened(path: str | Path) -> int:

@@ -14,7 +14,15 @@ import pytest
 import stitch
 from stitch.documents import load_pipeline, read_training
 from stitch.errors import FormatError
-from stitch.files import files_read, identity, noting_files, open_file, read_bytes, read_text
+from stitch.files import (
+    files_read,
+    identity,
+    noting_files,
+    open_file,
+    read_bytes,
+    read_text,
+    reading,
+)
 from stitch.forms import read_array
 from stitch.frontend import read_graph
 from stitch.machine import load_machine
@@ -33,6 +41,20 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "machine.yaml": load_machine,
     "r.json": read_text,
 }
+
+
+def test_an_interrupt_behind_the_opening_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(handle: int, mode: str) -> Any:
+        with open(handle, mode):  # Nobody gets it, so it is closed.
+            raise KeyboardInterrupt
+
+    (tmp_path / "a.txt").write_text("a")
+    monkeypatch.setattr(os, "fdopen", interrupted)
+    monkeypatch.setattr(reading, "open", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        open_file(tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize("name", DOORS)
