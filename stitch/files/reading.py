@@ -11,6 +11,7 @@ link led to it): a command looks there before it writes.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import stat
@@ -103,7 +104,7 @@ def open_file(path: str | Path) -> BinaryIO:
         os.close(handle)
         raise
     # From here on it is the file's, which an interrupt drops and so closes.
-    return open(handle, "rb")
+    return io.open(handle, "rb")  # noqa: UP020  # It is a handle, not a path.
 
 
 def _opened(path: str | Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 from collections.abc import Callable
@@ -21,7 +22,6 @@ from stitch.files import (
     open_file,
     read_bytes,
     read_text,
-    reading,
 )
 from stitch.forms import read_array
 from stitch.frontend import read_graph
@@ -46,13 +46,15 @@ DOORS: dict[str, Callable[[Path], Any]] = {
 def test_an_interrupt_behind_the_opening_stays_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened = io.open
+
     def interrupted(handle: int, mode: str) -> Any:
-        with open(handle, mode):  # Nobody gets it, so it is closed.
+        with opened(handle, mode):  # Nobody gets it, so it is closed.
             raise KeyboardInterrupt
 
     (tmp_path / "a.txt").write_text("a")
     monkeypatch.setattr(os, "fdopen", interrupted)
-    monkeypatch.setattr(reading, "open", interrupted, raising=False)
+    monkeypatch.setattr(io, "open", interrupted)
     with pytest.raises(KeyboardInterrupt):
         open_file(tmp_path / "a.txt")
 

@@ -185,6 +185,25 @@ def test_what_is_forgotten_writes_nothing_when_it_is_dropped(
     assert not raised and list(tmp_path.iterdir()) == []
 
 
+def test_an_interrupt_while_a_result_is_kept_stays_one_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with stitch.open_device("tiny") as device:
+        program = device.load(scaled("a", 2.0, SHAPE))
+        monkeypatch.setattr("zipfile._ZipWriteFile.close", interrupted)
+        with pytest.raises(KeyboardInterrupt), OperationStore(device, tmp_path / "run.npz"):
+            one(program(integers(SHAPE))).numpy()
+        monkeypatch.undo()
+        assert list(tmp_path.iterdir()) == []
+        saved(tmp_path / "run.npz")
+        np.testing.assert_array_equal(
+            one(program(integers(SHAPE))).numpy(), integers(SHAPE) * 2 + 1
+        )
+
+
 def test_a_saved_run_tells_what_has_added_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

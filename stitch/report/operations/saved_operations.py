@@ -46,6 +46,8 @@ class OperationStore(OperationWatch):
 
     def __init__(self, device: RuntimeDevice, path: str | Path) -> None:
         self._path, self._names, self._is_over = path, _Names(), False
+        #: Whether nothing has stopped it while it kept a result.
+        self._is_whole = True
         super().__init__(device)
         self._unregister = self.close
         self.close = self._close
@@ -63,9 +65,11 @@ class OperationStore(OperationWatch):
         """Keep what it made."""
         if self._is_over:
             return
+        self._is_whole = False
         references = self.references(seen.program)
         for output, (value, array) in enumerate(zip(seen.made, seen.outputs, strict=True)):
             self._archive.add(self._names.of(seen, output), references.kept(value, array))
+        self._is_whole = True
 
     def next_pass(self) -> None:
         """What comes now is not kept."""
@@ -73,8 +77,11 @@ class OperationStore(OperationWatch):
 
     def add_to(self, batch: FileBatch) -> None:
         """Watch no more, and add the file to those that a batch is going to write; `forget` it when
-        that has happened."""
+        that has happened. Nothing is added where an interrupt or a full disk, which was raised, has
+        left half of a result."""
         self._unregister()
+        if not self._is_whole:
+            return
         self._archive.close()
         batch.add(self._path, self._spool.pour)
 
