@@ -31,7 +31,7 @@ class Overlaps:
         and in turn: where these take theirs in order, all at once, the busiest of each turn."""
         pieces, halves = int(self.own[-1]) + 1, 1 + self.is_halved
         if self.is_first.all():
-            turns, turn = 1, 0
+            turns, turn = 1, np.zeros(1, np.int64)
         else:
             order = np.arange(len(self.own))
             turn = order - np.maximum.accumulate(order * self.is_first)

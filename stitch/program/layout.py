@@ -13,6 +13,8 @@ from stitch.program.data_type import DataType
 #: The tile of the device: 32 rows of 32, stored as four 16 x 16 faces (tt-metal tensor layouts).
 TILE_SHAPE = (32, 32)
 MAX_RANK = 32
+#: NumPy counts the bytes of an array in a signed 64-bit number, dimensions of size 0 left out.
+_MOST_ELEMENTS = (2**63 - 1) // 8
 
 
 class Space(enum.Enum):
@@ -188,6 +190,8 @@ class TensorDesc:
                 f"a tensor has at most {MAX_RANK} dimensions, none of them negative",
                 got=str(self.shape),
             )
+        if 0 in self.shape and math.prod([d for d in self.shape if d]) > _MOST_ELEMENTS:
+            raise LayoutError("a tensor without elements is beyond any array", got=str(self.shape))
 
     @property
     def elements(self) -> int:

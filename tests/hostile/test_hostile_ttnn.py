@@ -14,6 +14,8 @@ from tests.support.files.damage import damaged_bytes
 from tests.support.files.ttnn_files import ALL
 
 SEED = 20261126
+#: Where the offset to the first shape of `simple_matmul.ttnn` stands.
+TO_SHAPE = 8500
 
 
 def survive(path: Path, count: int, seed: int) -> tuple[int, int]:
@@ -31,6 +33,14 @@ def survive(path: Path, count: int, seed: int) -> tuple[int, int]:
             assert head_lines("-", described)
             assert all(program_lines(program) for program in described["programs"])
     return taken, count - taken
+
+
+def test_a_tensor_without_elements_that_no_array_can_be_is_refused() -> None:
+    (path,) = [path for path in ALL if path.stem == "simple_matmul"]
+    data = bytearray(path.read_bytes())
+    data[TO_SHAPE] = 4  # A shape of 28 sizes begins there, two of them 0.
+    with pytest.raises(FormatError, match="beyond any array"):
+        load(bytes(data))
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)

@@ -84,6 +84,13 @@ def test_tiles_pad_each_matrix_before_outer_dimensions_join_the_rows() -> None:
     assert TensorDesc((), tiled).rows_and_columns == (32, 32)
 
 
+def test_a_shape_without_elements_is_one_that_an_array_can_have() -> None:
+    layout = host_layout(DataType.FLOAT64)
+    assert TensorDesc((0, 2**30, 2**29), layout).elements == 0
+    with pytest.raises(LayoutError, match="beyond any array"):
+        TensorDesc((2**30, 0, 2**30), layout)
+
+
 def test_shapes_have_no_negative_dimension_and_a_bounded_rank() -> None:
     with pytest.raises(LayoutError, match="none of them negative"):
         TensorDesc((2, -1), host_layout(F32))

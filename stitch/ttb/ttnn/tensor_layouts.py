@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stitch.errors import LayoutError
+from stitch.errors import FormatError, LayoutError, Problem
 from stitch.machine import MachineShape, footprint, round_up, shard_counts
 from stitch.program import (
     DataType,
@@ -110,7 +110,12 @@ class TensorReader:
         placed = self._by_memref(layout, memory, tile) if is_old else self._by_config(memory, tile)
         space = self._space(placed.space, where)
         plain = Layout(data_type, space, tile)
-        return ValueType(shape, logical), self._sharded(TensorDesc(shape, plain), placed, where)
+        try:
+            whole = TensorDesc(shape, plain)
+        except LayoutError as error:
+            problem = Problem("shape", where, " ".join(str(error).split()))
+            raise FormatError("the TTNN binary is not sound", problems=(problem,)) from error
+        return ValueType(shape, logical), self._sharded(whole, placed, where)
 
     def _member(self, enum: str, code: int) -> str:
         return self._codes[enum][code]
