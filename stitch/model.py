@@ -188,8 +188,9 @@ class CompiledModel(ModelOfBinary):
     _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
 
     def as_json(self, *, weights: bool = True) -> str:
-        """The model as JSON for `CompiledModel.load`: graph, target, wishes, math fidelity; of a training also
-        its programs, how it is done, and, with `weights`, parameters and state as they are now.
+        """The model as JSON for `CompiledModel.load`: graph, target, wishes, math fidelity; of a
+        training also its programs, how it is done, and, with `weights`, parameters and state as
+        they are now.
         """
         program = self.binary.programs[0]
         body: dict[str, Any] = {

@@ -10,8 +10,8 @@ An operation is divided among cores in whole tiles of 32 x 32; the core with mos
   the slower of the two counts. `products_share`: of all that, what long products reach.
 * Other arithmetic goes through the vector unit, an element a step, and what it reads and makes
   through L1, and again the slower counts.
-* Bytes of DRAM go over DRAM's limit, which all cores share, and over the cores' own links. Of the
-  shorter of both, computing and carrying, `hidden_share` is done beside the longer: 1 is a roofline.
+* Bytes of DRAM go over DRAM's limit, which all cores share, and over the cores' own links. Of
+  computing and carrying, `hidden_share` of the shorter is done beside the longer: 1 is a roofline.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Compute:
 
         >>> compute = Compute(0.0, 1.0, 8.0, (), (), 1.0, 4.0)
         >>> work = OperationWork(0, 0, DataType.FLOAT32, 4096, 4, 0, ())
-        >>> compute.seconds(work, 1, 1.0), compute.seconds(work, 4, 1.0), compute.seconds(work, 3, 1.0)
-        (4096.0, 1024.0, 2048.0)
+        >>> [compute.seconds(work, cores, 1.0) for cores in (1, 4, 3)]
+        [4096.0, 1024.0, 2048.0]
         """
         used = min(work.shards or work.tiles, work.tiles, cores)
         busiest = -(-work.tiles // used)

@@ -92,8 +92,8 @@ _PRODUCTS = frozenset({
 def has_products(operation: Operation) -> bool:
     """Whether an operation sums products, whatever its shapes.
 
-    >>> has_products(Operation("MatMul", (0, 1), (2,))), has_products(Operation("Add", (0, 1), (2,)))
-    (True, False)
+    >>> [has_products(Operation(op, (0, 1), (2,))) for op in ("MatMul", "Add")]
+    [True, False]
     """
     return (operation.domain, operation.op) in _ESTIMATES
 

@@ -76,8 +76,8 @@ def command() -> Command:
                         "any executor runs the file"}),
         ("--math_fidelity", {"choices": [each.value for each in MathFidelity],
                              "default": MathFidelity.BY_TYPE.value,
-                             "help": "in how many passes a device's matrix units multiply (default: "
-                             "as its library does for the operands' type); results do not change"}),
+                             "help": "in how many passes a device multiplies matrices (default: as "
+                             "its library does for the operands' type); no result changes"}),
         ("--split", {"type": positive, "metavar": "N",
                      "help": "cut the module into N programs at its narrowest points; "
                      "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
