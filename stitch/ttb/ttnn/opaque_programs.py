@@ -173,12 +173,9 @@ class _Body:
         if "type" in fields:
             attributes["kind"] = self._kind(name, fields["type"])
         place = _place_in(said.get("loc_info") or said["debug_info"])
-        self.operations.append(
-            Operation(
-                name, tuple(read), tuple(made), attributes, OPAQUE_DOMAIN, place,
-                math_fidelity=_fidelity_in(said["debug_info"]),
-            )  # fmt: skip
-        )
+        fidelity = _fidelity_in(said["debug_info"])
+        operation = Operation(name, tuple(read), tuple(made), attributes, OPAQUE_DOMAIN, place)
+        self.operations.append(replace(operation, math_fidelity=fidelity))
 
     def _references(self, fields: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """The tensors of an operation by field, in the schema's order."""
