@@ -48,9 +48,9 @@ each over its own link). A path that is left out does not exist: without `l1 -> 
 go through DRAM. A path over the NoC has `hops`, for its latency, unless `read_latency_cycles` tells
 that of reads. `routers` say where cores and DRAM banks stand: without them, copies are priced by
 what each core carries, and contention on links is not seen. `compute` holds the rates of one core
-(see `compute.Compute`); without it programs take no simulated time. `loops` weighs schedules of loops against each other, for each executor by its rates
-(without: the figures of `host`); `tools/bench/loop_rates.py` measures them. Any figure may be
-written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
+(see `compute.Compute`); without it programs take no simulated time. `loops` weighs schedules of
+loops against each other, for each executor by its rates (without: the figures of `host`);
+`tools/bench/loop_rates.py` measures them. Any figure may be written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
 machines that Stitch ships name the source of every figure (a test keeps that); a user's file may
 leave them all out.
 Must not know tensors, plans or devices.

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from stitch.ops import indexing, shape, types
 from stitch.ops.work import sums_of_products
@@ -104,7 +104,7 @@ def summed_over_operations(
     return _Sum(operations.bodies, figures).of(operations.operations, operations.values, space)
 
 
-class _Sum:
+class _Sum(Generic[K]):
     """Sums figures, and remembers those of bodies."""
 
     def __init__(

@@ -141,9 +141,7 @@ def lanes_line(device: RuntimeDevice, total: Totals) -> str:
     return f"{device.lanes} lanes, and nothing ran beside anything: {why}"
 
 
-def _programs_text(
-    device: RuntimeDevice, total: Totals, plans: Sequence[tuple[Plan, int]]
-) -> str:
+def _programs_text(device: RuntimeDevice, total: Totals, plans: Sequence[tuple[Plan, int]]) -> str:
     """What the programs took beside the copies."""
     machine = device.machine
     if machine.compute is None:

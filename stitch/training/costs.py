@@ -53,12 +53,14 @@ class PlacedSlots:
         self.graph, self._machine, self._home = graph, machine, home
         #: The values of each slot's name: of an input, an output, or both.
         self.slots: dict[str, set[int]] = {}
-        for slot in (*graph.inputs, *graph.outputs):
-            self.slots.setdefault(slot.name, set()).add(slot.value)
+        named = [(slot.name, slot.value) for slot in graph.inputs]
+        named += [(slot.name, slot.value) for slot in graph.outputs]
+        for name, value in named:
+            self.slots.setdefault(name, set()).add(value)
         self._touching: dict[int, list[int]] = {}
         for at, operation in enumerate(graph.operations):
-            for value in {*operation.inputs, *operation.outputs}:
-                self._touching.setdefault(value, []).append(at)
+            for touched in {*operation.inputs, *operation.outputs}:
+                self._touching.setdefault(touched, []).append(at)
         plan = pack_scratch(graph.values, graph.operations, graph.placed_values())
         self._scratch_nbytes = plan.nbytes
 

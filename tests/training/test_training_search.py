@@ -102,8 +102,9 @@ def test_recomputation_is_chosen_where_reading_costs_more_than_computing() -> No
     @dataclass(frozen=True)
     class DearActivations:
         def program(self, machine: Machine, program: OperationList) -> float:
-            slots = (*program.inputs, *program.outputs)
-            return float(sum(program.values[s.value].type.shape == (16, 32) for s in slots))
+            slots = [slot.value for slot in program.inputs]
+            slots += [slot.value for slot in program.outputs]
+            return float(sum(program.values[v].type.shape == (16, 32) for v in slots))
 
     config = AlgorithmConfig("search", stitch.losses.MSELoss(), stitch.SGD())
     result = optimize(as_trainable(mlp()), N150, DearActivations(), config)

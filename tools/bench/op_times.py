@@ -146,7 +146,9 @@ def machine_of(name: str, grid: tuple[int, int]) -> Machine:
         raise UsageError(f"machine {name!r} describes no compute rates")
     if machine.shape.core_grid == grid:
         return machine
-    figures = {"core_grid": (grid, "the file"), "l1.banks": (grid[0] * grid[1], "the file")}
+    figures: dict[str, tuple[int | tuple[int, ...], str]] = {
+        "core_grid": (grid, "the file"), "l1.banks": (grid[0] * grid[1], "the file"),
+    }  # fmt: skip
     return derived_machine(name, f"{name} of {grid[0]}x{grid[1]}", figures, name)
 
 
