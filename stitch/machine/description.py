@@ -50,9 +50,9 @@ that of reads. `routers` say where cores and DRAM banks stand: without them, cop
 what each core carries, and contention on links is not seen. `compute` holds the rates of one core
 (see `compute.Compute`); without it programs take no simulated time. `loops` weighs schedules of
 loops against each other, for each executor by its rates (without: the figures of `host`);
-`tools/bench/loop_rates.py` measures them. Any figure may be written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
-machines that Stitch ships name the source of every figure (a test keeps that); a user's file may
-leave them all out.
+`tools/bench/loop_rates.py` measures them. Any figure may be written `{value: .., source: ..}`; a
+`source` in a mapping speaks for all of its figures. The machines that Stitch ships name the source
+of every figure (a test keeps that); a user's file may leave them all out.
 Must not know tensors, plans or devices.
 """
 
