@@ -43,7 +43,7 @@ from stitch.model import (
     compiled,
     open_device,
 )
-from stitch.program import Layout, Role, TensorDesc
+from stitch.program import Layout, MathFidelity, Role, TensorDesc
 from stitch.report import Device
 from stitch.runtime import TENSOR, LoadedProgram, RuntimeDevice, RuntimePipeline, Tensor
 from stitch.ttb import SOURCE, Binary, inspect_sizes
@@ -62,6 +62,7 @@ _WISH = either(TEXT, instance_of("a Wish", Wish))
     role=member_of(Role, "a role"), wishes=either(_WISH, several("a list of wishes", _WISH)),
     input_shapes=optional(MAPPING), weights=optional(MAPPING), trainable=optional(WORDS),
     algorithm=TEXT, schedule=optional(TEXT), executor=optional(TEXT), unroll=optional(WHOLE),
+    math_fidelity=member_of(MathFidelity, "a math fidelity"),
     cache=optional(either(PATH, instance_of("a CompileCache", CompileCache))),
 )  # fmt: skip
 def compile(
@@ -81,6 +82,7 @@ def compile(
     schedule: str | None = None,
     executor: str | None = None,
     unroll: int | None = None,
+    math_fidelity: MathFidelity | str = MathFidelity.BY_TYPE,
     cache: str | Path | CompileCache | None = None,
     **training: Any,
 ) -> CompiledModel:
@@ -94,7 +96,8 @@ def compile(
     are written out. `wishes` are spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`.
     `schedule` says how loops run, wherever they can; else what costs least by the rates of
     `executor` is taken (default: `numpy`), on which calls of the model then run; any other runs the
-    program too.
+    program too. `math_fidelity` (`lofi`, `hifi2`, `hifi3`, `hifi4`; else by the operands' type) is
+    that of its sums of products on a device: it decides their simulated time, and no result.
     `cache`: a folder, or a `CompileCache`, from which the program is read where it would come out
     the same, else in which it is kept. The module is traced or captured all the same.
 
@@ -109,6 +112,8 @@ def compile(
             raise UsageError("training needs both an optimizer and a loss")
         if schedule is not None:
             raise UsageError("compile takes schedule= only without optimizer= and loss=")
+        if MathFidelity(math_fidelity) is not MathFidelity.BY_TYPE:
+            raise UsageError("compile takes math_fidelity= only without optimizer= and loss=")
         if cache is not None:
             raise UsageError(
                 "compile takes cache= only without optimizer= and loss=, for it keeps no trainings",
@@ -127,8 +132,9 @@ def compile(
                          got=", ".join(given))  # fmt: skip
     graph = read_graph(module, example_inputs, input_shapes, unroll)
     options = CompileOptions(
-        wishes=_wishes(wishes), name=name, role=Role(role), schedule=schedule, executor=executor
-    )
+        wishes=_wishes(wishes), name=name, role=Role(role), schedule=schedule, executor=executor,
+        math_fidelity=MathFidelity(math_fidelity),
+    )  # fmt: skip
     machine = load_machine(target)
     kept = cache if cache is None or isinstance(cache, CompileCache) else CompileCache(cache)
     return compiled(graph, machine, _spelled(target), options, kept)

@@ -40,7 +40,7 @@ from stitch.graph import (
     parse_wish,
 )
 from stitch.machine import Machine, load_machine
-from stitch.program import Program, Role, summary
+from stitch.program import MathFidelity, Program, Role, summary
 from stitch.report import Device
 from stitch.runtime import (
     AGGREGATE,
@@ -182,19 +182,23 @@ class CompiledModel(ModelOfBinary):
     training: CompiledTraining | None = None
     loops: tuple[LoopNote, ...] = ()
     executor: str | None = None
+    math_fidelity: MathFidelity = MathFidelity.BY_TYPE
     #: Whether it was read from a compile cache.
     is_from_cache: bool = False
     _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
 
     def as_json(self, *, weights: bool = True) -> str:
-        """The model as JSON for `CompiledModel.load`: graph, target and wishes; of a training also
-        its programs, how it is done, and, with `weights`, parameters and state as they are now.
+        """The model as JSON for `CompiledModel.load`: graph, target, wishes, math fidelity; of a
+        training also its programs, how it is done, and, with `weights`, parameters and state as
+        they are now.
         """
         program = self.binary.programs[0]
         body: dict[str, Any] = {
             "stitch": "model", "target": self.target, "name": program.name,
             "role": program.role.value, "wishes": [wish.text() for wish in self.wishes],
         }  # fmt: skip
+        if self.math_fidelity is not MathFidelity.BY_TYPE:
+            body["math_fidelity"] = self.math_fidelity.value
         if self.training is not None:
             body["programs"] = base64.b64encode(self.encode()).decode("ascii")
             body["training"] = self.training.as_data(weights=weights)
@@ -216,14 +220,19 @@ class CompiledModel(ModelOfBinary):
             raise _no_model(f"it is no JSON, or nested too deeply ({error})") from error
         problems: list[Problem] = []
         root = JsonObject(body, "model", problems)
-        root.refuse_other_keys((*_FIELDS, "graph", "programs", "training"))
+        root.refuse_other_keys((*_FIELDS, "graph", "math_fidelity", "programs", "training"))
         name, target, wishes = root.text("name"), root.text("target"), root.texts("wishes")
         role = root.choice("role", {role.value: role for role in Role}, Role.FORWARD)
+        fidelity = MathFidelity.BY_TYPE
+        if root.get("math_fidelity") is not None:
+            fidelity = root.choice("math_fidelity", {f.value: f for f in MathFidelity}, fidelity)
         if root.text("stitch") != "model" or problems:
             raise _no_model("its fields are not those that dump writes", tuple(problems))
         graph = from_json(graph_text)
         try:
-            options = CompileOptions(wishes=tuple(map(parse_wish, wishes)), name=name, role=role)
+            options = CompileOptions(
+                wishes=tuple(map(parse_wish, wishes)), name=name, role=role, math_fidelity=fidelity
+            )
             if "training" in body:
                 from stitch.training import CompiledTraining
 
@@ -326,5 +335,6 @@ def compiled(
     kept = compile() if made is None else made.kept
     return CompiledModel(
         graph, kept.binary, target, options.wishes, kept.warnings, loops=kept.loops,
-        executor=options.executor, is_from_cache=made is not None and made.is_hit,
+        executor=options.executor, math_fidelity=options.math_fidelity,
+        is_from_cache=made is not None and made.is_hit,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from stitch.compiler.aliasing import free_aliases, prove_aliases
 from stitch.compiler.loops import LoopNote, schedule_loops
+from stitch.compiler.math_fidelity import with_math_fidelity
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.output_values import give_outputs_their_values
 from stitch.compiler.passes import (
@@ -59,7 +60,7 @@ def compile_graph(
     if options.alias_donated:
         aliases += free_aliases(graph, wishes)
     program, warnings = place(graph, wishes, aliases, machine.shape, options)
-    return Compilation(program, warnings, loops)
+    return Compilation(with_math_fidelity(program, options.math_fidelity), warnings, loops)
 
 
 #: Scans within scans, so deep, are optimised; those within them stay as they are.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stitch.compiler.loops import LoopNote, check_executor, check_schedule
 from stitch.graph import Wish
-from stitch.program import Program, Role
+from stitch.program import MathFidelity, Program, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class CompileOptions:
     where no wish asks for it. Without `optimize` the operations stay as they are written.
     `schedule`: how loops run wherever they can (`stitch.compiler.loops`), in place of what costs
     least. `executor`: by whose rates that is weighed (default: that of devices, `numpy`); any
-    executor runs the program. Raises `UsageError` for one that there is not.
+    executor runs the program. `math_fidelity`: of its sums of products on a device; executors
+    compute as before. Raises `UsageError` for an executor or a schedule that there is not.
     """
 
     wishes: tuple[Wish, ...] = ()
@@ -30,6 +31,7 @@ class CompileOptions:
     optimize: bool = True
     schedule: str | None = None
     executor: str | None = None
+    math_fidelity: MathFidelity = MathFidelity.BY_TYPE
 
     def __post_init__(self) -> None:
         check_schedule(self.schedule)

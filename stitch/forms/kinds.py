@@ -140,7 +140,7 @@ class Whole(Kind[int]):
 
 @dataclass(eq=False, repr=False)
 class Number(Kind[float]):
-    """A number between bounds: at least `least`, and `above` and `below` these.
+    """A number between bounds: from `least` to `most`, and `above` and `below` these.
 
     It stays a whole number if it is written as one, unless it `is_float`. `wanted` may say it
     better than the bounds do.
@@ -149,13 +149,15 @@ class Number(Kind[float]):
     least: float | None = None
     above: float | None = None
     below: float | None = None
+    most: float | None = None
     is_finite: bool = True
     is_float: bool = False
     wanted: str = ""
 
     def __post_init__(self) -> None:
         kind = "a finite number" if self.is_finite else "a number"
-        bounds = (("from", self.least), ("above", self.above), ("below", self.below))
+        bounds = (("from", self.least), ("above", self.above), ("below", self.below),
+                  ("at most", self.most))  # fmt: skip
         words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
         self.wanted = self.wanted or " ".join([kind, " and ".join(words)]).strip()
 
@@ -174,6 +176,7 @@ class Number(Kind[float]):
             and (self.least is None or number >= self.least)
             and (self.above is None or number > self.above)
             and (self.below is None or number < self.below)
+            and (self.most is None or number <= self.most)
         )
 
 

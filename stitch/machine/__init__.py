@@ -5,6 +5,7 @@ Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values,
 
 from typing import TYPE_CHECKING
 
+from stitch.machine.compute import Compute
 from stitch.machine.copies import copy_counts
 from stitch.machine.description import (
     is_machine_file,
@@ -15,13 +16,13 @@ from stitch.machine.description import (
 )
 from stitch.machine.machine import (
     LOOP_EXECUTORS,
-    Compute,
     CopyCounts,
     LoopRates,
     Machine,
     Path,
 )
 from stitch.machine.network import Noc, Route, Routers
+from stitch.machine.program_times import operation_seconds, program_seconds
 from stitch.machine.shape import (
     MOST_GRANULES,
     Footprint,
@@ -49,6 +50,6 @@ __all__ = [
     "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "Compute", "CopyCounts", "Footprint",
     "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route", "Routers",
     "SpaceShape", "copy_counts", "derived_machine", "footprint", "is_machine_file", "load_machine",
-    "load_machines", "machine_names", "page_shape", "parse_machine", "room_per_bank", "round_up",
-    "shard_counts", "shard_layout",
+    "load_machines", "machine_names", "operation_seconds", "page_shape", "parse_machine",
+    "program_seconds", "room_per_bank", "round_up", "shard_counts", "shard_layout",
 ]  # fmt: skip

@@ -19,9 +19,11 @@ every problem with its line. The form:
             dram_queueing: 1.2, turns: 0.4,
             routers: {grid: [rows, columns], core_rows: [1, 2, ..], core_columns: [1, 2, ..],
                       dram: [[row, column], ..]}}               # optional
-    compute: {launch_seconds: .., other_flops_per_second: ..,
-              flops_per_second: {bfloat16: .., bfp8: ..},
-              bytes_per_second: {dram: .., l1: ..}}             # optional
+    compute: {launch_seconds: .., clock_hz: .., multiply_adds_per_cycle: ..,
+              passes: {lofi: 1, hifi2: 2, hifi3: 3, hifi4: 4}, elements_per_cycle: ..,
+              l1_bytes_per_cycle: .., and optional: fidelity: {bfloat16: hifi2, bfp8: lofi},
+              tile_loads: 1.25, products_share: 0.8, hidden_share: 0.5,
+              bytes_per_second: {dram: .., host: ..}}           # optional
     loops: {near_nbytes: .., near_bytes_per_second: .., far_bytes_per_second: ..,
             numpy: {loop_seconds: .., round_seconds: .., element_seconds: .., operation_seconds: ..,
                     function_seconds: .., movement_seconds: .., has_views: true,
@@ -45,12 +47,12 @@ A path has exactly one of `bytes_per_second`, `curve` and `noc_links` (so many c
 each over its own link). A path that is left out does not exist: without `l1 -> l1`, moves inside L1
 go through DRAM. A path over the NoC has `hops`, for its latency, unless `read_latency_cycles` tells
 that of reads. `routers` say where cores and DRAM banks stand: without them, copies are priced by
-what each core carries, and contention on links is not seen. Without `compute` programs take no
-simulated time. `loops` weighs schedules of loops against each other, for each executor by its rates
-(without: the figures of `host`); `tools/bench/loop_rates.py` measures them. Any figure may be
-written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
-machines that Stitch ships name the source of every figure (a test keeps that); a user's file may
-leave them all out.
+what each core carries, and contention on links is not seen. `compute` holds the rates of one core
+(see `compute.Compute`); without it programs take no simulated time. `loops` weighs schedules of
+loops against each other, for each executor by its rates (without: the figures of `host`);
+`tools/bench/loop_rates.py` measures them. Any figure may be written `{value: .., source: ..}`; a
+`source` in a mapping speaks for all of its figures. The machines that Stitch ships name the source
+of every figure (a test keeps that); a user's file may leave them all out.
 Must not know tensors, plans or devices.
 """
 

@@ -23,19 +23,19 @@ from stitch.forms import (
     Word,
     as_written,
 )
-from stitch.machine.figure_kinds import NOT_NEGATIVE, POSITIVE
+from stitch.machine.compute_form import COMPUTE
+from stitch.machine.figure_kinds import NOT_NEGATIVE
 from stitch.machine.loop_form import LOOPS, loop_rates
-from stitch.machine.machine import Compute, Machine
+from stitch.machine.machine import Machine
 from stitch.machine.network_form import (
     NOC,
     PATH,
     GridKind,
     path_of,
-    rates_by,
     read_latency,
 )
 from stitch.machine.shape import MOST_GRANULES, MachineShape, Policy, SpaceShape
-from stitch.program import DataType, Space
+from stitch.program import Space
 
 
 def read_description(root: Node, log: ProblemLog) -> Machine | None:
@@ -124,14 +124,6 @@ _SPACE = Form(
 )
 
 
-_COMPUTE = Form(
-    "compute",
-    Compute,
-    Row("launch_seconds", NOT_NEGATIVE, needed=True),
-    Row("flops_per_second", rates_by(DataType, "the types"), default=()),
-    Row("other_flops_per_second", POSITIVE, needed=True),
-    Row("bytes_per_second", rates_by(Space, "the spaces"), default=()),
-)
 _MACHINE = Form(
     "a machine",
     as_written,
@@ -142,7 +134,7 @@ _MACHINE = Form(
     Row("dram", _SPACE),
     Row("l1", _SPACE),
     Row("noc", NOC),
-    Row("compute", _COMPUTE),
+    Row("compute", COMPUTE),
     Row("loops", LOOPS),
     Row("paths", ListOf(PATH, "a list of paths"), needed=True, default=()),
 )

@@ -33,24 +33,32 @@ from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.indexing import are_in_range, windowed
 from stitch.ops.inference import Inference, InferenceContext
+from stitch.ops.operation_work import (
+    OperationWork,
+    ProgramWork,
+    program_work,
+    summed_over_operations,
+    work_of,
+)
 from stitch.ops.registry import is_elementwise, lookup, operators
 from stitch.ops.row_copies import row_copies
 from stitch.ops.shape import RESHAPING, known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
 from stitch.ops.window import windows_of
-from stitch.ops.work import estimated_steps, multiply_adds, program_work
+from stitch.ops.work import estimated_steps, has_products, multiply_adds
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
 __all__ = [
     "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "RESHAPING", "Attribute",
     "Batching", "BatchingContext", "Gradient", "GradientBuilder", "GradientContext", "Inference",
     "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "OpDef", "OperationBytes",
-    "Thunk", "WorkspaceContext", "WorkspaceRule", "are_in_range", "bind", "bytes_from_a_line",
+    "OperationWork", "ProgramWork", "Thunk", "WorkspaceContext", "WorkspaceRule",
+    "are_in_range", "bind", "bytes_from_a_line",
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
-    "evaluate", "evaluate_operation", "infer_operation", "infer_types", "int_of",
+    "evaluate", "evaluate_operation", "has_products", "infer_operation", "infer_types", "int_of",
     "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
     "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "program_work",
-    "resolve_attributes", "row_copies", "slices_of", "windowed", "windows_of", "workspace",
-    "workspace_nbytes",
+    "resolve_attributes", "row_copies", "slices_of", "summed_over_operations",
+    "windowed", "windows_of", "work_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip

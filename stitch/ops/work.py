@@ -1,32 +1,17 @@
-"""How much computing an operation is, by an estimate from types alone, and a run of a program.
+"""How much computing an operation is, by an estimate from types alone.
 
-Comes in: an operation, and the types of its operands and results; a placed program. Goes out: a
-number of elementary steps, a multiply-add or an element touched each; `ProgramWork`: FLOPs by type,
-bytes by space. Must not know machines and executors: the estimate says what is worth doing ahead of
-time, it is no price, and how long it takes is theirs.
+Comes in: an operation, and the types of its operands and results. Goes out: a number of elementary
+steps, a multiply-add or an element touched each. Must not know machines and executors: the estimate
+says what is worth doing ahead of time, it is no price, and how long it takes is theirs.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from stitch.ops import indexing, shape, types
 from stitch.ops.attributes import Attributes
-from stitch.program import (
-    ABSENT,
-    Body,
-    DataType,
-    Operation,
-    Program,
-    ScanForm,
-    Space,
-    Value,
-    ValueType,
-    is_scan,
-)
+from stitch.program import ABSENT, Body, Operation, ScanForm, Value, ValueType, is_scan
 
 _Shapes = Sequence[tuple[int, ...]]
 #: From the shapes of operands (empty where absent) and results, and attributes.
@@ -104,6 +89,15 @@ _PRODUCTS = frozenset({
 })  # fmt: skip
 
 
+def has_products(operation: Operation) -> bool:
+    """Whether an operation sums products, whatever its shapes.
+
+    >>> [has_products(Operation(op, (0, 1), (2,))) for op in ("MatMul", "Add")]
+    [True, False]
+    """
+    return (operation.domain, operation.op) in _ESTIMATES
+
+
 def sums_of_products(
     operation: Operation, inputs: Sequence[ValueType | None], outputs: Sequence[ValueType]
 ) -> int:
@@ -151,99 +145,3 @@ def estimated_steps(
     """
     touched = sum(math.prod(kind.shape) for kind in (*inputs, *outputs) if kind is not None)
     return touched + sums_of_products(operation, inputs, outputs)
-
-
-#: Families that move elements and compute nothing.
-_MOVING = frozenset(
-    (definition.domain, definition.name)
-    for family in (indexing, shape, types)
-    for definition in family.OPERATORS
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramWork:
-    """`products`: FLOPs of sums of products by the type that their operands are stored in (a
-    multiply and an add are two); `other_flops`: one for each element that other operators read or
-    make, whichever are more; `nbytes`: what operations read and write, by space."""
-
-    products: Mapping[DataType, int]
-    other_flops: int
-    nbytes: Mapping[Space, int]
-
-
-def program_work(program: Program) -> ProgramWork:
-    """The work of one run of a program, without padding; of a scan, of all its rounds."""
-    work = _Work(program)
-    found = work.of(program.operations, program.values, None)
-    return ProgramWork(found.products, found.other, found.nbytes)
-
-
-class _Totals:
-    """What operations come to."""
-
-    def __init__(self) -> None:
-        self.products: Counter[DataType] = Counter()
-        self.nbytes: Counter[Space] = Counter()
-        self.other = 0
-
-    def add(self, others: _Totals, times: int) -> None:
-        """As much again, so many times."""
-        for data_type, flops in others.products.items():
-            self.products[data_type] += times * flops
-        for space, nbytes in others.nbytes.items():
-            self.nbytes[space] += times * nbytes
-        self.other += times * others.other
-
-
-class _Work:
-    """Counts each body once, however many carry it."""
-
-    def __init__(self, program: Program) -> None:
-        self.bodies = program.bodies
-        self._known: dict[tuple[int, Space], _Totals] = {}
-
-    def of(
-        self, operations: Sequence[Operation], values: Sequence[Value], space: Space | None
-    ) -> _Totals:
-        """What operations come to, each run once; values without layout lie in `space`."""
-        totals = _Totals()
-        for operation in operations:
-            inputs = [None if v == ABSENT else values[v] for v in operation.inputs]
-            outputs = [values[v] for v in operation.outputs if v != ABSENT]
-            present = [value for value in inputs if value is not None]
-            if is_scan(operation):
-                # What is between its rounds lies where its results do.
-                home = outputs[0].layout if outputs else None
-                inside = (Space.HOST if space is None else space) if home is None else home.space
-                rounds = ScanForm.of(operation).count
-                totals.add(self._body(operation.body, inside), rounds)
-                continue
-            sizes = [math.prod(value.type.shape) for value in (*present, *outputs)]
-            for value, size in zip((*present, *outputs), sizes, strict=True):
-                stored, where = _stored(value, space)
-                totals.nbytes[where] += stored.nbytes(size)
-            sums = sums_of_products(
-                operation,
-                [None if value is None else value.type for value in inputs],
-                [value.type for value in outputs],
-            )
-            if sums:
-                totals.products[_stored(present[0], space)[0]] += 2 * sums
-            elif (operation.domain, operation.op) not in _MOVING:
-                totals.other += max(sizes, default=0)
-        return totals
-
-    def _body(self, index: int, space: Space) -> _Totals:
-        found = self._known.get((index, space))
-        if found is None:
-            body = self.bodies[index]
-            found = self._known[index, space] = self.of(body.operations, body.values, space)
-        return found
-
-
-def _stored(value: Value, space: Space | None) -> tuple[DataType, Space]:
-    """In which type a value is stored, and where."""
-    if value.layout is None and space is not None:
-        return value.type.data_type, space
-    return value.desc.layout.data_type, value.desc.layout.space

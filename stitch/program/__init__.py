@@ -29,6 +29,7 @@ from stitch.program.operation import (
     Constant,
     InputKind,
     InputSlot,
+    MathFidelity,
     Operation,
     OutputSlot,
     Ownership,
@@ -52,7 +53,7 @@ from stitch.program.seams import Seam, part_ranges, seam_problems
 __all__ = [
     "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "Constant",
     "Contents", "DataType", "FreeNames", "InputKind", "InputSlot", "Layout", "MAX_EXPANSION",
-    "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MemoryLayout", "NO_ATTRIBUTES",
+    "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MathFidelity", "MemoryLayout", "NO_ATTRIBUTES",
     "OPAQUE_DOMAIN", "Operation",
     "OperationList", "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN",
     "ScanForm", "Scratch", "Seam", "ShardSpec", "Space", "TILE_SHAPE", "TensorDesc", "Value",

@@ -16,7 +16,14 @@ from dataclasses import dataclass, replace
 
 from stitch.errors import Problem
 from stitch.program.nesting import MAX_EXPANSION, MAX_SCAN_DEPTH, expansion_size, scan_depth
-from stitch.program.operation import ABSENT, Constant, Operation, Value, ValueType
+from stitch.program.operation import (
+    ABSENT,
+    Constant,
+    MathFidelity,
+    Operation,
+    Value,
+    ValueType,
+)
 from stitch.program.scans import ScanForm, is_scan
 
 
@@ -59,7 +66,7 @@ class Body:
             self.outputs,
             tuple([value.type for value in self.values]),
             tuple([
-                (o.op, o.domain, o.inputs, o.outputs, o.body,
+                (o.op, o.domain, o.inputs, o.outputs, o.body, o.math_fidelity,
                  tuple([(k, repr(v)) for k, v in sorted(o.attributes.items())]))
                 for o in self.operations
             ]),
@@ -99,6 +106,8 @@ def operation_line(
     )
     shown = ", ".join(f"{k}={v!r}" for k, v in sorted(operation.attributes.items()))
     body = "" if operation.body == ABSENT else f" body={operation.body}"
+    if operation.math_fidelity is not MathFidelity.BY_TYPE:
+        body += f" fidelity={operation.math_fidelity.value}"
     types = ", ".join("_" if v == ABSENT else kind(v) for v in operation.outputs)
     return f"{outputs} = {op}({inputs}){f' {{{shown}}}' if shown else ''}{body} : {types}"
 

@@ -69,12 +69,29 @@ class Value:
         return TensorDesc(self.type.shape, self.layout)
 
 
+class MathFidelity(enum.Enum):
+    """Of how many of their bits a matrix unit multiplies operands, in how many passes; the names
+    are tt-metal's. `BY_TYPE`: as the machine's library of kernels does for the operands' type.
+
+    It decides how long a device takes. What is computed here does not depend on it.
+    """
+
+    BY_TYPE = "by_type"
+    LOFI = "lofi"
+    HIFI2 = "hifi2"
+    HIFI3 = "hifi3"
+    HIFI4 = "hifi4"
+
+    __hash__ = object.__hash__
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One application of an operator; operands are indices into the values, `ABSENT` for none.
 
     `body`: the index, among the bodies of its program, of the operations that it stands for;
-    `ABSENT` for an operator that has a kernel of its own everywhere.
+    `ABSENT` for an operator that has a kernel of its own everywhere. `math_fidelity` is of sums of
+    products; others have none to choose.
     """
 
     op: str
@@ -84,6 +101,7 @@ class Operation:
     domain: str = ""
     location: str = ""
     body: int = ABSENT
+    math_fidelity: MathFidelity = MathFidelity.BY_TYPE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))

@@ -7,7 +7,7 @@ and its bytes are: `Footprint.own_nbytes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,7 +96,7 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
         f"{total.seconds * 1e6:.1f} us simulated ({period or account.period})"
     ]
     if total.programs:
-        out.append(f"  {_programs_text(device, total)}")
+        out.append(f"  {_programs_text(device, total, account.plans)}")
     if earlier.copies:
         out.append(
             f"  {counted(earlier.copies, 'copy', 'copies')} of older or failed plans, "
@@ -141,15 +141,18 @@ def lanes_line(device: RuntimeDevice, total: Totals) -> str:
     return f"{device.lanes} lanes, and nothing ran beside anything: {why}"
 
 
-def _programs_text(device: RuntimeDevice, total: Totals) -> str:
+def _programs_text(device: RuntimeDevice, total: Totals, plans: Sequence[tuple[Plan, int]]) -> str:
     """What the programs took beside the copies."""
     machine = device.machine
     if machine.compute is None:
         return f"the programs' own time is not counted: {machine.name!r} describes no compute rates"
     if total.programs and not total.program_seconds:
-        # A program whose operations are known takes at least the time to launch it.
         return "the programs' own time is not known: they are opaque"
-    return f"the programs themselves: {total.program_seconds * 1e6:.1f} us simulated"
+    unknown = sum(times * len(opaque_programs_of(plan)) for plan, times in plans)
+    text = f"the programs themselves: {total.program_seconds * 1e6:.1f} us simulated"
+    if not unknown:
+        return text
+    return f"{text}, without {counted(unknown, 'run')} of opaque ones, whose time is not known"
 
 
 def totals_json(period: str, total: Totals) -> dict[str, Any]:
@@ -172,6 +175,14 @@ def programs_of(plan: Plan) -> list[str]:
     """The names of the programs that one run of a plan runs: of its tasks, but for conversions."""
     whats = (task.transformation for task in plan.request.tasks)
     return [what.name for what in whats if what.kind is TransformationKind.PROGRAM]
+
+
+def opaque_programs_of(plan: Plan) -> list[str]:
+    """Those whose time is not known, on a machine that describes rates: a program whose operations
+    are known takes at least the time to launch it."""
+    whats = [task.transformation for task in plan.request.tasks]
+    return [what.name for what in whats
+            if what.kind is TransformationKind.PROGRAM and not what.seconds]  # fmt: skip
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -19,8 +19,14 @@ from stitch.linker import (
     expanded,
     use_problems,
 )
-from stitch.machine import Machine, MachineShape, machine_names, room_per_bank
-from stitch.ops import infer_operation, is_elementwise, program_work
+from stitch.machine import (
+    Machine,
+    MachineShape,
+    machine_names,
+    program_seconds,
+    room_per_bank,
+)
+from stitch.ops import infer_operation, is_elementwise
 from stitch.program import ABSENT, Body, Program
 from stitch.runtime.loaded import Home, LoadedProgram
 from stitch.runtime.values import ConstantRecord, Reader, Records, hold_constant, let_go
@@ -127,10 +133,7 @@ def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, 
 def simulated_seconds(program: Program, machine: Machine) -> float:
     """What one run of a program takes on a machine; 0 where that describes no compute rates, or
     where nothing says what its operations compute."""
-    if machine.compute is None or program.is_opaque:
-        return 0.0
-    work = program_work(expanded(program))
-    return machine.compute.seconds(work.products, work.other_flops, work.nbytes)
+    return 0.0 if program.is_opaque else program_seconds(expanded(program), machine)
 
 
 def _targets(here: str, there: str) -> str:

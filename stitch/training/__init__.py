@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stitch.on_demand import names_on_demand
 from stitch.training import losses, schedules
 from stitch.training.compiled import CompiledTraining, compile_model
+from stitch.training.costs import CostEstimator, SimulatedTime
 from stitch.training.futures import LossTensor, TensorFuture
 from stitch.training.graphs import (
     Trainable,
@@ -54,9 +55,7 @@ from stitch.training.schedules import (
 from stitch.training.search import (
     ALGORITHMS,
     AlgorithmConfig,
-    CostEstimator,
     CostValues,
-    MovementCost,
     SearchResult,
     SearchSolution,
     optimize,
@@ -112,8 +111,9 @@ __all__ = [
     "CategoricalCrossEntropyLoss", "Checkpoint", "CheckpointFolder", "CompiledTraining",
     "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues", "CrossEntropyLoss",
     "IdentityLoss", "LayerTask", "LayerTime", "LocalTaskBackend", "Loss", "LossTensor", "MSELoss",
-    "ModelTrainingInstance", "MovementCost", "Optimizer", "RuntimeArgument", "RuntimeBacking",
-    "Schedule", "SearchResult", "SearchSolution", "SlotKind", "StepLR", "TaskArgumentAccessor",
+    "ModelTrainingInstance", "Optimizer", "RuntimeArgument", "RuntimeBacking",
+    "Schedule", "SearchResult", "SearchSolution", "SimulatedTime", "SlotKind", "StepLR",
+    "TaskArgumentAccessor",
     "TaskBinding", "TaskImplementation", "TaskInvocation", "TaskSignature", "TaskStore",
     "TensorAccessor", "TensorFuture", "TensorSlot", "Trainable", "TrainingInstance",
     "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable", "backward_binding",

@@ -19,6 +19,7 @@ from stitch.errors import UsageError
 from stitch.machine import Machine
 from stitch.program import Array, DataType, Program
 from stitch.report import Device
+from stitch.training.costs import SimulatedTime
 from stitch.training.graphs import KEPT_KINDS, Trainable
 from stitch.training.instance import TrainingInstance
 from stitch.training.losses import Loss, loss_from_config
@@ -30,7 +31,7 @@ from stitch.training.programs import (
     options_from_config,
     training_config,
 )
-from stitch.training.search import AlgorithmConfig, MovementCost, SearchResult, optimize
+from stitch.training.search import AlgorithmConfig, SearchResult, optimize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +131,7 @@ def compile_model(
     """
     judged, stepped = loss_from_config(loss), optimizer_from_config(optimizer)
     config = AlgorithmConfig(algorithm, judged, stepped, options)
-    search = optimize(model, machine, MovementCost(), config)
+    search = optimize(model, machine, SimulatedTime(), config)
     programs = compile_training(search.graph, machine, search.spaces, executor)
     chosen = replace(options, recompute=search.solution.recompute)
     return CompiledTraining(programs, judged, stepped, chosen, model.values, search)

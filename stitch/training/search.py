@@ -4,8 +4,8 @@ Comes in: a graph, a machine, a cost estimator, and which algorithm. Goes out: a
 graphs, a place for every tensor, a device for every operator, and what it costs by the estimate.
 Must not know: devices that are open, files.
 
-What is decided: a tensor that passes between programs lies in L1 or in DRAM. Each program that
-reads or writes it carries its bytes to or from the cores once, so L1 saves time on every access.
+What is decided: a tensor that passes between programs lies in L1 or in DRAM. What each program
+takes then is what devices report of it: operations that read or write a tensor wait for DRAM.
 All tensors in L1 live at once, beside the largest scratch, in three quarters of L1. Recomputation
 makes saved tensors unnecessary at the price of operations; it is chosen where memory is short.
 `none` leaves everything in DRAM, `greedy` takes the tensors that save most per byte, `search` finds
@@ -17,14 +17,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol, get_args
+from typing import get_args
 
 from stitch.compiler import Recompute
 from stitch.errors import OutOfMemoryError, UsageError, closest
-from stitch.graph import ComputationGraph
-from stitch.linker import pack_scratch
-from stitch.machine import Machine, footprint, room_per_bank
-from stitch.program import ABSENT, DataType, Layout, Space, TensorDesc, ValueType
+from stitch.machine import Machine, room_per_bank
+from stitch.program import (
+    DataType,
+    Layout,
+    Space,
+    TensorDesc,
+    ValueType,
+)
+from stitch.training.costs import CostEstimator, PlacedSlots
 from stitch.training.graphs import KEPT_KINDS, Trainable
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
@@ -35,32 +40,6 @@ ALGORITHMS = ("none", "greedy", "search")
 MAX_SETS = 20_000
 #: The share of L1 that tensors between programs and the scratch may take.
 _L1_SHARE = (3, 4)
-
-
-class CostEstimator(Protocol):
-    """What things cost on a machine, in simulated seconds."""
-
-    def access(self, machine: Machine, kind: ValueType, space: Space) -> float:
-        """Carrying a tensor between a space and the cores, once."""
-
-    def operation(self, machine: Machine, operands: Sequence[ValueType]) -> float:
-        """One operation over these operands and results, wherever they come from."""
-
-
-@dataclass(frozen=True, slots=True)
-class MovementCost:
-    """Costs by the machine's own figures: what counts is the bytes that are carried."""
-
-    def access(self, machine: Machine, kind: ValueType, space: Space) -> float:
-        """The simulated seconds of a copy between the space and L1 (the host: of a copy there)."""
-        target = Space.HOST if machine.shape.l1 is None else Space.L1
-        size = footprint(TensorDesc(kind.shape, Layout(kind.data_type, space)), machine.shape)
-        return machine.seconds(space, target, size.nbytes, size.aligned_page_nbytes)
-
-    def operation(self, machine: Machine, operands: Sequence[ValueType]) -> float:
-        """The bytes of its operands and results, read and written once where they are fastest."""
-        near = Space.HOST if machine.shape.l1 is None else Space.L1
-        return sum(self.access(machine, kind, near) for kind in operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +88,11 @@ class SearchSolution:
 
 @dataclass(frozen=True, slots=True)
 class CostValues:
-    """A step by the estimate: seconds of access and of operations; bytes that tensors take."""
+    """A step by the estimate: the simulated seconds of its programs; bytes that tensors take."""
 
-    access_seconds: float
-    operation_seconds: float
+    seconds: float
     l1_size_per_bank: int
     home_nbytes: int
-
-    @property
-    def seconds(self) -> float:
-        """The simulated seconds of a step."""
-        return self.access_seconds + self.operation_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +164,14 @@ class _Case:
         self.graphs, self.machine, self.estimator = graphs, machine, estimator
         self.home = home_space(machine)
         self.types: dict[str, ValueType] = {}
-        self.accesses: dict[str, int] = {}
+        placed = [PlacedSlots(graph, machine.shape, self.home) for _, graph in graphs.in_order]
+        #: Those of a step; and all, with that for evaluation.
+        self.programs, self.every_program = placed[:4], placed
         for _, graph in graphs.in_order[:4]:
             slots = [(s.name, graph.input_type(i)) for i, s in enumerate(graph.inputs)]
             slots += [(s.name, graph.output_type(i)) for i, s in enumerate(graph.outputs)]
             for name, kind in slots:
                 self.types[name] = kind
-                self.accesses[name] = self.accesses.get(name, 0) + 1
         # What another kind of recomputation would save is not there to be placed.
         self.fixed = {name: space for name, space in fixed.items() if name in self.types}
 
@@ -207,21 +181,22 @@ class _Case:
         return room_per_bank(desc, self.machine.shape)
 
     def _seconds(self, name: str, space: Space) -> float:
-        once = self.estimator.access(self.machine, self.types[name], space)
-        return self.accesses[name] * once
+        """What the operations that read or write a tensor take, all others at home."""
+        total = 0.0
+        for program in self.programs:
+            if name in program.slots:
+                near = program.near(name)
+                total += self.estimator.program(self.machine, program.placed({name: space}, near))
+        return total
 
     def room(self) -> int:
         """Bytes per bank of L1 for tensors between programs, less those that must be there."""
         l1 = self.machine.shape.l1
         if l1 is None:
             return 0
-        scratch = max(self._scratch(graph) for _, graph in self.graphs.in_order)
+        scratch = max(program.scratch_per_bank for program in self.every_program)
         held = sum(self._size(n, s) for n, s in self.fixed.items() if s is Space.L1)
         return max(0, l1.capacity * _L1_SHARE[0] // _L1_SHARE[1] - scratch - held)
-
-    def _scratch(self, graph: ComputationGraph) -> int:
-        nbytes = pack_scratch(graph.values, graph.operations, graph.placed_values()).nbytes
-        return -(-nbytes // self.machine.shape.space(Space.L1).banks)
 
     def candidates(self) -> list[_Candidate]:
         """The tensors that are faster in L1, those first that save most per byte."""
@@ -244,8 +219,9 @@ class _Case:
             chosen = _greedy(self.candidates(), self.room())
         elif algorithm == "search":
             chosen, compared = _best(self.candidates(), self.room())
-        spaces = {name: Space.L1 if name in chosen else self.home for name in self.types}
-        spaces.update(self.fixed)
+        # A scratch that finds no room in L1 beside them may cost more than they save.
+        ways = [self._spaces(names) for names in dict.fromkeys((chosen, frozenset[str]()))]
+        costs, spaces = min(((self._costs(way), way) for way in ways), key=lambda c: c[0].seconds)
         mapping = {name: TensorPlace(0, space) for name, space in spaces.items()}
         operators = tuple(
             OperatorPlace(graph.name, graph.values[operation.outputs[0]].name, operation.op, 0)
@@ -253,21 +229,20 @@ class _Case:
             for operation in graph.operations
         )
         solution = SearchSolution(algorithm, recompute, operators, compared)
-        return SearchResult(self.graphs, MappingProxyType(mapping), solution, self._costs(spaces))
+        return SearchResult(self.graphs, MappingProxyType(mapping), solution, costs)
+
+    def _spaces(self, in_l1: frozenset[str]) -> dict[str, Space]:
+        spaces = {name: Space.L1 if name in in_l1 else self.home for name in self.types}
+        return spaces | self.fixed
 
     def _costs(self, spaces: Mapping[str, Space]) -> CostValues:
-        operations = sum(
-            self.estimator.operation(
-                self.machine,
-                [graph.values[v].type for v in (*o.inputs, *o.outputs) if v != ABSENT],
-            )
-            for _, graph in self.graphs.in_order[:4]
-            for o in graph.operations
+        seconds = sum(
+            self.estimator.program(self.machine, program.placed(spaces, program.graph.operations))
+            for program in self.programs
         )
         banks = self.machine.shape.space(self.home).banks
         return CostValues(
-            sum(self._seconds(name, space) for name, space in spaces.items()),
-            operations,
+            seconds,
             sum(self._size(n, s) for n, s in spaces.items() if s is Space.L1),
             sum(self._size(n, s) * banks for n, s in spaces.items() if s is self.home),
         )

@@ -26,6 +26,7 @@ from stitch.program import (
     InputKind,
     InputSlot,
     Layout,
+    MathFidelity,
     MemoryLayout,
     Operation,
     OperationList,
@@ -51,6 +52,7 @@ from stitch.ttb.problems import ProblemList
 from stitch.ttb.verify import Record
 
 _DATA_TYPES = members(DataType)
+_FIDELITIES = members(MathFidelity)
 _SPACES = members(Space)
 _MEMORY_LAYOUTS = members(MemoryLayout)
 _ORIENTATIONS = members(Orientation)
@@ -232,7 +234,7 @@ class Decoder:
 
     def _operations(self, records: tuple[Record, ...], where: str) -> tuple[Operation, ...]:
         operations: list[Operation] = []
-        for op, domain, inputs, outputs, attributes, location, body in records:
+        for op, domain, inputs, outputs, attributes, location, body, fidelity in records:
             read = NO_ATTRIBUTES
             if attributes:
                 read = MappingProxyType({name: _attribute(value) for name, value in attributes})
@@ -242,7 +244,8 @@ class Decoder:
                     self._problems.add(
                         "attribute_order", place, "attributes are not sorted, or named twice"
                     )
-            operations.append(Operation(op, inputs, outputs, read, domain, location, body))
+            how = _FIDELITIES[fidelity]
+            operations.append(Operation(op, inputs, outputs, read, domain, location, body, how))
         return tuple(operations)
 
     # Constants -----------------------------------------------------------------------------

@@ -201,8 +201,9 @@ class _Encoder:
             [self._attribute(name, value) for name, value in sorted(operation.attributes.items())]
         )
         return write.table(
-            "Operation", op, domain, inputs, outputs, attributes, location, operation.body
-        )
+            "Operation", op, domain, inputs, outputs, attributes, location, operation.body,
+            CODES[operation.math_fidelity],
+        )  # fmt: skip
 
     # Attributes ----------------------------------------------------------------------------
 

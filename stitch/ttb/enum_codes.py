@@ -9,14 +9,23 @@ from __future__ import annotations
 import enum
 from typing import TypeVar
 
-from stitch.program import DataType, InputKind, MemoryLayout, Orientation, Ownership, Role, Space
+from stitch.program import (
+    DataType,
+    InputKind,
+    MathFidelity,
+    MemoryLayout,
+    Orientation,
+    Ownership,
+    Role,
+    Space,
+)
 from stitch.ttb.generated import ENUMS
 
 E = TypeVar("E", bound=enum.Enum)
 
 #: The enums that files hold; the schema's enums have the same names and members.
 FILE_ENUMS: tuple[type[enum.Enum], ...] = (
-    DataType, Space, MemoryLayout, Orientation, InputKind, Ownership, Role,
+    DataType, Space, MemoryLayout, Orientation, InputKind, Ownership, Role, MathFidelity,
 )  # fmt: skip
 
 #: The code of each member of each enum.

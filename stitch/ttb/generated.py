@@ -5,7 +5,7 @@ The one table that drives encoding, verifying, decoding and docs/format.md.
 
 from stitch.ttb.table_spec import FieldSpec, TableSpec
 
-SCHEMA_SHA256 = "3cc58e60af199763e53457967ba21d390411d35238c867cb1028df925cc8ab6a"
+SCHEMA_SHA256 = "875155da7fab289f28359d1a80abfaf393c04ef8fb9f7b6c5d2cd0a6c42e6d30"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
@@ -17,6 +17,7 @@ ENUMS: dict[str, tuple[str, ...]] = {
     'InputKind': ('ACTIVATION', 'PARAMETER', 'STATE', 'SAVED', 'KEY'),
     'Ownership': ('BORROW', 'DONATE'),
     'Role': ('FORWARD', 'LOSS', 'BACKWARD', 'UPDATE'),
+    'MathFidelity': ('BY_TYPE', 'LOFI', 'HIFI2', 'HIFI3', 'HIFI4'),
 }
 
 #: The tables of each union; type codes count from 1.
@@ -84,6 +85,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=4, name='attributes', kind='tables', of='Attribute'),
         FieldSpec(slot=5, name='location', kind='string', limit=4096),
         FieldSpec(slot=6, name='body', kind='scalar', code='i', default=-1, minimum=-1),
+        FieldSpec(slot=7, name='math_fidelity', kind='scalar', code='B', of='MathFidelity', default=0, maximum=4),
     )),
     'InputSlot': TableSpec('InputSlot', (
         FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),

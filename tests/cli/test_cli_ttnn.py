@@ -188,6 +188,12 @@ def test_programs_that_nobody_knows_take_no_time_that_is_told(cli: Cli, binaries
     assert "the programs' own time is not known: they are opaque" in out
 
 
+def test_beside_programs_whose_time_is_known_they_are_counted(cli: Cli, binaries: Path) -> None:
+    out = cli("run", "real.ttnn", "double.ttb", "--wire=0.0=1.0", "--dry_run").out
+    assert " us simulated, without 1 run of opaque ones, whose time is not known" in out
+    assert "opaque ones" not in cli("run", "double.ttb", "--dry_run").out
+
+
 def test_a_file_without_checksums_is_not_said_to_be_unchanged(cli: Cli, binaries: Path) -> None:
     out = cli("inspect", "real.ttnn", "--verify=full").out
     assert "the file holds no checksums" in out

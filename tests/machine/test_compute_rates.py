@@ -1,4 +1,4 @@
-"""How long programs take: rates in descriptions, and the roofline over them."""
+"""How long programs take: rates of one core in descriptions, grids, math fidelities."""
 
 from __future__ import annotations
 
@@ -7,112 +7,205 @@ import dataclasses
 import pytest
 
 from stitch.errors import FormatError
-from stitch.machine import Compute, load_machine, machine_names, parse_machine
-from stitch.program import DataType, Space
+from stitch.machine import (
+    Compute,
+    Machine,
+    load_machine,
+    machine_names,
+    operation_seconds,
+    parse_machine,
+)
+from stitch.ops import OperationWork
+from stitch.program import DataType, MathFidelity, Space
 
-RATES = Compute(1e-6, ((DataType.BFLOAT16, 8e9),), 2e9, ((Space.DRAM, 1e9), (Space.L1, 16e9)))
+PASSES = tuple(
+    (kind, float(count)) for count, kind in enumerate(MathFidelity) if count
+)  # by_type stands first
+#: A product of two tiles takes 1,024 cycles a pass, of one a microsecond is 1,000.
+RATES = Compute(
+    launch_seconds=0.0, clock_hz=1e9, multiply_adds_per_cycle=32.0, passes=PASSES,
+    fidelity=((DataType.BFLOAT16, MathFidelity.HIFI2), (DataType.BFP8, MathFidelity.LOFI)),
+    elements_per_cycle=8.0, l1_bytes_per_cycle=64.0,
+    bytes_per_second=((Space.DRAM, 32e9), (Space.HOST, 8e9)),
+)  # fmt: skip
 FORM = """
 name: m
 core_grid: [1, 1]
 host: {banks: 1, bank_nbytes: 4096, alignment: 64}
 paths: [{from: host, to: host, bytes_per_second: 1, latency_seconds: 0}]
-compute: {launch_seconds: 0, other_flops_per_second: 1, %s}
+compute: {launch_seconds: 0, clock_hz: 1, multiply_adds_per_cycle: 1, elements_per_cycle: 1,
+          l1_bytes_per_cycle: 1, passes: {lofi: 1, hifi2: 2, hifi3: 3, hifi4: 4}, %s}
 """
 
 
-def test_a_program_takes_the_longer_of_arithmetic_and_bytes_and_its_launch() -> None:
-    products = {DataType.BFLOAT16: 8_000}
-    assert RATES.seconds(products, 0, {}) == pytest.approx(2e-6)
-    assert RATES.seconds(products, 2_000, {}) == pytest.approx(3e-6)
-    assert RATES.seconds(products, 2_000, {Space.DRAM: 5_000}) == pytest.approx(6e-6)
-    # Both spaces are read one after the other.
-    nbytes = {Space.DRAM: 5_000, Space.L1: 16_000}
-    assert RATES.seconds({}, 0, nbytes) == pytest.approx(7e-6)
+def product(
+    tiles: int, *, shards: int = 0, nbytes: tuple[tuple[Space, int], ...] = (), depth: int = 32,
+    kind: DataType = DataType.BFP8, fidelity: MathFidelity = MathFidelity.BY_TYPE,
+) -> OperationWork:  # fmt: skip
+    return OperationWork(tiles * 1024 * depth, depth, kind, 0, tiles, shards, nbytes, fidelity)
 
 
-def test_a_type_without_a_rate_goes_at_that_of_other_arithmetic() -> None:
-    assert RATES.seconds({DataType.FLOAT32: 2_000}, 0, {}) == pytest.approx(2e-6)
+def elements(count: int, nbytes: tuple[tuple[Space, int], ...] = ()) -> OperationWork:
+    return OperationWork(0, 0, DataType.FLOAT32, count, max(1, count // 1024), 0, nbytes)
+
+
+def micros(work: OperationWork, cores: int = 1, compute: Compute = RATES) -> float:
+    return compute.seconds(work, cores, 8.0) * 1e6
+
+
+def test_a_product_takes_as_many_passes_as_its_math_fidelity_has() -> None:
+    asked = [MathFidelity.LOFI, MathFidelity.HIFI2, MathFidelity.HIFI3, MathFidelity.HIFI4]
+    times = [micros(product(1, fidelity=fidelity)) for fidelity in asked]
+    assert times == pytest.approx([1.024, 2.048, 3.072, 4.096])
+
+
+def test_without_a_wish_the_type_of_operands_decides_the_fidelity() -> None:
+    assert micros(product(1)) == pytest.approx(1.024)
+    assert micros(product(1, kind=DataType.BFLOAT16)) == pytest.approx(2.048)
+
+
+def test_products_of_other_types_go_through_the_vector_unit_at_any_fidelity() -> None:
+    for fidelity in MathFidelity:
+        work = product(1, kind=DataType.FLOAT32, fidelity=fidelity)
+        assert micros(work) == pytest.approx(32 * 1024 / 8 / 1000)
+
+
+def test_work_is_divided_in_whole_tiles_so_the_busiest_core_decides() -> None:
+    times = [micros(product(10), cores) for cores in (1, 3, 5, 9, 10, 64)]
+    assert times == pytest.approx([1.024 * busiest for busiest in (10, 4, 2, 2, 1, 1)])
+
+
+def test_a_sharded_result_is_made_by_the_cores_of_its_shards() -> None:
+    assert micros(product(8, shards=2), 64) == pytest.approx(4 * 1.024)
+
+
+def test_a_depth_that_is_no_multiple_of_a_tile_is_padded_to_one() -> None:
+    assert micros(product(1, depth=33)) == pytest.approx(micros(product(1, depth=64)))
+
+
+def test_a_matrix_unit_waits_for_the_tiles_that_it_takes_from_l1() -> None:
+    slow = dataclasses.replace(RATES, tile_loads=2.0, l1_bytes_per_cycle=1.0)
+    assert micros(product(1), compute=slow) == pytest.approx(2 * 1088 / 1000)
+
+
+def test_a_share_of_the_peak_makes_products_longer_and_nothing_else() -> None:
+    half = dataclasses.replace(RATES, products_share=0.5)
+    assert micros(product(1), compute=half) == pytest.approx(2.048)
+    assert micros(elements(1024), compute=half) == pytest.approx(0.128)
+
+
+def test_other_arithmetic_takes_its_elements_or_its_bytes_of_l1() -> None:
+    assert micros(elements(4096)) == pytest.approx(4096 / 8 / 1000)
+    assert micros(elements(4096), 4) == pytest.approx(1024 / 8 / 1000)
+    assert micros(elements(1024, ((Space.L1, 64_000),))) == pytest.approx(1.0)
+
+
+def test_bytes_of_dram_go_over_its_limit_and_over_the_links_of_the_cores_in_use() -> None:
+    nbytes = ((Space.DRAM, 64_000),)
+    # One core carries 8 B a cycle, eight of them more than DRAM gives.
+    assert micros(elements(1024, nbytes)) == pytest.approx(8.0)
+    assert micros(elements(8192, nbytes), 8) == pytest.approx(2.0)
+
+
+def test_what_is_not_hidden_of_the_shorter_is_added_to_the_longer() -> None:
+    work = product(1, nbytes=((Space.HOST, 4096),))
+    assert micros(work) == pytest.approx(1.024)
+    half = dataclasses.replace(RATES, hidden_share=0.5)
+    assert micros(work, compute=half) == pytest.approx(1.024 + 0.512 / 2)
 
 
 def test_a_space_without_a_rate_costs_no_time() -> None:
-    assert RATES.seconds({}, 0, {Space.HOST: 1 << 30}) == pytest.approx(1e-6)
+    bare = dataclasses.replace(RATES, bytes_per_second=())
+    work = product(1, nbytes=((Space.HOST, 1 << 30),))
+    assert micros(work, compute=bare) == pytest.approx(1.024)
 
 
 @pytest.mark.parametrize("name", ["blackhole_p150", "wormhole_n150"])
 def test_narrower_types_are_never_slower_on_silicon(name: str) -> None:
-    compute = load_machine(name).compute
+    machine = load_machine(name)
+    kinds = [DataType.BFP4, DataType.BFP8, DataType.BFLOAT16, DataType.FLOAT32]
+    times = [operation_seconds(product(1000, kind=kind), machine) for kind in kinds]
+    assert times == sorted(times)
+    assert times[-1] < operation_seconds(product(1000, kind=DataType.INT32), machine)
+
+
+def peak(machine: Machine, fidelity: MathFidelity) -> float:
+    """FLOP/s of all cores, at their best."""
+    compute = machine.compute
     assert compute is not None
-    rates = dict(compute.flops_per_second)
-    ordered = [DataType.BFLOAT16, DataType.BFP8, DataType.BFP4]
-    assert [rates[t] for t in ordered] == sorted(rates[t] for t in ordered)
-    assert compute.other_flops_per_second < rates[DataType.BFLOAT16]
+    rows, columns = machine.shape.core_grid
+    passes = dict(compute.passes)[fidelity]
+    return rows * columns * compute.clock_hz * 2 * compute.multiply_adds_per_cycle / passes
 
 
-def test_n150_multiplies_no_faster_than_its_card_is_specified() -> None:
-    compute = load_machine("wormhole_n150").compute
-    assert compute is not None
-    rates = dict(compute.flops_per_second)
-    # Of 72 cores, of which 64 carry tensors.
-    assert rates[DataType.BFLOAT16] <= 74e12 * 64 / 72 * 1.01
-    assert rates[DataType.BFP8] <= 148e12 * 64 / 72 * 1.01
-
-
-# tt-metal GEMM_FLOPS, n150, settings as they come, operands in DRAM: nanoseconds of one product
-# (bfloat16 with trace; bfp8 without, which is what is published).
-PRODUCTS = [
-    (DataType.BFLOAT16, (2048, 2048, 2048), 298_922), (DataType.BFLOAT16, (3072,) * 3, 886_178),
-    (DataType.BFLOAT16, (4096, 4096, 4096), 2_008_533), (DataType.BFP8, (2048,) * 3, 157_223),
-    (DataType.BFP8, (3072, 3072, 3072), 441_465), (DataType.BFP8, (3072, 4096, 4096), 744_667),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "sizes", "published"), PRODUCTS)
-def test_a_large_product_takes_about_what_was_published(
-    kind: DataType, sizes: tuple[int, int, int], published: int
-) -> None:
-    compute = load_machine("wormhole_n150").compute
-    assert compute is not None
-    m, k, n = sizes
-    nbytes = sum(kind.nbytes(part) for part in (m * k, k * n, m * n))
-    seconds = compute.seconds({kind: 2 * m * k * n}, 0, {Space.DRAM: nbytes})
-    assert seconds * 1e9 == pytest.approx(published, rel=0.15)
-
-
-@pytest.mark.parametrize(("size", "published"), [(512, 19_965), (1024, 68_984)])
-def test_a_small_product_takes_no_less_than_the_roofline_says(size: int, published: int) -> None:
-    compute = load_machine("wormhole_n150").compute
-    assert compute is not None
-    nbytes = 3 * DataType.BFLOAT16.nbytes(size * size)
-    seconds = compute.seconds({DataType.BFLOAT16: 2 * size**3}, 0, {Space.DRAM: nbytes})
-    assert 0.45 * published < seconds * 1e9 < published
+def test_cores_come_to_what_the_cards_are_specified_for() -> None:
+    n150, p150 = load_machine("wormhole_n150"), load_machine("blackhole_p150")
+    # Of 72 cores, of which 64 carry tensors: 262, 148 and 74 TFLOP/s.
+    for fidelity, card in (("lofi", 262e12), ("hifi2", 148e12), ("hifi4", 74e12)):
+        assert peak(n150, MathFidelity(fidelity)) <= card * 1.01
+    # 745 TFLOP/s of 140 cores (Hot Chips 2024), of which 110 are taken.
+    assert peak(p150, MathFidelity.LOFI) == pytest.approx(745e12 * 110 / 140, rel=0.05)
 
 
 def test_the_host_alone_describes_no_rates() -> None:
     assert [n for n in machine_names() if load_machine(n).compute is None] == ["host"]
+    assert operation_seconds(product(1), load_machine("host")) == 0.0
 
 
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("flops_per_second: {bfloat17: 1}", ["bfloat17", "bfloat16"]),
-        ("flops_per_second: {bfloat16: 0}", ["flops_per_second.bfloat16", "from 1e-06"]),
-        ("bytes_per_second: {l2: 1}", ["l2", "l1"]),
+        ("fidelity: {bfloat17: lofi}", ["bfloat17", "bfloat16"]),
+        ("fidelity: {bfloat16: hifi5}", ["fidelity.bfloat16", "hifi5", "hifi4"]),
+        ("fidelity: {bfloat16: by_type}", ["fidelity.bfloat16", "by_type", "lofi"]),
+        ("tile_loads: -1", ["tile_loads", "from 0"]),
+        ("products_share: 0", ["products_share", "above 0"]),
+        ("products_share: 1.5", ["products_share", "at most 1"]),
+        ("hidden_share: 2", ["hidden_share", "at most 1"]),
+        ("bytes_per_second: {l2: 1}", ["l2", "dram"]),
+        ("bytes_per_second: {l1: 1}", ["l1", "dram"]),
         ("bytes_per_second: {dram: fast}", ["bytes_per_second.dram", "fast"]),
-        ("launch_secs: 1", ["launch_secs", "launch_seconds"]),
+        ("flops_per_second: {bfloat16: 1}", ["flops_per_second"]),
     ],
 )
 def test_a_wrong_rate_is_named_with_its_place(entry: str, words: list[str]) -> None:
     with pytest.raises(FormatError) as caught:
         parse_machine((FORM % entry).encode(), "m.yaml")
     text = str(caught.value)
-    assert "m.yaml:6" in text
+    assert "m.yaml:7" in text
     assert all(word in text for word in words), text
 
 
+@pytest.mark.parametrize(
+    ("passes", "words"),
+    [
+        ("{lofi: 0, hifi2: 2, hifi3: 3, hifi4: 4}", ["passes.lofi", "from 1", "0"]),
+        ("{lofi: 1, hifi2: 2, hifi3: 3}", ["passes.hifi4"]),
+        ("{lofi: 1, hifi2: 2, hifi3: 3, hifi4: 4, hifi5: 5}", ["hifi5", "hifi4"]),
+        ("3", ["passes", "a mapping"]),
+    ],
+)
+def test_wrong_passes_are_named(passes: str, words: list[str]) -> None:
+    text = (FORM % "tile_loads: 1").replace("{lofi: 1, hifi2: 2, hifi3: 3, hifi4: 4}", passes)
+    with pytest.raises(FormatError) as caught:
+        parse_machine(text.encode(), "m.yaml")
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    "key", ["launch_seconds", "clock_hz", "multiply_adds_per_cycle", "elements_per_cycle",
+            "l1_bytes_per_cycle", "passes"],
+)  # fmt: skip
+def test_a_rate_that_is_missing_is_named(key: str) -> None:
+    text = (FORM % "tile_loads: 1").replace(f"{key}: ", f"# {key}: \n          other_{key}: ", 1)
+    with pytest.raises(FormatError) as caught:
+        parse_machine(text.encode(), "m.yaml")
+    assert f"compute.{key}" in str(caught.value)
+
+
 def test_a_machine_may_lack_rates() -> None:
-    text = "\n".join(line for line in FORM.splitlines() if not line.startswith("compute"))
+    text = FORM[: FORM.index("compute")]
     assert parse_machine(text.encode(), "m.yaml").compute is None
-    assert dataclasses.replace(load_machine("tiny"), compute=None).shape.name == "tiny"
 
 
 @pytest.mark.parametrize("name", ["blackhole_p150", "wormhole_n150"])

@@ -6,8 +6,16 @@ import numpy as np
 
 import stitch
 from stitch import ComputationGraphBuilder, DataType, Space
-from stitch.ops import program_work
-from stitch.program import Program
+from stitch.ops import program_work, work_of
+from stitch.program import (
+    Layout,
+    MemoryLayout,
+    Operation,
+    Program,
+    ShardSpec,
+    Value,
+    ValueType,
+)
 
 
 def compiled(builder: ComputationGraphBuilder, wishes: tuple[str, ...] = ()) -> Program:
@@ -51,3 +59,34 @@ def test_bytes_are_those_of_the_spaces_that_values_lie_in() -> None:
     program = compiled(builder, wishes=("input.x.space=l1", "output.y.space=dram"))
     work = program_work(program)
     assert work.nbytes == {Space.L1: 128, Space.DRAM: 128}
+
+
+def placed(shape: tuple[int, ...], layout: Layout) -> Value:
+    return Value("v", ValueType(shape, DataType.FLOAT32), layout)
+
+
+def test_a_products_work_is_divided_by_the_padded_tiles_of_its_result() -> None:
+    dram = Layout(DataType.BFLOAT16, Space.DRAM)
+    values = [placed(shape, dram) for shape in ((3, 1, 70), (3, 70, 33), (3, 1, 33))]
+    work = work_of(Operation("MatMul", (0, 1), (2,)), values)
+    # Each of three matrices of one row takes two tiles.
+    assert (work.tiles, work.depth, work.multiply_adds) == (6, 70, 3 * 33 * 70)
+    assert (work.operands, work.shards, work.elements) == (DataType.BFLOAT16, 0, 0)
+
+
+def test_a_sharded_result_says_how_many_cores_make_it() -> None:
+    shards = Layout(
+        DataType.BFLOAT16, Space.L1, (32, 32), MemoryLayout.BLOCK_SHARDED,
+        ShardSpec((2, 4), (32, 32)),
+    )  # fmt: skip
+    dram = Layout(DataType.BFLOAT16, Space.DRAM)
+    values = [placed((64, 128), dram), placed((64, 128), shards)]
+    assert work_of(Operation("Relu", (0,), (1,)), values).shards == 8
+    assert work_of(Operation("Relu", (1,), (0,)), values).shards == 0
+
+
+def test_a_sum_is_divided_by_what_it_reads() -> None:
+    dram = Layout(DataType.FLOAT32, Space.DRAM)
+    values = [placed((256, 256), dram), placed((1, 1), dram)]
+    work = work_of(Operation("ReduceSum", (0,), (1,)), values)
+    assert (work.tiles, work.elements) == (64, 256 * 256)

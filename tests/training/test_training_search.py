@@ -11,11 +11,11 @@ import pytest
 import stitch
 from stitch.errors import OutOfMemoryError, UsageError
 from stitch.machine import Machine, load_machine
-from stitch.program import Space, ValueType
+from stitch.program import OperationList, Space
 from stitch.training import (
     AlgorithmConfig,
-    MovementCost,
     SearchResult,
+    SimulatedTime,
     TrainingOptions,
     as_trainable,
     optimize,
@@ -31,7 +31,7 @@ def found(algorithm: str, machine: Machine = N150, **options: Any) -> SearchResu
     config = AlgorithmConfig(
         algorithm, stitch.losses.MSELoss(), stitch.Adam(), TrainingOptions(**options)
     )
-    return optimize(as_trainable(mlp(hidden=512)), machine, MovementCost(), config)
+    return optimize(as_trainable(mlp(hidden=512)), machine, SimulatedTime(), config)
 
 
 @pytest.mark.parametrize("algorithm", ["greedy", "search"])
@@ -54,6 +54,21 @@ def test_search_costs_no_more_than_greedy_and_greedy_no_more_than_nothing() -> N
     costs = [found(name).cost_values.seconds for name in ("search", "greedy", "none")]
     assert costs == sorted(costs)
     assert costs[0] < costs[2]
+
+
+@pytest.mark.parametrize("algorithm", ["none", "greedy", "search"])
+@pytest.mark.parametrize("target", ["wormhole_n150", "tiny"])
+def test_a_step_takes_what_the_search_estimated(algorithm: str, target: str) -> None:
+    model = compiled(
+        stitch.SGD(lr=0.001), target=target, graph=mlp(hidden=512), algorithm=algorithm
+    )
+    train(model, batches(4), 8)
+    device = model.instance.device
+    device.history.clear()
+    train(model, batches(4), 4)
+    assert model.training is not None and model.training.search_result is not None
+    estimate = model.training.search_result.cost_values.seconds
+    assert device.account().total.program_seconds / 4 == pytest.approx(estimate, rel=0.01)
 
 
 def test_nothing_is_left_where_it_is_and_an_algorithm_uses_l1() -> None:
@@ -86,11 +101,10 @@ def test_a_space_that_was_asked_for_stays() -> None:
 def test_recomputation_is_chosen_where_reading_costs_more_than_computing() -> None:
     @dataclass(frozen=True)
     class DearActivations:
-        def access(self, machine: Machine, kind: ValueType, space: Space) -> float:
-            return 1.0 if kind.shape == (16, 32) else 0.0
-
-        def operation(self, machine: Machine, operands: object) -> float:
-            return 0.0
+        def program(self, machine: Machine, program: OperationList) -> float:
+            slots = [slot.value for slot in program.inputs]
+            slots += [slot.value for slot in program.outputs]
+            return float(sum(program.values[v].type.shape == (16, 32) for v in slots))
 
     config = AlgorithmConfig("search", stitch.losses.MSELoss(), stitch.SGD())
     result = optimize(as_trainable(mlp()), N150, DearActivations(), config)
@@ -112,7 +126,7 @@ def test_where_nothing_fits_the_remedy_is_one_that_could_help() -> None:
         config = AlgorithmConfig(algorithm, stitch.losses.MSELoss(), optimizer, asked)
         model = as_trainable(mlp(batch=rows))
         with pytest.raises(OutOfMemoryError) as caught:
-            optimize(model, tiny(dram_nbytes=nbytes), MovementCost(), config)
+            optimize(model, tiny(dram_nbytes=nbytes), SimulatedTime(), config)
         assert "of them weights and optimizer state" in str(caught.value.got)
         return caught.value
 

@@ -25,7 +25,7 @@ from stitch.errors import CompileError, FormatError, UsageError
 from stitch.files import FileBatch, nearest_file, read_text, unreadable
 from stitch.frontend import read_graph
 from stitch.graph import ComputationGraph, from_json, parse_wish
-from stitch.program import Array, Program, Role
+from stitch.program import Array, MathFidelity, Program, Role
 from stitch.report import counted
 from stitch.ttb import content_of
 
@@ -74,6 +74,10 @@ def command() -> Command:
         ("--executor", {"choices": list(RATED_EXECUTORS),
                         "help": "by whom schedules are weighed (default: numpy, that of devices); "
                         "any executor runs the file"}),
+        ("--math_fidelity", {"choices": [each.value for each in MathFidelity],
+                             "default": MathFidelity.BY_TYPE.value,
+                             "help": "in how many passes a device multiplies matrices (default: as "
+                             "its library does for the operands' type); no result changes"}),
         ("--split", {"type": positive, "metavar": "N",
                      "help": "cut the module into N programs at its narrowest points; "
                      "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
@@ -138,7 +142,7 @@ def _compile_source(words: argparse.Namespace) -> int:
         model = api.compile(
             module, examples, target=target, wishes=words.wishes, name=words.name,
             role=words.role, input_shapes=shapes, unroll=words.unroll, schedule=words.schedule,
-            executor=words.executor, cache=cache,
+            executor=words.executor, math_fidelity=words.math_fidelity, cache=cache,
         )  # fmt: skip
         _write([model], [words.output], words, cache)
         return EXIT_OK
@@ -159,6 +163,7 @@ def _compile_source(words: argparse.Namespace) -> int:
             role=words.role,
             schedule=words.schedule,
             executor=words.executor,
+            math_fidelity=words.math_fidelity,
             cache=cache,
         )
         for part in parts

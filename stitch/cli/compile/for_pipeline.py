@@ -60,7 +60,7 @@ def compiled_for(
             changed = placed(changed, change)
         wished = changed.with_wishes(*asked)
         return api.compile(wished, target=target, role=words.role, executor=words.executor,
-                           cache=cache)  # fmt: skip
+                           math_fidelity=words.math_fidelity, cache=cache)  # fmt: skip
 
     model = compiled(())
     plan = loader_of(read_pipeline(words.pipeline, given={place: model.binary}))

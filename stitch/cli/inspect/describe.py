@@ -15,7 +15,15 @@ from stitch.cli.inspect.scans_in_words import body_lines, scan_form, scan_line
 from stitch.errors import StitchError
 from stitch.linker import demands
 from stitch.machine import MachineShape
-from stitch.program import ABSENT, OPAQUE_DOMAIN, Program, Space, TensorDesc, is_scan
+from stitch.program import (
+    ABSENT,
+    OPAQUE_DOMAIN,
+    MathFidelity,
+    Program,
+    Space,
+    TensorDesc,
+    is_scan,
+)
 from stitch.report import counted
 from stitch.runtime import make_executor, program_peak
 from stitch.ttb import Binary, FileSizes, Origin
@@ -144,6 +152,11 @@ def _operations(program: Program) -> list[dict[str, Any]]:
             },
             "location": operation.location,
             **({} if operation.body == ABSENT else {"body": operation.body}),
+            **(
+                {}
+                if operation.math_fidelity is MathFidelity.BY_TYPE
+                else {"math_fidelity": operation.math_fidelity.value}
+            ),
             **({"scan": scan_form(operation, names)} if is_scan(operation) else {}),
         }
         for operation in program.operations
@@ -260,6 +273,7 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
             for name, kind in zip(operation["outputs"], operation["types"], strict=True)
         )
         body = f" as body {operation['body']}" if "body" in operation else ""
+        body += f" at {operation['math_fidelity']}" if "math_fidelity" in operation else ""
         made = f"{results} = " if results else ""
         out.append(f"    {made}{op}({arguments}){body}")
         if operation["domain"] == OPAQUE_DOMAIN:

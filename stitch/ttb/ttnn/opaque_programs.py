@@ -13,6 +13,7 @@ themselves take, their circular buffers, no binary says.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,7 @@ from stitch.program import (
     AttributeValue,
     InputKind,
     InputSlot,
+    MathFidelity,
     Operation,
     OutputSlot,
     Program,
@@ -42,6 +44,7 @@ from stitch.ttb.verify import Record
 _FREEING = frozenset({"DeallocOp", "DeallocateOp"})
 #: What reads weights, once for all runs: an input that nothing else reads is a parameter.
 _CACHED = "LoadCachedOp"
+_FIDELITY = re.compile(r"\bmath_fidelity = (lofi|hifi[234])\b")
 #: What a program's result is called where it is none of its own.
 _GIVEN_BACK = "GivenBack"
 
@@ -170,9 +173,9 @@ class _Body:
         if "type" in fields:
             attributes["kind"] = self._kind(name, fields["type"])
         place = _place_in(said.get("loc_info") or said["debug_info"])
-        self.operations.append(
-            Operation(name, tuple(read), tuple(made), attributes, OPAQUE_DOMAIN, place)
-        )
+        fidelity = _fidelity_in(said["debug_info"])
+        operation = Operation(name, tuple(read), tuple(made), attributes, OPAQUE_DOMAIN, place)
+        self.operations.append(replace(operation, math_fidelity=fidelity))
 
     def _references(self, fields: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         """The tensors of an operation by field, in the schema's order."""
@@ -265,6 +268,17 @@ def _place_in(text: str) -> str:
     """
     at = text.rfind("loc(")
     return text[at + 4 :].rstrip().removesuffix(")") if at >= 0 else ""
+
+
+def _fidelity_in(text: str) -> MathFidelity:
+    """The math fidelity that an operation's text tells, where it tells one: that of its compute
+    config, or of all its kernels alike.
+
+    >>> _fidelity_in("#ttnn.device_compute_kernel_config<math_fidelity = hifi4>")
+    <MathFidelity.HIFI4: 'hifi4'>
+    """
+    told = set(_FIDELITY.findall(text))
+    return MathFidelity(told.pop()) if len(told) == 1 else MathFidelity.BY_TYPE
 
 
 def _peak(lives: list[TensorLife], space: Space) -> int:

@@ -18,6 +18,7 @@ from stitch.program import (
     InputKind,
     InputSlot,
     Layout,
+    MathFidelity,
     MemoryLayout,
     Operation,
     Orientation,
@@ -116,7 +117,9 @@ def programs(draw: st.DrawFn, name: str = "main") -> Program:
         attributes = draw(st.dictionaries(NAMES, ATTRIBUTES, max_size=4))
         domain = draw(st.sampled_from(["", "stitch"]))
         location = draw(st.text(st.characters(codec="utf-8"), max_size=10))
-        operation = Operation(draw(NAMES), tuple(reads), (index,), attributes, domain, location)
+        fidelity = draw(st.sampled_from(MathFidelity))
+        operation = Operation(draw(NAMES), tuple(reads), (index,), attributes, domain, location,
+                              math_fidelity=fidelity)  # fmt: skip
         kinds = [every[v].type for v in (*reads, index) if v != ABSENT]
         if domain and not any(k.data_type.is_block for k in kinds) and draw(st.booleans()):
             bodies.append(draw(bodies_of(operation, every)))

@@ -19,6 +19,7 @@ from stitch.program import (
     Constant,
     InputSlot,
     Layout,
+    MathFidelity,
     Operation,
     OutputSlot,
     Program,
@@ -268,6 +269,7 @@ class _Encoder:
             (fb.OperationAddInputs, inputs), (fb.OperationAddOutputs, outputs),
             (fb.OperationAddAttributes, attributes), (fb.OperationAddLocation, location),
             (fb.OperationAddBody, operation.body),
+            (fb.OperationAddMathFidelity, list(MathFidelity).index(operation.math_fidelity)),
         )  # fmt: skip
 
     # Attributes ----------------------------------------------------------------------------

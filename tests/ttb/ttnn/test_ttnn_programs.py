@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from stitch.machine import load_machine
-from stitch.program import ABSENT, InputKind, Scratch, Space
+from stitch.program import ABSENT, InputKind, MathFidelity, Scratch, Space
 from stitch.ttb import inspect_sizes, load
 from tests.support.files.ttnn_files import HEAD, LAYER, REAL, STRANGERS, lacking, program_of
 
@@ -27,6 +31,33 @@ def test_operations_are_names_with_their_own_text_and_place() -> None:
     assert str(matmul.attributes["text"]).startswith('%6 = "ttnn.matmul"(%2, %4, %5) : (tensor<')
     assert matmul.location == '"simple_matmul_ttnn.mlir":19:10'
     assert all(o.is_opaque and o.body == ABSENT for o in program.operations)
+
+
+def with_text(tmp_path: Path, told: str) -> Path:
+    """The real binary, the types in the text of its product written over."""
+    content = REAL.read_bytes()
+    at = content.index(b" : (tensor<", content.index(b'"ttnn.matmul"'))
+    file = tmp_path / "told.ttnn"
+    file.write_bytes(content[:at] + told.encode() + content[at + len(told) :])
+    return file
+
+
+@pytest.mark.parametrize(
+    ("told", "fidelity"),
+    [
+        ("{compute_config = <math_fidelity = hifi4, fp32>}", MathFidelity.HIFI4),
+        ("{math_fidelity = lofi, math_fidelity = lofi}", MathFidelity.LOFI),
+        # Two kernels that differ, and one that nobody knows.
+        ("{math_fidelity = lofi, math_fidelity = hifi2}", MathFidelity.BY_TYPE),
+        ("{math_fidelity = hifi5}", MathFidelity.BY_TYPE),
+    ],
+)
+def test_the_math_fidelity_in_an_operations_text_is_its_own(
+    tmp_path: Path, told: str, fidelity: MathFidelity
+) -> None:
+    operations = program_of(with_text(tmp_path, told)).operations
+    assert operations[6].math_fidelity is fidelity
+    assert {o.math_fidelity for o in operations[:6]} == {MathFidelity.BY_TYPE}
 
 
 def test_a_result_that_is_there_before_is_written_in_place() -> None:

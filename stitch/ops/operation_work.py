@@ -1,0 +1,195 @@
+"""What a run of a program computes and carries, operation by operation.
+
+Comes in: operations and their values, placed or not. Goes out: `OperationWork` for each operation,
+and sums of figures over all that run: `ProgramWork`, FLOPs by type, bytes by space. Must not know
+machines and executors: what is counted here is no price, and how long it takes is theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from stitch.ops import indexing, shape, types
+from stitch.ops.work import sums_of_products
+from stitch.program import (
+    ABSENT,
+    TILE_SHAPE,
+    Body,
+    DataType,
+    MathFidelity,
+    Operation,
+    OperationList,
+    Program,
+    ScanForm,
+    Space,
+    Value,
+    is_scan,
+)
+
+#: Families that move elements and compute nothing.
+_MOVING = frozenset(
+    (definition.domain, definition.name)
+    for family in (indexing, shape, types)
+    for definition in family.OPERATORS
+)
+#: Those whose results are matrices, each padded to whole tiles by itself.
+_OF_MATRICES = frozenset({("", "Gemm"), ("", "MatMul"), ("", "MatMulInteger")})
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationWork:
+    """What one run of an operation computes and carries.
+
+    `multiply_adds` of a sum of products, whose operands are stored as `operands`, `depth` for each
+    element of the result; of other operators `elements`: those that they read or make, whichever
+    are more, none where they only move them. It is divided among cores by `tiles` (32 x 32) of the
+    result, or of what has most elements: among `shards` cores where that is sharded (0: among as
+    many as there are). `nbytes`: what is read and written, by space.
+    """
+
+    multiply_adds: int
+    depth: int
+    operands: DataType
+    elements: int
+    tiles: int
+    shards: int
+    nbytes: tuple[tuple[Space, int], ...]
+    math_fidelity: MathFidelity = MathFidelity.BY_TYPE
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramWork:
+    """`products`: FLOPs of sums of products by the type that their operands are stored in (a
+    multiply and an add are two); `other_flops`: one for each element that other operators read or
+    make, whichever are more; `nbytes`: what operations read and write, by space."""
+
+    products: Mapping[DataType, int]
+    other_flops: int
+    nbytes: Mapping[Space, int]
+
+
+def program_work(program: Program) -> ProgramWork:
+    """The work of one run of a program, without padding; of a scan, of all its rounds."""
+
+    def figures(work: OperationWork) -> Mapping[DataType | Space | None, int]:
+        found: Counter[DataType | Space | None] = Counter(dict(work.nbytes))
+        if work.multiply_adds:
+            found[work.operands] += 2 * work.multiply_adds
+        elif work.elements:
+            found[None] += work.elements
+        return found
+
+    totals = summed_over_operations(program, figures)
+    return ProgramWork(
+        {key: round(n) for key, n in totals.items() if isinstance(key, DataType)},
+        round(totals.get(None, 0)),
+        {key: round(n) for key, n in totals.items() if isinstance(key, Space)},
+    )
+
+
+def summed_over_operations(
+    operations: OperationList,
+    figures: Callable[[OperationWork], Mapping[K, float]],
+    space: Space | None = None,
+) -> dict[K, float]:
+    """The sum of the `figures` of every operation that runs, those of a scan in each round.
+
+    Each body is counted once, however many carry it. Values without a layout lie in `space`.
+    """
+    return _Sum(operations.bodies, figures).of(operations.operations, operations.values, space)
+
+
+class _Sum(Generic[K]):
+    """Sums figures, and remembers those of bodies."""
+
+    def __init__(
+        self, bodies: Sequence[Body], figures: Callable[[OperationWork], Mapping[K, float]]
+    ) -> None:
+        self.bodies, self.figures = bodies, figures
+        self._known: dict[tuple[int, Space], dict[K, float]] = {}
+
+    def of(
+        self, operations: Sequence[Operation], values: Sequence[Value], space: Space | None
+    ) -> dict[K, float]:
+        totals: dict[K, float] = {}
+        for operation in operations:
+            found: Mapping[K, float]
+            if is_scan(operation):
+                times, found = ScanForm.of(operation).count, self._body(operation, values, space)
+            else:
+                times, found = 1, self.figures(work_of(operation, values, space))
+            for key, number in found.items():
+                totals[key] = totals.get(key, 0) + times * number
+        return totals
+
+    def _body(
+        self, scan: Operation, values: Sequence[Value], space: Space | None
+    ) -> dict[K, float]:
+        # What is between its rounds lies where its results do.
+        made = [values[v] for v in scan.outputs if v != ABSENT]
+        home = made[0].layout if made else None
+        inside = (Space.HOST if space is None else space) if home is None else home.space
+        found = self._known.get((scan.body, inside))
+        if found is None:
+            body = self.bodies[scan.body]
+            found = self._known[scan.body, inside] = self.of(body.operations, body.values, inside)
+        return found
+
+
+def work_of(
+    operation: Operation, values: Sequence[Value], space: Space | None = None
+) -> OperationWork:
+    """What an operation computes and carries; values without a layout lie in `space`."""
+    inputs = [None if v == ABSENT else values[v] for v in operation.inputs]
+    outputs = [values[v] for v in operation.outputs if v != ABSENT]
+    present = [value for value in inputs if value is not None]
+    nbytes: Counter[Space] = Counter()
+    largest, most = None, -1
+    for value in (*outputs, *present):
+        stored, where = _stored(value, space)
+        size = math.prod(value.type.shape)
+        nbytes[where] += stored.nbytes(size)
+        if size > most:
+            largest, most = value, size
+    sums = sums_of_products(
+        operation,
+        [None if value is None else value.type for value in inputs],
+        [value.type for value in outputs],
+    )
+    made = outputs[0] if sums and outputs else largest
+    operands = _stored(present[0], space)[0] if present else DataType.FLOAT32
+    is_moving = (operation.domain, operation.op) in _MOVING
+    is_matrix = (operation.domain, operation.op) in _OF_MATRICES
+    results = 1 if made is None else max(1, math.prod(made.type.shape))
+    return OperationWork(
+        sums, -(-sums // results), operands, 0 if sums or is_moving else max(0, most),
+        1 if made is None else _tiles(made.type.shape, is_matrix), _shards(made),
+        tuple(nbytes.items()), operation.math_fidelity,
+    )  # fmt: skip
+
+
+def _tiles(shape: Sequence[int], is_matrix: bool) -> int:
+    """The tiles of a result."""
+    if not is_matrix:
+        return max(1, -(-math.prod(shape) // math.prod(TILE_SHAPE)))
+    rows = shape[-2] if len(shape) > 1 else 1
+    columns = shape[-1] if shape else 1
+    return max(1, math.prod(shape[:-2]) * -(-rows // TILE_SHAPE[0]) * -(-columns // TILE_SHAPE[1]))
+
+
+def _shards(value: Value | None) -> int:
+    """In how many cores a value lies; 0: it is not sharded."""
+    spec = None if value is None or value.layout is None else value.layout.shard_spec
+    return 0 if spec is None else math.prod(spec.core_grid)
+
+
+def _stored(value: Value, space: Space | None) -> tuple[DataType, Space]:
+    """In which type a value is stored, and where."""
+    if value.layout is None and space is not None:
+        return value.type.data_type, space
+    return value.desc.layout.data_type, value.desc.layout.space

@@ -1,0 +1,76 @@
+"""What programs take: a launch, and their operations one after the other, rounds included."""
+
+from __future__ import annotations
+
+import pytest
+
+import stitch
+from stitch import ComputationGraphBuilder, DataType
+from stitch.graph import SymbolicTensor, scan
+from stitch.machine import load_machine, operation_seconds, program_seconds
+from stitch.ops import work_of
+from stitch.program import Body, BodyPool, MathFidelity, Operation, Program, Value, ValueType
+
+TINY = load_machine("tiny")
+F32 = DataType.FLOAT32
+
+
+def compiled(builder: ComputationGraphBuilder, **how: str) -> Program:
+    return stitch.compile(builder.build(), target="tiny", **how).program  # type: ignore[arg-type]
+
+
+def test_a_program_takes_one_launch_and_the_sum_of_its_operations() -> None:
+    builder = ComputationGraphBuilder("m")
+    x = builder.input("x", (64, 64), F32)
+    builder.output("y", builder.op("Relu", builder.op("Tanh", x)))
+    program = compiled(builder)
+    assert TINY.compute is not None
+    parts = [operation_seconds(work_of(o, program.values), TINY) for o in program.operations]
+    assert len(parts) == 2 and min(parts) > 0
+    assert program_seconds(program, TINY) == pytest.approx(TINY.compute.launch_seconds + sum(parts))
+
+
+def rounds(count: int) -> float:
+    builder = ComputationGraphBuilder("m")
+    state, rows = builder.input("s", (32, 32), F32), builder.input("r", (count, 32, 32), F32)
+
+    def step(
+        states: list[SymbolicTensor], elements: list[SymbolicTensor]
+    ) -> tuple[list[SymbolicTensor], list[SymbolicTensor]]:
+        return [builder.op("Tanh", builder.op("Add", states[0], elements[0]))], []
+
+    (last,), _ = scan(builder, step, [state], [rows])  # type: ignore[arg-type]
+    builder.output("y", last)
+    return program_seconds(compiled(builder, schedule="rounds"), TINY)
+
+
+def test_a_scan_takes_all_its_rounds() -> None:
+    assert TINY.compute is not None
+    launch = TINY.compute.launch_seconds
+    assert rounds(12) - launch == pytest.approx(3 * (rounds(4) - launch))
+
+
+def test_values_without_a_layout_lie_where_it_is_said() -> None:
+    builder = ComputationGraphBuilder("m")
+    x = builder.input("x", (64, 64), F32)
+    builder.output("y", builder.op("Relu", x))
+    graph = builder.build()
+    times = [program_seconds(graph, TINY, space) for space in (stitch.Space.L1, stitch.Space.HOST)]
+    assert times[0] < times[1]
+
+
+def test_a_machine_without_rates_takes_no_time() -> None:
+    builder = ComputationGraphBuilder("m")
+    x = builder.input("x", (64, 64), F32)
+    builder.output("y", builder.op("Relu", x))
+    assert program_seconds(compiled(builder), load_machine("host")) == 0.0
+
+
+def test_bodies_that_differ_in_fidelity_alone_are_two() -> None:
+    kind = ValueType((4, 4), F32)
+    values = tuple(Value(name, kind) for name in "abc")
+    pool = BodyPool()
+    for fidelity in (MathFidelity.LOFI, MathFidelity.HIFI4, MathFidelity.LOFI):
+        product = Operation("MatMul", (0, 1), (2,), math_fidelity=fidelity)
+        pool.add(Body((0, 1), (2,), values, (product,)))
+    assert len(pool.bodies) == 2
