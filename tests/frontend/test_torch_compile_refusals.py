@@ -54,7 +54,9 @@ def test_an_unknown_option_is_named_beside_the_known_ones() -> None:
     error = _refusal(compiled(lambda x: x + 1, tarket="host"), torch.ones(2))
     assert isinstance(error, UsageError)
     assert "'tarket'" in error.what
-    assert error.expected == "target, executor, window, algorithm, max_memory"
+    assert error.expected == (
+        "target, executor, window, algorithm, max_memory, fallback, min_operations"
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 Comes in: an fx graph of ATen operators (exported and decomposed, or from aot_autograd) and what its
 placeholders stand for. Goes out: the values of its output, as operations with the user's lines;
-what cannot be compiled is noted and the walk goes on, so that all is reported at once. Must not
-know: exported programs, parameters.
+what cannot be compiled is noted and the walk goes on, so that all is reported at once, or
+(`try_lowering`) so that others may run just that. Must not know: exported programs, parameters.
 """
 
 from __future__ import annotations
@@ -33,11 +33,23 @@ EVAL_REMEDY = "call .eval() on the module if it is in training mode"
 
 
 @dataclass(frozen=True, slots=True)
-class _Failed:
-    """Stands for the value of a node that was refused; what reads it is passed over."""
+class Unreadable:
+    """Stands for a value that no program can read; what reads it is not compiled either."""
+
+    reason: str
 
 
-_FAILED = _Failed()
+_FAILED = Unreadable("it reads what is not compiled")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A node that is not compiled, and why."""
+
+    node: Any
+    operator: str
+    where: str
+    reason: str
 
 
 @dataclass
@@ -46,25 +58,33 @@ class _Refusals:
 
     title: str
     remedy: str = COMPILE_REMEDY
+    each: list[Refusal] = field(default_factory=list)
     _places: dict[str, list[str]] = field(default_factory=dict)
     _errors: list[tuple[str, StitchError]] = field(default_factory=list)
     _random: bool = False
 
-    def unsupported(self, target: Any, where: str) -> None:
+    def unsupported(self, node: Any, where: str) -> None:
         """An operator without a lowering."""
+        target = _operator(node)
         tags = getattr(target, "tags", ())
         reason = ""
         if torch.Tag.nondeterministic_seeded in tags:
             reason, self._random = " (its result is random)", True
         elif torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
             reason = " (its result's shape depends on data)"
+        self.note(node, where, f"no lowering{reason}")
         places = self._places.setdefault(f"{target}{reason}", [])
         if where not in places:
             places.append(where)
 
-    def failed(self, where: str, error: StitchError) -> None:
+    def failed(self, node: Any, where: str, error: StitchError) -> None:
         """An operator whose operands its lowering refuses."""
+        self.note(node, where, error.sentence())
         self._errors.append((where, error))
+
+    def note(self, node: Any, where: str, reason: str) -> None:
+        """A node that is not compiled for a reason, which alone is no error."""
+        self.each.append(Refusal(node, name_of(node), where, reason))
 
     def raise_any(self) -> None:
         """Raises one `CompileError` for all that was collected; nothing if that is nothing."""
@@ -100,16 +120,26 @@ def lower_graph(
     operators that cannot be compiled, each with its source line.
     """
     walk = _Walk(builder, bindings, attributes, _Refusals(title, remedy))
-    outputs: Sequence[Any] = ()
-    for node in graph.nodes:
-        if node.op == "output":
-            outputs = node.args[0]
-        else:
-            walk.node(node)
-    values = torch.fx.node.map_arg(outputs, walk.value)
+    values = walk.graph(graph)
     walk.refusals.raise_any()
-    assert not any(value is _FAILED for value in pytree.tree_leaves(values)), "unreported refusal"
-    return tuple(values) if isinstance(values, list | tuple) else (values,)
+    unread = any(isinstance(value, Unreadable) for value in pytree.tree_leaves(values))
+    assert not unread, "unreported refusal"
+    return values
+
+
+def try_lowering(
+    graph: Any,
+    builder: ComputationGraphBuilder,
+    bindings: Mapping[str, Callable[[], Any]],
+    attributes: Callable[[str], Any],
+) -> tuple[Sequence[Any], Sequence[Refusal]]:
+    """As `lower_graph`, but gives what is refused instead of raising it: then what was built is to
+    be thrown away. What a refused node gives is taken for an input, so that a node is refused for
+    itself alone, or because no program can read what it reads.
+    """
+    walk = _Walk(builder, bindings, attributes, _Refusals(""), goes_on=True)
+    values = walk.graph(graph)
+    return values, walk.refusals.each
 
 
 @dataclass
@@ -118,7 +148,20 @@ class _Walk:
     bindings: Mapping[str, Callable[[], Any]]
     attributes: Callable[[str], Any]
     refusals: _Refusals
+    #: What is refused is run by others: what it gives is an input.
+    goes_on: bool = False
     values: dict[Any, Any] = field(default_factory=dict)
+
+    def graph(self, graph: Any) -> Sequence[Any]:
+        """Adds a graph; gives the arguments of its output node."""
+        outputs: Sequence[Any] = ()
+        for node in graph.nodes:
+            if node.op == "output":
+                outputs = node.args[0]
+            else:
+                self.node(node)
+        values = torch.fx.node.map_arg(outputs, self.value)
+        return tuple(values) if isinstance(values, list | tuple) else (values,)
 
     def value(self, node: Any) -> Any:
         """The value of a node that was walked; constants come into being when they are read."""
@@ -138,27 +181,55 @@ class _Walk:
             return
         if node.target in CHECKS:
             return
+        where = location_of(node)
         if isinstance(node.meta.get("val"), _NUMBERS) and node.target not in LOWERINGS:
             # A size that depends on data: what made it so is refused already.
             self.values[node] = _FAILED
+            self.refusals.note(node, where, "it gives a number")
             return
-        where = location_of(node)
         operands: list[Any] = []
         torch.fx.node.map_arg((node.args, node.kwargs), operands.append)
         with self.builder.at(where):
             try:
                 if not _is_known(node):
-                    self.values[node] = _FAILED
-                    self.refusals.unsupported(_operator(node), where)
-                elif any(self.value(o) is _FAILED for o in operands):
-                    self.values[node] = _FAILED
+                    self.refusals.unsupported(node, where)
+                    self.values[node] = self._given(node)
+                elif (unread := self._unreadable(operands)) is not None:
+                    if self.goes_on:
+                        self.refusals.note(node, where, unread.reason)
+                    self.values[node] = self._given(node)
                 else:
                     self.values[node] = self._lowered(node)
-            except InternalError:
-                raise
             except StitchError as error:
-                self.values[node] = _FAILED
-                self.refusals.failed(where, error)
+                if isinstance(error, InternalError) and not self.goes_on:
+                    raise
+                self.refusals.failed(node, where, error)
+                self.values[node] = self._given(node)
+            except Exception as error:
+                if not self.goes_on:
+                    raise
+                self.refusals.note(node, where, f"its lowering failed: {error!r}")
+                self.values[node] = self._given(node)
+
+    def _unreadable(self, operands: Sequence[Any]) -> Unreadable | None:
+        values = (self.value(operand) for operand in operands)
+        return next((value for value in values if isinstance(value, Unreadable)), None)
+
+    def _given(self, node: Any) -> Any:
+        """What stands for the value of a refused node."""
+        if not self.goes_on:
+            return _FAILED
+        promised = node.meta.get("val")
+        if isinstance(promised, list | tuple):
+            return [self._input(f"{node.name}__{i}", each) for i, each in enumerate(promised)]
+        return self._input(node.name, promised)
+
+    def _input(self, name: str, promised: Any) -> Any:
+        try:
+            kind = readable_type(promised)
+            return self.builder.input(name, kind.shape, kind.data_type)
+        except StitchError as error:
+            return Unreadable(f"it reads {name}: {error.sentence()}")
 
     def _lowered(self, node: Any) -> Any:
         arguments = torch.fx.node.map_arg(node.args, self.value)
@@ -205,6 +276,11 @@ def _operator(node: Any) -> Any:
     return node.target
 
 
+def name_of(node: Any) -> str:
+    """The name of a node's operator, as torch writes it."""
+    return str(_operator(node))
+
+
 def _is_known(node: Any) -> bool:
     return node.target is operator.getitem or (
         node.op == "call_function" and node.target in LOWERINGS
@@ -221,12 +297,26 @@ def _used(node: Any) -> frozenset[int]:
 def _type_of(promised: Any) -> ValueType | None:
     if not isinstance(promised, torch.Tensor):
         return None
+    if promised.device.type != "cpu" or promised.layout is not torch.strided:
+        raise CompileError(
+            "Stitch takes dense tensors of the CPU",
+            got=f"{promised.layout} on {promised.device}",
+            remedy="call .to('cpu'), and .to_dense(), before what is compiled",
+        )
     if not all(isinstance(d, int) for d in promised.shape):
         raise CompileError(
             "the shape of its result depends on data",
             remedy="torch.where(mask, x, other), or torch.compile, which breaks the graph there",
         )
     return ValueType(tuple(promised.shape), data_type_of(promised.dtype))
+
+
+def readable_type(promised: Any) -> ValueType:
+    """The type of a tensor that programs may read; raises `CompileError` for what is none."""
+    kind = _type_of(promised)
+    if kind is None:
+        raise CompileError("programs read tensors", got=type(promised).__name__)
+    return kind
 
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)

@@ -14,9 +14,13 @@ from tests.support.torch.agreement import TOLERANCE, tensors_of
 
 
 def compiled(function: Any, dynamic: bool | None = None, **options: Any) -> Any:
-    """A function or module compiled by Stitch, forgetting what was compiled before."""
+    """A function or module compiled by Stitch, forgetting what was compiled before.
+
+    What is to be shown of programs would be shown of torch itself where torch runs it instead.
+    """
     torch._dynamo.reset()
-    return torch.compile(function, backend="stitch", options=options, dynamic=dynamic)
+    wanted = {"fallback": "error", **options}
+    return torch.compile(function, backend="stitch", options=wanted, dynamic=dynamic)
 
 
 def storage_of(**options: Any) -> SharedStorage:

@@ -8,12 +8,13 @@ torch (an optional extra).
 
 Options, as in `torch.compile(model, backend="stitch", options={"target": "wormhole_n150"})`:
 `target`: a machine by name or path (host); `executor`: what computes (torch); `window`: tasks that
-the device's queue holds; `algorithm`: `optimize` runs the compiler's passes, `as_written` does not.
+the device's queue holds; `algorithm`: `optimize` runs the compiler's passes, `as_written` does not;
+`fallback`: who runs what Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`:
+where a graph is cut for that, parts with fewer operations are left to torch as well.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import threading
@@ -33,11 +34,13 @@ except ModuleNotFoundError as error:
     ) from error
 
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stitch.frontend.torch.compile.graph_program import GraphProgram, GraphSettings, boxed
+from stitch.frontend.torch.compile.graph_program import GraphSettings
+from stitch.frontend.torch.compile.graph_report import GraphReport, Heard
+from stitch.frontend.torch.compile.partition import partition
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
+from stitch.frontend.torch.compile.stitched_graph import Run, stitched
 from stitch.frontend.torch.decompositions import decompositions
 from stitch.machine import load_machine
 from stitch.program import Space
@@ -45,8 +48,10 @@ from stitch.report import Device
 from stitch.runtime import DEFAULT_WINDOW
 
 ALGORITHMS = ("optimize", "as_written")
-#: Shapes for which one symbolic graph keeps programs; the oldest go first.
-MAX_SHAPES = 64
+FALLBACKS = ("torch", "error")
+#: A program costs some ten microseconds a call, an operator of torch one or two: parts that are
+#: smaller than this are faster where torch runs them between its own.
+MIN_OPERATIONS = 4
 _count = itertools.count()
 
 
@@ -59,6 +64,8 @@ class CompileSettings:
     window: int = DEFAULT_WINDOW
     algorithm: str = "optimize"
     max_memory: int | str | None = None
+    fallback: str = "torch"
+    min_operations: int = MIN_OPERATIONS
 
     @staticmethod
     def of(options: Mapping[str, Any] | None) -> CompileSettings:
@@ -73,11 +80,19 @@ class CompileSettings:
                 remedy=closest(unknown[0], known) or None,
             )
         settings = CompileSettings(**{**given, **_spelled(given)})
-        if settings.algorithm not in ALGORITHMS:
+        for option, choices in (("algorithm", ALGORITHMS), ("fallback", FALLBACKS)):
+            if getattr(settings, option) not in choices:
+                raise UsageError(
+                    f"backend 'stitch' has no such {option}",
+                    expected=", ".join(choices),
+                    got=repr(getattr(settings, option)),
+                )
+        least = settings.min_operations
+        if not isinstance(least, int) or isinstance(least, bool) or least < 0:
             raise UsageError(
-                "backend 'stitch' has no such algorithm",
-                expected=", ".join(ALGORITHMS),
-                got=repr(settings.algorithm),
+                "min_operations is a number of operations",
+                expected="a whole number, 0 or more",
+                got=repr(least),
             )
         return settings
 
@@ -131,14 +146,25 @@ def stitch_backend(
     """
     if mode is not None:
         raise UsageError("backend 'stitch' has options, not modes", got=f"mode={mode!r}")
-    settings = CompileSettings.of(options)
+    return compiled_graph(module, examples, CompileSettings.of(options))
+
+
+def compiled_graph(
+    module: Any, examples: Sequence[Any], settings: CompileSettings, heard: Heard | None = None
+) -> Callable[..., Any]:
+    """A graph of dynamo as a function of torch tensors; `heard` is told of each graph that
+    aot_autograd makes of it, when that has been compiled."""
     storage = shared_storage_of(settings)
+
+    def compiler(role: str) -> Callable[..., Any]:
+        return _compiler(storage, settings, role, heard)
+
     backend = aot_autograd(
-        fw_compiler=_compiler(storage, settings, "forward"),
-        bw_compiler=_compiler(storage, settings, "backward"),
-        inference_compiler=_compiler(storage, settings, "inference"),
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
         decompositions=decompositions(),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
     )
     with without_onednn():
         return backend(module, examples)  # type: ignore[no-any-return]  # torch has no types here
@@ -156,18 +182,24 @@ def without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def _compiler(storage: SharedStorage, settings: CompileSettings, role: str) -> Callable[..., Any]:
-    def compile_graph(module: Any, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+def _compiler(
+    storage: SharedStorage, settings: CompileSettings, role: str, heard: Heard | None
+) -> Callable[..., Any]:
+    def tell(report: GraphReport) -> None:
+        storage.counts.add(report)
+        if heard is not None:
+            heard(report)
+
+    def compile_graph(module: Any, _: Sequence[Any]) -> Run:
         static, visible = _of_trace(module, role)
         wanted = GraphSettings(
             f"{role}_{next(_count)}", static, visible, settings.algorithm == "optimize",
-            Space.DRAM in storage.device.machine.shape.spaces, role == "inference",
+            Space.DRAM in storage.device.machine.shape.spaces, role,
+            settings.fallback == "error", settings.min_operations,
         )  # fmt: skip
-        if is_static(module.graph):
-            # The modes that trace: constants of the graph are read here, and have data.
-            with _disable_current_modes():
-                return GraphProgram(module, storage, wanted).__call__
-        return _ByShapes(module, storage, wanted).__call__
+        # The modes that trace: constants of the graph are read here, and have data.
+        with _disable_current_modes():
+            return stitched(module, storage, wanted, tell)
 
     return compile_graph
 
@@ -183,83 +215,3 @@ def _of_trace(module: Any, role: str) -> tuple[frozenset[int], int]:
     if role == "inference" or metadata is None:
         return frozenset(static), len(outputs)
     return frozenset(static), metadata.num_forward_returns
-
-
-class _ByShapes:
-    """A graph with symbolic sizes: a program for each set of shapes that it is called with."""
-
-    def __init__(self, module: Any, storage: SharedStorage, settings: GraphSettings) -> None:
-        self._module, self._storage, self._settings = module, storage, settings
-        self._programs: dict[tuple[Any, ...], GraphProgram] = {}
-
-    @boxed
-    def __call__(self, arguments: list[Any]) -> list[Any]:
-        key = tuple(
-            (a.shape, a.stride(), a.dtype) if isinstance(a, torch.Tensor) else a for a in arguments
-        )
-        program = self._programs.get(key)
-        if program is None:
-            module = with_sizes_of(self._module, arguments)
-            program = GraphProgram(module, self._storage, self._settings)
-            self._programs[key] = program
-            while len(self._programs) > MAX_SHAPES:
-                del self._programs[next(iter(self._programs))]
-        return program(arguments)
-
-
-# Graphs with symbolic sizes, for arguments of given shapes ------------------------------------
-
-_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def is_static(graph: Any) -> bool:
-    """Whether all sizes in a graph are numbers already."""
-    return not any(_has_symbols(node.meta.get("val")) for node in graph.nodes)
-
-
-def _has_symbols(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        sizes = (*value.shape, *value.stride()) if value.layout is torch.strided else value.shape
-        return any(isinstance(size, torch.SymInt) for size in sizes)
-    if isinstance(value, list | tuple):
-        return any(map(_has_symbols, value))
-    return isinstance(value, _SYMBOLS)
-
-
-class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]  # torch has no types here
-    """Remembers what every node gives."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__(module, garbage_collect_values=False)
-        self.results: dict[Any, Any] = {}
-
-    def run_node(self, node: Any) -> Any:
-        self.results[node] = super().run_node(node)
-        return self.results[node]
-
-
-def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
-    """A copy of a graph module for arguments of just these shapes."""
-    mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
-    sized = copy.deepcopy(module)
-    with mode, torch.no_grad():
-        fakes = [
-            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype)
-            if isinstance(a, torch.Tensor)
-            else a
-            for a in arguments
-        ]
-        recorder = _Recorder(sized)
-        recorder.run(*fakes)
-    numbers = {n: v for n, v in recorder.results.items() if isinstance(v, _NUMBERS)}
-    for node in sized.graph.nodes:
-        if node.op != "output":
-            node.meta["val"] = recorder.results[node]
-        if node.op not in ("placeholder", "get_attr"):
-            node.args = torch.fx.node.map_arg(node.args, lambda n: numbers.get(n, n))
-            node.kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: numbers.get(n, n))
-    for node in reversed(list(sized.graph.nodes)):
-        if node in numbers and node.op == "call_function" and not node.users:
-            sized.graph.erase_node(node)
-    return sized

@@ -118,25 +118,32 @@ def _is_tensor(node: Any) -> bool:
     return isinstance(node, torch.fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _storage(node: Any) -> int:
-    return int(node.meta["val"].untyped_storage()._cdata)
+def storage_of(node: Any) -> int | None:
+    """The identity of the bytes that a node's tensor lies in, if it lies in any."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def _sources(graph: Any, outputs: Sequence[Any]) -> dict[Any, Any]:
     """For outputs that share bytes with others, the node that made those bytes."""
     makers: dict[int, Any] = {}
     for node in graph.nodes:
-        if node.op != "output" and _is_tensor(node):
-            makers.setdefault(_storage(node), node)
-    nodes = [node for node in outputs if _is_tensor(node)]
-    count = Counter(_storage(node) for node in nodes)
+        storage = None if node.op == "output" else storage_of(node)
+        if storage is not None:
+            makers.setdefault(storage, node)
+    nodes = [node for node in outputs if _is_tensor(node) and storage_of(node) is not None]
+    count = Counter(map(storage_of, nodes))
     sources = {}
     for node in nodes:
-        maker = makers[_storage(node)]
+        storage = storage_of(node)
+        assert storage is not None, "those without are left out"
+        maker = makers[storage]
         kind = maker.meta["val"]
         whole = kind.is_contiguous() or unusual_strides(kind) is not None
         same_type = kind.dtype is node.meta["val"].dtype
-        if count[_storage(node)] > 1 and maker.op == "call_function" and whole and same_type:
+        if count[storage] > 1 and maker.op == "call_function" and whole and same_type:
             sources[node] = maker
     return sources
 
@@ -186,7 +193,7 @@ class _Sorting:
 
 def unusual_strides(kind: Any) -> tuple[int, ...] | None:
     """The strides that a tensor has in eager torch, where it is dense in another order of axes."""
-    if kind.is_contiguous() or kind.numel() == 0:
+    if kind.layout is not torch.strided or kind.is_contiguous() or kind.numel() == 0:
         return None
     strides = tuple(int(s) for s in kind.stride())
     step = 1

@@ -1,8 +1,9 @@
 """A graph of aot_autograd as a loaded program that takes and gives torch tensors.
 
 Comes in: an fx graph with known shapes, the storage that a device shares with torch. Goes out:
-`GraphProgram`: called with the graph's arguments it gives the graph's outputs. Which argument goes
-where is decided once. Must not know: dynamo.
+`Building`: its computation graph, or what of it is refused; `GraphProgram`: called with the graph's
+arguments it gives the graph's outputs. Which argument goes where is decided once. Must not know:
+dynamo, what becomes of refused operators.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ import torch
 
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import array_of, data_type_of
-from stitch.frontend.torch.aten_walk import lower_graph
+from stitch.frontend.torch.aten_call import array_of
+from stitch.frontend.torch.aten_walk import (
+    Refusal,
+    Unreadable,
+    lower_graph,
+    readable_type,
+    try_lowering,
+)
 from stitch.frontend.torch.compile.graph_outputs import (
     Result,
     axes_in_memory,
@@ -48,7 +55,9 @@ class GraphSettings:
 
     `static`: positions of arguments that are the same storages at every call. `exact_outputs`: how
     many outputs the user sees, and so with the strides of eager torch. `optimize`: run the passes.
-    `shares_outputs`: outputs that are views of one value are to share its bytes.
+    `role`: forward, backward or inference. `shares_outputs`: outputs that are views of one value
+    are to share its bytes. `raises`: what cannot be compiled is an error. `min_operations`: where a
+    graph is cut, parts with fewer are left to torch.
     """
 
     name: str
@@ -56,7 +65,14 @@ class GraphSettings:
     exact_outputs: int = 0
     optimize: bool = True
     has_dram: bool = False
-    shares_outputs: bool = False
+    role: str = "inference"
+    raises: bool = False
+    min_operations: int = 1
+
+    @property
+    def shares_outputs(self) -> bool:
+        """Where there are gradients, aot_autograd looks after that."""
+        return self.role == "inference"
 
 
 Run = TypeVar("Run", bound=Callable[..., Any])
@@ -72,10 +88,10 @@ def boxed(run: Run) -> Run:
 class GraphProgram:
     """A graph on a device: a function of torch tensors. Raises what loading and running raise."""
 
-    def __init__(self, module: Any, storage: SharedStorage, settings: GraphSettings) -> None:
+    def __init__(self, built: Building, storage: SharedStorage) -> None:
         self._storage = storage
         self._device = storage.device
-        built = _Building(module, settings)
+        settings = built.settings
         self._outputs = built.outputs
         self._slots = tuple(ArgumentSlot(p, p in settings.static) for p in built.positions)
         self._has_key = built.has_key
@@ -108,17 +124,19 @@ class GraphProgram:
         return outputs
 
 
-class _Building:
-    """From an fx graph to a computation graph, and the way of arguments and outputs through it."""
+class Building:
+    """From an fx graph to a computation graph, and the way of arguments and outputs through it.
 
-    def __init__(self, module: Any, settings: GraphSettings) -> None:
-        self.module, self.settings = module, settings
-        fx_graph = module.graph
+    The fx graph is changed. `root` has its attributes. With `settings.raises` whatever cannot be
+    compiled raises `CompileError`; else it is in `refusals`, and there is no computation graph.
+    """
+
+    def __init__(self, fx_graph: Any, root: Any, settings: GraphSettings) -> None:
+        self.root, self.settings = root, settings
         nodes = [n for n in fx_graph.nodes if n.op == "placeholder"]
         self._positions = {node.name: i for i, node in enumerate(nodes)}
         self.has_key = give_key(fx_graph)
         self._tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-        _check_devices(self._tensors)
         self._results, self.outputs = sorted_outputs(
             fx_graph, self._positions, settings.exact_outputs, share=settings.shares_outputs
         )
@@ -126,43 +144,52 @@ class _Building:
         join_selected(fx_graph)
         #: Positions of the arguments that the program takes, in the order of its inputs.
         self.positions: list[int] = []
+        self.refusals: Sequence[Refusal] = ()
         self.builder = ComputationGraphBuilder(settings.name)
         self.graph: ComputationGraph | None = self._lowered(fx_graph) if self._results else None
 
-    def _lowered(self, fx_graph: Any) -> ComputationGraph:
-        bindings = {node.name: self._binding(node) for node in self._tensors}
-        key: list[SymbolicTensor] = []
-        if self.has_key:
-            bindings[KEY_NAME] = lambda: key[0]
+    def _lowered(self, fx_graph: Any) -> ComputationGraph | None:
+        bindings: dict[str, Callable[[], Any]] = {}
         # In the order of the arguments, whichever is read first; the key comes last.
-        inputs = {node.name: bindings[node.name]() for node in self._tensors if node.users}
+        for node in self._tensors:
+            if node.users:
+                bindings[node.name] = partial(_given, self._input(node))
+        for name in self._positions.keys() - bindings.keys():
+            bindings[name] = partial(Unreadable, f"it reads {name}, which is no tensor")
         if self.has_key:
-            key.append(self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY))
-        bindings.update({name: partial(inputs.__getitem__, name) for name in inputs})
-        values = lower_graph(
-            fx_graph, self.builder, bindings, self._attribute, self.settings.name, REMEDY
-        )
+            key = self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY)
+            bindings[KEY_NAME] = partial(_given, key)
+        where = fx_graph, self.builder, bindings, self._attribute
+        if self.settings.raises:
+            values = lower_graph(*where, self.settings.name, REMEDY)
+        else:
+            values, self.refusals = try_lowering(*where)
+            if self.refusals:
+                return None
         for output in self._results:
             self._declare(output, values[output.index])
         return self.builder.build()
 
-    def _binding(self, node: Any) -> Callable[[], SymbolicTensor]:
-        def declare() -> SymbolicTensor:
-            position, value = self._positions[node.name], node.meta["val"]
-            self.positions.append(position)
-            kind = InputKind.ACTIVATION
-            if position in self.settings.static:
-                # Not PARAMETER: a program of those alone would be evaluated once.
-                kind = InputKind.STATE
-            if self.settings.has_dram:
-                # It comes from the host or from another program's results, which lie there.
-                self.builder.wish(parse_wish(f"input.{node.name}.space=dram"))
-            where = f"argument {node.name}"
-            with self.builder.at(where):
-                data_type = data_type_of(value.dtype, where)
-                return self.builder.input(node.name, tuple(value.shape), data_type, kind)
-
-        return declare
+    def _input(self, node: Any) -> SymbolicTensor | Unreadable:
+        position, where = self._positions[node.name], f"argument {node.name}"
+        try:
+            kind = readable_type(node.meta["val"])
+        except CompileError as error:
+            if self.settings.raises:
+                error.where = where
+                raise
+            return Unreadable(f"it reads {where}: {error.sentence()}")
+        self.positions.append(position)
+        # Not PARAMETER: a program of those alone would be evaluated once.
+        is_static = position in self.settings.static
+        if self.settings.has_dram:
+            # It comes from the host or from another program's results, which lie there.
+            self.builder.wish(parse_wish(f"input.{node.name}.space=dram"))
+        with self.builder.at(where):
+            return self.builder.input(
+                node.name, kind.shape, kind.data_type,
+                InputKind.STATE if is_static else InputKind.ACTIVATION,
+            )  # fmt: skip
 
     def _declare(self, output: Result, value: SymbolicTensor) -> None:
         b, name = self.builder, f"output_{output.index}"
@@ -175,19 +202,11 @@ class _Building:
             b.wish(parse_wish(f"output.{name}.space=dram"))
 
     def _attribute(self, target: str) -> Any:
-        value = attrgetter(target)(self.module)
+        value = attrgetter(target)(self.root)
         if not isinstance(value, torch.Tensor):
             return value
         return self.builder.parameter(target, array_of(value))
 
 
-def _check_devices(nodes: Sequence[Any]) -> None:
-    for node in nodes:
-        value = node.meta["val"]
-        if value.device.type != "cpu" or value.layout is not torch.strided:
-            raise CompileError(
-                "Stitch takes dense tensors of the CPU",
-                where=f"argument {node.name}",
-                got=f"{value.layout} on {value.device}",
-                remedy="call .to('cpu'), and .to_dense(), before the compiled function",
-            )
+def _given(value: Any) -> Any:
+    return value

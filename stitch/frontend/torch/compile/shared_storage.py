@@ -24,6 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from stitch.errors import InternalError
 from stitch.frontend.torch.aten_call import array_of, data_type_of
 from stitch.frontend.torch.compile.graph_outputs import Result
+from stitch.frontend.torch.compile.graph_report import Counts
 from stitch.program import Array, DataType, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor, elements, export, lend, reshaped, take_back
@@ -114,6 +115,10 @@ class SharedStorage:
         self._calls = 0
         #: How many arguments were recognised, lent for the first time, or copied.
         self.recognised = self.lent = self.copied = 0
+        #: The bytes of those that were copied.
+        self.copied_nbytes = 0
+        #: What became of the graphs that run on the device.
+        self.counts = Counts()
 
     def __len__(self) -> int:
         return len(self._lenders) + len(self._shown)
@@ -153,7 +158,7 @@ class SharedStorage:
     def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
         """What a program is called with for a torch tensor that is not the one that came last."""
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
-            self.copied += 1
+            self._copies(tensor)
             return array_of(tensor.contiguous())
         storage, address = tensor.untyped_storage(), tensor.data_ptr()
         place = address, tuple(tensor.shape), tensor.dtype
@@ -172,13 +177,17 @@ class SharedStorage:
             self.lent += 1
             lent = self._lend(storage, place)
         else:
-            self.copied += 1
+            self._copies(tensor)
             if tensor.dtype is torch.bfloat16 or tensor.requires_grad:
                 return array_of(tensor)
             array: Array = tensor.numpy()
             return array
         slot.same, slot.address, slot.lent = weakref.ref(tensor), address, lent
         return lent.tensor
+
+    def _copies(self, tensor: Any) -> None:
+        self.copied += 1
+        self.copied_nbytes += tensor.nbytes
 
     def _comes_again(self, slot: ArgumentSlot, storage: Any, address: int) -> bool:
         """Whether the same place came last time too, and may be read there from now on."""

@@ -1,0 +1,61 @@
+"""What became of a graph: how much of it programs run, what torch runs and why.
+
+Comes in: one `GraphReport` for each graph that is compiled. Goes out: `Counts`, their sum, for all
+graphs of a device. Must not know: fx nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """An operator of a graph that torch runs: which, the user's line, and why."""
+
+    operator: str
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """A graph that was compiled.
+
+    `role`: forward, backward or inference. `programs`: how many run it. `by_stitch`, `by_torch`:
+    operators by name with their number; views and constants that torch makes for itself are not
+    counted. `to_programs_nbytes`: what programs read of torch's at each call, arguments included;
+    `to_torch_nbytes`: what they give to torch.
+    """
+
+    name: str
+    role: str
+    programs: int
+    by_stitch: tuple[tuple[str, int], ...]
+    by_torch: tuple[tuple[str, int], ...]
+    fallbacks: tuple[Fallback, ...]
+    to_programs_nbytes: int
+    to_torch_nbytes: int
+
+
+#: What is told of each graph when it has been compiled.
+Heard = Callable[[GraphReport], None]
+
+
+@dataclass
+class Counts:
+    """All graphs that were compiled for a device so far."""
+
+    graphs: int = 0
+    programs: int = 0
+    by_stitch: Counter[str] = field(default_factory=Counter)
+    by_torch: Counter[str] = field(default_factory=Counter)
+
+    def add(self, report: GraphReport) -> None:
+        """One graph more."""
+        self.graphs += 1
+        self.programs += report.programs
+        self.by_stitch.update(dict(report.by_stitch))
+        self.by_torch.update(dict(report.by_torch))

@@ -1,0 +1,287 @@
+"""A graph of aot_autograd as a function: one program, or programs and torch's operators in turn.
+
+Comes in: an fx graph. Goes out: a function of torch tensors, and a `GraphReport`. What Stitch
+refuses torch runs (`graph_cut` says in which order), on the same tensors: what a program gives is
+a tensor of torch on its bytes, what torch gives is an argument. Must not know: dynamo.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from stitch.errors import InternalError
+from stitch.frontend.torch.aten_walk import Refusal, location_of, name_of
+from stitch.frontend.torch.compile.graph_cut import (
+    ORIGIN,
+    Part,
+    Step,
+    copied,
+    cut_graph,
+    is_exchange_of_keys,
+    is_operation,
+    is_tensor,
+    nbytes_of,
+    unit_of,
+)
+from stitch.frontend.torch.compile.graph_outputs import storage_of, unusual_strides
+from stitch.frontend.torch.compile.graph_program import (
+    Building,
+    GraphProgram,
+    GraphSettings,
+    boxed,
+)
+from stitch.frontend.torch.compile.graph_report import Fallback, GraphReport, Heard
+from stitch.frontend.torch.compile.shared_storage import SharedStorage
+from stitch.frontend.torch.compile.symbolic_sizes import (
+    DEPENDS_ON_DATA,
+    ByShapes,
+    depending_on_data,
+    is_static,
+)
+
+#: A function of a list of arguments, which it empties.
+Run = Callable[[list[Any]], Sequence[Any]]
+#: From a part and its settings to what runs it, and what of the part is refused.
+Compile = Callable[[Part, GraphSettings], tuple[Callable[[], Run], Sequence[Refusal]]]
+
+
+def stitched(
+    module: Any,
+    storage: SharedStorage,
+    settings: GraphSettings,
+    heard: Heard,
+    refused: Mapping[Any, str] | None = None,
+) -> Run:
+    """A graph as a function of its arguments.
+
+    `refused`: nodes that torch is to run anyway, with reasons. Raises `CompileError` for what
+    cannot be compiled where `settings.raises`; what loading raises.
+    """
+    reasons = {} if refused is None else {unit_of(n): why for n, why in refused.items()}
+    if is_static(module.graph):
+        return _stitched_sized(module, storage, settings, heard, reasons)
+    dependent = () if settings.raises else depending_on_data(module.graph)
+    reasons.update({unit_of(node): DEPENDS_ON_DATA for node in dependent})
+
+    def by_shapes(part: Any, wanted: GraphSettings) -> Run:
+        return ByShapes(part, lambda sized: stitched(sized, storage, wanted, heard)).__call__
+
+    def compiled(part: Part, wanted: GraphSettings) -> tuple[Callable[[], Run], Sequence[Refusal]]:
+        made = torch.fx.GraphModule(module, part.graph)
+        return lambda: by_shapes(made, wanted), ()
+
+    if not reasons:
+        return by_shapes(module, settings)
+    return _cut_and_stitched(module, settings, reasons, compiled, heard)
+
+
+def _stitched_sized(
+    module: Any,
+    storage: SharedStorage,
+    settings: GraphSettings,
+    heard: Heard,
+    reasons: dict[Any, str],
+) -> Run:
+    def compiled(part: Part, wanted: GraphSettings) -> tuple[Callable[[], Run], Sequence[Refusal]]:
+        building = Building(part.graph, module, wanted)
+        return lambda: GraphProgram(building, storage).__call__, building.refusals
+
+    if not reasons:
+        building = Building(copied(module.graph), module, settings)
+        if not building.refusals:
+            program = GraphProgram(building, storage)
+            heard(_report_of_one(module.graph, settings, has_program=building.graph is not None))
+            return program.__call__
+        reasons = _origins(building.refusals)
+    return _cut_and_stitched(module, settings, reasons, compiled, heard)
+
+
+def _cut_and_stitched(
+    module: Any, settings: GraphSettings, reasons: dict[Any, str], compiled: Compile, heard: Heard
+) -> Run:
+    """A graph of which torch runs the nodes in `reasons`, and what has to go with them."""
+    graph = module.graph
+    by_torch = set(reasons)
+    while True:
+        steps = cut_graph(
+            graph, by_torch, static=settings.static, visible=settings.exact_outputs,
+            share=settings.shares_outputs,
+        )  # fmt: skip
+        parts = [step for step in steps if isinstance(step, Part)]
+        small = [part for part in parts if _is_small(part, settings)]
+        for part in small:
+            why = f"its part of the graph has {part.operations} of the {settings.min_operations} "
+            reasons.update(dict.fromkeys(map(unit_of, part.nodes), why + "operations wanted"))
+        refusals: list[Refusal] = []
+        runs: list[Callable[[], Run]] = []
+        for number, part in enumerate(() if small else parts):
+            run, refused = compiled(part, _settings_of(part, settings, graph, number))
+            runs.append(run)
+            refusals += refused
+        reasons.update(_origins(refusals))
+        if not small and not refusals:
+            break
+        by_torch.update(reasons)
+    outer = _Outer(module, settings.role == "backward")
+    run = outer.run(steps, [run() for run in runs])
+    heard(_report(graph, settings, steps, reasons, by_torch))
+    return run
+
+
+def _is_small(part: Part, settings: GraphSettings) -> bool:
+    if part.operations >= settings.min_operations:
+        return False
+    return not any(map(is_exchange_of_keys, part.nodes))
+
+
+def _origins(refusals: Iterable[Refusal]) -> dict[Any, str]:
+    reasons: dict[Any, str] = {}
+    for refusal in refusals:
+        origin = refusal.node.meta.get(ORIGIN)
+        if origin is None:
+            raise InternalError(
+                f"internal error: the refused node {refusal.node} stands for none of the graph",
+                where=refusal.where, got=refusal.reason, remedy="please report it",
+            )  # fmt: skip
+        reasons.setdefault(unit_of(origin), refusal.reason)
+    return reasons
+
+
+def _settings_of(part: Part, whole: GraphSettings, graph: Any, number: int) -> GraphSettings:
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    lasting = {placeholders[position] for position in whole.static}
+    static = frozenset(i for i, node in enumerate(part.inputs) if node in lasting)
+    # Not inference: outputs that share bytes are views that torch makes.
+    return replace(
+        whole, name=f"{whole.name}_{number}", static=static, exact_outputs=part.exact,
+        role="forward",
+    )  # fmt: skip
+
+
+# The outer graph -----------------------------------------------------------------------------
+
+
+class _Outer:
+    """Writes the graph that calls programs and torch's operators one after the other."""
+
+    def __init__(self, module: Any, is_backward: bool) -> None:
+        self._module, self._is_backward = module, is_backward
+        self._graph = torch.fx.Graph()
+        self._values: dict[Any, Any] = {}
+        self._promised: dict[Any, Any] = {}
+
+    def run(self, steps: Sequence[Step], runs: Sequence[Run]) -> Run:
+        """A boxed function; `runs` are those of the parts among the steps, in their order."""
+        nodes = list(self._module.graph.nodes)
+        for node in nodes:
+            if node.op == "placeholder":
+                self._values[node] = self._graph.placeholder(node.name)
+        rest = iter(runs)
+        for step in steps:
+            if isinstance(step, Part):
+                self._call(step, next(rest))
+            else:
+                self._values[step] = self._graph.node_copy(step, self._as_promised)
+        outputs = torch.fx.node.map_arg(nodes[-1].args[0], self._value)
+        self._graph.output(list(outputs))
+        self._graph.set_codegen(torch.fx.graph._BoxedCodeGen())
+        stitched = torch.fx.GraphModule(self._module, self._graph)
+        boxed(type(stitched).forward)
+        return stitched.forward  # type: ignore[no-any-return]  # torch has no types here
+
+    def _call(self, part: Part, run: Run) -> None:
+        if not part.outputs:
+            return
+        results = self._graph.call_function(run, ([self._value(node) for node in part.inputs],))
+        for place, node in enumerate(part.outputs):
+            self._values[node] = self._graph.call_function(operator.getitem, (results, place))
+
+    def _value(self, node: Any) -> Any:
+        if node not in self._values:
+            # Constants, and what is made of nothing, come into being where they are read.
+            self._values[node] = self._graph.node_copy(node, self._value)
+        return self._values[node]
+
+    def _as_promised(self, node: Any) -> Any:
+        """A value as torch's operators read it: in the strides that they were traced with."""
+        if not self._may_differ(node):
+            return self._value(node)
+        if node not in self._promised:
+            strides = tuple(node.meta["val"].stride())
+            self._promised[node] = self._graph.call_function(
+                restrided, (self._value(node), strides)
+            )
+        return self._promised[node]
+
+    def _may_differ(self, node: Any) -> bool:
+        if storage_of(node) is None or node.meta["val"].is_contiguous():
+            return False
+        if node.op == "placeholder":
+            # A program of the forward pass may have made it, which promises no strides.
+            return self._is_backward
+        made = self._values.get(node)
+        is_programs = made is not None and made.target is operator.getitem
+        return is_programs and unusual_strides(node.meta["val"]) is None
+
+
+def restrided(tensor: Any, strides: tuple[int, ...]) -> Any:
+    """A tensor in these strides; the same, if it has them."""
+    if tensor.stride() == strides:
+        return tensor
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+    made[once].copy_(tensor[once])
+    return made
+
+
+# What is told of it --------------------------------------------------------------------------
+
+
+def _counted(nodes: Iterable[Any]) -> tuple[tuple[str, int], ...]:
+    return tuple(Counter(name_of(node) for node in nodes if is_operation(node)).most_common())
+
+
+def _report_of_one(graph: Any, settings: GraphSettings, *, has_program: bool) -> GraphReport:
+    end = next(reversed(graph.nodes))
+    read = [node for node in graph.nodes if node.op == "placeholder" and node.users]
+    made = [node for node in end.all_input_nodes if node.op == "call_function"]
+    return GraphReport(
+        settings.name, settings.role, int(has_program), _counted(graph.nodes), (), (),
+        sum(map(nbytes_of, read)) if has_program else 0, sum(map(nbytes_of, made)),
+    )  # fmt: skip
+
+
+def _report(
+    graph: Any,
+    settings: GraphSettings,
+    steps: Sequence[Step],
+    reasons: Mapping[Any, str],
+    by_torch: set[Any],
+) -> GraphReport:
+    parts = [step for step in steps if isinstance(step, Part)]
+    mine = [node for part in parts for node in part.nodes]
+    theirs = [step for step in steps if not isinstance(step, Part) and unit_of(step) is step]
+    made = {node for part in parts for node in part.outputs}
+    given = [node for part in parts for node in part.inputs if node not in made]
+    end = next(reversed(graph.nodes))
+    taken = [
+        node
+        for node in made
+        if any(user is end or unit_of(user) in by_torch for user in node.users)
+    ]
+    fallbacks = tuple(
+        Fallback(name_of(node), location_of(node), reasons[node])
+        for node in theirs
+        if node in reasons
+    )
+    return GraphReport(
+        settings.name, settings.role, sum(bool(part.outputs) for part in parts), _counted(mine),
+        _counted(node for node in theirs if node in reasons), fallbacks,
+        sum(map(nbytes_of, given)), sum(map(nbytes_of, taken)),
+    )  # fmt: skip
