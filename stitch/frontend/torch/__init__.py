@@ -2,7 +2,8 @@
 
 Comes in: an nn.Module, an fx GraphModule or an ExportedProgram with its examples; graphs of dynamo.
 Goes out: `from_fx` (a graph with constant weights), `from_torch_for_training` (weights as inputs),
-`device_of` (where torch.compile's graphs run). `lowering/` has one table of ATen operators, which
+`device_of` (where torch.compile's graphs run), `explain` and `graph_counts` (what became of them).
+`lowering/` has one table of ATen operators, which
 all of them share; `compile/` is the backend. Names are loaded when they are asked for: this face
 does without the package torch (an optional extra), what it hands on does not.
 """
@@ -15,12 +16,20 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.frontend.torch.compile import device_of
+    from stitch.frontend.torch.explanation import Explanation, explain, graph_counts
     from stitch.frontend.torch.fx import from_fx
     from stitch.frontend.torch.training_capture import from_torch_for_training
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
-        {"compile": "device_of", "fx": "from_fx", "training_capture": "from_torch_for_training"},
+        {
+            "compile": "device_of",
+            "explanation": "Explanation explain graph_counts",
+            "fx": "from_fx",
+            "training_capture": "from_torch_for_training",
+        },
     )
 
-__all__ = ["device_of", "from_fx", "from_torch_for_training"]
+__all__ = [
+    "Explanation", "device_of", "explain", "from_fx", "from_torch_for_training", "graph_counts",
+]  # fmt: skip

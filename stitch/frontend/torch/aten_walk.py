@@ -38,6 +38,15 @@ class Unreadable:
 
     reason: str
 
+    @staticmethod
+    def because(error: StitchError) -> Unreadable:
+        """A value of a type that programs have not."""
+        return Unreadable(f"it reads what programs cannot: {_briefly(error)}")
+
+
+def _briefly(error: StitchError) -> str:
+    return error.brief() + (f" (got {error.got})" if error.got else "")
+
 
 _FAILED = Unreadable("it reads what is not compiled")
 
@@ -79,7 +88,7 @@ class _Refusals:
 
     def failed(self, node: Any, where: str, error: StitchError) -> None:
         """An operator whose operands its lowering refuses."""
-        self.note(node, where, error.sentence())
+        self.note(node, where, _briefly(error))
         self._errors.append((where, error))
 
     def note(self, node: Any, where: str, reason: str) -> None:
@@ -229,7 +238,7 @@ class _Walk:
             kind = readable_type(promised)
             return self.builder.input(name, kind.shape, kind.data_type)
         except StitchError as error:
-            return Unreadable(f"it reads {name}: {error.sentence()}")
+            return Unreadable.because(error)
 
     def _lowered(self, node: Any) -> Any:
         arguments = torch.fx.node.map_arg(node.args, self.value)

@@ -7,10 +7,15 @@ this package needs the package torch (an optional extra). Must not know: exporte
 
 from stitch.frontend.torch.compile.dynamo_backend import (
     CompileSettings,
+    compiled_graph,
     device_of,
     shared_storage_of,
     stitch_backend,
     without_onednn,
 )
+from stitch.frontend.torch.compile.graph_report import Counts, Fallback, GraphReport
 
-__all__ = ["CompileSettings", "device_of", "shared_storage_of", "stitch_backend", "without_onednn"]
+__all__ = [
+    "CompileSettings", "Counts", "Fallback", "GraphReport", "compiled_graph", "device_of",
+    "shared_storage_of", "stitch_backend", "without_onednn",
+]  # fmt: skip

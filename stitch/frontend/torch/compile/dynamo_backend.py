@@ -51,7 +51,7 @@ ALGORITHMS = ("optimize", "as_written")
 FALLBACKS = ("torch", "error")
 #: A program costs some ten microseconds a call, an operator of torch one or two: parts that are
 #: smaller than this are faster where torch runs them between its own.
-MIN_OPERATIONS = 4
+MIN_OPERATIONS = 8
 _count = itertools.count()
 
 

@@ -155,7 +155,7 @@ class Building:
             if node.users:
                 bindings[node.name] = partial(_given, self._input(node))
         for name in self._positions.keys() - bindings.keys():
-            bindings[name] = partial(Unreadable, f"it reads {name}, which is no tensor")
+            bindings[name] = partial(Unreadable, "it reads what programs cannot: no tensor")
         if self.has_key:
             key = self.builder.input(KEY_NAME, (1,), DataType.INT64, InputKind.KEY)
             bindings[KEY_NAME] = partial(_given, key)
@@ -178,7 +178,7 @@ class Building:
             if self.settings.raises:
                 error.where = where
                 raise
-            return Unreadable(f"it reads {where}: {error.sentence()}")
+            return Unreadable.because(error)
         self.positions.append(position)
         # Not PARAMETER: a program of those alone would be evaluated once.
         is_static = position in self.settings.static

@@ -8,25 +8,40 @@ again costs its whole time and may be random. Must not know: devices.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
+from stitch.frontend.torch.compile.graph_cut import ORIGIN, copied, is_tensor, unit_of
+from stitch.frontend.torch.compile.graph_program import Building, GraphSettings
+from stitch.frontend.torch.compile.symbolic_sizes import is_static
 from stitch.frontend.torch.lowering import CHECKS, LOWERINGS
 
 
 def partition(joint: Any, *operands: Any, **named: Any) -> Any:
     """The forward and the backward graph of a joint one. What a user's checkpoint says of a node
     is left as it is."""
-    for node in joint.graph.nodes:
-        if node.op == "call_function" and not _has_lowering(node):
-            for result in (node, *(u for u in node.users if u.target is operator.getitem)):
-                if isinstance(result.meta.get("val"), torch.Tensor):
-                    result.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    refused = _refused(joint) if is_static(joint.graph) else _without_lowering(joint.graph)
+    for node in set(refused):
+        for result in (node, *(u for u in node.users if u.target is operator.getitem)):
+            if is_tensor(result):
+                result.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     return min_cut_rematerialization_partition(joint, *operands, **named)
 
 
-def _has_lowering(node: Any) -> bool:
-    return node.target in LOWERINGS or node.target in CHECKS or node.target is operator.getitem
+def _refused(joint: Any) -> Iterable[Any]:
+    """What torch will run; values and gradients are lowered alike in one graph and in two."""
+    # The modes that trace: constants of the graph are read here, and have data.
+    with _disable_current_modes():
+        building = Building(copied(joint.graph), joint, GraphSettings("joint", role="forward"))
+    origins = (refusal.node.meta.get(ORIGIN) for refusal in building.refusals)
+    return [unit_of(node) for node in origins if isinstance(node, torch.fx.Node)]
+
+
+def _without_lowering(graph: Any) -> Iterable[Any]:
+    known = LOWERINGS.keys() | CHECKS | {operator.getitem}
+    return [n for n in graph.nodes if n.op == "call_function" and n.target not in known]

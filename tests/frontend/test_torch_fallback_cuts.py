@@ -1,0 +1,242 @@
+"""Graphs cut anywhere compute what they compute whole: any nodes may be torch's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from stitch.frontend.torch.compile import GraphReport
+from stitch.frontend.torch.compile.graph_cut import Part, cut_graph, unit_of
+from stitch.frontend.torch.compile.graph_program import GraphSettings
+from stitch.frontend.torch.compile.stitched_graph import stitched
+from tests.support.torch.compiled import assert_same, storage_of
+
+Function = Callable[..., Any]
+
+
+def _traced(function: Function, arguments: list[Any]) -> Any:
+    return make_fx(function, tracing_mode="fake")(*arguments)
+
+
+def _drawn_function(rng: random.Random) -> Function:
+    """A function of two matrices, of operators, views and parts drawn at random."""
+    steps = [(rng.random(), rng.random(), rng.randrange(9)) for _ in range(rng.randrange(4, 30))]
+    given = [rng.random() for _ in range(4)]
+
+    def function(x: Any, y: Any) -> Any:
+        values = [x, y]
+        for first, second, kind in steps:
+            a, b = values[int(first * len(values))], values[int(second * len(values))]
+            if kind == 0:
+                made = a.t()
+            elif kind == 1:
+                made = torch.cat([a[:, ::2], b[:, 1::2]], 1)
+            elif kind == 2:
+                left, right = a.split(2, 1)
+                values.append(torch.stack([left, right], 1).view(4, 4))
+                made = right.repeat(1, 2)
+            elif kind == 3:
+                made = (a @ b) * 0.3
+            elif kind == 4:
+                made = a.sum(0, keepdim=True).expand(4, 4)
+            elif kind == 5:
+                values_and_places = a.max(1, keepdim=True)
+                made = values_and_places.values * b + values_and_places.indices
+            elif kind == 6:
+                made = a.view(-1).view(2, 8)[:, :4].repeat(2, 1) if a.is_contiguous() else a.sin()
+            elif kind == 7:
+                made = torch.full((4, 4), 0.5) + a
+            else:
+                made = (a - b).sin()
+            values.append(made)
+        return tuple(values[int(place * len(values))] for place in given if place * len(values) > 2)
+
+    return function
+
+
+def _run(
+    module: Any, refused: dict[Any, str], arguments: list[Any], **settings: Any
+) -> tuple[Any, GraphReport]:
+    heard: list[GraphReport] = []
+    outputs = len(next(reversed(module.graph.nodes)).args[0])
+    wanted = GraphSettings("cut", exact_outputs=outputs, **settings)
+    run = stitched(module, storage_of(executor="numpy"), wanted, heard.append, refused)
+    for _ in range(2):
+        results = run(list(arguments))
+    return results, heard[-1]
+
+
+def _operators(module: Any) -> list[Any]:
+    return [n for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_torch_is_made_to_run_the_results_are_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    function, arguments = _drawn_function(rng), [torch.rand(4, 4), torch.rand(4, 4)]
+    wanted = function(*arguments)
+    if not wanted:
+        return
+    share = rng.choice([0.1, 0.3, 0.6])
+    module = _traced(function, arguments)
+    refused = {node: "drawn" for node in _operators(module) if rng.random() < share}
+    role = rng.choice(["inference", "forward"])
+    least = rng.choice([1, 1, 3])
+    results, _ = _run(module, refused, arguments, role=role, min_operations=least)
+    assert_same(results, wanted, strides=False)
+    _assert_dense_strides(results, wanted)
+
+
+def _assert_dense_strides(results: Any, wanted: Any) -> None:
+    """What is dense in eager torch has the same strides."""
+    for found, expected in zip(results, wanted, strict=True):
+        if torch._prims_common.is_non_overlapping_and_dense_or_false(expected):
+            assert found.stride() == expected.stride()
+
+
+def test_all_operators_may_be_torchs() -> None:
+    def function(x: Any) -> Any:
+        return ((x @ x).relu() + 1, x.t().sum(0))
+
+    x = torch.rand(3, 3)
+    module = _traced(function, [x])
+    results, report = _run(module, dict.fromkeys(_operators(module), "all"), [x])
+    assert_same(results, function(x))
+    assert report.programs == 0
+    assert not report.by_stitch
+
+
+def test_one_part_for_each_turn_however_many_branches() -> None:
+    def function(x: Any) -> Any:
+        branches = [torch.special.i0((x * k).sin()).cos() + k for k in range(1, 6)]
+        return (torch.stack(branches).sum(0),)
+
+    x = torch.rand(3, 3)
+    results, report = _run(_traced(function, [x]), {}, [x])
+    assert_same(results, function(x))
+    assert report.programs == 2
+    assert dict(report.by_torch) == {"aten.i0.default": 5}
+
+
+def test_parts_that_are_smaller_than_asked_for_are_torchs_with_their_reason() -> None:
+    def function(x: Any) -> Any:
+        return (torch.special.i0(torch.special.i0(x).sin() * 2).cos().exp().tanh() + 1,)
+
+    x = torch.rand(3, 3)
+    _, report = _run(_traced(function, [x]), {}, [x], min_operations=3)
+    assert report.programs == 1
+    reasons = {fallback.operator: fallback.reason for fallback in report.fallbacks}
+    assert reasons["aten.sin.default"] == (
+        "its part of the graph has 2 of the 3 operations wanted"
+    )
+    assert reasons["aten.i0.default"] == "no lowering"
+
+
+def _steps(module: Any, names: set[str], **settings: Any) -> tuple[list[Any], set[Any]]:
+    by_torch = {node for node in module.graph.nodes if str(node.target) in names}
+    given = {"static": frozenset(), "visible": 9, "share": False, **settings}
+    return list(cut_graph(module.graph, by_torch, **given)), by_torch
+
+
+def _position_of(steps: list[Any], name: str) -> int:
+    for position, step in enumerate(steps):
+        nodes = step.nodes if isinstance(step, Part) else (step,)
+        if any(str(node.target) == name for node in nodes):
+            return position
+    raise AssertionError(f"no {name} in {steps}")
+
+
+def test_no_part_reads_what_comes_after_it() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        arguments = [torch.rand(4, 4), torch.rand(4, 4)]
+        module = _traced(_drawn_function(rng), arguments)
+        by_torch = {node for node in _operators(module) if rng.random() < 0.3}
+        steps = cut_graph(
+            module.graph, by_torch, static=frozenset({1}), visible=4, share=rng.random() < 0.5
+        )
+        made = {node for node in module.graph.nodes if node.op == "placeholder"}
+        for step in steps:
+            read = step.inputs if isinstance(step, Part) else step.all_input_nodes
+            for node in read:
+                nothing = not node.all_input_nodes and node.op == "call_function"
+                assert node in made or nothing, (seed, step, node)
+            made.update(step.nodes if isinstance(step, Part) else (step,))
+            if isinstance(step, Part):
+                assert not any(unit_of(node) in by_torch for node in step.nodes)
+
+
+def test_what_is_made_of_arguments_alone_waits_for_who_reads_it() -> None:
+    def function(x: Any, w: Any) -> Any:
+        for _ in range(3):
+            x = torch.special.i0(x @ w.t().exp())
+        return (x,)
+
+    module = _traced(function, [torch.rand(3, 3), torch.rand(3, 3)])
+    steps, _ = _steps(module, {"aten.i0.default"}, static=frozenset({1}))
+    parts = [step for step in steps if isinstance(step, Part)]
+    assert len(parts) == 3
+    # One weight each, and no result of the first part but what torch reads.
+    assert [len(part.outputs) for part in parts] == [1, 1, 1]
+
+
+def test_views_that_torch_reads_are_torchs_and_cost_programs_no_output() -> None:
+    def function(x: Any) -> Any:
+        made = (x * 2).sin()
+        return torch.special.i0(made.t()[1:]), made.t().exp()
+
+    steps, by_torch = _steps(_traced(function, [torch.rand(3, 3)]), {"aten.i0.default"})
+    assert [str(node.target) for node in steps if not isinstance(node, Part)] == [
+        "aten.t.default", "aten.slice.Tensor", "aten.i0.default",
+    ]  # fmt: skip
+    first = steps[0]
+    assert [str(node.target) for node in first.outputs] == ["aten.sin.default", "aten.exp.default"]
+
+
+def test_random_operators_of_torch_keep_their_order() -> None:
+    def function(x: Any) -> Any:
+        late = torch.poisson(torch.special.i0(torch.special.i0(x).sin()).sin())
+        early = torch.bernoulli(x)
+        return late, early
+
+    names = {"aten.i0.default", "aten.poisson.default", "aten.bernoulli.default"}
+    steps, _ = _steps(_traced(function, [torch.rand(3, 3)]), names)
+    first, second = (_position_of(steps, f"aten.{name}.default") for name in ("poisson", "bernoulli"))
+    assert first < second
+
+
+def test_who_writes_to_an_argument_waits_for_those_who_read_it_before() -> None:
+    def function(x: Any, y: Any) -> Any:
+        late = torch.special.i0(y).sin() + x
+        x.copy_(y)
+        return late, x.exp()
+
+    module = _traced(function, [torch.rand(3, 3), torch.rand(3, 3)])
+    steps, _ = _steps(module, {"aten.i0.default", "aten.copy_.default"})
+    reader = _position_of(steps, "aten.add.Tensor")
+    writer = _position_of(steps, "aten.copy_.default")
+    assert reader < writer < _position_of(steps, "aten.exp.default")
+
+
+def test_cutting_takes_time_in_proportion_to_the_graph() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(2)
+    by_torch, value = set(), x
+    for number in range(3000):
+        value = graph.call_function(torch.ops.aten.add.Tensor, (value, x))
+        value.meta["val"] = torch.empty(2)
+        if number % 3 == 0:
+            by_torch.add(value)
+    graph.output((value,))
+    steps = cut_graph(graph, by_torch, static=frozenset(), visible=1, share=True)
+    parts = [step for step in steps if isinstance(step, Part)]
+    assert len(parts) == 1000
+    # Each node is in one part, and a part reads what is next to it.
+    assert sum(len(part.nodes) for part in parts) == 2000
+    assert max(len(part.inputs) for part in parts) == 2
