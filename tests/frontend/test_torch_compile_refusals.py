@@ -1,4 +1,4 @@
-"""What torch.compile with Stitch refuses, in words that help."""
+"""What torch.compile with Stitch refuses with `fallback="error"`, or always, in words that help."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ def test_all_unsupported_operators_are_listed_with_their_lines() -> None:
         assert name in error.what
         assert f"test_torch_compile_refusals.py:{number}" in error.what
     assert "torch.compiler.disable" in (error.remedy or "")
+    assert '"fallback": "torch"' in (error.remedy or "")
+
+
+def test_by_default_nothing_is_refused() -> None:
+    torch._dynamo.reset()
+
+    def function(x: Any) -> Any:
+        return torch.special.i0(x) + torch.linalg.inv(x)
+
+    x = torch.eye(3)
+    assert_same(torch.compile(function, backend="stitch")(x), function(x))
 
 
 def test_the_remedy_for_an_unsupported_operator_works() -> None:
@@ -66,6 +77,10 @@ def test_an_unknown_option_is_named_beside_the_known_ones() -> None:
         ("executor", "cuda", "cuda"),
         ("window", 0, "0"),
         ("algorithm", "magic", "magic"),
+        ("fallback", "maybe", "torch, error"),
+        ("min_operations", -1, "-1"),
+        ("min_operations", "few", "few"),
+        ("min_operations", True, "True"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(option: str, value: Any, word: str) -> None:

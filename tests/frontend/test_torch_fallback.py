@@ -38,7 +38,7 @@ def operators() -> Iterator[Any]:
     """Custom operators: one with a gradient, one that writes to its operand, one with effects."""
     library = torch.library.Library("stitch_tests", "FRAGMENT")
 
-    @torch.library.custom_op("stitch_tests::scaled", mutates_args=())
+    @torch.library.custom_op("stitch_tests::scaled", mutates_args=())  # type: ignore[untyped-decorator]  # torch has no types here
     def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
         return x * factor
 
@@ -51,11 +51,11 @@ def operators() -> Iterator[Any]:
         lambda ctx, gradient: (gradient * ctx.factor, None), setup_context=setup
     )
 
-    @torch.library.custom_op("stitch_tests::add_to", mutates_args=("x",))
+    @torch.library.custom_op("stitch_tests::add_to", mutates_args=("x",))  # type: ignore[untyped-decorator]  # torch has no types here
     def add_to(x: torch.Tensor, y: torch.Tensor) -> None:
         x.add_(y)
 
-    @torch.library.custom_op("stitch_tests::unknown", mutates_args=())
+    @torch.library.custom_op("stitch_tests::unknown", mutates_args=())  # type: ignore[untyped-decorator]  # torch has no types here
     def unknown(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
@@ -303,7 +303,7 @@ def test_a_graph_with_symbolic_sizes_is_cut_for_each_shape() -> None:
 
 @pytest.mark.parametrize("target", ["host", "wormhole_n150"])
 def test_a_network_with_fallbacks_trains_as_in_eager_torch(target: str) -> None:
-    class Network(nn.Module):
+    class Network(nn.Module):  # type: ignore[misc]  # torch has no types here
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = nn.Linear(8, 16, bias=False), nn.Linear(16, 4)
@@ -321,7 +321,7 @@ def test_a_network_with_fallbacks_trains_as_in_eager_torch(target: str) -> None:
 
 
 def test_a_module_that_replaces_its_own_parameters_is_followed() -> None:
-    class Growing(nn.Module):
+    class Growing(nn.Module):  # type: ignore[misc]  # torch has no types here
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))

@@ -11,7 +11,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stitch.frontend.torch.compile import GraphReport
-from stitch.frontend.torch.compile.graph_cut import Part, cut_graph, unit_of
+from stitch.frontend.torch.compile.graph_cut import GraphPart, cut_graph, unit_of
 from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.stitched_graph import stitched
 from tests.support.torch.compiled import assert_same, storage_of
@@ -131,9 +131,7 @@ def test_parts_that_are_smaller_than_asked_for_are_torchs_with_their_reason() ->
     _, report = _run(_traced(function, [x]), {}, [x], min_operations=3)
     assert report.programs == 1
     reasons = {fallback.operator: fallback.reason for fallback in report.fallbacks}
-    assert reasons["aten.sin.default"] == (
-        "its part of the graph has 2 of the 3 operations wanted"
-    )
+    assert reasons["aten.sin.default"] == ("its part of the graph has 2 of the 3 operations wanted")
     assert reasons["aten.i0.default"] == "no lowering"
 
 
@@ -145,7 +143,7 @@ def _steps(module: Any, names: set[str], **settings: Any) -> tuple[list[Any], se
 
 def _position_of(steps: list[Any], name: str) -> int:
     for position, step in enumerate(steps):
-        nodes = step.nodes if isinstance(step, Part) else (step,)
+        nodes = step.nodes if isinstance(step, GraphPart) else (step,)
         if any(str(node.target) == name for node in nodes):
             return position
     raise AssertionError(f"no {name} in {steps}")
@@ -162,12 +160,12 @@ def test_no_part_reads_what_comes_after_it() -> None:
         )
         made = {node for node in module.graph.nodes if node.op == "placeholder"}
         for step in steps:
-            read = step.inputs if isinstance(step, Part) else step.all_input_nodes
+            read = step.inputs if isinstance(step, GraphPart) else step.all_input_nodes
             for node in read:
                 nothing = not node.all_input_nodes and node.op == "call_function"
                 assert node in made or nothing, (seed, step, node)
-            made.update(step.nodes if isinstance(step, Part) else (step,))
-            if isinstance(step, Part):
+            made.update(step.nodes if isinstance(step, GraphPart) else (step,))
+            if isinstance(step, GraphPart):
                 assert not any(unit_of(node) in by_torch for node in step.nodes)
 
 
@@ -179,7 +177,7 @@ def test_what_is_made_of_arguments_alone_waits_for_who_reads_it() -> None:
 
     module = _traced(function, [torch.rand(3, 3), torch.rand(3, 3)])
     steps, _ = _steps(module, {"aten.i0.default"}, static=frozenset({1}))
-    parts = [step for step in steps if isinstance(step, Part)]
+    parts = [step for step in steps if isinstance(step, GraphPart)]
     assert len(parts) == 3
     # One weight each, and no result of the first part but what torch reads.
     assert [len(part.outputs) for part in parts] == [1, 1, 1]
@@ -190,8 +188,8 @@ def test_views_that_torch_reads_are_torchs_and_cost_programs_no_output() -> None
         made = (x * 2).sin()
         return torch.special.i0(made.t()[1:]), made.t().exp()
 
-    steps, by_torch = _steps(_traced(function, [torch.rand(3, 3)]), {"aten.i0.default"})
-    assert [str(node.target) for node in steps if not isinstance(node, Part)] == [
+    steps, _ = _steps(_traced(function, [torch.rand(3, 3)]), {"aten.i0.default"})
+    assert [str(node.target) for node in steps if not isinstance(node, GraphPart)] == [
         "aten.t.default", "aten.slice.Tensor", "aten.i0.default",
     ]  # fmt: skip
     first = steps[0]
@@ -206,7 +204,9 @@ def test_random_operators_of_torch_keep_their_order() -> None:
 
     names = {"aten.i0.default", "aten.poisson.default", "aten.bernoulli.default"}
     steps, _ = _steps(_traced(function, [torch.rand(3, 3)]), names)
-    first, second = (_position_of(steps, f"aten.{name}.default") for name in ("poisson", "bernoulli"))
+    first, second = (
+        _position_of(steps, f"aten.{name}.default") for name in ("poisson", "bernoulli")
+    )
     assert first < second
 
 
@@ -223,7 +223,7 @@ def test_who_writes_to_an_argument_waits_for_those_who_read_it_before() -> None:
     assert reader < writer < _position_of(steps, "aten.exp.default")
 
 
-def test_cutting_takes_time_in_proportion_to_the_graph() -> None:
+def test_in_a_long_chain_each_part_reads_only_what_is_next_to_it() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(2)
@@ -235,7 +235,7 @@ def test_cutting_takes_time_in_proportion_to_the_graph() -> None:
             by_torch.add(value)
     graph.output((value,))
     steps = cut_graph(graph, by_torch, static=frozenset(), visible=1, share=True)
-    parts = [step for step in steps if isinstance(step, Part)]
+    parts = [step for step in steps if isinstance(step, GraphPart)]
     assert len(parts) == 1000
     # Each node is in one part, and a part reads what is next to it.
     assert sum(len(part.nodes) for part in parts) == 2000

@@ -16,7 +16,7 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.frontend.torch.compile import device_of
-    from stitch.frontend.torch.explanation import Explanation, explain, graph_counts
+    from stitch.frontend.torch.compile_explanation import Explanation, explain, graph_counts
     from stitch.frontend.torch.fx import from_fx
     from stitch.frontend.torch.training_capture import from_torch_for_training
 else:
@@ -24,7 +24,7 @@ else:
         __name__,
         {
             "compile": "device_of",
-            "explanation": "Explanation explain graph_counts",
+            "compile_explanation": "Explanation explain graph_counts",
             "fx": "from_fx",
             "training_capture": "from_torch_for_training",
         },

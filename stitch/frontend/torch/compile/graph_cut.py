@@ -1,7 +1,7 @@
 """A graph of aot_autograd cut into stretches that programs run and steps that torch runs.
 
-Comes in: an fx graph and which of its nodes torch is to run. Goes out: `Part`s (an fx graph each,
-with what goes in and comes out) and single nodes between them, in an order in which they can run.
+Comes in: an fx graph and which of its nodes torch is to run. Goes out: `GraphPart`s (an fx graph
+each, with what goes in and comes out) and nodes between them, in an order in which they can run.
 Must not know: builders, devices, why a node is torch's.
 
 A node's level is how often the way to it changes between programs and torch: even levels are
@@ -32,7 +32,7 @@ _RNG = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GraphPart:
     """A stretch of a graph that is one program: nodes of the whole graph that it reads and gives.
 
     `exact`: how many of its outputs, which come first, are to have the strides of eager torch.
@@ -51,7 +51,7 @@ class Part:
         return sum(map(is_operation, self.nodes))
 
 
-#: A `Part`, or a node that torch runs.
+#: A `GraphPart`, or a node that torch runs.
 Step = Any
 #: Where a copy of a node says of which one it is.
 ORIGIN = "stitch_origin"
@@ -293,7 +293,7 @@ class _Cut:
                 if sum(map(nbytes_of, kept)) <= nbytes_of(node):
                     self.levels[node] = latest
 
-    def _part(self, nodes: Sequence[Any]) -> Part:
+    def _part(self, nodes: Sequence[Any]) -> GraphPart:
         inside = set(nodes)
         made = torch.fx.Graph()
         copies: dict[Any, Any] = {}
@@ -310,7 +310,8 @@ class _Cut:
                     copies[source] = made.node_copy(source)
             copies[node] = made.node_copy(node, copies.__getitem__)
             copies[node].meta[ORIGIN] = node
-        exact, plain = [], []
+        exact: list[Any] = []
+        plain: list[Any] = []
         for node in nodes:
             outer = [user for user in node.users if user not in inside]
             if outer:
@@ -318,7 +319,7 @@ class _Cut:
                 (exact if is_exact else plain).append(node)
         outputs = (*exact, *plain)
         made.output(tuple(copies[node] for node in outputs))
-        return Part(made, tuple(inputs), outputs, len(exact), tuple(nodes))
+        return GraphPart(made, tuple(inputs), outputs, len(exact), tuple(nodes))
 
     def _is_torchs(self, reader: Any) -> bool:
         return unit_of(reader) in self.by_torch

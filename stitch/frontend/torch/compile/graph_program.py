@@ -46,7 +46,10 @@ from stitch.runtime import PreparedGraph, chain_graph
 from stitch.ttb import Binary
 
 PRODUCER = "stitch torch.compile"
-REMEDY = "put what Stitch lacks into a function under @torch.compiler.disable: torch runs it then"
+REMEDY = (
+    'options={"fallback": "torch"}, the default: torch runs what Stitch lacks then; or put it '
+    "into a function under @torch.compiler.disable"
+)
 
 
 @dataclass(frozen=True, slots=True)

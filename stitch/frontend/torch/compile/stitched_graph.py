@@ -19,13 +19,12 @@ from stitch.errors import InternalError
 from stitch.frontend.torch.aten_walk import Refusal, location_of, name_of
 from stitch.frontend.torch.compile.graph_cut import (
     ORIGIN,
-    Part,
+    GraphPart,
     Step,
     copied,
     cut_graph,
     is_exchange_of_keys,
     is_operation,
-    is_tensor,
     nbytes_of,
     unit_of,
 )
@@ -48,7 +47,7 @@ from stitch.frontend.torch.compile.symbolic_sizes import (
 #: A function of a list of arguments, which it empties.
 Run = Callable[[list[Any]], Sequence[Any]]
 #: From a part and its settings to what runs it, and what of the part is refused.
-Compile = Callable[[Part, GraphSettings], tuple[Callable[[], Run], Sequence[Refusal]]]
+Compile = Callable[[GraphPart, GraphSettings], tuple[Callable[[], Run], Sequence[Refusal]]]
 
 
 def stitched(
@@ -72,7 +71,9 @@ def stitched(
     def by_shapes(part: Any, wanted: GraphSettings) -> Run:
         return ByShapes(part, lambda sized: stitched(sized, storage, wanted, heard)).__call__
 
-    def compiled(part: Part, wanted: GraphSettings) -> tuple[Callable[[], Run], Sequence[Refusal]]:
+    def compiled(
+        part: GraphPart, wanted: GraphSettings
+    ) -> tuple[Callable[[], Run], Sequence[Refusal]]:
         made = torch.fx.GraphModule(module, part.graph)
         return lambda: by_shapes(made, wanted), ()
 
@@ -88,7 +89,9 @@ def _stitched_sized(
     heard: Heard,
     reasons: dict[Any, str],
 ) -> Run:
-    def compiled(part: Part, wanted: GraphSettings) -> tuple[Callable[[], Run], Sequence[Refusal]]:
+    def compiled(
+        part: GraphPart, wanted: GraphSettings
+    ) -> tuple[Callable[[], Run], Sequence[Refusal]]:
         building = Building(part.graph, module, wanted)
         return lambda: GraphProgram(building, storage).__call__, building.refusals
 
@@ -113,7 +116,7 @@ def _cut_and_stitched(
             graph, by_torch, static=settings.static, visible=settings.exact_outputs,
             share=settings.shares_outputs,
         )  # fmt: skip
-        parts = [step for step in steps if isinstance(step, Part)]
+        parts = [step for step in steps if isinstance(step, GraphPart)]
         small = [part for part in parts if _is_small(part, settings)]
         for part in small:
             why = f"its part of the graph has {part.operations} of the {settings.min_operations} "
@@ -121,8 +124,8 @@ def _cut_and_stitched(
         refusals: list[Refusal] = []
         runs: list[Callable[[], Run]] = []
         for number, part in enumerate(() if small else parts):
-            run, refused = compiled(part, _settings_of(part, settings, graph, number))
-            runs.append(run)
+            made, refused = compiled(part, _settings_of(part, settings, graph, number))
+            runs.append(made)
             refusals += refused
         reasons.update(_origins(refusals))
         if not small and not refusals:
@@ -134,7 +137,7 @@ def _cut_and_stitched(
     return run
 
 
-def _is_small(part: Part, settings: GraphSettings) -> bool:
+def _is_small(part: GraphPart, settings: GraphSettings) -> bool:
     if part.operations >= settings.min_operations:
         return False
     return not any(map(is_exchange_of_keys, part.nodes))
@@ -153,7 +156,7 @@ def _origins(refusals: Iterable[Refusal]) -> dict[Any, str]:
     return reasons
 
 
-def _settings_of(part: Part, whole: GraphSettings, graph: Any, number: int) -> GraphSettings:
+def _settings_of(part: GraphPart, whole: GraphSettings, graph: Any, number: int) -> GraphSettings:
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     lasting = {placeholders[position] for position in whole.static}
     static = frozenset(i for i, node in enumerate(part.inputs) if node in lasting)
@@ -184,7 +187,7 @@ class _Outer:
                 self._values[node] = self._graph.placeholder(node.name)
         rest = iter(runs)
         for step in steps:
-            if isinstance(step, Part):
+            if isinstance(step, GraphPart):
                 self._call(step, next(rest))
             else:
                 self._values[step] = self._graph.node_copy(step, self._as_promised)
@@ -195,7 +198,7 @@ class _Outer:
         boxed(type(stitched).forward)
         return stitched.forward  # type: ignore[no-any-return]  # torch has no types here
 
-    def _call(self, part: Part, run: Run) -> None:
+    def _call(self, part: GraphPart, run: Run) -> None:
         if not part.outputs:
             return
         results = self._graph.call_function(run, ([self._value(node) for node in part.inputs],))
@@ -264,9 +267,9 @@ def _report(
     reasons: Mapping[Any, str],
     by_torch: set[Any],
 ) -> GraphReport:
-    parts = [step for step in steps if isinstance(step, Part)]
+    parts = [step for step in steps if isinstance(step, GraphPart)]
     mine = [node for part in parts for node in part.nodes]
-    theirs = [step for step in steps if not isinstance(step, Part) and unit_of(step) is step]
+    theirs = [step for step in steps if not isinstance(step, GraphPart) and unit_of(step) is step]
     made = {node for part in parts for node in part.outputs}
     given = [node for part in parts for node in part.inputs if node not in made]
     end = next(reversed(graph.nodes))

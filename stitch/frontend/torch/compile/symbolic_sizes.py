@@ -108,9 +108,7 @@ def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
     mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
     sized = copy.deepcopy(module)
     with mode, torch.no_grad():
-        fakes = [
-            _fake_of(a, mode) if isinstance(a, torch.Tensor) else a for a in arguments
-        ]
+        fakes = [_fake_of(a, mode) if isinstance(a, torch.Tensor) else a for a in arguments]
         recorder = _Recorder(sized)
         recorder.run(*fakes)
     numbers = {n: v for n, v in recorder.results.items() if isinstance(v, _NUMBERS)}

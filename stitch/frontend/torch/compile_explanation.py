@@ -116,7 +116,7 @@ class Explanation:
             lines += ["graph breaks:", *(f"  {b.where}: {b.reason}" for b in self.breaks)]
         lines.append(
             f"bytes a call: {self.to_programs_nbytes:,} of torch's read by programs, "
-            f"{self.to_torch_nbytes:,} given to torch; {self.copied_nbytes:,} were copied in this one"
+            f"{self.to_torch_nbytes:,} given to torch; {self.copied_nbytes:,} copied in this one"
         )
         return "\n".join(lines)
 
@@ -166,7 +166,8 @@ def _original(function: Any) -> Any:
 
 
 def _reasons() -> list[Any]:
-    return output_graph.graph_break_reasons
+    reasons: list[Any] = output_graph.graph_break_reasons
+    return reasons
 
 
 def _breaks(reasons: Sequence[Any]) -> tuple[GraphBreak, ...]:

@@ -1,0 +1,131 @@
+"""`explain` tells what became of a function: who runs what, why, and what passed between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from stitch.errors import CompileError, UsageError
+from stitch.frontend.torch import explain, graph_counts
+from tests.support.torch.compiled import compiled
+
+ALL_PARTS = {"min_operations": 1}
+
+
+def _two_fallbacks(x: Any) -> Any:
+    first = torch.special.i0(x * 2)
+    return torch.special.i0(first.sin()) + torch.linalg.det(first)
+
+
+def test_operators_are_counted_by_who_runs_them() -> None:
+    found = explain(_two_fallbacks, options=ALL_PARTS)(torch.rand(3, 3))
+    assert found.by_torch == {"aten.i0.default": 2, "aten._linalg_det.default": 1}
+    assert found.by_stitch == {"aten.mul.Tensor": 1, "aten.sin.default": 1, "aten.add.Tensor": 1}
+    assert [graph.role for graph in found.graphs] == ["inference"]
+    assert found.programs == 3
+
+
+def test_fallbacks_have_reasons_and_lines() -> None:
+    found = explain(_two_fallbacks, options=ALL_PARTS)(torch.rand(3, 3))
+    first, second = found.fallbacks
+    line = _two_fallbacks.__code__.co_firstlineno + 1
+    assert (first.operator, first.count, first.reason) == ("aten.i0.default", 2, "no lowering")
+    assert first.places == (f"test_torch_explain.py:{line}", f"test_torch_explain.py:{line + 1}")
+    assert second.operator == "aten._linalg_det.default"
+
+
+def test_what_reads_a_type_that_programs_lack_says_so() -> None:
+    found = explain(lambda x: torch.complex(x, x).abs() * 2, options=ALL_PARTS)(torch.rand(3))
+    reasons = {row.operator: row.reason for row in found.fallbacks}
+    assert reasons["aten.complex.default"] == "no lowering"
+    assert "it reads what programs cannot" in reasons["aten.abs.default"]
+    assert "complex64" in reasons["aten.abs.default"]
+
+
+def test_bytes_that_cross_are_counted_in_each_direction() -> None:
+    def function(x: Any) -> Any:
+        return torch.special.i0(x * 2).sin()
+
+    x = torch.rand(10, 10)
+    found = explain(function, options=ALL_PARTS)(x)
+    assert found.to_programs_nbytes == 2 * x.nbytes
+    assert found.to_torch_nbytes == 2 * x.nbytes
+    assert 0 < found.copied_nbytes <= 2 * x.nbytes
+
+
+def test_graph_breaks_have_their_reason_and_line() -> None:
+    def broken(x: Any) -> Any:
+        made = x * 2
+        if made.sum() > 0:
+            made = made + 1
+        return made.sin()
+
+    found = explain(broken)(torch.ones(3))
+    assert len(found.graphs) == 2
+    (only,) = found.breaks
+    assert only.where == f"test_torch_explain.py:{broken.__code__.co_firstlineno + 2}"
+    assert only.reason
+
+
+def test_the_graph_of_gradients_is_told_as_well() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    found = explain(module)(torch.rand(2, 4))
+    assert [graph.role for graph in found.graphs] == ["forward", "backward"]
+    assert all(graph.programs == 1 for graph in found.graphs)
+    assert found.by_torch == {}
+    assert module[0].weight.grad is None
+
+
+def test_the_text_says_all_of_it() -> None:
+    def function(x: Any) -> Any:
+        made = torch.special.i0(x * 2)
+        torch._dynamo.graph_break()
+        return made.sin()
+
+    text = str(explain(function, options=ALL_PARTS)(torch.rand(3)))
+    for part in (
+        "2 graphs, 2 programs: 2 operators run by Stitch, 1 by torch",
+        "left to torch:\n  1 x aten.i0.default (test_torch_explain.py:",
+        "): no lowering",
+        "graph breaks:\n  test_torch_explain.py:",
+        "bytes a call: 24 of torch's read by programs, 24 given to torch;",
+    ):
+        assert part in text
+
+
+def test_something_compiled_already_is_explained_as_what_it_was_made_of() -> None:
+    for given in (_two_fallbacks, nn.Sequential(nn.Linear(3, 3))):
+        run = torch.compile(given, backend="eager")
+        assert len(explain(run)(torch.rand(3, 3)).graphs) >= 1
+
+
+def test_explaining_many_times_tells_the_same() -> None:
+    explained = explain(_two_fallbacks, options=ALL_PARTS)
+    first = explained(torch.rand(3, 3))
+    for _ in range(12):
+        again = explained(torch.rand(3, 3))
+    assert again.by_torch == first.by_torch
+
+
+def test_an_error_under_fallback_error_comes_through() -> None:
+    with pytest.raises(BackendCompilerFailed) as caught:
+        explain(_two_fallbacks, options={"fallback": "error"})(torch.rand(3, 3))
+    assert isinstance(caught.value.inner_exception, CompileError)
+    with pytest.raises(UsageError, match="fallback"):
+        explain(_two_fallbacks, options={"fallback": "never"})
+
+
+def test_counts_of_a_device_grow_with_each_graph() -> None:
+    options: dict[str, Any] = {**ALL_PARTS, "window": 61}
+    assert graph_counts(options).graphs == 0
+    run = compiled(_two_fallbacks, fallback="torch", **options)
+    run(torch.rand(3, 3))
+    counts = graph_counts(options)
+    assert (counts.graphs, counts.programs) == (1, 3)
+    assert counts.by_torch["aten.i0.default"] == 2
+    run(torch.rand(3, 3))
+    assert graph_counts(options).graphs == 1
