@@ -11,7 +11,7 @@ from tests.support.benches import BENCH_NAMES, load_bench, run_bench
 #: They do without whole numbers.
 WITHOUT_NUMBERS = {"fragmentation", "memory_goals", "op_times"}
 #: They import torch before anything else.
-OF_TORCH = {"stale_weights", "train"}
+OF_TORCH = {"stale_weights", "torch_fallback", "train"}
 
 
 class ParserMade(Exception):

@@ -49,8 +49,8 @@ from stitch.runtime import DEFAULT_WINDOW
 
 ALGORITHMS = ("optimize", "as_written")
 FALLBACKS = ("torch", "error")
-#: A program costs some ten microseconds a call, an operator of torch one or two: parts that are
-#: smaller than this are faster where torch runs them between its own.
+#: A program costs some ten microseconds a call, an operator of torch two: parts that are smaller
+#: than this are faster where torch runs them between its own (tools/bench/torch_fallback.py).
 MIN_OPERATIONS = 8
 _count = itertools.count()
 
