@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -288,6 +289,60 @@ def test_sizes_that_depend_on_data_stay_inside_what_torch_runs() -> None:
                 x = torch.randn(5)
                 x[:zeros] = 0
                 assert_same(run(x), function(x))
+
+
+def test_gradients_go_through_sizes_that_depend_on_data() -> None:
+    def picking(x: Any) -> Any:
+        chosen = torch.masked_select((x * 2).sin(), x > 0)
+        return (chosen * chosen).sum() * x.mean() + bessel(x).sum()
+
+    with dynamo_config.patch(capture_dynamic_output_shape_ops=True):
+        run = _compiled(picking)
+        for _ in range(3):
+            x = torch.randn(7)
+            assert_same(gradients(run, [x]), gradients(picking, [x]))
+
+
+def test_rows_of_different_lengths_are_torchs() -> None:
+    rows = torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(4, 3)], layout=torch.jagged)
+    run = _compiled(lambda given: (given * 2).sin().values())
+    assert_same(run(rows), (rows.values() * 2).sin())
+
+
+def test_results_that_are_equal_are_not_one() -> None:
+    def function(x: Any) -> Any:
+        made, other = bessel(x), x.sin()
+        last = bessel(other)
+        return made.clone(), made, other.clone(), other, last.contiguous(), last
+
+    run, x = _compiled(function), torch.rand(3, 4)
+    for _ in range(2):
+        found, wanted = run(x), function(x)
+        for outputs in (found, wanted):
+            for number in (0, 2, 5):
+                outputs[number].add_(number + 1)
+        assert_same(found, wanted)
+
+
+def test_several_threads_may_call_at_once() -> None:
+    def function(x: Any) -> Any:
+        return bessel(x * 2).sin() + x
+
+    run, wrong = _compiled(function), []
+    run(torch.rand(5))
+
+    def work() -> None:
+        for _ in range(60):
+            x = torch.rand(5)
+            if not torch.allclose(run(x), function(x), atol=1e-5):
+                wrong.append(x)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_a_graph_with_symbolic_sizes_is_cut_for_each_shape() -> None:

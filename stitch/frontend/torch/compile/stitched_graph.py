@@ -41,6 +41,7 @@ from stitch.frontend.torch.compile.symbolic_sizes import (
     DEPENDS_ON_DATA,
     ByShapes,
     depending_on_data,
+    has_symbols,
     is_static,
 )
 
@@ -64,12 +65,13 @@ def stitched(
     """
     reasons = {} if refused is None else {unit_of(n): why for n, why in refused.items()}
     if is_static(module.graph):
-        return _stitched_sized(module, storage, settings, heard, reasons)
+        return _sized(module, storage, settings, heard, reasons)
     dependent = () if settings.raises else depending_on_data(module.graph)
     reasons.update({unit_of(node): DEPENDS_ON_DATA for node in dependent})
 
     def by_shapes(part: Any, wanted: GraphSettings) -> Run:
-        return ByShapes(part, lambda sized: stitched(sized, storage, wanted, heard)).__call__
+        # Not `stitched` again: sizes of nested tensors stay symbols, and are torch's.
+        return ByShapes(part, lambda sized: _sized(sized, storage, wanted, heard, {})).__call__
 
     def compiled(
         part: GraphPart, wanted: GraphSettings
@@ -79,10 +81,21 @@ def stitched(
 
     if not reasons:
         return by_shapes(module, settings)
-    return _cut_and_stitched(module, settings, reasons, compiled, heard)
+    # Strides are not known yet, so they are promised to all who read a value.
+    return _cut_and_stitched(
+        module,
+        replace(settings, exact_outputs=_output_count(module.graph)),
+        reasons,
+        compiled,
+        heard,
+    )
 
 
-def _stitched_sized(
+def _output_count(graph: Any) -> int:
+    return len(next(reversed(graph.nodes)).args[0])
+
+
+def _sized(
     module: Any,
     storage: SharedStorage,
     settings: GraphSettings,
@@ -223,14 +236,15 @@ class _Outer:
         return self._promised[node]
 
     def _may_differ(self, node: Any) -> bool:
-        if storage_of(node) is None or node.meta["val"].is_contiguous():
+        kind = node.meta.get("val")
+        if storage_of(node) is None or has_symbols(kind) or kind.is_contiguous():
             return False
         if node.op == "placeholder":
             # A program of the forward pass may have made it, which promises no strides.
             return self._is_backward
         made = self._values.get(node)
         is_programs = made is not None and made.target is operator.getitem
-        return is_programs and unusual_strides(node.meta["val"]) is None
+        return is_programs and unusual_strides(kind) is None
 
 
 def restrided(tensor: Any, strides: tuple[int, ...]) -> Any:

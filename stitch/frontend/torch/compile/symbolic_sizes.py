@@ -53,15 +53,16 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 def is_static(graph: Any) -> bool:
     """Whether all sizes in a graph are numbers already."""
-    return not any(_has_symbols(node.meta.get("val")) for node in graph.nodes)
+    return not any(has_symbols(node.meta.get("val")) for node in graph.nodes)
 
 
-def _has_symbols(value: Any) -> bool:
+def has_symbols(value: Any) -> bool:
+    """Whether a size, or a number, in what a node gives is a symbol."""
     if isinstance(value, torch.Tensor):
         sizes = (*value.shape, *value.stride()) if value.layout is torch.strided else value.shape
         return any(isinstance(size, torch.SymInt) for size in sizes)
     if isinstance(value, list | tuple):
-        return any(map(_has_symbols, value))
+        return any(map(has_symbols, value))
     return isinstance(value, _SYMBOLS)
 
 
