@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import BackendCompilerFailed
 
 from stitch.errors import CompileError, StitchError, UsageError
@@ -37,6 +38,17 @@ def test_all_unsupported_operators_are_listed_with_their_lines() -> None:
         assert f"test_torch_compile_refusals.py:{number}" in error.what
     assert "torch.compiler.disable" in (error.remedy or "")
     assert '"fallback": "torch"' in (error.remedy or "")
+
+
+def test_sizes_out_of_data_are_named_with_their_lines() -> None:
+    def picking(x: Any) -> Any:
+        return x.nonzero() * 2
+
+    with dynamo_config.patch(capture_dynamic_output_shape_ops=True):
+        error = _refusal(compiled(picking), torch.ones(3))
+    line = picking.__code__.co_firstlineno + 1
+    assert "sizes depend on data" in error.what
+    assert f"aten.nonzero.default: test_torch_compile_refusals.py:{line}" in error.what
 
 
 def test_by_default_nothing_is_refused() -> None:

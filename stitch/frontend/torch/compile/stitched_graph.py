@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from stitch.errors import InternalError
-from stitch.frontend.torch.aten_walk import Refusal, location_of, name_of
+from stitch.errors import CompileError, InternalError
+from stitch.frontend.torch.aten_walk import MAX_LINES, Refusal, location_of, name_of
 from stitch.frontend.torch.compile.graph_cut import (
     ORIGIN,
     GraphPart,
@@ -30,6 +30,7 @@ from stitch.frontend.torch.compile.graph_cut import (
 )
 from stitch.frontend.torch.compile.graph_outputs import storage_of, unusual_strides
 from stitch.frontend.torch.compile.graph_program import (
+    REMEDY,
     Building,
     GraphProgram,
     GraphSettings,
@@ -66,7 +67,14 @@ def stitched(
     reasons = {} if refused is None else {unit_of(n): why for n, why in refused.items()}
     if is_static(module.graph):
         return _sized(module, storage, settings, heard, reasons)
-    dependent = () if settings.raises else depending_on_data(module.graph)
+    dependent = depending_on_data(module.graph)
+    if dependent and settings.raises:
+        lines = dict.fromkeys(f"{name_of(node)}: {location_of(node)}" for node in dependent)
+        raise CompileError(
+            "sizes depend on data:\n  - " + "\n  - ".join(list(lines)[:MAX_LINES]),
+            where=settings.name,
+            remedy=REMEDY,
+        )
     reasons.update({unit_of(node): DEPENDS_ON_DATA for node in dependent})
 
     def by_shapes(part: Any, wanted: GraphSettings) -> Run:
@@ -206,6 +214,8 @@ class _Outer:
                 self._values[step] = self._graph.node_copy(step, self._as_promised)
         outputs = torch.fx.node.map_arg(nodes[-1].args[0], self._value)
         self._graph.output(list(outputs))
+        for node in self._graph.nodes:
+            node.meta = {}  # It holds all that tracing made.
         self._graph.set_codegen(torch.fx.graph._BoxedCodeGen())
         stitched = torch.fx.GraphModule(self._module, self._graph)
         boxed(type(stitched).forward)
