@@ -47,6 +47,7 @@ from stitch.runtime import (
     DEFAULT_WINDOW,
     Executor,
     LoadedProgram,
+    PriceTable,
     Tensor,
     make_executor,
 )
@@ -71,6 +72,7 @@ _FIELDS = ("stitch", "target", "name", "role", "wishes")
     executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
     window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
     spill=BOOL, aggregate=AGGREGATE, lanes=WHOLE,
+    prices=optional(either(TEXT, PATH, instance_of("a PriceTable", PriceTable))),
 )  # fmt: skip
 def open_device(
     machine: str | Path | Machine = "wormhole_n150",
@@ -84,6 +86,7 @@ def open_device(
     spill: bool = True,
     aggregate: str = "auto",
     lanes: int = 1,
+    prices: str | Path | PriceTable | None = None,
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
@@ -102,14 +105,20 @@ def open_device(
     differ). Results of which somebody still has a handle are kept; `explain` says what was linked.
     `lanes`: on how many threads independent stretches of a plan run beside each
     other, where each takes 100 us at least by its counts; results and copies are those of one lane.
+    `prices`: the table by which `auto` and `torch` choose who computes an operation: the name of a
+    family of processors (`x86_avx512_intel`), or the path of a file that `stitch.tune` wrote
+    (default: the family nearest to this processor). The choice, and with it the last digits of
+    results, follows from it alone; name one to have the same on every machine.
     """
     return Device(
         load_machine(machine),
         executor=executor
         if threads is None
-        else make_executor(executor, threads, fuse_across_seams=aggregate == "always"),
+        else make_executor(
+            executor, threads, fuse_across_seams=aggregate == "always", prices=prices
+        ),
         window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
-        spill=spill, aggregate=aggregate, lanes=lanes,
+        spill=spill, aggregate=aggregate, lanes=lanes, prices=prices if threads is None else None,
     )  # fmt: skip
 
 
