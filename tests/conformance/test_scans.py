@@ -228,4 +228,4 @@ def test_many_rounds_are_one_call_of_onnx_runtime_and_few_are_not() -> None:
         return stitch.compile(graph_of(BY_NAME["sums"], count), target="host").program
 
     assert points(program(1), TABLE.points) < 1 <= points(program(100), TABLE.points)
-    assert divide(program(100), [True]).runs == ((0,),)
+    assert divide(program(100), [True], TABLE).runs == ((0,),)

@@ -213,14 +213,12 @@ def test_the_same_table_divides_alike_whatever_the_processor(
 
 def test_a_division_follows_the_table() -> None:
     whole, table = program(), load_prices("x86_avx512_intel")
-    able = [True] * len(whole.operations)
-    assert table.onnxruntime is not None
+    able, onnx = [True] * len(whole.operations), table.onnxruntime
+    assert onnx is not None
     nothing = Gain(0.0, 0.0)
     table = dataclasses.replace(table, gains=dataclasses.replace(table.gains, division=nothing))
-    dear = {**table.onnxruntime.functions_ns, "Erf": Curve(((1, 1e6),))}
-    without = dataclasses.replace(
-        table, onnxruntime=dataclasses.replace(table.onnxruntime, functions_ns=dear)
-    )
+    dear = {**onnx.functions_ns, "Erf": Curve(((1, 1e6),))}
+    without = dataclasses.replace(table, onnxruntime=dataclasses.replace(onnx, functions_ns=dear))
     for prices, is_foreign in ((table, True), (without, False)):
         foreign = {whole.operations[i].op for run in divide(whole, able, prices).runs for i in run}
         assert ("Erf" in foreign) == is_foreign

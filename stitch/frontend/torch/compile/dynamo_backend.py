@@ -7,10 +7,12 @@ programs; what passes between them stays on the device. Importing this module ne
 torch (an optional extra).
 
 Options, as in `torch.compile(model, backend="stitch", options={"target": "wormhole_n150"})`:
-`target`: a machine by name or path (host); `executor`: what computes (torch); `window`: tasks that
-the device's queue holds; `algorithm`: `optimize` runs the compiler's passes, `as_written` does not;
-`fallback`: who runs what Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`:
-where a graph is cut for that, parts with fewer operations are left to torch as well.
+`target`: a machine by name or path (host); `executor`: what computes (torch: each operation by
+PyTorch, ONNX Runtime or NumPy, whichever the table of prices says is best); `prices`: that table,
+by name or path (the family of this processor); `window`: tasks that the device's queue holds;
+`algorithm`: `optimize` runs the compiler's passes, `as_written` does not; `fallback`: who runs what
+Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`: where a graph is cut for
+that, parts with fewer operations are left to torch as well.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class CompileSettings:
     max_memory: int | str | None = None
     fallback: str = "torch"
     min_operations: int = MIN_OPERATIONS
+    prices: str | None = None
 
     @staticmethod
     def of(options: Mapping[str, Any] | None) -> CompileSettings:
@@ -98,10 +101,11 @@ class CompileSettings:
 
 
 def _spelled(given: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(given[name]) for name in ("target", "executor") if name in given}
+    words = ("target", "executor", "prices")
+    return {name: str(given[name]) for name in words if given.get(name) is not None}
 
 
-_storages: dict[tuple[str, str, int, int | str | None], SharedStorage] = {}
+_storages: dict[tuple[str, str, int, int | str | None, str | None], SharedStorage] = {}
 _opening = threading.Lock()
 
 
@@ -116,13 +120,15 @@ os.register_at_fork(after_in_child=_in_child)
 
 def shared_storage_of(settings: CompileSettings) -> SharedStorage:
     """What torch shares with the device that these settings ask for; the device is opened once."""
-    key = (settings.target, settings.executor, settings.window, settings.max_memory)
+    key = (
+        settings.target, settings.executor, settings.window, settings.max_memory, settings.prices,
+    )  # fmt: skip
     with _opening:
         storage = _storages.get(key)
         if storage is None or storage.device.is_closed:
             device = Device(
                 load_machine(settings.target), executor=settings.executor, window=settings.window,
-                max_memory=settings.max_memory,
+                max_memory=settings.max_memory, prices=settings.prices,
             )  # fmt: skip
             storage = _storages[key] = SharedStorage(device)
         return storage
