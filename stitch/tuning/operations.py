@@ -29,6 +29,8 @@ CHAIN = 6
 ROUNDS, MORE = 64, 9
 #: Matrices of a batch, and their edge.
 BATCH, SMALL = 64, 16
+#: Images of a training's batch.
+IMAGES = 16
 _AS_WRITTEN = CompileOptions(optimize=False)
 
 _Build = Callable[[ComputationGraphBuilder], Any]
@@ -171,8 +173,11 @@ def _convolved(channels: int, side: int, b: Any) -> Any:
     return b.op("Conv", x, b.parameter("w", drawn), pads=[1] * 4)
 
 
-def _weights_gradient(channels: int, side: int, b: Any) -> Any:
-    x, gradient = (b.input(n, (1, channels, side, side), "float32") for n in ("x", "gradient"))
+def _weights_gradient(edge: int, b: Any) -> Any:
+    # Of a training's batch: many images of few channels.
+    channels, side = max(1, edge // 32), max(4, edge // 64)
+    shape = (IMAGES, channels, side, side)
+    x, gradient = (b.input(n, shape, "float32") for n in ("x", "gradient"))
     return b.op("ConvWeightGradient", x, gradient, domain="stitch", kernel_shape=[3, 3],
                 pads=[1] * 4)  # fmt: skip
 
@@ -240,7 +245,7 @@ def measured_operations(largest: int) -> Iterator[MeasuredOperation]:
         yield _measured("products", partial(_product, rows, edge, False))
         channels, side = max(1, edge // 16), max(4, edge // 32)
         yield _measured("convolutions", partial(_convolved, channels, side))
-        yield _measured("weight_gradients", partial(_weights_gradient, channels, side))
+        yield _measured("weight_gradients", partial(_weights_gradient, edge))
     for op in CHUNKED:
         yield _measured(f"chunked {op}", partial(_chain, edges[-1], op), edges[-1] ** 2)
     yield _measured("batched", _batched)
