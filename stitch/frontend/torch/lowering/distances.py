@@ -18,6 +18,29 @@ from stitch.graph import SymbolicTensor
 aten = torch.ops.aten
 
 
+#: From how many rows on torch has Euclidean distances from products, if it is not told otherwise.
+_ROWS = 25
+_ALWAYS, _NEVER = 1, 2
+#: Differences of rows that gradients are not to hold: more are products of matrices.
+_MANY = 1 << 24
+
+
+def _by_products(first: SymbolicTensor, second: SymbolicTensor, mode: int | None) -> bool:
+    """Whether torch takes products for these sets: then digits are those."""
+    if mode in (_ALWAYS, _NEVER):
+        return mode == _ALWAYS
+    return max(first.shape[-2], second.shape[-2]) > _ROWS
+
+
+def _euclidean(call: Call, first: SymbolicTensor, second: SymbolicTensor) -> SymbolicTensor:
+    """sqrt(x x' + y y' - 2 x y')."""
+    b = call.builder
+    squares = [b.reduce_sum(b.square(x), -1, keepdims=True) for x in (first, second)]
+    product = b.matmul(b.mul(first, -2.0), b.swapaxes(second, -1, -2))
+    both = b.add(b.add(product, squares[0]), b.swapaxes(squares[1], -1, -2))
+    return b.sqrt(b.op("Max", both, 0.0))
+
+
 def _apart(call: Call, first: SymbolicTensor, second: SymbolicTensor) -> SymbolicTensor:
     """Every row of one less every row of the other: [..., rows, other rows, width]."""
     return call.builder.sub(call.builder.unsqueeze(first, -2), call.builder.unsqueeze(second, -3))
@@ -57,8 +80,10 @@ def _slopes(
 
 @rounded_once
 def _between_sets(
-    call: Call, first: SymbolicTensor, second: SymbolicTensor, p: float, _: int | None
+    call: Call, first: SymbolicTensor, second: SymbolicTensor, p: float, mode: int | None
 ) -> SymbolicTensor:
+    if p == 2 and _by_products(first, second, mode):
+        return _euclidean(call, first, second)
     return _length(call, _apart(call, first, second), p)
 
 
@@ -70,6 +95,12 @@ def _between_sets_backward(
     b = call.builder
     if 0 in grad.shape or 0 in call.shape:
         return call.filled(0)
+    if p == 2 and first.size * second.shape[-2] > _MANY:
+        # The sum over rows of share (first - second), as products of matrices.
+        is_zero = b.equal(distance, 0)
+        share = b.div(b.where(is_zero, 0.0, grad), b.where(is_zero, 1.0, distance))
+        own = b.mul(first, b.reduce_sum(share, -1, keepdims=True))
+        return b.reshape(b.sub(own, b.matmul(share, second)), call.shape)
     slopes = _slopes(call, _apart(call, first, second), distance, p)
     return b.reshape(b.reduce_sum(b.mul(b.unsqueeze(grad, -1), slopes), -2), call.shape)
 
