@@ -33,8 +33,6 @@ RIGHT, REFUSED, BREAKS, WRONG, BROKEN = "right", "refused", "breaks", "wrong", "
 _BREAKING = (
     torch._subclasses.fake_tensor.DataDependentOutputException,
     torch._subclasses.fake_tensor.DynamicOutputShapeException,
-    # Of storage that sparse tensors lack.
-    NotImplementedError,
 )
 #: Operators that give memory as it is.
 _EMPTY = (
@@ -100,10 +98,10 @@ def outcome_of(
     except Exception:
         # Operators for other devices, and sparse ones.
         return None
-    if eager is None or any(t is not None and t.layout is not torch.strided for t in eager):
-        return None
     called = _called(function, tensors)
-    core = frozenset(str(op) for op in called if torch.Tag.core in op.tags)
+    if eager is None or not called.is_dense:
+        return None
+    core = frozenset(str(op) for op in called.overloads if torch.Tag.core in op.tags)
     try:
         compiled = stitch_backend(graph_module_of(function, tensors), tensors, options=options)
         mine = results_and_gradients(compiled, tensors)
@@ -111,7 +109,7 @@ def outcome_of(
         return Outcome(name, number, *_failure(error), core)
     assert mine is not None
     # Of what is random, or memory as it is, only the types can be compared.
-    draws = any(torch.Tag.nondeterministic_seeded in op.tags for op in called)
+    draws = any(torch.Tag.nondeterministic_seeded in op.tags for op in called.overloads)
     is_free = operator.name in _EMPTY or draws
     difference = _difference(mine, eager, types_only=is_free)
     if difference and not is_free and _is_as_near(function, tensors, mine, eager):
@@ -186,22 +184,26 @@ def _fresh(tensor: Any) -> Any:
 
 
 class _Called(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
-    """Remembers which overloads were called."""
+    """Remembers which overloads were called, and whether all that they gave is dense."""
 
     def __init__(self) -> None:
         super().__init__()
         self.overloads: set[Any] = set()
+        self.is_dense = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.overloads.add(func)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        self.is_dense &= all(t.layout is torch.strided for t in tensors)
+        return result
 
 
-def _called(function: Callable[..., Any], tensors: Sequence[Any]) -> set[Any]:
+def _called(function: Callable[..., Any], tensors: Sequence[Any]) -> _Called:
     called = _Called()
     with called, torch.no_grad():
         function(*map(_fresh, tensors))
-    return called.overloads
+    return called
 
 
 def results_and_gradients(function: Callable[..., Any], tensors: Sequence[Any]) -> list[Any] | None:
