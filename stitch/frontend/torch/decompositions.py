@@ -17,8 +17,14 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from stitch.frontend.torch.lowering import KEPT_BY_AUTOGRAD
 
 aten = torch.ops.aten
+#: Draws of other distributions, which torch makes of uniform and normal ones.
+_DRAWS = (aten.exponential, aten.cauchy, aten.geometric, aten.log_normal)
 #: Not in torch's core set, and taken apart by it well.
 _TAKEN_APART = (
+    *_DRAWS, aten.dist, aten.as_strided_copy,
+    aten.view_copy, aten.permute_copy, aten.unbind_copy, aten.narrow_copy, aten.expand_copy,
+    aten.select_copy, aten.slice_copy, aten.squeeze_copy, aten.unsqueeze_copy, aten.t_copy,
+    aten.transpose_copy, aten.diagonal_copy, aten.unfold_copy, aten.alias_copy, aten.detach_copy,
     aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm,
     aten._batch_norm_with_update_functional, aten.batch_norm_backward,
 )  # fmt: skip
