@@ -24,6 +24,8 @@ from tests.support.torch.compiled import (
 #: Each part is a program, however small.
 ALL_PARTS = {"fallback": "torch", "min_operations": 1}
 bessel = torch.special.i0
+#: What the operator `noted` was called with.
+noted: list[int] = []
 
 
 def _compiled(function: Any, dynamic: bool | None = None, **options: Any) -> Any:
@@ -59,6 +61,13 @@ def operators() -> Iterator[Any]:
     @torch.library.custom_op("stitch_tests::unknown", mutates_args=())  # type: ignore[untyped-decorator]  # torch has no types here
     def unknown(x: torch.Tensor) -> torch.Tensor:
         return x * 2
+
+    @torch.library.custom_op("stitch_tests::noted", mutates_args=())  # type: ignore[untyped-decorator]  # torch has no types here
+    def note(x: torch.Tensor, number: int) -> torch.Tensor:
+        noted.append(number)
+        return x.clone()
+
+    note.register_fake(lambda x, number: torch.empty_like(x))
 
     yield torch.ops.stitch_tests
     library._destroy()
@@ -211,6 +220,29 @@ def test_a_custom_operator_writes_to_what_it_is_given(operators: Any) -> None:
         theirs = [tensor.clone() for tensor in mine]
         assert_same(run(*mine), changing(*theirs))
         assert_same(mine, theirs)
+
+
+def test_custom_operators_run_in_the_order_of_the_code(operators: Any) -> None:
+    def function(x: Any) -> Any:
+        late = operators.noted(bessel(x).sin() * 2, 1)
+        early = operators.noted(x, 2)
+        return late + operators.noted(early.exp() + 1, 3)
+
+    noted.clear()
+    x = torch.rand(3)
+    assert_same(_compiled(function)(x), function(x))
+    assert noted == [1, 2, 3, 1, 2, 3]
+
+
+def test_an_error_of_torchs_operator_is_torchs_and_the_next_call_works() -> None:
+    def function(x: Any) -> Any:
+        return torch.linalg.inv(x * 2).sin() + 1
+
+    run = _compiled(function)
+    assert_same(run(torch.eye(3)), function(torch.eye(3)))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        run(torch.zeros(3, 3))
+    assert_same(run(torch.eye(3)), function(torch.eye(3)))
 
 
 def test_a_custom_operator_without_a_fake_is_named_with_what_to_do(operators: Any) -> None:

@@ -308,6 +308,7 @@ class _Cut:
             for source in node.all_input_nodes:
                 if source not in copies:
                     copies[source] = made.node_copy(source)
+                    copies[source].meta[ORIGIN] = source
             copies[node] = made.node_copy(node, copies.__getitem__)
             copies[node].meta[ORIGIN] = node
         exact: list[Any] = []
