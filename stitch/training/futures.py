@@ -9,6 +9,7 @@ import numpy as np
 from stitch.errors import UsageError
 from stitch.program import Array
 from stitch.runtime import Tensor
+from stitch.training.from_torch import loss_of_call
 from stitch.training.losses import Loss
 
 
@@ -68,6 +69,19 @@ class TensorFuture:
 
     def __repr__(self) -> str:
         return f"<TensorFuture {self.tensor!r}>"
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        """What torch's functions do with a prediction: losses judge it."""
+        call = loss_of_call(function, arguments, named or {})
+        if not isinstance(call.pred, cls):
+            raise UsageError(
+                "a loss takes the prediction first, then the labels",
+                got=f"{function.__name__}({type(call.pred).__name__}, ...)",
+            )
+        return call.pred.judged_by(call.loss, call.label)
 
     def judged_by(self, loss: Loss, label: Any) -> LossTensor:
         """Its loss; raises `UsageError` for another loss, and where it is not the last one."""
