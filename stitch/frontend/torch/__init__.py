@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.frontend.torch.compile import device_of
+    from stitch.frontend.torch.compile import device_of, loop_over
     from stitch.frontend.torch.compile_explanation import Explanation, explain, graph_counts
     from stitch.frontend.torch.fx import from_fx
     from stitch.frontend.torch.training_capture import from_torch_for_training
@@ -23,7 +23,7 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "compile": "device_of",
+            "compile": "device_of loop_over",
             "compile_explanation": "Explanation explain graph_counts",
             "fx": "from_fx",
             "training_capture": "from_torch_for_training",
@@ -32,4 +32,5 @@ else:
 
 __all__ = [
     "Explanation", "device_of", "explain", "from_fx", "from_torch_for_training", "graph_counts",
+    "loop_over",
 ]  # fmt: skip
