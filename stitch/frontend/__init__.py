@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stitch.frontend.modules import (
     batched_shapes,
+    graph_of_torch_call,
     is_torch,
     read_graph,
     read_trainable,
@@ -28,6 +29,6 @@ else:
     )
 
 __all__ = [
-    "MODULE_KEYS", "batched_shapes", "from_fx", "is_torch", "load_module", "loop_over",
-    "module_from_text", "read_graph", "read_trainable", "torch_device",
+    "MODULE_KEYS", "batched_shapes", "from_fx", "graph_of_torch_call", "is_torch", "load_module",
+    "loop_over", "module_from_text", "read_graph", "read_trainable", "torch_device",
 ]  # fmt: skip

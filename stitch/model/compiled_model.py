@@ -29,6 +29,7 @@ from stitch.compile_cache import CompileCache, KeptCompilation
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
 from stitch.errors import TaskError, UsageError, closest
 from stitch.files import FileBatch, make_folder, read_text, write_file
+from stitch.frontend import graph_of_torch_call
 from stitch.graph import ComputationGraph, Wish, as_data
 from stitch.machine import Machine, load_machine
 from stitch.model.binary_model import ModelOfBinary, open_device
@@ -184,7 +185,9 @@ class CompiledModel(ModelOfBinary):
         if self.executor is not None:
             options.setdefault("executor", self.executor)
         chosen = open_device(self.target, **options) if device is None else device
-        return self.training.start(chosen, weights=weights, seed=seed, owns_device=owned)
+        return self.training.start(
+            chosen, weights=weights, seed=seed, owns_device=owned, capture_call=graph_of_torch_call
+        )
 
     @property
     def instance(self) -> TrainingInstance:

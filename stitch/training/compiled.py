@@ -27,6 +27,7 @@ from stitch.training.graphs import KEPT_KINDS, Trainable
 from stitch.training.instance import TrainingInstance
 from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
+from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import (
     TrainingGraphs,
     TrainingOptions,
@@ -70,11 +71,12 @@ class CompiledTraining:
 
     def start(
         self, device: Device, *, weights: Mapping[str, Any] | None = None, seed: int = 0,
-        owns_device: bool = False,
+        owns_device: bool = False, capture_call: CaptureCall | None = None,
     ) -> TrainingInstance:  # fmt: skip
         """Put the model on a device, ready to train; an instance started before is closed.
 
-        `weights` replaces initial values by name; `seed` decides random operators. Raises
+        `weights` replaces initial values by name; `seed` decides random operators; `capture_call`
+        makes graphs of torch's functions over what it predicts. Raises
         `UsageError` for values that are missing, `IncompatibleError`, `OutOfMemoryError`.
         """
         values = {**self.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
@@ -91,6 +93,7 @@ class CompiledTraining:
         instance = TrainingInstance(
             self.programs, device, values,
             loss=self.loss, optimizer=self.optimizer, seed=seed, owns_device=owns_device,
+            capture_call=capture_call,
             compile_update=partial(
                 compile_update, options=self.options, machine=device.machine
             ),

@@ -24,6 +24,7 @@ from stitch.training.graphs import KEPT_KINDS, MASTER, MORE, rate_name
 from stitch.training.losses import Loss
 from stitch.training.observing import LayerTime, culprit, profiled
 from stitch.training.optimizers import Optimizer
+from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
 from stitch.training.stitching import NamedCells, Stitched, fitted, wiring_of
 from stitch.training.tensors import TrainingTensors, alone
@@ -54,9 +55,10 @@ class TrainingInstance(TrainingTensors):
         seed: int = 0,
         owns_device: bool = False,
         compile_update: Callable[[TrainingPrograms, Optimizer], Program] | None = None,
+        capture_call: CaptureCall | None = None,
     ) -> None:
         """`compile_update` makes the update anew where settings of the optimizer change that are
-        no inputs of it."""
+        no inputs of it; `capture_call` makes graphs of torch's functions over predictions."""
         cells = NamedCells(device)
         optimizer.check_free()
         kinds = (InputKind.ACTIVATION, InputKind.KEY)
@@ -65,6 +67,7 @@ class TrainingInstance(TrainingTensors):
         super().__init__(programs, cells, forward, seed)
         self.loss_fn = loss
         self.optimizer = optimizer
+        self.capture_call = capture_call
         self.profiling = False
         self._owns_device = owns_device
         self._compile_update, self._changes = compile_update, optimizer.changes

@@ -7,6 +7,7 @@ not know: the package torch, front ends, programs.
 
 from stitch.training.from_torch.called_losses import (
     GIVEN_LOSS,
+    is_loss_call,
     loss_of,
     loss_of_call,
 )
@@ -19,6 +20,6 @@ from stitch.training.from_torch.torch_optimizers import (
 )
 
 __all__ = [
-    "GIVEN_LOSS", "GIVEN_OPTIMIZER", "TorchOptimizer", "is_torch_optimizer", "loss_of",
-    "loss_of_call", "owner_of", "parameter_names", "replace_methods",
+    "GIVEN_LOSS", "GIVEN_OPTIMIZER", "TorchOptimizer", "is_loss_call", "is_torch_optimizer",
+    "loss_of", "loss_of_call", "owner_of", "parameter_names", "replace_methods",
 ]  # fmt: skip

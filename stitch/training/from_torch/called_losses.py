@@ -35,7 +35,6 @@ _CALLED: dict[str, type[Loss]] = {
     "l1_loss": L1Loss, "smooth_l1_loss": SmoothL1Loss, "huber_loss": HuberLoss,
     "binary_cross_entropy": BCELoss, "binary_cross_entropy_with_logits": BCEWithLogitsLoss,
 }  # fmt: skip
-#: A mean over elements that are all there; words of old versions that say the same as `reduction`.
 _PRED, _TARGET = "input", "target"
 
 GIVEN_LOSS = ArgumentKind(
@@ -53,6 +52,12 @@ class LossCall:
     loss: Loss
     pred: Any
     label: Any
+
+
+def is_loss_call(function: Any) -> bool:
+    """Whether a function of torch's is a loss, one that we have or not."""
+    name = str(getattr(function, "__name__", ""))
+    return name in _CALLED or name.endswith("_loss") or name == "kl_div"
 
 
 class _Probe:

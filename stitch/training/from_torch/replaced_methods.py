@@ -47,7 +47,7 @@ def owner_of(theirs: Any, name: str) -> Any:
     """Who has replaced a method of an object; None where nobody has."""
     now = vars(theirs).get(name)
     method = now.method() if isinstance(now, Replacement) else None
-    return None if method is None else method.__self__
+    return getattr(method, "__self__", None)
 
 
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
