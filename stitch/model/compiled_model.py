@@ -103,8 +103,8 @@ class CompiledModel(ModelOfBinary):
     def load(file: str | Path | IO[str]) -> CompiledModel:
         """Read what `dump` wrote, from a path or an open text file; raises `FormatError` for
         anything else."""
-        is_path = isinstance(file, str | os.PathLike)
-        parts = read_model(read_text(file) if is_path else file.read())
+        text = read_text(file) if isinstance(file, str | os.PathLike) else file.read()
+        parts = read_model(text)
         machine = load_machine(parts.target)
         if parts.training is None:
             model = compiled(parts.graph, machine, parts.target, parts.options)

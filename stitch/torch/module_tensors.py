@@ -22,6 +22,8 @@ except ModuleNotFoundError as error:
         "stitch.torch needs the package torch", remedy="pip install stitch-runtime[torch]"
     ) from error
 
+__all__ = ["set_tensor_of", "tensor_of", "torch"]
+
 
 def tensor_of(module: Any, name: str, index: Any = ...) -> Array:
     """A parameter or buffer of a module, or a part of it, as an array of its own.

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary, ref
 
 from stitch.argument_kinds import PATH, WRITABLE, either, takes
 from stitch.program import Array
-from stitch.torch.captured_model import CapturedModel, torch
+from stitch.torch.captured_model import CapturedModel
 from stitch.torch.module_json import module_json, written
-from stitch.torch.module_tensors import set_tensor_of, tensor_of
+from stitch.torch.module_tensors import set_tensor_of, tensor_of, torch
 
 #: What torch's own `Module.compile` is told.
 _TORCHS_WORDS = frozenset({"backend", "mode", "dynamic", "fullgraph", "options", "disable"})

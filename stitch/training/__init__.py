@@ -68,7 +68,13 @@ from stitch.training.optimizers import (
     RMSprop,
     optimizer_from_config,
 )
-from stitch.training.programs import TrainingOptions, TrainingPrograms, home_space, slot_places
+from stitch.training.programs import (
+    TrainingGraphs,
+    TrainingOptions,
+    TrainingPrograms,
+    home_space,
+    slot_places,
+)
 from stitch.training.schedules import (
     ConstantLR,
     CosineAnnealingLR,
@@ -144,13 +150,13 @@ __all__ = [
     "RuntimeBacking", "Schedule", "SearchResult", "SearchSolution", "SimulatedTime", "SlotKind",
     "SmoothL1Loss", "StepLR", "TaskArgumentAccessor", "TaskBinding", "TaskImplementation",
     "TaskInvocation", "TaskSignature", "TaskStore", "TensorAccessor", "TensorFuture",
-    "TensorSlot", "TorchOptimizer", "Trainable", "TrainingInstance", "TrainingOptions",
-    "TrainingPrograms", "WarmupLR", "as_trainable", "backward_binding", "backward_signature",
-    "check_algorithm", "compile_model", "differences", "evaluation_form", "execute", "graph_of",
-    "home_space", "is_checkpoint", "is_rate", "is_torch_optimizer", "loss_from_config",
-    "loss_of", "loss_of_call", "losses", "optimize", "optimizer_from_config", "owner_of",
-    "parameter_names", "part_of", "place_inference", "rate_name", "read_checkpoint",
-    "read_tensors", "refuse_other", "replace_methods", "schedule_from_config", "schedules",
-    "slot_places", "task_signature", "update_graph", "with_part", "with_weights",
-    "write_tensors",
+    "TensorSlot", "TorchOptimizer", "Trainable", "TrainingGraphs", "TrainingInstance",
+    "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable", "backward_binding",
+    "backward_signature", "check_algorithm", "compile_model", "differences", "evaluation_form",
+    "execute", "graph_of", "home_space", "is_checkpoint", "is_rate", "is_torch_optimizer",
+    "loss_from_config", "loss_of", "loss_of_call", "losses", "optimize",
+    "optimizer_from_config", "owner_of", "parameter_names", "part_of", "place_inference",
+    "rate_name", "read_checkpoint", "read_tensors", "refuse_other", "replace_methods",
+    "schedule_from_config", "schedules", "slot_places", "task_signature", "update_graph",
+    "with_part", "with_weights", "write_tensors",
 ]  # fmt: skip

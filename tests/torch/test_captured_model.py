@@ -106,6 +106,7 @@ def test_steps_are_those_of_stitch_compile_with_everything_known() -> None:
     )
     assert isinstance(known, stitch.CompiledModel)
     assert step(model, optimizer) == step(known, beside)
+    assert known.search_result is not None
     assert model.search_result.as_data() == known.search_result.as_data()
 
 

@@ -134,8 +134,9 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     ],
 )
 def test_a_keyword_that_compile_lacks_is_answered_with_the_nearest(word: str, meant: str) -> None:
+    given: dict[str, Any] = {word: "sgd"}
     with pytest.raises(UsageError, match=f"compile takes no {word}(.|\n)*mean '{meant}'"):
-        stitch.compile(mlp(), **{word: "sgd"})
+        stitch.compile(mlp(), **given)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from stitch.training import (
     AlgorithmConfig,
     SearchResult,
     SimulatedTime,
+    TrainingGraphs,
     TrainingOptions,
     as_trainable,
     optimize,
@@ -27,7 +28,7 @@ from tests.support.training.models import batches, compiled, mlp, train
 N150 = load_machine("wormhole_n150")
 
 
-def found(algorithm: str, machine: Machine = N150, **options: Any) -> SearchResult:
+def found(algorithm: str, machine: Machine = N150, **options: Any) -> SearchResult[TrainingGraphs]:
     config = AlgorithmConfig(
         algorithm, stitch.losses.MSELoss(), stitch.Adam(), TrainingOptions(**options)
     )

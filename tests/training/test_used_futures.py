@@ -98,7 +98,7 @@ def test_a_loop_that_counts_what_is_right_reads_nothing_before_its_end() -> None
     for _ in range(3):
         right = right + (model(X).argmax(1) == Y).sum()
     assert right.tensor.is_pending  # type: ignore[attr-defined]  # no number any more
-    assert int(right) == 3 * int((expected.argmax(1) == Y).sum())  # type: ignore[call-overload]  # pending
+    assert int(right) == 3 * int((expected.argmax(1) == Y).sum())
 
 
 def test_what_was_compiled_once_is_kept() -> None:

@@ -129,13 +129,13 @@ class LocalTaskBackend(TaskRegistry):
 
     def _start(self, values: Mapping[str, Any]) -> None:
         """Values that are there from the start: weights, and what an optimizer keeps."""
-        assert self.optimizer is not None or not self._compiled.stages[Role.UPDATE]
         for task in self._compiled.stages[Role.UPDATE]:
             update = self._compiled.tasks[task.invocation.task_id]
             for slot, port in zip(update.program.inputs, update.inputs, strict=True):
                 if slot.kind is InputKind.STATE and port.what == "tensor":
                     desc = self.store.desc(slot.name)
                     parameter, _, state = slot.name.rpartition(".")
+                    assert self.optimizer is not None, "it updates"
                     start = self.optimizer.start_of_slot(parameter, state)
                     kind = desc.layout.data_type.dtype
                     self.store.write(slot.name, np.full(desc.shape, start, kind))

@@ -20,7 +20,7 @@ _RISE = 0.96
 class AdamLike(Optimizer):
     """The settings and averages that all of the family have."""
 
-    states = ("exp_avg", "exp_avg_sq")
+    states: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     counts_steps = True
     #: Whether weight decay shrinks the parameter itself.
     shrinks: bool = False

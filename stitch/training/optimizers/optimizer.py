@@ -11,7 +11,7 @@ import inspect
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
 from stitch.argument_kinds import NUMBER, WORDS, ArgumentKind, several
 from stitch.errors import UsageError, closest
@@ -54,7 +54,7 @@ class Optimizer(ABC):
         self.schedule: Schedule = schedule_from_config(schedule)
         self.maximize = bool(maximize)
         #: Whose settings differ: optimizers of the same kind, and what they step.
-        self._groups: list[tuple[Self, tuple[str, ...]]] = []
+        self._groups: list[tuple[Optimizer, tuple[str, ...]]] = []
         self._stepping: weakref.ref[Any] | None = None
         self._watchers: list[Callable[[bool], object]] = []
         #: How often settings have changed that are no inputs of the update.

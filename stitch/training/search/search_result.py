@@ -23,6 +23,7 @@ class Graphs(Protocol):
 
 
 G_co = TypeVar("G_co", bound=Graphs, covariant=True)
+G = TypeVar("G", bound=Graphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class SearchResult(Generic[G_co]):
         }  # fmt: skip
 
     @staticmethod
-    def from_data(body: Mapping[str, Any], graph: G_co) -> SearchResult[G_co]:
+    def from_data(body: Mapping[str, Any], graph: G) -> SearchResult[G]:
         """What `as_data` wrote, with its graphs; raises `KeyError`, `TypeError`, `ValueError`."""
         solution = body["solution"]
         operators: Sequence[Any] = solution["operators"]
