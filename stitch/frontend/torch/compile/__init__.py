@@ -5,7 +5,6 @@ Comes in: fx graphs by way of aot_autograd, torch tensors at every call. Goes ou
 this package needs the package torch (an optional extra). Must not know: exported programs.
 """
 
-from stitch.frontend.torch.compile.document_loop import DocumentLoop, loop_over
 from stitch.frontend.torch.compile.dynamo_backend import (
     CompileSettings,
     compiled_graph,
@@ -17,6 +16,6 @@ from stitch.frontend.torch.compile.dynamo_backend import (
 from stitch.frontend.torch.compile.graph_report import Counts, Fallback, GraphReport
 
 __all__ = [
-    "CompileSettings", "Counts", "DocumentLoop", "Fallback", "GraphReport", "compiled_graph",
+    "CompileSettings", "Counts", "OptimizerLoop", "Fallback", "GraphReport", "compiled_graph",
     "device_of", "loop_over", "shared_storage_of", "stitch_backend", "without_onednn",
 ]  # fmt: skip

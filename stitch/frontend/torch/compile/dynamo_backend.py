@@ -10,7 +10,7 @@ Options, as in `torch.compile(model, backend="stitch", options={"target": "wormh
 `target`: a machine by name or path (host); `executor`: what computes (torch); `window`: tasks that
 the device's queue holds; `passes`: whether the compiler's passes run (True); `algorithm`: `none`,
 `greedy` or `search`; `optimizer`: an optimizer of torch.optim whose `step` is a program from then
-on (`document_loop`);
+on (`optimizer_loop`);
 `fallback`: who runs what Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`:
 where a graph is cut for that, parts with fewer operations are left to torch as well.
 """
@@ -40,9 +40,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_fn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from stitch.frontend.torch.compile.document_loop import document_loop
 from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.graph_report import GraphReport, Heard
+from stitch.frontend.torch.compile.optimizer_loop import optimizer_loop
 from stitch.frontend.torch.compile.partition import partition
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.stitched_graph import Run, stitched
@@ -186,7 +186,7 @@ def compiled_graph(
     if settings.optimizer is not None:
         # It steps here for as long as there is a graph that was compiled with it. Dynamo keeps the
         # innermost function alone.
-        innermost_fn(run).loop = document_loop(settings.optimizer, storage)
+        innermost_fn(run).loop = optimizer_loop(settings.optimizer, storage)
     return run
 
 

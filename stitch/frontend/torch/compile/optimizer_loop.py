@@ -45,7 +45,7 @@ _STEP = "step"
 _PRODUCER = "stitch torch.compile"
 
 
-class DocumentLoop:
+class OptimizerLoop:
     """An optimizer of torch's that steps on a device, for as long as somebody holds this.
 
     Raises `UsageError` for one that we lack, and for one that steps elsewhere.
@@ -239,10 +239,10 @@ class _Update:
             }
 
 
-_loops: weakref.WeakValueDictionary[int, DocumentLoop] = weakref.WeakValueDictionary()
+_loops: weakref.WeakValueDictionary[int, OptimizerLoop] = weakref.WeakValueDictionary()
 
 
-def document_loop(optimizer: Any, storage: SharedStorage) -> DocumentLoop:
+def optimizer_loop(optimizer: Any, storage: SharedStorage) -> OptimizerLoop:
     """The loop of an optimizer on a device, a new one where there is none; raises `UsageError` for
     what is no optimizer of torch's."""
     if not is_torch_optimizer(optimizer):
@@ -251,14 +251,14 @@ def document_loop(optimizer: Any, storage: SharedStorage) -> DocumentLoop:
             remedy="the object that the loop steps with: torch.optim.SGD(model.parameters(), ...)",
         )  # fmt: skip
     owner = owner_of(optimizer, "step")
-    if isinstance(owner, DocumentLoop) and owner.storage is storage:
+    if isinstance(owner, OptimizerLoop) and owner.storage is storage:
         return owner
-    loop = DocumentLoop(optimizer, storage)
+    loop = OptimizerLoop(optimizer, storage)
     _loops[id(optimizer)] = loop
     return loop
 
 
-def loop_over(parameters: Sequence[Any]) -> DocumentLoop | None:
+def loop_over(parameters: Sequence[Any]) -> OptimizerLoop | None:
     """The loop that steps one of these parameters."""
     wanted = {id(p) for p in parameters}
     for loop in list(_loops.values()):
