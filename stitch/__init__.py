@@ -66,7 +66,7 @@ else:
         },
         modules="api argument_kinds budget cli compile_cache compiler documents errors files forms "
         "fractal frontend graph linker linking machine memory model on_demand ops packing planner "
-        "program report runtime tasks training ttb tuning version",
+        "program report runtime tasks torch training ttb tuning version",
     )
 
 __all__ = [

@@ -7,9 +7,10 @@ when they are asked for: most processes run what was compiled before.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from stitch.compile_cache import CompileCache
 from stitch.compiler import CompileOptions
 from stitch.errors import UsageError, closest
 from stitch.frontend import read_graph, read_trainable, torch_device
-from stitch.graph import ComputationGraph, Wish, parse_wish
+from stitch.graph import ComputationGraph, Side, Wish, parse_wish
 from stitch.linking import LinkedModel, link
 from stitch.machine import Machine, load_machine
 from stitch.model import (
@@ -43,7 +44,16 @@ from stitch.model import (
     compiled,
     open_device,
 )
-from stitch.program import Layout, MathFidelity, Role, TensorDesc
+from stitch.program import (
+    InputKind,
+    InputSlot,
+    Layout,
+    MathFidelity,
+    OutputSlot,
+    Role,
+    Space,
+    TensorDesc,
+)
 from stitch.report import Device
 from stitch.runtime import TENSOR, LoadedProgram, RuntimeDevice, RuntimePipeline, Tensor
 from stitch.ttb import SOURCE, Binary, inspect_sizes
@@ -51,7 +61,13 @@ from stitch.ttb import load as load_binary
 
 if TYPE_CHECKING:
     from stitch.documents import YamlPipeline
-    from stitch.training import Loss, Optimizer, TrainingOptions
+    from stitch.training import (
+        InferenceGraphs,
+        Loss,
+        Optimizer,
+        SearchResult,
+        TrainingOptions,
+    )
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
 _WISH = either(TEXT, instance_of("a Wish", Wish))
@@ -101,9 +117,13 @@ def compile(
     `cache`: a folder, or a `CompileCache`, from which the program is read where it would come out
     the same, else in which it is kept. The module is traced or captured all the same.
 
-    With `optimizer` and `loss` it is compiled for training. `weights` gives initial values by name,
+    `algorithm` decides where inputs and outputs lie: `greedy` and `search` put into L1 what saves
+    most, `none` goes by the compiler's rules (`stitch/compiler/placement.py`).
+
+    With `optimizer` and `loss` it is compiled for training: those of Stitch, their names, or of
+    `torch.optim` and `torch.nn` as they are. `weights` gives initial values by name,
     `trainable` names the constants to train (by default those with a name and an axis);
-    `algorithm` decides where tensors lie and what is recomputed (`none`, `greedy`, `search`); the
+    `algorithm` decides where all tensors lie and what is recomputed; the
     rest is as for `stitch.training.TrainingOptions`. Raises `CompileError`, `FormatError`,
     `LayoutError`, `OutOfMemoryError`, `UsageError`.
     """
@@ -124,20 +144,50 @@ def compile(
             (module, example_inputs, input_shapes, unroll), target, (loss, optimizer), training,
             algorithm, _wishes(wishes), weights or {}, trainable, executor,
         )  # fmt: skip
-    if training or weights is not None or trainable is not None or algorithm != "none":
+    if training or weights is not None or trainable is not None:
         _check_known(training)
-        named = (("weights", weights), ("trainable", trainable), ("algorithm", algorithm))
-        given = [*training, *(w for w, v in named if v not in (None, "none"))]
+        named = (("weights", weights), ("trainable", trainable))
+        given = [*training, *(w for w, v in named if v is not None)]
         raise UsageError("compile takes these only with optimizer= and loss=",
                          got=", ".join(given))  # fmt: skip
     graph = read_graph(module, example_inputs, input_shapes, unroll)
+    machine, asked = load_machine(target), _wishes(wishes)
+    found, chosen = _placed(graph.with_wishes(*asked), machine, algorithm)
     options = CompileOptions(
-        wishes=_wishes(wishes), name=name, role=Role(role), schedule=schedule, executor=executor,
+        wishes=(*chosen, *asked), name=name, role=Role(role), schedule=schedule, executor=executor,
         math_fidelity=MathFidelity(math_fidelity),
     )  # fmt: skip
-    machine = load_machine(target)
     kept = cache if cache is None or isinstance(cache, CompileCache) else CompileCache(cache)
-    return compiled(graph, machine, _spelled(target), options, kept)
+    return replace(compiled(graph, machine, _spelled(target), options, kept), search_result=found)
+
+
+def _placed(
+    graph: ComputationGraph, machine: Machine, algorithm: str
+) -> tuple[SearchResult[InferenceGraphs] | None, tuple[Wish, ...]]:
+    """Where an algorithm puts the inputs and outputs for which nothing is asked; `none` leaves it
+    to the compiler's rules, without loading what searches."""
+    if algorithm == "none":
+        return None, ()
+    from stitch.training import SimulatedTime, place_inference
+
+    sides: tuple[tuple[Side, Sequence[InputSlot | OutputSlot]], ...] = (
+        ("input", graph.inputs), ("output", graph.outputs),
+    )  # fmt: skip
+    slots = [
+        (side, i, slot.name, wishes)
+        for side, named in sides
+        for i, (slot, wishes) in enumerate(zip(named, graph.wishes_by_slot(side), strict=True))
+    ]
+    fixed = {
+        name: wish.value
+        for _, _, name, wishes in slots for wish in wishes if isinstance(wish.value, Space)
+    }  # fmt: skip
+    found = place_inference(graph, machine, SimulatedTime(), algorithm, fixed)
+    chosen = [
+        Wish(side, i, "space", found.spaces[name])
+        for side, i, name, wishes in slots if not wishes
+    ]  # fmt: skip
+    return found, tuple(chosen)
 
 
 def _compiled_for_training(
@@ -145,19 +195,35 @@ def _compiled_for_training(
     options: dict[str, Any], algorithm: str, wishes: tuple[Wish, ...], weights: Mapping[str, Any],
     trainable: Iterable[str] | None, executor: str | None,
 ) -> CompiledModel:  # fmt: skip
-    from stitch.training import LOSS_KIND, OPTIMIZER_KIND, as_trainable, compile_model
+    from stitch.training import (
+        GIVEN_LOSS,
+        GIVEN_OPTIMIZER,
+        TorchOptimizer,
+        as_trainable,
+        compile_model,
+        is_torch_optimizer,
+        parameter_names,
+    )
 
-    LOSS_KIND.check("compile", "loss", goal[0])
-    OPTIMIZER_KIND.check("compile", "optimizer", goal[1])
-    how = _options(options)
+    loss, optimizer = goal
+    GIVEN_LOSS.check("compile", "loss", loss)
+    GIVEN_OPTIMIZER.check("compile", "optimizer", optimizer)
+    how, state = _options(options), {}
     graph, values, twin = read_trainable(*source)
+    if is_torch_optimizer(optimizer):
+        have = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
+        theirs = TorchOptimizer(optimizer, parameter_names(source[0], have))
+        # As in torch, what no group holds is not stepped.
+        stepped = theirs.parameters
+        trainable = stepped if trainable is None else {*stepped}.intersection(trainable)
+        optimizer, state = theirs.native, theirs.started()
     model = as_trainable(graph.with_wishes(*wishes), {**values, **weights}, trainable, twin)
     machine = load_machine(target)
-    training = compile_model(model, *goal, how, machine, algorithm, executor)
+    training = compile_model(model, loss, optimizer, how, machine, algorithm, executor, state)
     binary = Binary(training.programs.all, machine.shape, PRODUCER)
     return CompiledModel(
         model.graph, binary, _spelled(target), model.graph.wishes, training.programs.warnings,
-        training, executor=executor,
+        training, executor=executor, search_result=training.search_result,
     )  # fmt: skip
 
 
@@ -172,13 +238,14 @@ def _check_known(training: dict[str, Any]) -> None:
     from stitch.training import TrainingOptions
 
     known = [field.name for field in fields(TrainingOptions)]
+    every = list(inspect.signature(compile).parameters)
     unknown = sorted(training.keys() - set(known))
     if unknown:
         machine = "target= names the machine" if {"device", "machine"} & {*unknown} else None
         raise UsageError(
             f"compile takes no {', '.join(unknown)}",
             expected=", ".join(known),
-            remedy=machine or closest(unknown[0], (*known, "target", "wishes")) or None,
+            remedy=machine or closest(unknown[0], (*known, *every)) or None,
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stitch.api import Device
-from stitch.cli.module_files import Module
+from stitch.cli.module_files import ModuleFile
 from stitch.cli.wire_words import free_outputs
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
@@ -67,7 +67,9 @@ class Runnable(Protocol):
 class Chain:
     """Modules in order, connected by wires; the outputs that feed no input are its outputs."""
 
-    def __init__(self, device: Device, modules: Sequence[Module], wires: Sequence[Wire]) -> None:
+    def __init__(
+        self, device: Device, modules: Sequence[ModuleFile], wires: Sequence[Wire]
+    ) -> None:
         self.device = device
         self.programs = tuple([_loaded(device, module) for module in modules])
         self.files: tuple[object, ...] = tuple((m.path, m.program.name) for m in modules)
@@ -108,7 +110,7 @@ class Chain:
         self.programs = ()
 
 
-def _loaded(device: Device, module: Module) -> LoadedProgram:
+def _loaded(device: Device, module: ModuleFile) -> LoadedProgram:
     try:
         return device.load(module.binary, module.program.name)
     except IncompatibleError as error:
@@ -116,7 +118,7 @@ def _loaded(device: Device, module: Module) -> LoadedProgram:
         raise
 
 
-def _called(modules: Sequence[Module]) -> list[str]:
+def _called(modules: Sequence[ModuleFile]) -> list[str]:
     """What modules are called where slots are told apart: their programs' names, else indices."""
     times = Counter(module.program.name for module in modules)
     titles = [module.program.name for module in modules]

@@ -33,7 +33,7 @@ DEFAULT_TARGET = "wormhole_n150"
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class ModuleFile:
     """One file given to a command, and the program of it that is meant.
 
     `label` is the file's name without folder and suffix, `path` what the user wrote.
@@ -48,7 +48,7 @@ class Module:
 def read_modules(
     paths: Sequence[str], functions: Sequence[str] = (), *, verify: str = "metadata",
     device: str | None = None, compiling: Callable[[str], None] | None = None,
-) -> tuple[Module, ...]:  # fmt: skip
+) -> tuple[ModuleFile, ...]:  # fmt: skip
     """The modules, in order; the k-th function is for the k-th module, the rest take program 0.
 
     With `compiling`, which is told of it, ONNX models are compiled here, for `device`, else for the
@@ -71,13 +71,13 @@ def read_modules(
         target = device or next((b.machine.name for b in binaries.values()), DEFAULT_TARGET)
         binaries[path] = _compiled(path, target, compiling)
     return tuple(
-        Module(path, "stdin" if path == "-" else Path(path).stem, binaries[path],
+        ModuleFile(path, "stdin" if path == "-" else Path(path).stem, binaries[path],
                _program(binaries[path], name, path))
         for path, name in zip(paths, chosen, strict=True)
     )  # fmt: skip
 
 
-def lacking_lines(modules: Sequence[Module]) -> list[str]:
+def lacking_lines(modules: Sequence[ModuleFile]) -> list[str]:
     """What of binaries of other compilers has no counterpart here, and how it is shown."""
     binaries = {module.path: module.binary for module in modules}
     return [
@@ -88,7 +88,7 @@ def lacking_lines(modules: Sequence[Module]) -> list[str]:
     ]
 
 
-def told_apart(modules: Sequence[Module]) -> tuple[Module, ...]:
+def told_apart(modules: Sequence[ModuleFile]) -> tuple[ModuleFile, ...]:
     """The modules, with programs of one name from several files named after their files as well."""
     files: dict[str, set[str]] = {}
     for module in modules:
@@ -96,12 +96,12 @@ def told_apart(modules: Sequence[Module]) -> tuple[Module, ...]:
     return tuple(m if len(files[m.program.name]) == 1 else _named_by_file(m) for m in modules)
 
 
-def _named_by_file(module: Module) -> Module:
+def _named_by_file(module: ModuleFile) -> ModuleFile:
     name = f"{module.program.name} in {module.path}"
     return with_program(module, replace(module.program, name=name))
 
 
-def with_program(module: Module, program: Program | None) -> Module:
+def with_program(module: ModuleFile, program: Program | None) -> ModuleFile:
     """The module with another program in the place of its own, if there is one."""
     if program is None:
         return module
@@ -166,7 +166,7 @@ def read_document(path: str, read: Callable[[str], _T]) -> _T:
         raise
 
 
-def machine_for(asked: str | None, modules: Sequence[Module]) -> Machine:
+def machine_for(asked: str | None, modules: Sequence[ModuleFile]) -> Machine:
     """The machine that was asked for, else the one that the first module was compiled for: as its
     own file describes it, if that does.
 

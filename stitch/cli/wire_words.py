@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from stitch.cli.module_files import Module
+from stitch.cli.module_files import ModuleFile
 from stitch.cli.parser import Option
 from stitch.errors import LinkError, UsageError, closest
 from stitch.linker import (
@@ -34,7 +34,7 @@ WIRE_WORD: Option = ("--wire", {
 
 
 def wires_of(
-    modules: Sequence[Module], words: Sequence[str], *, strict_types: bool = False,
+    modules: Sequence[ModuleFile], words: Sequence[str], *, strict_types: bool = False,
     given: Collection[str] = (),
 ) -> tuple[Wire, ...]:  # fmt: skip
     """The wires of a chain (see `chain_wires`); with `words`, only what they say.
@@ -61,7 +61,7 @@ def wires_of(
         raise _with_wires(error, names) from error
 
 
-def names_of(modules: Sequence[Module]) -> ProgramNames:
+def names_of(modules: Sequence[ModuleFile]) -> ProgramNames:
     """What the modules are called: by their programs, and by their files."""
     return ProgramNames([m.program for m in modules], [m.label for m in modules])
 
@@ -91,7 +91,7 @@ def _with_wires(error: LinkError, names: ProgramNames) -> LinkError:
     )  # fmt: skip
 
 
-def free_outputs(modules: Sequence[Module], wires: Iterable[Wire]) -> list[Port]:
+def free_outputs(modules: Sequence[ModuleFile], wires: Iterable[Wire]) -> list[Port]:
     """Module and index of each output that feeds no input."""
     fed = {(wire.producer, wire.output) for wire in wires}
     return [

@@ -11,14 +11,29 @@ from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
 from stitch.training import losses, schedules
+from stitch.training.array_parts import part_of, with_part
 from stitch.training.compiled import CompiledTraining, compile_model
 from stitch.training.costs import CostEstimator, SimulatedTime
+from stitch.training.from_torch import (
+    GIVEN_LOSS,
+    GIVEN_OPTIMIZER,
+    TorchOptimizer,
+    is_torch_optimizer,
+    loss_of,
+    loss_of_call,
+    owner_of,
+    parameter_names,
+    replace_methods,
+)
 from stitch.training.futures import LossTensor, TensorFuture
 from stitch.training.graphs import (
+    Parameter,
     Trainable,
     as_trainable,
     evaluation_form,
     graph_of,
+    is_rate,
+    rate_name,
     update_graph,
     with_weights,
 )
@@ -26,24 +41,40 @@ from stitch.training.instance import TrainingInstance
 from stitch.training.losses import (
     LOSS_KIND,
     LOSSES,
+    BCELoss,
     BCEWithLogitsLoss,
     CategoricalCrossEntropyLoss,
     CrossEntropyLoss,
+    HuberLoss,
     IdentityLoss,
+    L1Loss,
     Loss,
     MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
     loss_from_config,
 )
 from stitch.training.observing import LayerTime
 from stitch.training.optimizers import (
     OPTIMIZER_KIND,
+    OPTIMIZERS,
     SGD,
+    Adagrad,
     Adam,
     AdamW,
+    NAdam,
     Optimizer,
+    RAdam,
+    RMSprop,
     optimizer_from_config,
 )
-from stitch.training.programs import TrainingOptions, TrainingPrograms, home_space
+from stitch.training.programs import (
+    TrainingGraphs,
+    TrainingOptions,
+    TrainingPrograms,
+    home_space,
+    slot_places,
+)
 from stitch.training.schedules import (
     ConstantLR,
     CosineAnnealingLR,
@@ -56,9 +87,12 @@ from stitch.training.search import (
     ALGORITHMS,
     AlgorithmConfig,
     CostValues,
+    InferenceGraphs,
     SearchResult,
     SearchSolution,
+    check_algorithm,
     optimize,
+    place_inference,
 )
 
 if TYPE_CHECKING:
@@ -106,20 +140,23 @@ else:
     )
 
 __all__ = [
-    "ALGORITHMS", "LOSSES", "LOSS_KIND", "OPTIMIZER_KIND", "SGD", "Adam", "AdamW",
-    "AlgorithmConfig", "BCEWithLogitsLoss",
-    "CategoricalCrossEntropyLoss", "Checkpoint", "CheckpointFolder", "CompiledTraining",
-    "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues", "CrossEntropyLoss",
-    "IdentityLoss", "LayerTask", "LayerTime", "LocalTaskBackend", "Loss", "LossTensor", "MSELoss",
-    "ModelTrainingInstance", "Optimizer", "RuntimeArgument", "RuntimeBacking",
-    "Schedule", "SearchResult", "SearchSolution", "SimulatedTime", "SlotKind", "StepLR",
-    "TaskArgumentAccessor",
-    "TaskBinding", "TaskImplementation", "TaskInvocation", "TaskSignature", "TaskStore",
-    "TensorAccessor", "TensorFuture", "TensorSlot", "Trainable", "TrainingInstance",
+    "ALGORITHMS", "GIVEN_LOSS", "GIVEN_OPTIMIZER", "LOSSES", "LOSS_KIND", "OPTIMIZERS",
+    "OPTIMIZER_KIND", "SGD", "Adagrad", "Adam", "AdamW", "AlgorithmConfig", "BCELoss",
+    "BCEWithLogitsLoss", "CategoricalCrossEntropyLoss", "Checkpoint", "CheckpointFolder",
+    "CompiledTraining", "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues",
+    "CrossEntropyLoss", "HuberLoss", "IdentityLoss", "InferenceGraphs", "L1Loss", "LayerTask",
+    "LayerTime", "LocalTaskBackend", "Loss", "LossTensor", "MSELoss", "ModelTrainingInstance",
+    "NAdam", "NLLLoss", "Optimizer", "Parameter", "RAdam", "RMSprop", "RuntimeArgument",
+    "RuntimeBacking", "Schedule", "SearchResult", "SearchSolution", "SimulatedTime", "SlotKind",
+    "SmoothL1Loss", "StepLR", "TaskArgumentAccessor", "TaskBinding", "TaskImplementation",
+    "TaskInvocation", "TaskSignature", "TaskStore", "TensorAccessor", "TensorFuture",
+    "TensorSlot", "TorchOptimizer", "Trainable", "TrainingGraphs", "TrainingInstance",
     "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable", "backward_binding",
-    "backward_signature", "compile_model", "differences", "evaluation_form", "execute", "graph_of",
-    "home_space", "is_checkpoint", "loss_from_config", "losses", "optimize",
-    "optimizer_from_config", "read_checkpoint", "read_tensors", "refuse_other",
-    "schedule_from_config", "schedules", "task_signature", "update_graph", "with_weights",
-    "write_tensors",
+    "backward_signature", "check_algorithm", "compile_model", "differences", "evaluation_form",
+    "execute", "graph_of", "home_space", "is_checkpoint", "is_rate", "is_torch_optimizer",
+    "loss_from_config", "loss_of", "loss_of_call", "losses", "optimize",
+    "optimizer_from_config", "owner_of", "parameter_names", "part_of", "place_inference",
+    "rate_name", "read_checkpoint", "read_tensors", "refuse_other", "replace_methods",
+    "schedule_from_config", "schedules", "slot_places", "task_signature", "update_graph",
+    "with_part", "with_weights", "write_tensors",
 ]  # fmt: skip

@@ -10,24 +10,31 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from stitch.errors import UsageError
+from stitch.errors import UsageError, closest
 from stitch.machine import Machine
 from stitch.program import Array, DataType, Program
 from stitch.report import Device
+from stitch.training.array_parts import part_of, with_part
 from stitch.training.costs import SimulatedTime
+from stitch.training.from_torch import loss_of
 from stitch.training.graphs import KEPT_KINDS, Trainable
 from stitch.training.instance import TrainingInstance
 from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
+from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import (
+    TrainingGraphs,
     TrainingOptions,
     TrainingPrograms,
     compile_training,
+    compile_update,
+    graphs_of,
     options_from_config,
     training_config,
 )
@@ -43,8 +50,8 @@ class CompiledTraining:
     optimizer: Optimizer
     options: TrainingOptions
     values: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
-    #: What `algorithm=` found; a model that was read back has none.
-    search_result: SearchResult | None = None
+    #: What `algorithm=` found.
+    search_result: SearchResult[TrainingGraphs] | None = None
     #: The instance that the model's first call started.
     _started: list[TrainingInstance] = field(default_factory=list, repr=False)
 
@@ -64,11 +71,12 @@ class CompiledTraining:
 
     def start(
         self, device: Device, *, weights: Mapping[str, Any] | None = None, seed: int = 0,
-        owns_device: bool = False,
+        owns_device: bool = False, capture_call: CaptureCall | None = None,
     ) -> TrainingInstance:  # fmt: skip
         """Put the model on a device, ready to train; an instance started before is closed.
 
-        `weights` replaces initial values by name; `seed` decides random operators. Raises
+        `weights` replaces initial values by name; `seed` decides random operators; `capture_call`
+        makes graphs of torch's functions over what it predicts. Raises
         `UsageError` for values that are missing, `IncompatibleError`, `OutOfMemoryError`.
         """
         values = {**self.values, **{n: np.asarray(v) for n, v in (weights or {}).items()}}
@@ -85,12 +93,38 @@ class CompiledTraining:
         instance = TrainingInstance(
             self.programs, device, values,
             loss=self.loss, optimizer=self.optimizer, seed=seed, owns_device=owns_device,
+            capture_call=capture_call,
+            compile_update=partial(
+                compile_update, options=self.options, machine=device.machine
+            ),
         )  # fmt: skip
         counts = [name for name in values if name.startswith("training.")]
         if counts and not weights:
             instance.load_state_dict(values)
         self._started[:] = [instance]
         return instance
+
+    def get_tensor(self, name: str, index: Any = ...) -> Array:
+        """As of the instance; before there is one what training begins with."""
+        if self.instance is not None:
+            return self.instance.get_tensor(name, index)
+        return part_of(name, self._value(name), index).copy()
+
+    def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
+        """As of the instance; before there is one training begins with it."""
+        if self.instance is not None:
+            self.instance.set_tensor(name, array, index)
+            return
+        value = with_part(name, self._value(name), array, index)
+        object.__setattr__(self, "values", MappingProxyType({**self.values, name: value}))
+
+    def _value(self, name: str) -> Array:
+        if name not in self.values:
+            raise UsageError(
+                f"training does not begin with a tensor {name!r}",
+                remedy=closest(name, self.values) or "it may be there once the model was called",
+            )
+        return self.values[name]
 
     def as_data(self, *, weights: bool = True) -> dict[str, Any]:
         """Everything but the programs as plain data; `weights` are those of the instance, if any.
@@ -104,37 +138,64 @@ class CompiledTraining:
         return body
 
     @staticmethod
-    def from_data(body: Mapping[str, Any], programs: tuple[Program, ...]) -> CompiledTraining:
-        """What `as_data` wrote, and the programs; raises `UsageError`, `KeyError`, `ValueError`."""
+    def from_data(
+        body: Mapping[str, Any], programs: tuple[Program, ...],
+        search: Mapping[str, Any] | None = None,
+    ) -> CompiledTraining:  # fmt: skip
+        """What `as_data` wrote, the programs, and what the search found.
+
+        Raises `UsageError`, `KeyError`, `ValueError`; for values that do not fit the programs with
+        all of them.
+        """
+        made = TrainingPrograms.of(programs)
         values: dict[str, Array] = {}
         for name, data in body.get("values", {}).items():
             raw = base64.b64decode(data["base64"], validate=True)
             values[name] = np.frombuffer(raw, DataType(data["type"]).dtype).reshape(data["shape"])
+        _check_values(values, made)
+        found = None
+        if search is not None:
+            found = SearchResult.from_data(search, graphs_of(made))
         return CompiledTraining(
-            TrainingPrograms.of(programs),
-            loss_from_config(body["loss"]),
-            optimizer_from_config(body["optimizer"]),
-            options_from_config(body),
-            values,
-        )
+            made, loss_from_config(body["loss"]), optimizer_from_config(body["optimizer"]),
+            options_from_config(body), values, found,
+        )  # fmt: skip
+
+
+def _check_values(values: Mapping[str, Array], programs: TrainingPrograms) -> None:
+    """Raise `UsageError` naming every value that no slot of the programs takes as it is."""
+    kinds = {
+        slot.name: program.values[slot.value].type
+        for program in (programs.forward, programs.update)
+        for slot in program.inputs
+    }
+    wrong = []
+    for name, array in values.items():
+        kind = kinds.get(name)
+        if kind is not None and array.shape != kind.shape:
+            wrong.append(f"{name} is {list(array.shape)}, expected {kind.text()}")
+    if wrong:
+        raise UsageError("values of another shape than the programs take: " + "; ".join(wrong[:8]))
 
 
 def compile_model(
     model: Trainable, loss: Any, optimizer: Any, options: TrainingOptions, machine: Machine,
-    algorithm: str = "none", executor: str | None = None,
+    algorithm: str = "none", executor: str | None = None, state: Mapping[str, Array] | None = None,
 ) -> CompiledTraining:  # fmt: skip
-    """A trainable graph, compiled: loss and optimizer as objects, names or plain data.
+    """A trainable graph, compiled: loss and optimizer as objects, names or plain data; `state` is
+    what the optimizer has already.
 
     `algorithm` decides where tensors lie and what is recomputed (`stitch.training.search`),
     `executor` by whose rates loops are scheduled. Raises
     `CompileError` naming operators without a gradient, `UsageError`, `OutOfMemoryError`.
     """
-    judged, stepped = loss_from_config(loss), optimizer_from_config(optimizer)
+    judged, stepped = loss_of(loss), optimizer_from_config(optimizer)
     config = AlgorithmConfig(algorithm, judged, stepped, options)
     search = optimize(model, machine, SimulatedTime(), config)
     programs = compile_training(search.graph, machine, search.spaces, executor)
+    values = {**model.values, **(state or {})}
     chosen = replace(options, recompute=search.solution.recompute)
-    return CompiledTraining(programs, judged, stepped, chosen, model.values, search)
+    return CompiledTraining(programs, judged, stepped, chosen, values, search)
 
 
 def _array_data(array: Array) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import numpy as np
 from stitch.errors import UsageError
 from stitch.program import Array
 from stitch.runtime import Tensor
+from stitch.training.from_torch import is_loss_call, loss_of_call
 from stitch.training.losses import Loss
+from stitch.training.pending_values import CaptureCall, PendingValue
 
 
 class ModelInTraining(Protocol):
@@ -17,6 +19,10 @@ class ModelInTraining(Protocol):
 
     @property
     def loss_fn(self) -> Loss: ...
+
+    @property
+    def capture_call(self) -> CaptureCall | None:
+        """Makes graphs of torch's functions over what the model predicts."""
 
     @property
     def forwards(self) -> int:
@@ -29,45 +35,31 @@ class ModelInTraining(Protocol):
         """Queue the backward program for a loss."""
 
 
-class TensorFuture:
-    """What a model in training predicted for one batch; reading it runs what is queued.
+class TensorFuture(PendingValue):
+    """What a model in training predicted for one batch; reading it runs what is queued, computing
+    with it queues more."""
 
-    `tensor` is the tensor on the device, for stitching it with other programs.
-    """
-
-    __slots__ = ("__weakref__", "instance", "number", "tensor")
+    __slots__ = ("instance", "number")
 
     def __init__(self, instance: ModelInTraining, tensor: Tensor, number: int) -> None:
+        super().__init__(tensor, instance.capture_call)
         self.instance = instance
-        self.tensor = tensor
         self.number = number
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The logical shape."""
-        return self.tensor.shape
-
-    def numpy(self) -> Array:
-        """Its elements as an array of its own."""
-        return self.tensor.numpy()
-
-    def item(self) -> Any:
-        """Its only element as a Python number; raises `ValueError` if there are more."""
-        return self.tensor.item()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self.tensor.__array__(dtype, copy)
-
-    def __bool__(self) -> bool:
-        return bool(self.tensor)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other if isinstance(other, TensorFuture) else self.tensor == other
-
-    __hash__ = object.__hash__
-
-    def __repr__(self) -> str:
-        return f"<TensorFuture {self.tensor!r}>"
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        """What torch's functions do with a prediction: losses judge it, others compute with it."""
+        if not is_loss_call(function):
+            return super().__torch_function__(function, types, arguments, named)
+        call = loss_of_call(function, arguments, named or {})
+        if not isinstance(call.pred, cls):
+            raise UsageError(
+                "a loss takes the prediction first, then the labels",
+                got=f"{function.__name__}({type(call.pred).__name__}, ...)",
+            )
+        return call.pred.judged_by(call.loss, call.label)
 
     def judged_by(self, loss: Loss, label: Any) -> LossTensor:
         """Its loss; raises `UsageError` for another loss, and where it is not the last one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -19,10 +20,11 @@ from stitch.program import Array, InputKind, Program
 from stitch.report import Device
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
 from stitch.training.futures import LossTensor, TensorFuture
-from stitch.training.graphs import KEPT_KINDS, LEARNING_RATE, MASTER, MORE
+from stitch.training.graphs import KEPT_KINDS, MASTER, MORE, rate_name
 from stitch.training.losses import Loss
 from stitch.training.observing import LayerTime, culprit, profiled
 from stitch.training.optimizers import Optimizer
+from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
 from stitch.training.stitching import NamedCells, Stitched, fitted, wiring_of
 from stitch.training.tensors import TrainingTensors, alone
@@ -52,7 +54,11 @@ class TrainingInstance(TrainingTensors):
         optimizer: Optimizer,
         seed: int = 0,
         owns_device: bool = False,
+        compile_update: Callable[[TrainingPrograms, Optimizer], Program] | None = None,
+        capture_call: CaptureCall | None = None,
     ) -> None:
+        """`compile_update` makes the update anew where settings of the optimizer change that are
+        no inputs of it; `capture_call` makes graphs of torch's functions over predictions."""
         cells = NamedCells(device)
         optimizer.check_free()
         kinds = (InputKind.ACTIVATION, InputKind.KEY)
@@ -61,11 +67,13 @@ class TrainingInstance(TrainingTensors):
         super().__init__(programs, cells, forward, seed)
         self.loss_fn = loss
         self.optimizer = optimizer
+        self.capture_call = capture_call
         self.profiling = False
         self._owns_device = owns_device
+        self._compile_update, self._changes = compile_update, optimizer.changes
         self._load()
         self._initialise(values)
-        self._rate: float | None = None
+        self._rates: tuple[float, ...] = ()
         self._losses: list[LossTensor] = []
         self._last_loss: LossTensor | None = None
         #: What the last forward pass replaced, as the backward program of its loss reads it.
@@ -91,13 +99,22 @@ class TrainingInstance(TrainingTensors):
         for slot in self.programs.forward.inputs:
             if slot.kind in KEPT_KINDS:
                 cells.put(slot.name, values[slot.name])
+        self._start_states(values)
+
+    def _start_states(self, values: Mapping[str, Array]) -> None:
+        """The update's states that are not there yet."""
+        cells = self._cells
         for slot in self.programs.update.inputs:
-            if slot.kind is InputKind.STATE:
+            if slot.kind is InputKind.STATE and cells.get(slot.name) is None:
                 desc = cells.descs[cells.numbers[slot.name]]
                 start = values.get(slot.name)
                 if start is None:
                     name, _, state = slot.name.rpartition(".")
-                    start = values[name] if state == MASTER else np.zeros(desc.shape)
+                    start = (
+                        values[name]
+                        if state == MASTER
+                        else np.full(desc.shape, self.optimizer.start_of_slot(name, state))
+                    )
                 kind = desc.layout.data_type.dtype
                 cells.put(slot.name, np.asarray(start).astype(kind))
 
@@ -231,13 +248,30 @@ class TrainingInstance(TrainingTensors):
             if not math.isfinite(loss.item()):
                 self._refuse(loss.item())
         self._cells.drop(self._wiring.momentary)
-        rate = self.optimizer.rate(self.steps)
-        if rate != self._rate:
-            self._cells.put(LEARNING_RATE, np.float32(rate))
-            self._rate = rate
+        if self._changes != self.optimizer.changes:
+            self._renew_update()
+        rates = self.optimizer.rates(self.steps)
+        if rates != self._rates:
+            for number, rate in enumerate(rates):
+                if rate_name(number) in self._cells.numbers:
+                    self._cells.put(rate_name(number), np.float32(rate))
+            self._rates = rates
         times = self._run(self._update, then=partial(self._stepped, self.steps + 1))
         self.device.flush()
         return times
+
+    def _renew_update(self) -> None:
+        """The update by the optimizer's settings as they are now; its states stay."""
+        if self._compile_update is None:
+            raise UsageError(
+                "settings of an optimizer other than its rate are part of the update program",
+                remedy="compile the model again",
+            )
+        program = self._compile_update(self.programs, self.optimizer)
+        self._update = Stitched(_loaded(self.device, program), self._cells, lost_by=INTERRUPTED)
+        self.programs = replace(self.programs, update=program)
+        self._start_states({})
+        self._rates, self._changes = (), self.optimizer.changes
 
     def _stepped(self, steps: int) -> None:
         self._before, self._losses = [], []

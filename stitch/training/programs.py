@@ -51,6 +51,7 @@ from stitch.training.graphs import (
     Parameter,
     Trainable,
     accumulation_graph,
+    graph_of,
     in_precision,
     splice,
     update_graph,
@@ -59,6 +60,8 @@ from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
 
 LABEL, LOSS = "label", "loss"
+#: Before the name of a value that forward hands out for backward alone.
+SAVED = "saved."
 #: Names that training itself gives to tensors.
 RESERVED = (LABEL, LOSS, LEARNING_RATE, STEP, GRADIENT_NORM)
 
@@ -288,6 +291,18 @@ def compile_training(
     )
 
 
+def graphs_of(programs: TrainingPrograms) -> TrainingGraphs:
+    """The graphs that programs were before they were placed."""
+    forward, loss, backward, update = map(graph_of, programs.in_order)
+    saved = tuple(
+        slot.name for slot in programs.backward.inputs
+        if slot.kind is InputKind.SAVED and slot.name.startswith(SAVED)
+    )  # fmt: skip
+    return TrainingGraphs(
+        forward, loss, backward, update, graph_of(programs.evaluation), programs.parameters, saved
+    )
+
+
 def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Program:
     """The program that adds another micro-batch's gradients to those so far."""
     graph = accumulation_graph(f"{programs.backward.name}_sum", programs.parameters)
@@ -300,6 +315,19 @@ def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Progra
     wishes = tuple(slot_places(graph, machine, spaces))
     options = CompileOptions(wishes=wishes, role=Role.BACKWARD)
     return compile_graph(graph, machine, options).program
+
+
+def compile_update(
+    programs: TrainingPrograms, optimizer: Optimizer, options: TrainingOptions, machine: Machine
+) -> Program:
+    """The update program by an optimizer's settings as they are now, its slots where they were."""
+    before = programs.update
+    graph = update_graph(
+        before.name, programs.parameters, optimizer, clip_grad_norm=options.clip_grad_norm
+    )
+    spaces = {slot.name: before.input_desc(i).layout.space for i, slot in enumerate(before.inputs)}
+    wishes = tuple(slot_places(graph, machine, spaces))
+    return compile_graph(graph, machine, CompileOptions(wishes=wishes, role=Role.UPDATE)).program
 
 
 def home_space(machine: Machine) -> Space:

@@ -17,7 +17,8 @@ from stitch.argument_kinds import MAPPING, takes
 from stitch.errors import TaskError, UsageError, closest
 from stitch.program import Array
 from stitch.report import counted
-from stitch.training.graphs import KEPT_KINDS, LEARNING_RATE, MASTER
+from stitch.training.array_parts import part_of, with_part
+from stitch.training.graphs import KEPT_KINDS, MASTER, is_rate
 from stitch.training.observing import captured
 from stitch.training.programs import TrainingPrograms
 from stitch.training.stitching import NamedCells, Stitched
@@ -85,13 +86,14 @@ class TrainingTensors:
         return self._closed or self.device.is_closed
 
     @alone
-    def get_tensor(self, name: str) -> Array:
-        """The elements of a parameter, gradient, activation, buffer or optimizer state.
+    def get_tensor(self, name: str, index: Any = ...) -> Array:
+        """The elements of a parameter, gradient, activation, buffer or optimizer state; with an
+        index, as NumPy takes it, a part of them.
 
         Activations: from forward to backward; one that no program hands out is made once more,
         from the same batch. Raises `UsageError` for unknown names and tensors that are gone.
         """
-        return self._elements(name)
+        return part_of(name, self._elements(name), index)
 
     def _elements(self, name: str) -> Array:
         self._check_open()
@@ -124,15 +126,21 @@ class TrainingTensors:
         return array
 
     @alone
-    def set_tensor(self, name: str, array: Any) -> None:
-        """Overwrite a tensor's elements between programs; raises `UsageError`, `LinkError`.
+    def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
+        """Overwrite a tensor's elements between programs, or those at an index; raises
+        `UsageError`, `LinkError`.
 
         A parameter's float32 master is overwritten with it.
         """
         self._check_open()
-        self._cells.put(name, array)
         master = f"{name}.{MASTER}"
-        if master in self._cells.numbers:
+        has_master = master in self._cells.numbers
+        if index is not ...:
+            kept = self._elements(master) if has_master else None
+            whole = with_part(name, self._elements(name), array, index)
+            array = whole if kept is None else with_part(master, kept, array, index)
+        self._cells.put(name, array)
+        if has_master:
             self._cells.put(master, np.asarray(array).astype(np.float32))
 
     # -- checkpoints -------------------------------------------------------------------------------
@@ -141,7 +149,7 @@ class TrainingTensors:
     def _kept_names(self) -> tuple[str, ...]:
         slots = (*self.programs.forward.inputs, *self.programs.update.inputs)
         names = dict.fromkeys(slot.name for slot in slots if slot.kind in KEPT_KINDS)
-        return tuple(name for name in names if name != LEARNING_RATE)
+        return tuple(name for name in names if not is_rate(name))
 
     @alone
     def parameters(self) -> dict[str, Array]:
@@ -161,6 +169,28 @@ class TrainingTensors:
         tensors = {name: self._elements(name) for name in self._kept_names}
         counts = {"steps": self.steps, "forwards": self.forwards, "seed": self.seed}
         return tensors | {f"training.{k}": np.asarray(v, np.int64) for k, v in counts.items()}
+
+    @property
+    def _optimizer_names(self) -> tuple[str, ...]:
+        weights = {slot.name for slot in self.programs.forward.inputs}
+        return tuple(
+            name for name in self._kept_names
+            if name not in weights and not name.endswith(f".{MASTER}")
+        )  # fmt: skip
+
+    @alone
+    def optimizer_state(self) -> dict[str, Array]:
+        """What the optimizer keeps, by name: `fc.weight.exp_avg`, `step`."""
+        return {name: self._elements(name) for name in self._optimizer_names}
+
+    @alone
+    @takes(state=MAPPING)
+    def set_optimizer_state(self, state: Mapping[str, Any]) -> None:
+        """Overwrite what the optimizer keeps with what is named; raises as `set_tensor`."""
+        self._check_open()
+        for name in self._optimizer_names:
+            if name in state:
+                self._cells.put(name, np.asarray(state[name]))
 
     @alone
     @takes(state=MAPPING)

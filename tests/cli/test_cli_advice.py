@@ -17,7 +17,7 @@ import torch
 
 import stitch
 from stitch.cli.chain import Chain
-from stitch.cli.module_files import Module, with_program
+from stitch.cli.module_files import ModuleFile, with_program
 from stitch.cli.rehearsal import _words, advise, rehearse
 from stitch.compiler import split_graph, with_layouts
 from stitch.errors import StitchError
@@ -159,7 +159,7 @@ def test_advice_on_the_digits_training_saves_in_each_step_what_it_says(
 LAYOUTS = ("space=l1", "space=dram", "layout=tile", "address=0x40000")
 
 
-def random_chain(draw: random.Random) -> tuple[list[Module], list[Wire]]:
+def random_chain(draw: random.Random) -> tuple[list[ModuleFile], list[Wire]]:
     """Programs of one operation, each slot placed at random."""
     modules = []
     for at in range(draw.randint(2, 4)):
@@ -174,7 +174,7 @@ def random_chain(draw: random.Random) -> tuple[list[Module], list[Wire]]:
                 chosen.remove("space=dram")
             wishes += [f"{slot}.{word}" for word in chosen]
         binary = stitch.compile(builder.build(), wishes=wishes).binary
-        modules.append(Module(f"p{at}.ttb", f"p{at}", binary, binary.programs[0]))
+        modules.append(ModuleFile(f"p{at}.ttb", f"p{at}", binary, binary.programs[0]))
     return modules, [Wire(at, 0, at + 1, 0) for at in range(len(modules) - 1)]
 
 

@@ -112,7 +112,7 @@ def test_the_loop_out_of_order_is_refused_with_what_to_do() -> None:
         {"clip_grad_norm": 0.0},
         {"recompute": "some"},
         {"loss": "hinge"},
-        {"optimizer": "adagrad"},
+        {"optimizer": "adadelta"},
         {"weights": {"nothing": np.zeros(1)}},
         {"weights": {"fc1.bias": np.zeros(3)}},
         {"trainable": ["nothing"]},
@@ -121,6 +121,21 @@ def test_the_loop_out_of_order_is_refused_with_what_to_do() -> None:
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     given: dict[str, Any] = {"optimizer": "sgd", "loss": "mse", **options}
     with pytest.raises(UsageError):
+        stitch.compile(mlp(), **given)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("optimiser", "optimizer"),
+        ("los", "loss"),
+        ("algoritm", "algorithm"),
+        ("recompte", "recompute"),
+    ],
+)
+def test_a_keyword_that_compile_lacks_is_answered_with_the_nearest(word: str, meant: str) -> None:
+    given: dict[str, Any] = {word: "sgd"}
+    with pytest.raises(UsageError, match=f"compile takes no {word}(.|\n)*mean '{meant}'"):
         stitch.compile(mlp(), **given)
 
 

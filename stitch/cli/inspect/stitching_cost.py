@@ -13,7 +13,7 @@ from typing import Any
 from stitch import api
 from stitch.cli.chain import Chain
 from stitch.cli.device_costs import peaks
-from stitch.cli.module_files import Module, lacking_lines, with_program
+from stitch.cli.module_files import ModuleFile, lacking_lines, with_program
 from stitch.cli.rehearsal import Advice, advise, rehearse
 from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Machine
@@ -51,7 +51,7 @@ class Stitching:
         return sum(line.times * line.seconds for line in self.copies)
 
 
-def stitching(modules: Sequence[Module], wires: Sequence[Wire], machine: Machine) -> Stitching:
+def stitching(modules: Sequence[ModuleFile], wires: Sequence[Wire], machine: Machine) -> Stitching:
     """Plan one pass on a device without data, and what it would be with slots compiled otherwise.
 
     Raises `LinkError` where the modules do not fit, `OutOfMemoryError` where there is no room.
@@ -70,7 +70,7 @@ def stitching(modules: Sequence[Module], wires: Sequence[Wire], machine: Machine
     return Stitching(machine.name, reports, now.copies, advice, most, plans, lacking)
 
 
-def _report(modules: Sequence[Module], one: Wire) -> LinkReport:
+def _report(modules: Sequence[ModuleFile], one: Wire) -> LinkReport:
     producer, consumer = modules[one.producer].program, modules[one.consumer].program
     return check_link(
         producer.output_desc(one.output),

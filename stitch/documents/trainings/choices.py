@@ -17,9 +17,7 @@ from stitch.errors import UsageError
 from stitch.forms import Form, FormValues, Kind, Node, Place, Row, Tagged, Word, is_word
 from stitch.training import (
     LOSSES,
-    SGD,
-    Adam,
-    AdamW,
+    OPTIMIZERS,
     ConstantLR,
     CosineAnnealingLR,
     StepLR,
@@ -140,7 +138,7 @@ class _Loss(Kind[dict[str, Any]]):
 
 
 LOSS = _Loss()
-OPTIMIZER = _tagged("optimizer", "an", (SGD, Adam, AdamW), optimizer_from_config)
+OPTIMIZER = _tagged("optimizer", "an", OPTIMIZERS, optimizer_from_config)
 # A cosine may lack `T_max`.
 SCHEDULE = _tagged(
     "schedule", "a", (ConstantLR, StepLR, CosineAnnealingLR, WarmupLR),

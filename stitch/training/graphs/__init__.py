@@ -21,11 +21,15 @@ from stitch.training.graphs.update_graph import (
     STEP,
     Parameter,
     accumulation_graph,
+    group_numbers,
+    is_rate,
+    rate_name,
     update_graph,
 )
 
 __all__ = [
     "GRADIENT_NORM", "KEPT_KINDS", "LEARNING_RATE", "MASTER", "MORE", "STEP", "Parameter",
     "Trainable", "accumulation_graph", "as_trainable", "evaluation_form", "graph_of",
-    "in_precision", "splice", "update_graph", "with_weights",
+    "group_numbers", "in_precision", "is_rate", "rate_name", "splice", "update_graph",
+    "with_weights",
 ]  # fmt: skip

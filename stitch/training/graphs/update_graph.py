@@ -52,25 +52,48 @@ def update_graph(
     optimizer: Optimizer,
     *,
     clip_grad_norm: float | None = None,
+    in_place: bool = True,
 ) -> ComputationGraph:
     """The update of all parameters; with clipping, the gradients' norm is an output as well.
+
+    `in_place`: what is new takes the buffers of what it replaces.
 
     Raises `CompileError` where a parameter's type has no way to float32.
     """
     b = ComputationGraphBuilder(name)
-    rate = b.input(LEARNING_RATE, (), DataType.FLOAT32, InputKind.STATE)
+    groups = {number: optimizer.groups[number] for number in group_numbers(parameters, optimizer)}
+    given = {
+        number: b.input(rate_name(number), (), DataType.FLOAT32, InputKind.STATE)
+        for number in groups
+    }
     step = None
-    if optimizer.counts_steps:
-        before = b.input(STEP, (), DataType.INT64, InputKind.STATE, Ownership.DONATE)
+    if any(group.counts_steps for group in groups.values()):
+        before = b.input(STEP, (), DataType.INT64, InputKind.STATE, _owned(in_place))
         step = before + 1
-        _replace(b, STEP, step)
+        _replace(b, STEP, step, in_place)
     gradients = [_gradient(b, parameter) for parameter in parameters]
     if clip_grad_norm is not None:
         gradients = _clipped(b, gradients, clip_grad_norm)
-    rates = optimizer.write_rates(b, rate, step)
+    rates = {n: group.write_rates(b, given[n], step) for n, group in groups.items()}
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        _write_step(b, parameter, gradient, optimizer, rates)
+        number = optimizer.group_of(parameter.name)
+        _write_step(b, parameter, gradient, groups[number], rates[number], in_place)
     return b.build()
+
+
+def rate_name(group: int) -> str:
+    """The slot of a group's learning rate."""
+    return f"{LEARNING_RATE}.{group}" if group else LEARNING_RATE
+
+
+def is_rate(name: str) -> bool:
+    """Whether a slot of an update is a learning rate."""
+    return name == LEARNING_RATE or name.startswith(f"{LEARNING_RATE}.")
+
+
+def group_numbers(parameters: Sequence[Parameter], optimizer: Optimizer) -> tuple[int, ...]:
+    """The groups that have parameters here."""
+    return tuple(sorted({optimizer.group_of(parameter.name) for parameter in parameters}))
 
 
 def _gradient(b: ComputationGraphBuilder, parameter: Parameter) -> Any:
@@ -92,29 +115,37 @@ def _clipped(b: ComputationGraphBuilder, gradients: list[Any], most: float) -> l
 
 def _write_step(
     b: ComputationGraphBuilder, parameter: Parameter, gradient: Any, optimizer: Optimizer,
-    rates: tuple[Any, ...],
+    rates: tuple[Any, ...], in_place: bool,
 ) -> None:  # fmt: skip
     shape = parameter.type.shape
     kept = parameter.beside(MASTER) if parameter.has_master else parameter.name
     kind = InputKind.STATE if parameter.has_master else InputKind.PARAMETER
-    value = b.input(kept, shape, DataType.FLOAT32, kind, Ownership.DONATE)
+    value = b.input(kept, shape, DataType.FLOAT32, kind, _owned(in_place))
     states = {
         state: b.input(
-            parameter.beside(state), shape, DataType.FLOAT32, InputKind.STATE, Ownership.DONATE
+            parameter.beside(state), () if state in optimizer.scalar_states else shape,
+            DataType.FLOAT32, InputKind.STATE, _owned(in_place),
         )
         for state in optimizer.states
-    }
+    }  # fmt: skip
+    if optimizer.maximize:
+        gradient = -gradient
     stepped, after = optimizer.write(b, value, gradient, states, rates)
-    _replace(b, kept, stepped)
+    _replace(b, kept, stepped, in_place)
     for state, tensor in after.items():
-        _replace(b, parameter.beside(state), tensor)
+        _replace(b, parameter.beside(state), tensor, in_place)
     if parameter.has_master:
         b.output(parameter.name, b.cast(stepped, parameter.type.data_type))
 
 
-def _replace(b: ComputationGraphBuilder, name: str, value: Any) -> None:
+def _owned(in_place: bool) -> Ownership:
+    return Ownership.DONATE if in_place else Ownership.BORROW
+
+
+def _replace(b: ComputationGraphBuilder, name: str, value: Any, in_place: bool = True) -> None:
     b.output(name, value)
-    b.wish(Wish("output", name, "alias", name))
+    if in_place:
+        b.wish(Wish("output", name, "alias", name))
 
 
 def accumulation_graph(name: str, parameters: Sequence[Parameter]) -> ComputationGraph:

@@ -74,6 +74,12 @@ class LocalTaskBackend(TaskRegistry):
         self.graph = graph
         self.loss = None if loss is None else loss_from_config(loss)
         self.optimizer = None if optimizer is None else optimizer_from_config(optimizer)
+        if self.optimizer is not None and self.optimizer.grouped:
+            raise UsageError(
+                "an update task has one rate, so the local backend takes no groups of parameters",
+                got=", ".join(self.optimizer.grouped),
+                remedy="stitch.compile(graph, optimizer=..., loss=...) takes them",
+            )
         self.profiling = False
         #: How many updates there have been.
         self.iteration = 0
@@ -128,7 +134,11 @@ class LocalTaskBackend(TaskRegistry):
             for slot, port in zip(update.program.inputs, update.inputs, strict=True):
                 if slot.kind is InputKind.STATE and port.what == "tensor":
                     desc = self.store.desc(slot.name)
-                    self.store.write(slot.name, np.zeros(desc.shape, desc.layout.data_type.dtype))
+                    parameter, _, state = slot.name.rpartition(".")
+                    assert self.optimizer is not None, "it updates"
+                    start = self.optimizer.start_of_slot(parameter, state)
+                    kind = desc.layout.data_type.dtype
+                    self.store.write(slot.name, np.full(desc.shape, start, kind))
         known = set(self.store.names)
         for name, value in values.items():
             if name in known:

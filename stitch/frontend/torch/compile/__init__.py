@@ -14,8 +14,9 @@ from stitch.frontend.torch.compile.dynamo_backend import (
     without_onednn,
 )
 from stitch.frontend.torch.compile.graph_report import Counts, Fallback, GraphReport
+from stitch.frontend.torch.compile.optimizer_loop import OptimizerLoop, loop_over
 
 __all__ = [
-    "CompileSettings", "Counts", "Fallback", "GraphReport", "compiled_graph", "device_of",
-    "shared_storage_of", "stitch_backend", "without_onednn",
+    "CompileSettings", "Counts", "Fallback", "GraphReport", "OptimizerLoop", "compiled_graph",
+    "device_of", "loop_over", "shared_storage_of", "stitch_backend", "without_onednn",
 ]  # fmt: skip

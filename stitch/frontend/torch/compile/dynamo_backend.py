@@ -10,9 +10,10 @@ Options, as in `torch.compile(model, backend="stitch", options={"target": "wormh
 `target`: a machine by name or path (host); `executor`: what computes (torch: each operation by
 PyTorch, ONNX Runtime or NumPy, whichever the table of prices says is best); `prices`: that table,
 by name or path (the family of this processor); `window`: tasks that the device's queue holds;
-`algorithm`: `optimize` runs the compiler's passes, `as_written` does not; `fallback`: who runs what
-Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`: where a graph is cut for
-that, parts with fewer operations are left to torch as well.
+`passes`: whether the compiler's passes run (True); `algorithm`: `none`, `greedy` or `search`;
+`optimizer`: an optimizer of torch.optim whose `step` is a program from then on (`optimizer_loop`);
+`fallback`: who runs what Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`:
+where a graph is cut for that, parts with fewer operations are left to torch as well.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
+from stitch.argument_kinds import BOOL
 from stitch.errors import CompileError, UsageError, closest
 
 try:
@@ -36,10 +38,12 @@ except ModuleNotFoundError as error:
     ) from error
 
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import innermost_fn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.graph_report import GraphReport, Heard
+from stitch.frontend.torch.compile.optimizer_loop import optimizer_loop
 from stitch.frontend.torch.compile.partition import partition
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.stitched_graph import Run, stitched
@@ -48,8 +52,10 @@ from stitch.machine import load_machine
 from stitch.program import Space
 from stitch.report import Device
 from stitch.runtime import DEFAULT_WINDOW
+from stitch.training import ALGORITHMS, check_algorithm
 
-ALGORITHMS = ("optimize", "as_written")
+#: What `algorithm` said before it said what it says everywhere.
+_PASSES = {"optimize": True, "as_written": False}
 FALLBACKS = ("torch", "error")
 #: A program costs some ten microseconds a call, an operator of torch two: parts that are smaller
 #: than this are faster where torch runs them between its own (tools/bench/torch_fallback.py).
@@ -64,11 +70,13 @@ class CompileSettings:
     target: str = "host"
     executor: str = "torch"
     window: int = DEFAULT_WINDOW
-    algorithm: str = "optimize"
+    algorithm: str = "none"
     max_memory: int | str | None = None
     fallback: str = "torch"
     min_operations: int = MIN_OPERATIONS
     prices: str | None = None
+    passes: bool = True
+    optimizer: Any = None
 
     @staticmethod
     def of(options: Mapping[str, Any] | None) -> CompileSettings:
@@ -83,13 +91,19 @@ class CompileSettings:
                 remedy=closest(unknown[0], known) or None,
             )
         settings = CompileSettings(**{**given, **_spelled(given)})
-        for option, choices in (("algorithm", ALGORITHMS), ("fallback", FALLBACKS)):
-            if getattr(settings, option) not in choices:
-                raise UsageError(
-                    f"backend 'stitch' has no such {option}",
-                    expected=", ".join(choices),
-                    got=repr(getattr(settings, option)),
-                )
+        if settings.algorithm in _PASSES:
+            raise UsageError(
+                "algorithm says where tensors lie, and passes whether the compiler's passes run",
+                expected=", ".join(ALGORITHMS), got=f"algorithm={settings.algorithm!r}",
+                remedy=f"passes={_PASSES[settings.algorithm]}",
+            )  # fmt: skip
+        check_algorithm(settings.algorithm)
+        BOOL.check("backend 'stitch'", "passes", settings.passes)
+        if settings.fallback not in FALLBACKS:
+            raise UsageError(
+                "backend 'stitch' has no such fallback",
+                expected=", ".join(FALLBACKS), got=repr(settings.fallback),
+            )  # fmt: skip
         least = settings.min_operations
         if not isinstance(least, int) or isinstance(least, bool) or least < 0:
             raise UsageError(
@@ -173,7 +187,12 @@ def compiled_graph(
         partition_fn=partition,
     )
     with without_onednn():
-        return backend(module, examples)  # type: ignore[no-any-return]  # torch has no types here
+        run: Callable[..., Any] = backend(module, examples)
+    if settings.optimizer is not None:
+        # It steps here for as long as there is a graph that was compiled with it. Dynamo keeps the
+        # innermost function alone.
+        innermost_fn(run).loop = optimizer_loop(settings.optimizer, storage)
+    return run
 
 
 @contextmanager
@@ -199,7 +218,7 @@ def _compiler(
     def compile_graph(module: Any, _: Sequence[Any]) -> Run:
         static, visible = _of_trace(module, role)
         wanted = GraphSettings(
-            f"{role}_{next(_count)}", static, visible, settings.algorithm == "optimize",
+            f"{role}_{next(_count)}", static, visible, settings.passes,
             Space.DRAM in storage.device.machine.shape.spaces, role,
             settings.fallback == "error", settings.min_operations,
         )  # fmt: skip

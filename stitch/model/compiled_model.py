@@ -1,0 +1,236 @@
+"""`CompiledModel`: a compiled module, called, saved, dumped, trained.
+
+Comes in: graphs, what `dump` wrote. Goes out: programs on devices, files, JSON. Must not know:
+front ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from stitch.argument_kinds import (
+    MAPPING,
+    PATH,
+    READABLE,
+    WHOLE,
+    WRITABLE,
+    either,
+    instance_of,
+    optional,
+    takes,
+)
+from stitch.compile_cache import CompileCache, KeptCompilation
+from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
+from stitch.errors import TaskError, UsageError, closest
+from stitch.files import FileBatch, make_folder, read_text, write_file
+from stitch.frontend import graph_of_torch_call
+from stitch.graph import ComputationGraph, Wish, as_data
+from stitch.machine import Machine, load_machine
+from stitch.model.binary_model import ModelOfBinary, open_device
+from stitch.model.model_json import VERSION, read_model
+from stitch.program import Array, MathFidelity
+from stitch.report import Device
+from stitch.runtime import LoadedProgram, Tensor
+from stitch.ttb import Binary, content_of
+from stitch.version import __version__
+
+if TYPE_CHECKING:  # It loads when it is asked for: few processes train.
+    from stitch.training import CompiledTraining, SearchResult, TensorFuture, TrainingInstance
+
+PRODUCER = f"stitch {__version__}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CompiledModel(ModelOfBinary):
+    """A compiled module: its graph, its binary, what the compiler warned of, how its loops run.
+
+    Callable: runs on a device of its own target, opened at the first call. One compiled with an
+    optimizer holds four programs and a `training`; its first call starts training.
+    """
+
+    graph: ComputationGraph
+    binary: Binary
+    target: str
+    wishes: tuple[Wish, ...] = ()
+    warnings: tuple[CompileWarning, ...] = ()
+    training: CompiledTraining | None = None
+    loops: tuple[LoopNote, ...] = ()
+    executor: str | None = None
+    math_fidelity: MathFidelity = MathFidelity.BY_TYPE
+    #: Whether it was read from a compile cache.
+    is_from_cache: bool = False
+    #: What `algorithm=` found.
+    search_result: SearchResult[Any] | None = None
+    _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
+
+    def as_json(self, *, weights: bool = True) -> str:
+        """The model as JSON for `CompiledModel.load`: graph, target, wishes, math fidelity, what
+        `algorithm=` found; of a training also its programs, how it is done, and, with `weights`,
+        parameters and state as they are now.
+        """
+        program = self.binary.programs[0]
+        body: dict[str, Any] = {
+            "stitch": "model", "version": VERSION, "target": self.target, "name": program.name,
+            "role": program.role.value, "wishes": [wish.text() for wish in self.wishes],
+        }  # fmt: skip
+        if self.math_fidelity is not MathFidelity.BY_TYPE:
+            body["math_fidelity"] = self.math_fidelity.value
+        if self.training is not None:
+            body["programs"] = base64.b64encode(self.encode()).decode("ascii")
+            body["training"] = self.training.as_data(weights=weights)
+        if self.search_result is not None:
+            body["search"] = self.search_result.as_data()
+        return json.dumps(body | {"graph": as_data(self.graph)})
+
+    @takes(file=either(PATH, WRITABLE))
+    def dump(self, file: str | Path | IO[str], *, weights: bool = True) -> None:
+        """Write `as_json` to a path (the old file or the new one, whole), or into an open text
+        file."""
+        text = self.as_json(weights=weights)
+        if isinstance(file, str | os.PathLike):
+            write_file(Path(file), text.encode())
+        else:
+            file.write(text)
+
+    @staticmethod
+    @takes(file=either(PATH, READABLE))
+    def load(file: str | Path | IO[str]) -> CompiledModel:
+        """Read what `dump` wrote, from a path or an open text file; raises `FormatError` for
+        anything else."""
+        text = read_text(file) if isinstance(file, str | os.PathLike) else file.read()
+        parts = read_model(text)
+        machine = load_machine(parts.target)
+        if parts.training is None:
+            model = compiled(parts.graph, machine, parts.target, parts.options)
+            return replace(model, search_result=parts.search_result)
+        assert parts.binary is not None
+        return CompiledModel(
+            parts.graph, parts.binary, parts.target, parts.options.wishes,
+            training=parts.training, search_result=parts.search_result,
+        )  # fmt: skip
+
+    def get_tensor(self, name: str, index: Any = ...) -> Array:
+        """The elements of a tensor of the training, or a part of them; before the first call those
+        that it begins with. Of a model for inference: a constant.
+
+        Raises `UsageError` for an unknown name and an index that is out of range.
+        """
+        if self.training is not None:
+            return self.training.get_tensor(name, index)
+        from stitch.training import part_of
+
+        graph = self.graph
+        constants = {graph.values[c.value].name: c.data for c in graph.constants}
+        if name not in constants:
+            raise UsageError(f"this model has no constant {name!r}",
+                             remedy=closest(name, constants) or None)  # fmt: skip
+        return part_of(name, constants[name], index).copy()
+
+    def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
+        """Overwrite a tensor of the training, or a part of it; before the first call what it begins
+        with. Raises `UsageError`, `LinkError`."""
+        if self.training is None:
+            raise UsageError(
+                "the weights of a model for inference are constants of its program",
+                remedy="compile it with optimizer= and loss=, or again with other weights",
+            )
+        self.training.set_tensor(name, array, index)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...] | TensorFuture:
+        """Run on a device of the model's own target: the first program (one tensor, or a tuple of
+        them), or a training's forward (a future). Raises `TaskError` once a training was closed.
+        """
+        if self.training is not None:
+            if self.training.is_over:
+                raise TaskError(
+                    "the training of this model was closed, and what it learned went with it",
+                    remedy="begin another with model.start(), from weights=instance.state_dict() "
+                    "of before if it is to go on",
+                )
+            return (self.training.instance or self.start())(*arguments, **named)
+        return self.run_alone(arguments, named)
+
+    @takes(
+        device=optional(instance_of("an open device", Device)), weights=optional(MAPPING),
+        seed=WHOLE,
+    )  # fmt: skip
+    def start(
+        self,
+        device: Device | None = None,
+        *,
+        weights: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> TrainingInstance:
+        """Start training, on a device or on one of its own (`options` as for `open_device`).
+
+        `weights` replaces initial values by name; `seed` decides what random operators draw. The
+        model's next call goes to this instance. Raises `UsageError` for a model without training.
+        """
+        if self.training is None:
+            raise UsageError(
+                "this model was compiled for inference",
+                remedy="compile it with optimizer= and loss=",
+            )
+        if device is not None and options:
+            raise UsageError("a device that is open already takes no options",
+                             got=", ".join(options))  # fmt: skip
+        owned = device is None
+        if self.executor is not None:
+            options.setdefault("executor", self.executor)
+        chosen = open_device(self.target, **options) if device is None else device
+        return self.training.start(
+            chosen, weights=weights, seed=seed, owns_device=owned, capture_call=graph_of_torch_call
+        )
+
+    @property
+    def instance(self) -> TrainingInstance:
+        """The training that the first call started; raises `UsageError` before."""
+        instance = None if self.training is None else self.training.instance
+        if instance is None:
+            raise UsageError("training has not started", remedy="call the model, or start()")
+        return instance
+
+    @takes(folder=PATH)
+    def save_programs(self, folder: str | Path) -> tuple[Path, ...]:
+        """Write each program into a `.ttb` file of its own, named after its role.
+
+        Of a training: `forward`, `loss`, `backward`, `update`, and `evaluation`.
+        """
+        place = Path(folder)
+        make_folder(place)
+        batch, paths = FileBatch(as_one=True), []
+        for program in self.binary.programs:
+            twin = self.training is not None and program is self.training.programs.evaluation
+            path = place / f"{'evaluation' if twin else program.role.value}.ttb"
+            batch.add(path, content_of(Binary((program,), self.binary.machine, PRODUCER)))
+            paths.append(path)
+        batch.commit()
+        return tuple(paths)
+
+
+def compiled(
+    graph: ComputationGraph, machine: Machine, target: str, options: CompileOptions,
+    cache: CompileCache | None = None,
+) -> CompiledModel:  # fmt: skip
+    """The model of a graph on a machine, perhaps from a cache; `target` is how the machine is
+    spelled."""
+
+    def compile() -> KeptCompilation:
+        compilation = compile_graph(graph, machine, options)
+        binary = Binary((compilation.program,), machine.shape, PRODUCER)
+        return KeptCompilation(binary, compilation.warnings, compilation.loops)
+
+    made = None if cache is None else cache.compilation(graph, machine, options, compile)
+    kept = compile() if made is None else made.kept
+    return CompiledModel(
+        graph, kept.binary, target, options.wishes, kept.warnings, loops=kept.loops,
+        executor=options.executor, math_fidelity=options.math_fidelity,
+        is_from_cache=made is not None and made.is_hit,
+    )  # fmt: skip

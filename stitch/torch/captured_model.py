@@ -1,0 +1,245 @@
+"""`CapturedModel`: a torch module that is compiled when enough of it is known.
+
+Comes in: a module, an algorithm, an optimizer, a loss, perhaps none of them yet. Goes out: a model
+that captures the module at its first call, at that batch's shapes, and takes its loss from the
+first `loss_fn(pred, y)`. From then on it is the `CompiledModel`. Must not know: how modules are
+captured, what an algorithm does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from stitch.api import compile as compile_module
+from stitch.argument_kinds import PATH, WRITABLE, either, takes
+from stitch.errors import UsageError
+from stitch.frontend import explain, from_fx
+from stitch.model import CompiledModel
+from stitch.program import Array
+from stitch.torch.module_tensors import set_tensor_of, tensor_of, torch
+from stitch.training import (
+    GIVEN_LOSS,
+    GIVEN_OPTIMIZER,
+    LossTensor,
+    TrainingInstance,
+    check_algorithm,
+    loss_of_call,
+)
+
+__all__ = ["AwaitedPrediction", "CapturedModel", "compile", "explain", "from_fx"]
+
+
+def compile(
+    module: Any, example: Sequence[Any] | Mapping[str, Any] | None = None, *,
+    algorithm: str = "none", optimizer: Any = None, loss: Any = None, **options: Any,
+) -> CompiledModel | CapturedModel:  # fmt: skip
+    """Compile a torch module: at once where an example is given (and, with an optimizer, a loss),
+    else at its first call; `options` as for `stitch.compile`. Raises what that raises."""
+    ready = example is not None and (optimizer is None or loss is not None)
+    if not ready:
+        captured = CapturedModel(
+            module, algorithm=algorithm, optimizer=optimizer, loss=loss, **options
+        )
+        captured.example = example
+        return captured
+    return compile_module(
+        module, example or (), algorithm=algorithm, optimizer=optimizer, loss=loss, **options
+    )
+
+
+class CapturedModel:
+    """A module on its way to a compiled model.
+
+    Called, it gives what the model gives: a tensor, or, with an optimizer, a `TensorFuture`. While
+    no loss is known that is an `AwaitedPrediction`: the first loss function that judges one says
+    how the model is trained. Batches after the first have its shapes.
+    """
+
+    def __init__(
+        self, module: Any, *, algorithm: str = "none", optimizer: Any = None, loss: Any = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        check_algorithm(algorithm)
+        if optimizer is not None:
+            GIVEN_OPTIMIZER.check("compile", "optimizer", optimizer)
+        if loss is not None:
+            GIVEN_LOSS.check("compile", "loss", loss)
+            if optimizer is None:
+                raise UsageError("a loss is for training, which needs an optimizer",
+                                 remedy="compile(optimizer=..., loss=...)")  # fmt: skip
+        self.module = module
+        self.example: Sequence[Any] | Mapping[str, Any] | None = None
+        self._algorithm, self._optimizer, self._loss = algorithm, optimizer, loss
+        self._options = options
+        self._model: CompiledModel | None = None
+
+    def __call__(self, *batch: Any, **named: Any) -> Any:
+        if self._model is None:
+            if self._optimizer is not None and self._loss is None:
+                return AwaitedPrediction(self, batch, named)
+            self._capture(batch, named)
+        return self.model(*map(_plain, batch), **{n: _plain(v) for n, v in named.items()})
+
+    def _capture(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if batch and named:
+            raise UsageError("the first batch comes by position or by name, not both")
+        self._model = compile_module(
+            self.module, self.example or named or batch, algorithm=self._algorithm,
+            optimizer=self._optimizer, loss=self._loss, **self._options,
+        )  # fmt: skip
+
+    def judge(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
+        """The loss of a first prediction: from now on it is known how the model is trained.
+
+        What fails leaves it unknown.
+        """
+        is_first = self._model is None
+        try:
+            if is_first:
+                self._loss = loss
+                self._capture(awaited.batch, awaited.named)
+            if awaited.future is None:
+                awaited.future = self(*awaited.batch, **awaited.named)
+            judged: LossTensor = awaited.future.judged_by(loss, label)
+        except BaseException:
+            if is_first:
+                self._forget(awaited)
+            raise
+        return judged
+
+    def _forget(self, awaited: AwaitedPrediction) -> None:
+        training = None if self._model is None else self._model.training
+        if training is not None and training.instance is not None:
+            training.instance.close()
+        self._model = self._loss = awaited.future = None
+
+    # -- what it has become ------------------------------------------------------------------------
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the module was compiled."""
+        return self._model is not None
+
+    @property
+    def model(self) -> CompiledModel:
+        """The compiled model; raises `UsageError` before there is one."""
+        if self._model is None:
+            needs = "call it" if self._loss or not self._optimizer else "call it, and its loss"
+            raise UsageError(
+                "the module is not compiled yet: that needs a batch",
+                where=type(self.module).__name__,
+                remedy=f"{needs} first, or stitch.torch.compile(module, example, ...)",
+            )
+        return self._model
+
+    @property
+    def instance(self) -> TrainingInstance:
+        """The training that is on; raises `UsageError` before."""
+        return self.model.instance
+
+    @property
+    def search_result(self) -> Any:
+        """What the algorithm found."""
+        return self.model.search_result
+
+    def as_json(self, *, weights: bool = True) -> str:
+        """As of the compiled model; raises `UsageError` before there is one."""
+        return self.model.as_json(weights=weights)
+
+    @takes(file=either(PATH, WRITABLE))
+    def dump(self, file: str | Path | IO[str], *, weights: bool = True) -> None:
+        """As of the compiled model; raises `UsageError` before there is one."""
+        self.model.dump(file, weights=weights)
+
+    def get_tensor(self, name: str, index: Any = ...) -> Array:
+        """As of the compiled model; before there is one those of the module."""
+        if self._model is not None:
+            return self._model.get_tensor(name, index)
+        return tensor_of(self.module, name, index)
+
+    def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
+        """As of the compiled model; before there is one those of the module."""
+        if self._model is not None:
+            self._model.set_tensor(name, array, index)
+        else:
+            set_tensor_of(self.module, name, array, index)
+
+    def write_back(self) -> None:
+        """Parameters and buffers of the module become those of the training, if one is on."""
+        training = None if self._model is None else self._model.training
+        instance = None if training is None else training.instance
+        if instance is None:
+            return
+        held = {**instance.state_dict(), **instance.parameters()}
+        with torch.no_grad():
+            for name, tensor in self.module.named_parameters(remove_duplicate=False):
+                if name in held:
+                    tensor.copy_(torch.from_numpy(held[name].astype(np.float32)))
+            for name, tensor in self.module.named_buffers(remove_duplicate=False):
+                if name in held:
+                    tensor.copy_(torch.from_numpy(np.array(held[name])))
+
+
+class AwaitedPrediction:
+    """What a model predicts whose loss is not known yet: a loss function that judges it says so."""
+
+    __slots__ = ("_captured", "batch", "future", "named")
+
+    def __init__(
+        self, captured: CapturedModel, batch: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        self._captured = captured
+        # They stay writable, and are looked at later.
+        self.batch = tuple(map(_copied, batch))
+        self.named = {name: _copied(value) for name, value in named.items()}
+        #: The prediction, once it was judged.
+        self.future: Any = None
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        call = loss_of_call(function, arguments, named or {})
+        if not isinstance(call.pred, cls):
+            raise UsageError("a loss takes the prediction first, then the labels",
+                             got=f"{function.__name__}({type(call.pred).__name__})")  # fmt: skip
+        return call.pred.judged_by(call.loss, call.label)
+
+    def judged_by(self, loss: Any, label: Any) -> LossTensor:
+        """Its loss, by which the model is trained from now on."""
+        return self._captured.judge(self, loss, label)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._there(), name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        array: Array = self._there().__array__(dtype, copy)
+        return array
+
+    def _there(self) -> Any:
+        if self.future is None:
+            raise UsageError(
+                "this prediction has no value yet: the model is compiled when its loss is known",
+                remedy="loss_fn(pred, y) first, or compile(..., loss=loss_fn)",
+            )
+        return self.future
+
+    def __repr__(self) -> str:
+        return f"<AwaitedPrediction {self.future!r}>" if self.future else "<AwaitedPrediction>"
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _plain(value: Any) -> Any:
+    """What a batch holds, without a gradient: NumPy asks torch for arrays."""
+    return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value

@@ -1,0 +1,70 @@
+"""`load`: what `dump` wrote, with torch's objects in their places again.
+
+Comes in: JSON of a compiled model, or of a module that torch runs; the module, the optimizer. Goes
+out: a compiled model that goes on where the other one stopped, stepped by that optimizer; or the
+module and the optimizer with the state of then. Must not know: what is in a training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import IO, Any
+
+from stitch.argument_kinds import PATH, READABLE, either, takes
+from stitch.errors import UsageError
+from stitch.files import read_text
+from stitch.model import CompiledModel
+from stitch.torch.module_json import KIND, restore_module
+from stitch.training import TorchOptimizer, parameter_names
+
+
+@takes(file=either(PATH, READABLE))
+def load(file: str | Path | IO[str], module: Any = None, optimizer: Any = None) -> Any:
+    """Go on from what `dump` of a model, or of a `stitch.torch.nn.Module`, wrote.
+
+    A model comes back as a `CompiledModel`; `optimizer`, over the parameters of `module`, steps it
+    from then on, with the settings that it has itself. A module that torch runs gets its tensors
+    back, `optimizer` its state, and the module is returned. Raises `FormatError`, `UsageError`.
+    """
+    # Of what torch.compile gives for a module, that module.
+    inside = getattr(module, "_orig_mod", module)
+    text = read_text(file) if isinstance(file, str | os.PathLike) else file.read()
+    try:
+        body = json.loads(text)
+    except (RecursionError, ValueError):
+        body = None
+    if isinstance(body, dict) and body.get("stitch") == KIND:
+        if module is None:
+            raise UsageError("this is the JSON of a module that torch runs",
+                             remedy="load(file, module, optimizer)")  # fmt: skip
+        restore_module(body, inside, optimizer)
+        return module
+    model = CompiledModel.load(StringIO(text))
+    return model if optimizer is None else _stepped_by(model, inside, optimizer)
+
+
+def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledModel:
+    training = model.training
+    if training is None:
+        raise UsageError("this model is for inference: no optimizer steps it")
+    names = [parameter.name for parameter in training.programs.parameters]
+    theirs = TorchOptimizer(optimizer, parameter_names(module, names))
+    known, given = training.optimizer.config(), theirs.native.config()
+    if _without_rates(known) != _without_rates(given):
+        raise UsageError(
+            "this model is trained by another optimizer", expected=repr(training.optimizer),
+            got=repr(theirs.native),
+        )  # fmt: skip
+    theirs.goes_on_from(int(training.values.get("training.steps", 0)))
+    return replace(model, training=replace(training, optimizer=theirs.native))
+
+
+def _without_rates(config: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's settings, but for what is no part of the update."""
+    groups = [_without_rates(group) for group in config.get("groups", ())]
+    kept = {word: v for word, v in config.items() if word not in ("lr", "schedule", "groups")}
+    return kept | {"groups": groups}

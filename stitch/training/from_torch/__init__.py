@@ -1,0 +1,25 @@
+"""PyTorch's losses and optimizers, as they are: read, called and stepped without loading torch.
+
+Comes in: objects of `torch.nn` and `torch.optim`, calls of functions of `torch.nn.functional`. Goes
+out: losses and optimizers of Stitch's, and, for an optimizer, whose `step` it is from then on. Must
+not know: the package torch, front ends, programs.
+"""
+
+from stitch.training.from_torch.called_losses import (
+    GIVEN_LOSS,
+    is_loss_call,
+    loss_of,
+    loss_of_call,
+)
+from stitch.training.from_torch.replaced_methods import owner_of, replace_methods
+from stitch.training.from_torch.torch_optimizers import (
+    GIVEN_OPTIMIZER,
+    TorchOptimizer,
+    is_torch_optimizer,
+    parameter_names,
+)
+
+__all__ = [
+    "GIVEN_LOSS", "GIVEN_OPTIMIZER", "TorchOptimizer", "is_loss_call", "is_torch_optimizer",
+    "loss_of", "loss_of_call", "owner_of", "parameter_names", "replace_methods",
+]  # fmt: skip

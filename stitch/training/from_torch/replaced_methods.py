@@ -1,0 +1,72 @@
+"""Methods of an object of torch's that are another's for a while.
+
+Comes in: an object, methods of their new owner, somebody whose life says how long. Goes out: the
+object as it was, when that ends, however it ends. Must not know: what the methods do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+
+class Replacement:
+    """A method of torch's object that is another's for now, and keeps nobody alive."""
+
+    #: Schedulers ask: this one tells by itself that it was called.
+    _wrapped_by_lr_sched = True
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method = weakref.WeakMethod(method)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        method = self.method()
+        assert method is not None, "it is taken back when its owner ends"
+        return method(*arguments, **named)
+
+
+def replace_methods(
+    theirs: Any, methods: Iterable[Callable[..., Any]], during: Any,
+    then: Sequence[Callable[[], object]] = (),
+) -> weakref.finalize[Any, Any]:  # fmt: skip
+    """Put bound methods in the place of those of their names, while `during` lives.
+
+    What is given back ends it when it is called; then `then` is called too.
+    """
+    before = {}
+    for method in methods:
+        before[method.__name__] = vars(theirs).get(method.__name__)
+        setattr(theirs, method.__name__, Replacement(method))
+    end = weakref.finalize(during, _restore, theirs, before, then)
+    end.atexit = False
+    return end
+
+
+def owner_of(theirs: Any, name: str) -> Any:
+    """Who has replaced a method of an object; None where nobody has."""
+    now = vars(theirs).get(name)
+    method = now.method() if isinstance(now, Replacement) else None
+    return getattr(method, "__self__", None)
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A call of a bound method that does not keep its object alive."""
+    weak = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> None:
+        alive = weak()
+        if alive is not None:
+            alive(*arguments)
+
+    return call
+
+
+def _restore(theirs: Any, before: dict[str, Any], then: Sequence[Callable[[], object]]) -> None:
+    for name, value in before.items():
+        if value is None:
+            vars(theirs).pop(name, None)
+        else:
+            setattr(theirs, name, value)
+    for call in then:
+        call()

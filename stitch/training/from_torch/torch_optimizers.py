@@ -1,0 +1,218 @@
+"""Optimizers of torch.optim, whose `step` steps a training on a device while there is one.
+
+Comes in: an optimizer of torch's over parameters of a module. Goes out: an `Optimizer` with the
+same settings in the same groups, and the state that there is. While a training goes by it, `step`
+and `zero_grad` of that object are the training's; groups are looked at in each step, so schedulers
+work; `state_dict` reads the device, `load_state_dict` writes it. When the training ends the object
+is as it was. Must not know: the package torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stitch.argument_kinds import ArgumentKind
+from stitch.errors import UsageError, closest
+from stitch.program import Array
+from stitch.training.from_torch.replaced_methods import owner_of, replace_methods, weakly
+from stitch.training.optimizers import OPTIMIZERS, SGD, Optimizer
+
+_BASE = ("torch.optim.optimizer", "Optimizer")
+_BY_NAME = {kind.__name__: kind for kind in OPTIMIZERS}
+#: What every entry of torch's state counts by itself, but for the kinds that count nothing.
+_STEP = "step"
+_UNCOUNTED = (SGD,)
+
+
+def is_torch_optimizer(value: object) -> bool:
+    """Whether this is an optimizer of torch's, without loading torch to ask."""
+    return _BASE in {(base.__module__, base.__name__) for base in type(value).__mro__}
+
+
+GIVEN_OPTIMIZER = ArgumentKind(
+    f"an optimizer ({', '.join(_BY_NAME)} of stitch or torch.optim), its name, or a mapping",
+    lambda value: isinstance(value, Optimizer | str | Mapping) or is_torch_optimizer(value),
+)
+
+
+class TorchOptimizer:
+    """An optimizer of torch's and the one that stands for it here.
+
+    Raises `UsageError` for a kind, a setting, or a parameter that we lack, and for one that trains
+    another model.
+    """
+
+    def __init__(self, theirs: Any, names: Mapping[int, Sequence[str]]) -> None:
+        """`names`: what parameters are called, by the identity of torch's object."""
+        self.theirs = theirs
+        kind = _BY_NAME.get(type(theirs).__name__)
+        if kind is None:
+            raise UsageError(
+                f"there is no optimizer {type(theirs).__name__} here",
+                expected=", ".join(_BY_NAME),
+                remedy=closest(type(theirs).__name__, _BY_NAME)
+                or "step with torch: torch.compile(model, backend='stitch') without "
+                "options['optimizer']",
+            )
+        self._kind: type[Optimizer] = kind
+        self._names = dict(names)
+        _check_free(theirs)
+        groups = theirs.param_groups
+        self.native = self._kind(**self._settings(groups[0]))
+        for group in groups[1:]:
+            self.native.add_group(self._parameters(group), **self._settings(group))
+        self.parameters = tuple(name for group in groups for name in self._parameters(group))
+        #: Steps that were taken before the training's first.
+        self._before = 0
+        self._end: weakref.finalize[Any, Any] | None = None
+        self.native.watch(self._watch)
+
+    def _settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a group, as the class here takes them."""
+        if group.get("differentiable"):
+            raise UsageError("an update on the device is not differentiable",
+                             got=f"{self._kind.__name__}(differentiable=True)")  # fmt: skip
+        known = inspect.signature(self._kind).parameters
+        return {word: _plain(group[word]) for word in known if word in group}
+
+    def _parameters(self, group: Mapping[str, Any]) -> list[str]:
+        strangers = [p for p in group["params"] if id(p) not in self._names]
+        if strangers:
+            known = [names[0] for names in self._names.values()]
+            raise UsageError(
+                "a parameter group holds what is no parameter of the compiled module",
+                expected=", ".join(known[:12]),
+                got=", ".join(f"a tensor of shape {list(p.shape)}" for p in strangers[:4]),
+                remedy=f"torch.optim.{self._kind.__name__}(module.parameters(), ...)",
+            )
+        return [name for p in group["params"] for name in self._names[id(p)]]
+
+    def started(self) -> dict[str, Array]:
+        """The state that torch's object has already, by the names of its slots."""
+        values: dict[str, Array] = {}
+        counts = set()
+        for parameter, state in self.theirs.state.items():
+            for word, value in state.items():
+                if word == _STEP:
+                    counts.add(int(value))
+                elif value is not None:
+                    for name in self._names.get(id(parameter), ()):
+                        values[f"{name}.{word}"] = value.detach().cpu().float().numpy().copy()
+        if len(counts) > 1:
+            raise UsageError("the parameters of this optimizer have taken steps of their own",
+                             expected="one number of steps", got=str(sorted(counts)))  # fmt: skip
+        if not counts:
+            return values
+        (self._before,) = counts
+        return values | {_STEP: np.array(self._before, np.int64)}
+
+    def goes_on_from(self, steps: int) -> None:
+        """The training that it steps has taken so many steps before."""
+        self._before = -steps if steps < 0 else 0
+
+    # -- while a training goes by it ---------------------------------------------------------------
+
+    def _watch(self, begins: bool) -> None:
+        if self._end is not None:
+            self._end()
+            self._end = None
+        if not begins:
+            return
+        _check_free(self.theirs)
+        hooks = (
+            self.theirs.register_state_dict_pre_hook(weakly(self._write_state)),
+            self.theirs.register_load_state_dict_post_hook(weakly(self._read_state)),
+        )
+        self._end = replace_methods(
+            self.theirs, (self.step, self.zero_grad), self.native.bound_to,
+            [hook.remove for hook in hooks],
+        )  # fmt: skip
+
+    def check_free(self) -> None:
+        """Raise `UsageError` while a training goes by it."""
+        self.native.check_free()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """`step` of torch's object: with its groups as they are now."""
+        loss = None if closure is None else closure()
+        self.follow()
+        self.native.step()
+        self.theirs._opt_called = True
+        return loss
+
+    def follow(self) -> None:
+        """The settings are those that torch's groups have now."""
+        groups = self.theirs.param_groups
+        if len(groups) != len(self.native.groups):
+            raise UsageError(
+                "a parameter group came after the model was compiled",
+                expected=f"{len(self.native.groups)} groups", got=str(len(groups)),
+                remedy="compile the model again",
+            )  # fmt: skip
+        for number, group in enumerate(groups):
+            self.native.restate(number, **self._settings(group))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """`zero_grad` of torch's object: gradients on the device are dropped."""
+        self.native.zero_grad()
+
+    def _write_state(self, theirs: Any) -> None:
+        """Before torch's object gives its state: what the device has."""
+        instance: Any = self.native.bound_to
+        if instance is None or not instance.steps:
+            return
+        held = instance.optimizer_state()
+        words = self.native.groups[0].states
+        for group in theirs.param_groups:
+            for parameter in group["params"]:
+                (name, *_) = self._names[id(parameter)] or (None,)
+                if name is None:
+                    continue
+                tensors = {w: held[f"{name}.{w}"] for w in words if f"{name}.{w}" in held}
+                if self._kind not in _UNCOUNTED:
+                    tensors[_STEP] = np.float32(self._before + instance.steps)
+                state = {w: parameter.detach().new_tensor(a) for w, a in tensors.items()}
+                theirs.state[parameter] = state
+
+    def _read_state(self, theirs: Any) -> None:
+        """After torch's object was given a state: the device takes it."""
+        instance: Any = self.native.bound_to
+        if instance is not None:
+            instance.set_optimizer_state(self.started())
+            self._before -= instance.steps
+
+
+def _check_free(theirs: Any) -> None:
+    """Raise `UsageError` while another training goes by torch's object."""
+    owner = owner_of(theirs, "step")
+    if owner is not None:
+        owner.check_free()
+
+
+def parameter_names(module: Any, wanted: Iterable[str]) -> dict[int, tuple[str, ...]]:
+    """What the parameters of a torch module are called, by the identity of torch's object: of the
+    names of one that is tied those that are `wanted`. Raises `UsageError` for another module."""
+    if not hasattr(module, "named_parameters"):
+        raise UsageError(
+            "an optimizer of torch.optim steps the parameters of a torch module",
+            got=type(module).__name__, remedy="optimizer=stitch.Adam(lr=...)",
+        )  # fmt: skip
+    takes = inspect.signature(module.named_parameters).parameters
+    every = {"remove_duplicate": False} if "remove_duplicate" in takes else {}
+    have, names = set(wanted), dict[int, tuple[str, ...]]()
+    for name, parameter in module.named_parameters(**every):
+        known = names.get(id(parameter), ())
+        names[id(parameter)] = (*known, name) if name in have else known
+    return names
+
+
+def _plain(value: Any) -> Any:
+    """A setting that torch holds as a tensor, or several of them."""
+    if isinstance(value, tuple | list):
+        return tuple(_plain(item) for item in value)
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,260 @@
+"""`stitch.torch`: modules that compile themselves, captured when enough is known."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import stitch
+import stitch.torch
+import stitch.torch.nn as nn
+from stitch.errors import FormatError, UsageError
+from stitch.graph import ComputationGraph
+from stitch.training import LossTensor, TensorFuture
+
+
+class Net(nn.Module):
+    """Two layers, with dropout and running statistics between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 8), nn.BatchNorm1d(8)
+        self.drop, self.last = nn.Dropout(0.1), nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.drop(torch.relu(self.norm(self.first(x)))))
+
+
+LOSS = nn.CrossEntropyLoss()
+
+
+def made(**options: Any) -> tuple[Net, Any, Any]:
+    """A network, its optimizer, and what its `compile` gives."""
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    return net, optimizer, net.compile(optimizer=optimizer, target="host", **options)
+
+
+def batches(count: int) -> list[tuple[Any, Any]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(12, 6, generator=generator), torch.randint(0, 5, (12,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def step(model: Any, optimizer: Any, count: int = 3) -> float:
+    for x, y in batches(count):
+        loss = LOSS(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return float(loss.item())
+
+
+def test_nn_is_torchs_but_for_the_module() -> None:
+    assert nn.Linear is torch.nn.Linear
+    assert nn.functional is torch.nn.functional
+    assert issubclass(nn.Module, torch.nn.Module)
+    assert nn.Module is not torch.nn.Module
+    assert "Conv2d" in dir(nn)
+
+
+def test_importing_the_face_loads_no_torch() -> None:
+    code = "import stitch, stitch.torch, sys; print('torch' in sys.modules, stitch.torch.__all__)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("False ")
+
+
+def test_the_first_loss_says_how_the_model_is_trained() -> None:
+    _, optimizer, model = made()
+    (x, y), *_ = batches(1)
+    pred = model(x)
+    assert not model.is_captured
+    loss = LOSS(pred, y)
+    assert type(loss) is LossTensor
+    assert model.model.training.loss.config()["loss"] == "sparse_categorical_crossentropy"
+    assert pred.numpy().shape == (12, 5)
+    loss.backward()
+    optimizer.step()
+    assert type(model(x)) is TensorFuture
+    with pytest.raises(UsageError, match="another loss"):
+        nn.MSELoss()(model(x), torch.zeros(12, 5))
+
+
+def test_a_loss_that_is_given_is_taken_at_the_first_call() -> None:
+    _, _, model = made(loss=LOSS)
+    assert type(model(batches(1)[0][0])) is TensorFuture
+
+
+def test_steps_are_those_of_stitch_compile_with_everything_known() -> None:
+    net, optimizer, model = made(algorithm="search")
+    other = copy.deepcopy(net)
+    beside = torch.optim.Adam(other.parameters(), lr=0.01)
+    known = stitch.torch.compile(
+        other, (batches(1)[0][0],), algorithm="search", optimizer=beside, loss=LOSS, target="host"
+    )
+    assert isinstance(known, stitch.CompiledModel)
+    assert step(model, optimizer) == step(known, beside)
+    assert known.search_result is not None
+    assert model.search_result.as_data() == known.search_result.as_data()
+
+
+def test_what_was_changed_after_the_first_call_does_not_count() -> None:
+    losses = []
+    for changes in (False, True):
+        _, _, model = made()
+        (x, y), *_ = batches(1)
+        pred = model(x)
+        if changes:
+            x.zero_()
+        losses.append(LOSS(pred, y).item())
+    assert losses[0] == losses[1]
+
+
+def test_a_prediction_without_a_loss_has_no_value_yet() -> None:
+    _, _, model = made()
+    pred = model(batches(1)[0][0])
+    for read in (lambda: pred.numpy(), lambda: np.asarray(pred), lambda: pred.shape):
+        with pytest.raises(UsageError, match="compiled when its loss is known"):
+            read()
+
+
+def test_a_loss_that_cannot_be_leaves_the_model_as_it_was() -> None:
+    _, optimizer, model = made()
+    (x, y), *_ = batches(1)
+    with pytest.raises(UsageError, match="no loss that can be compiled"):
+        torch.nn.functional.gaussian_nll_loss(model(x), torch.zeros(12, 5), torch.ones(12, 5))
+    for labels in (y + 9, y[:3], torch.zeros(12)):
+        with pytest.raises(UsageError, match="label"):
+            LOSS(model(x), labels)
+        assert not model.is_captured
+        assert "step" not in vars(optimizer)
+    assert LOSS(model(x), y).item() > 0
+
+
+def test_a_module_without_an_optimizer_is_compiled_for_inference() -> None:
+    torch.manual_seed(0)
+    net = Net().eval()
+    model = net.compile(algorithm="greedy", target="wormhole_n150")
+    x = batches(1)[0][0]
+    np.testing.assert_allclose(np.asarray(model(x)), net(x).detach(), rtol=1e-5, atol=1e-6)
+    assert model.search_result.solution.algorithm == "greedy"
+
+
+def test_torchs_own_words_are_torchs_own_method() -> None:
+    net = Net().eval()
+    assert net.compile(backend="eager") is None
+    x = batches(1)[0][0]
+    torch.testing.assert_close(net(x), net.forward(x))
+
+
+def test_tensors_are_read_and_written_before_and_after_the_first_call() -> None:
+    net, optimizer, model = made()
+    for one in (net, model):
+        one.set_tensor("first.bias", [1.0, 2.0], slice(2))
+        assert one.get_tensor("first.bias", (slice(2),)).tolist() == [1.0, 2.0]
+    step(model, optimizer)
+    model.set_tensor("first.bias", 7.0, 0)
+    assert net.get_tensor("first.bias", 0) == 7.0
+    assert net.get_tensor("first.weight.exp_avg").shape == (8, 6)
+    assert net.state_dict()["first.bias"][0].item() == 7.0
+    assert net.first.bias.detach()[0].item() == 7.0
+    with pytest.raises(UsageError, match=r"no tensor 'first\.bais'"):
+        net.set_tensor("first.bais", 0.0)
+
+
+def test_a_state_dict_has_what_the_device_has() -> None:
+    net, optimizer, model = made()
+    step(model, optimizer)
+    state = net.state_dict()
+    for name in ("first.weight", "norm.running_mean", "norm.num_batches_tracked"):
+        np.testing.assert_array_equal(state[name], model.get_tensor(name))
+    step(model, optimizer, 1)
+    assert not np.array_equal(state["first.weight"].clone(), model.get_tensor("first.weight"))
+    np.testing.assert_array_equal(
+        net.state_dict()["first.weight"], model.get_tensor("first.weight")
+    )
+
+
+def test_a_training_goes_on_from_its_json_with_torchs_optimizer(tmp_path: Path) -> None:
+    net, optimizer, model = made(algorithm="search")
+    step(model, optimizer)
+    net.dump(tmp_path / "model.json")
+    other = Net()
+    beside = torch.optim.Adam(other.parameters(), lr=0.01)
+    again = stitch.torch.load(tmp_path / "model.json", other, beside)
+    assert again.search_result.as_data() == model.search_result.as_data()
+    assert step(again, beside) == step(model, optimizer)
+    assert again.get_tensor("first.weight").tobytes() == model.get_tensor("first.weight").tobytes()
+    counts = [o.state_dict()["state"][0]["step"].item() for o in (optimizer, beside)]
+    assert counts == [6, 6]
+
+
+def test_another_optimizer_than_that_of_the_json_is_refused() -> None:
+    net, optimizer, model = made()
+    step(model, optimizer)
+    other = Net()
+    for kind, options in ((torch.optim.SGD, {}), (torch.optim.Adam, {"betas": (0.5, 0.9)})):
+        beside = kind(other.parameters(), lr=0.01, **options)
+        with pytest.raises(UsageError, match="trained by another optimizer"):
+            stitch.torch.load(io.StringIO(net.as_json()), other, beside)
+
+
+def test_the_json_of_a_module_that_torch_runs_comes_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Net().eval()
+    net.dump(tmp_path / "module.json")
+    other = Net().eval()
+    assert stitch.torch.load(tmp_path / "module.json", other) is other
+    x = batches(1)[0][0]
+    assert torch.equal(other(x), net(x))
+    with pytest.raises(UsageError, match=r"another module: (.|\n)*last\.bias is unknown"):
+        stitch.torch.load(tmp_path / "module.json", torch.nn.Linear(2, 2))
+    text = (tmp_path / "module.json").read_text()
+    with pytest.raises(FormatError, match="version 7"):
+        stitch.torch.load(io.StringIO(text.replace('"version": 1', '"version": 7')), other)
+    with pytest.raises(FormatError, match="no JSON of a compiled model"):
+        stitch.torch.load(io.StringIO(text[:100]), other)
+
+
+def test_training_stops_when_the_model_leaves_its_scope() -> None:
+    net, optimizer, model = made()
+    step(model, optimizer)
+    del model
+    gc.collect()
+    assert "step" not in vars(optimizer)
+    assert net.get_tensor("first.bias").tolist() == net.first.bias.tolist()
+
+
+def test_a_graph_module_becomes_a_computation_graph() -> None:
+    traced = torch.fx.symbolic_trace(Net().eval())
+    graph = stitch.torch.from_fx(traced, (torch.ones(2, 6),))
+    assert isinstance(graph, ComputationGraph)
+    assert [o.op for o in graph.operations][:1] == ["Gemm"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"algorithm": "unity"}, "no such algorithm"),
+        ({"loss": LOSS, "optimizer": None}, "needs an optimizer"),
+        ({"loss": 3}, "compile takes a loss of stitch.losses or torch.nn"),
+        ({"optimizer": 3}, "compile takes an optimizer"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_said(options: dict[str, Any], told: str) -> None:
+    net = Net()
+    given = {"optimizer": torch.optim.SGD(net.parameters(), lr=0.1), **options}
+    with pytest.raises(UsageError, match=told):
+        net.compile(**given)

@@ -1,0 +1,169 @@
+"""The JSON of a model: written to paths, read back with what the search found, refused by name."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stitch
+from stitch.errors import FormatError, UsageError
+from stitch.program import Space
+from tests.support.training.models import batches, compiled, mlp, train
+
+
+def searched() -> stitch.CompiledModel:
+    return compiled(
+        stitch.Adam(lr=0.01), target="wormhole_n150", graph=mlp(hidden=64), algorithm="search"
+    )
+
+
+def test_what_the_search_found_comes_back_from_a_path(tmp_path: Path) -> None:
+    model = searched()
+    train(model, batches(2), 3)
+    model.dump(tmp_path / "model.json")
+    again = stitch.CompiledModel.load(str(tmp_path / "model.json"))
+    before, after = model.search_result, again.search_result
+    assert before is not None
+    assert after is not None
+    assert after.tensor_mapping == before.tensor_mapping
+    assert after.solution == before.solution
+    assert after.cost_values == before.cost_values
+    assert [g.name for _, g in after.graph.in_order] == [g.name for _, g in before.graph.in_order]
+    assert after.graph.saved == before.graph.saved
+    assert again.training is not None
+    assert again.training.search_result is after
+    assert train(again, batches(2), 4) == train(model, batches(2), 4)
+
+
+def test_a_model_for_inference_has_its_places_chosen_and_keeps_them() -> None:
+    model = stitch.compile(mlp(hidden=64), target="wormhole_n150", algorithm="search")
+    found = model.search_result
+    assert found is not None
+    assert {place.space for place in found.tensor_mapping.values()} == {Space.L1}
+    assert found.solution.algorithm == "search"
+    again = stitch.CompiledModel.load(io.StringIO(model.as_json()))
+    assert again.encode() == model.encode()
+    assert again.search_result is not None
+    assert again.search_result.as_data() == found.as_data()
+    assert again.search_result.graph.forward.name == model.graph.name
+
+
+def test_inference_by_search_keeps_what_was_asked_and_changes_no_result() -> None:
+    x = np.linspace(-1, 1, 160, dtype=np.float32).reshape(16, 10)
+    plain = stitch.compile(mlp(hidden=64), target="wormhole_n150")
+    wish = "input.x.space=dram"
+    chosen = stitch.compile(mlp(hidden=64), target="wormhole_n150", algorithm="greedy", wishes=wish)
+    assert chosen.program.input_desc(0).layout.space is Space.DRAM
+    assert chosen.search_result is not None
+    assert chosen.search_result.spaces["x"] is Space.DRAM
+    np.testing.assert_array_equal(np.asarray(chosen(x)), np.asarray(plain(x)))
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(FormatError) as caught:
+        stitch.CompiledModel.load(io.StringIO(text))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, True])
+def test_another_version_is_named(version: Any) -> None:
+    body = json.loads(searched().as_json()) | {"version": version}
+    told = refusal(json.dumps(body))
+    assert "of a version that is not read here" in told
+    assert f"version {version!r}" in told
+
+
+def test_a_text_without_a_version_is_of_the_first() -> None:
+    body = json.loads(searched().as_json())
+    assert body.pop("version") == 1
+    assert stitch.CompiledModel.load(io.StringIO(json.dumps(body))).training is not None
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_text_that_was_cut_off_says_so(share: float) -> None:
+    text = searched().as_json()
+    length = int(len(text) * share)
+    assert f"it ends in the middle, after {length} characters" in refusal(text[:length])
+
+
+def test_values_of_another_shape_are_all_named() -> None:
+    body = json.loads(searched().as_json())
+    values = body["training"]["values"]
+    names = [name for name in values if len(values[name]["shape"]) == 2]
+    for name in names:
+        values[name]["shape"].reverse()
+    told = refusal(json.dumps(body))
+    assert "values of another shape than the programs take" in told
+    assert all(name in told for name in names)
+
+
+def test_a_place_that_there_is_not_is_refused() -> None:
+    body = json.loads(searched().as_json())
+    body["search"]["tensors"]["x"] = [0, "l2"]
+    assert "l2" in refusal(json.dumps(body))
+
+
+# -- tensors of a model, whole and in parts --------------------------------------------------------
+
+
+def test_a_part_of_a_tensor_is_read_and_written() -> None:
+    model = searched()
+    for moment in ("before", "after"):
+        if moment == "after":
+            train(model, batches(2), 1)
+        whole = model.get_tensor("fc1.weight")
+        np.testing.assert_array_equal(model.get_tensor("fc1.weight", (0, slice(2))), whole[0, :2])
+        model.set_tensor("fc1.weight", [7.0, 8.0], (0, slice(2)))
+        assert model.get_tensor("fc1.weight", (0, slice(2))).tolist() == [7.0, 8.0]
+        np.testing.assert_array_equal(model.get_tensor("fc1.weight")[1:], whole[1:])
+        model.set_tensor("fc1.weight", whole)
+    assert model.get_tensor("fc1.weight.exp_avg", 0).shape == whole[0].shape
+
+
+def test_training_begins_with_what_was_set() -> None:
+    model, weights = (
+        searched(),
+        np.full(searched().get_tensor("fc1.weight").shape, 0.25, np.float32),
+    )
+    model.set_tensor("fc1.weight", weights)
+    assert model.start().get_tensor("fc1.weight").tobytes() == weights.tobytes()
+
+
+def test_the_master_is_written_with_its_parameter() -> None:
+    model = compiled(stitch.SGD(lr=0.0), target="host", precision="bfloat16")
+    train(model, batches(1), 1)
+    model.set_tensor("fc1.weight", 0.3, (0, 0))
+    assert model.get_tensor("fc1.weight.master", (0, 0)) == np.float32(0.3)
+    assert (
+        model.get_tensor("fc1.weight.master", (0, 1))
+        == model.instance.parameters()["fc1.weight"][0, 1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "part", "told"),
+    [((99, 0), 1.0, "no such part"), (0, [1.0], "another shape"), ("w", 1.0, "no such part")],
+)
+def test_a_part_that_does_not_fit_is_refused(index: Any, part: Any, told: str) -> None:
+    model = searched()
+    before = model.get_tensor("fc1.weight")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=told):
+            model.set_tensor("fc1.weight", part, index)
+        np.testing.assert_array_equal(model.get_tensor("fc1.weight"), before)
+        model.start()
+
+
+def test_a_model_for_inference_shows_its_constants() -> None:
+    b = stitch.ComputationGraphBuilder("line")
+    x, weights = b.input("x", (2, 3), "float32"), np.arange(12, dtype=np.float32).reshape(4, 3)
+    b.output("y", b.linear(x, b.parameter("w", weights)))
+    model = stitch.compile(b.build(), target="host")
+    np.testing.assert_array_equal(model.get_tensor("w", 1), weights[1])
+    with pytest.raises(UsageError, match="constants of its program"):
+        model.set_tensor("w", weights)

@@ -1,0 +1,137 @@
+"""Losses of torch.nn as they are: the same numbers, and the same gradients, as torch gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import stitch
+from stitch.errors import CompileError, UsageError
+from stitch.training import loss_from_config, loss_of
+
+WEIGHTS = [0.5, 2.0, 1.0, 0.25, 3.0]
+COUNTED = torch.tensor(WEIGHTS)
+
+
+def classes(ignored: int | None = None) -> Any:
+    label = torch.randint(0, 5, (12,), generator=torch.Generator().manual_seed(3))
+    if ignored is not None:
+        label[::3] = ignored
+    return label
+
+
+def shares() -> Any:
+    return torch.rand(12, 5, generator=torch.Generator().manual_seed(4))
+
+
+LOSSES: list[tuple[Any, Any]] = [
+    (lambda r: nn.CrossEntropyLoss(reduction=r), classes()),
+    (lambda r: nn.CrossEntropyLoss(reduction=r), classes(-100)),
+    (lambda r: nn.CrossEntropyLoss(weight=COUNTED, reduction=r), classes(-100)),
+    (lambda r: nn.CrossEntropyLoss(ignore_index=2, reduction=r), classes()),
+    (lambda r: nn.CrossEntropyLoss(label_smoothing=0.1, reduction=r), classes(-100)),
+    (lambda r: nn.CrossEntropyLoss(COUNTED, label_smoothing=0.1, reduction=r), classes()),
+    (lambda r: nn.NLLLoss(weight=COUNTED, reduction=r), classes(-100)),
+    (lambda r: nn.MSELoss(reduction=r), shares()),
+    (lambda r: nn.L1Loss(reduction=r), shares()),
+    (lambda r: nn.SmoothL1Loss(beta=0.5, reduction=r), shares()),
+    (lambda r: nn.HuberLoss(delta=0.7, reduction=r), shares()),
+    (lambda r: nn.BCEWithLogitsLoss(reduction=r), shares()),
+    (lambda r: nn.BCEWithLogitsLoss(COUNTED, pos_weight=COUNTED, reduction=r), shares()),
+]
+
+
+def network(*more: Any) -> Any:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 5), *more)
+
+
+def compare(net: Any, loss_fn: Any, label: Any) -> None:
+    """The loss and the gradients of one batch, by torch and here."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    x = torch.randn(12, 6, generator=torch.Generator().manual_seed(2))
+    model = stitch.compile(net, (x,), target="host", optimizer=optimizer, loss=loss_fn)
+    found = loss_fn(model(x), label)
+    found.backward()
+    expected = loss_fn(net(x), label)
+    expected.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    for name, parameter in net.named_parameters():
+        gradient = model.instance.get_tensor(f"{name}.grad")
+        np.testing.assert_allclose(gradient, parameter.grad, rtol=1e-4, atol=1e-5)
+    again = loss_from_config(model.training.loss.config())  # type: ignore[union-attr]  # it has one
+    assert again.config() == model.training.loss.config()  # type: ignore[union-attr]  # it has one
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("make", "label"), LOSSES)
+def test_a_loss_of_torch_is_taken_as_it_is(make: Any, label: Any, reduction: str) -> None:
+    compare(network(), make(reduction), label)
+
+
+def test_probabilities_go_through_a_binary_cross_entropy() -> None:
+    compare(network(nn.Sigmoid()), nn.BCELoss(weight=COUNTED), shares())
+
+
+def test_a_function_that_calls_a_loss_is_one() -> None:
+    compare(network(), lambda p, y: functional.cross_entropy(p, y, COUNTED), classes())
+
+
+def test_pictures_of_class_numbers_are_judged_pixel_by_pixel() -> None:
+    torch.manual_seed(1)
+    net, label = nn.Conv2d(3, 5, 1), torch.randint(0, 5, (2, 4, 4))
+    loss_fn = nn.CrossEntropyLoss(weight=COUNTED, label_smoothing=0.2)
+    x = torch.randn(2, 3, 4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = stitch.compile(net, (x,), target="host", optimizer=optimizer, loss=loss_fn)
+    assert loss_fn(model(x), label).item() == pytest.approx(loss_fn(net(x), label).item(), rel=1e-5)
+
+
+def test_floating_labels_of_a_cross_entropy_are_probabilities() -> None:
+    loss = functional.cross_entropy
+    call = stitch.training.loss_of_call(
+        loss, (torch.ones(2, 5), torch.ones(2, 5)), {"weight": COUNTED, "label_smoothing": 0.1}
+    )
+    assert call.loss.config() == {
+        "loss": "categorical_crossentropy", "reduction": "mean", "weight": WEIGHTS,
+        "label_smoothing": 0.1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given",
+    [nn.CosineEmbeddingLoss(), lambda p, y: (p - y).abs().mean(), lambda p, y: 3.0],
+    ids=["module", "arithmetic", "number"],
+)
+def test_a_loss_that_we_lack_is_named_with_those_we_have(given: Any) -> None:
+    with pytest.raises(UsageError, match="is no loss that can be compiled") as caught:
+        loss_of(given)
+    assert "cross_entropy, nll_loss, mse_loss" in str(caught.value)
+
+
+def test_a_reduction_that_gives_no_number_is_refused() -> None:
+    with pytest.raises(UsageError, match="no such reduction"):
+        loss_of(nn.MSELoss(reduction="none"))
+
+
+def test_weights_are_one_for_each_class() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(CompileError, match="a weight for each class"):
+        stitch.compile(
+            net, (torch.ones(2, 6),), optimizer=optimizer,
+            loss=nn.CrossEntropyLoss(weight=torch.ones(4)),
+        )  # fmt: skip
+
+
+def test_another_loss_than_it_was_compiled_with_is_refused() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = stitch.compile(net, (torch.ones(12, 6),), optimizer=optimizer, loss=nn.MSELoss())
+    with pytest.raises(UsageError, match="another loss"):
+        nn.L1Loss()(model(torch.ones(12, 6)), shares())

@@ -1,0 +1,138 @@
+"""A prediction is computed with before it is there: the work is queued behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import stitch
+from stitch.errors import UsageError
+from stitch.training import TensorFuture
+
+TARGETS = ["host", "wormhole_n150"]
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
+
+
+def predicted(target: str = "host") -> tuple[TensorFuture, Any, Any]:
+    """A pending prediction, what it will be, and its model."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loss = torch.nn.CrossEntropyLoss()
+    model = stitch.compile(net, (X,), target=target, optimizer=optimizer, loss=loss)
+    model.start(window=64)
+    pred = model(X)
+    assert isinstance(pred, TensorFuture)
+    return pred, net(X).detach(), model
+
+
+def same(found: Any, expected: Any) -> None:
+    assert type(found).__name__ == "PendingValue"
+    np.testing.assert_allclose(found.numpy(), np.asarray(expected), rtol=1e-5, atol=1e-6)
+
+
+USES: list[Callable[[Any], Any]] = [
+    lambda p: p * 2 + 1,
+    lambda p: 1 - p / 4,
+    lambda p: 2**p,
+    lambda p: -abs(p),
+    lambda p: p + Y.reshape(8, 1).float(),
+    lambda p: np.ones((8, 5), np.float32) - p if not isinstance(p, torch.Tensor) else 1 - p,
+    lambda p: p @ torch.ones(5, 2),
+    lambda p: p > 0,
+    lambda p: p <= 0.5,
+    lambda p: p[1:3, 0],
+    lambda p: p[..., -1],
+    lambda p: p.argmax(1),
+    lambda p: p.argmax(dim=1),
+    lambda p: p.sum(),
+    lambda p: p.mean(0) - p,
+    lambda p: p.reshape(2, 20),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("number", range(len(USES)))
+def test_operators_indices_and_methods_queue_more_work(number: int, target: str) -> None:
+    pred, expected, _ = predicted(target)
+    was_pending = pred.tensor.is_pending
+    found = USES[number](pred)
+    assert pred.tensor.is_pending == was_pending
+    assert found.tensor.is_pending
+    same(found, USES[number](expected))
+
+
+TORCHS: list[Callable[[Any], Any]] = [
+    lambda p: torch.softmax(p, 1),
+    lambda p: F.softmax(p, dim=-1),
+    lambda p: torch.argmax(p, dim=1),
+    lambda p: p.argmax(1) == Y,
+    lambda p: (p.argmax(1) == Y).type(torch.float).sum(),
+    lambda p: torch.cat([p, p * 2, torch.ones(8, 1)], 1),
+    lambda p: torch.where(p > 0, p, torch.zeros(8, 5)),
+    lambda p: p.sigmoid().view(4, 10),
+    lambda p: torch.ones(5) - p,
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("number", range(len(TORCHS)))
+def test_functions_and_methods_of_torch_queue_more_work(number: int, target: str) -> None:
+    pred, expected, _ = predicted(target)
+    was_pending = pred.tensor.is_pending
+    found = TORCHS[number](pred)
+    assert pred.tensor.is_pending == was_pending
+    assert found.tensor.is_pending
+    same(found, TORCHS[number](expected))
+
+
+def test_a_loop_that_counts_what_is_right_reads_nothing_before_its_end() -> None:
+    _, expected, model = predicted()
+    right = 0
+    for _ in range(3):
+        right = right + (model(X).argmax(1) == Y).sum()
+    assert right.tensor.is_pending  # type: ignore[attr-defined]  # no number any more
+    assert int(right) == 3 * int((expected.argmax(1) == Y).sum())
+
+
+def test_what_was_compiled_once_is_kept() -> None:
+    _, _, model = predicted()
+    device = model.instance.device
+    for _ in range(3):
+        (model(X) * 2).argmax(1).numpy()
+    before = device.statistics().plans_made
+    for _ in range(5):
+        (model(X) * 2).argmax(1).numpy()
+    assert device.statistics().plans_made == before
+
+
+def test_bytes_are_exported_once_they_are_there() -> None:
+    pred, expected, _ = predicted()
+    torch.testing.assert_close(torch.from_dlpack(pred), expected)
+
+
+def test_other_losses_are_refused_and_a_computed_value_goes_nowhere_back() -> None:
+    pred, _, _ = predicted()
+    with pytest.raises(UsageError, match="no loss that can be compiled"):
+        F.kl_div(pred, torch.ones(8, 5))
+    for name in ("backward", "add_"):
+        with pytest.raises(UsageError, match=f"has no {name}"):
+            getattr(pred * 2, name)
+    with pytest.raises(TypeError):
+        pred + "a"
+
+
+def test_the_loss_still_judges_a_prediction_that_was_used() -> None:
+    pred, expected, model = predicted()
+    shares = torch.softmax(pred, 1)
+    loss = torch.nn.CrossEntropyLoss()(pred, Y)
+    loss.backward()
+    model.training.optimizer.step()
+    assert loss.item() == pytest.approx(F.cross_entropy(expected, Y).item(), rel=1e-5)
+    same(shares, torch.softmax(expected, 1))
