@@ -78,8 +78,8 @@ def test_an_unknown_option_is_named_beside_the_known_ones() -> None:
     assert isinstance(error, UsageError)
     assert "'tarket'" in error.what
     assert error.expected == (
-        "target, executor, window, algorithm, max_memory, fallback, min_operations, prices, passes, "
-        "optimizer"
+        "target, executor, window, algorithm, max_memory, fallback, min_operations, prices, "
+        "passes, optimizer"
     )
 
 
