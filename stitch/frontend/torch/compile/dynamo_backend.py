@@ -10,7 +10,9 @@ Options, as in `torch.compile(model, backend="stitch", options={"target": "wormh
 `target`: a machine by name or path (host); `executor`: what computes (torch); `window`: tasks that
 the device's queue holds; `algorithm`: `optimize` runs the compiler's passes, `as_written` does not;
 `fallback`: who runs what Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`:
-where a graph is cut for that, parts with fewer operations are left to torch as well.
+where a graph is cut for that, parts with fewer operations are left to torch as well; `rng`: random
+numbers follow from a key that torch draws for each call, `stitch`, or are those that eager torch
+draws, `torch`.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from stitch.runtime import DEFAULT_WINDOW
 
 ALGORITHMS = ("optimize", "as_written")
 FALLBACKS = ("torch", "error")
+GENERATORS = ("stitch", "torch")
 #: A program costs some ten microseconds a call, an operator of torch two: parts that are smaller
 #: than this are faster where torch runs them between its own (tools/bench/torch_fallback.py).
 MIN_OPERATIONS = 8
@@ -66,6 +69,7 @@ class CompileSettings:
     max_memory: int | str | None = None
     fallback: str = "torch"
     min_operations: int = MIN_OPERATIONS
+    rng: str = "stitch"
 
     @staticmethod
     def of(options: Mapping[str, Any] | None) -> CompileSettings:
@@ -80,7 +84,8 @@ class CompileSettings:
                 remedy=closest(unknown[0], known) or None,
             )
         settings = CompileSettings(**{**given, **_spelled(given)})
-        for option, choices in (("algorithm", ALGORITHMS), ("fallback", FALLBACKS)):
+        for option, choices in (("algorithm", ALGORITHMS), ("fallback", FALLBACKS),
+                                ("rng", GENERATORS)):  # fmt: skip
             if getattr(settings, option) not in choices:
                 raise UsageError(
                     f"backend 'stitch' has no such {option}",
@@ -163,7 +168,7 @@ def compiled_graph(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions(),
+        decompositions=decompositions(torch_draws=settings.rng == "torch"),
         partition_fn=partition,
     )
     with without_onednn():
@@ -195,7 +200,7 @@ def _compiler(
         wanted = GraphSettings(
             f"{role}_{next(_count)}", static, visible, settings.algorithm == "optimize",
             Space.DRAM in storage.device.machine.shape.spaces, role,
-            settings.fallback == "error", settings.min_operations,
+            settings.fallback == "error", settings.min_operations, settings.rng == "torch",
         )  # fmt: skip
         # The modes that trace: constants of the graph are read here, and have data.
         with _disable_current_modes():

@@ -60,7 +60,8 @@ class GraphSettings:
     many outputs the user sees, and so with the strides of eager torch. `optimize`: run the passes.
     `role`: forward, backward or inference. `shares_outputs`: outputs that are views of one value
     are to share its bytes. `raises`: what cannot be compiled is an error. `min_operations`: where a
-    graph is cut, parts with fewer are left to torch.
+    graph is cut, parts with fewer are left to torch. `torch_draws`: random numbers are those that
+    eager torch would draw.
     """
 
     name: str
@@ -71,6 +72,7 @@ class GraphSettings:
     role: str = "inference"
     raises: bool = False
     min_operations: int = 1
+    torch_draws: bool = False
 
     @property
     def shares_outputs(self) -> bool:
