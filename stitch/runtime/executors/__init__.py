@@ -4,6 +4,7 @@ Comes in: programs and regions of bytes. Goes out: steps to call. Must not know 
 """
 
 from importlib import import_module
+from typing import Any
 
 from stitch.errors import UsageError, closest
 from stitch.runtime.executors.calls import CallBox, CallKernel, FunctionCall
@@ -33,6 +34,7 @@ EXECUTORS: dict[str, tuple[str, str]] = {
     "onnxruntime": ("stitch.runtime.executors.onnx", "OnnxRuntimeExecutor"),
     "auto": ("stitch.runtime.executors.automatic", "AutomaticExecutor"),
     "torch": ("stitch.runtime.executors.torch_executor", "TorchExecutor"),
+    "fastest": ("stitch.runtime.executors.measured", "MeasuredExecutor"),
     "null": ("stitch.runtime.executors.null", "NullExecutor"),
 }
 
@@ -78,7 +80,9 @@ def make_executor(
     if isinstance(name, Executor):
         return name
     module, class_name = EXECUTORS[name]
-    words: dict[str, int] = {} if threads is None else {"intra_op_threads": threads}
+    words: dict[str, Any] = {} if threads is None else {"intra_op_threads": threads}
+    if name == "fastest":
+        words["make"] = make_executor
     if fuse_across_seams and name in FUSING:
         words["fuse_across_seams"] = True
     try:
