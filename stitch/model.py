@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from stitch.argument_kinds import (
-    BOOL,
     MAPPING,
     PATH,
     READABLE,
-    TEXT,
     WHOLE,
     WRITABLE,
-    either,
     instance_of,
     optional,
     takes,
@@ -41,14 +38,10 @@ from stitch.graph import (
 )
 from stitch.machine import Machine, load_machine
 from stitch.program import MathFidelity, Program, Role, summary
-from stitch.report import Device
+from stitch.report import Device, open_device
 from stitch.runtime import (
-    AGGREGATE,
-    DEFAULT_WINDOW,
-    Executor,
     LoadedProgram,
     Tensor,
-    make_executor,
 )
 from stitch.ttb import Binary, content_of, encode, save
 from stitch.ttb import load as load_binary
@@ -58,59 +51,10 @@ if TYPE_CHECKING:  # It loads when it is asked for: few processes train.
     from stitch.training import CompiledTraining, TensorFuture, TrainingInstance
 
 PRODUCER = f"stitch {__version__}"
-#: What a machine is named by.
-MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
 #: Programs that a model's `repr` names.
 MAX_SHOWN = 3
 #: The fields of a model's JSON that are always there, beside its graph.
 _FIELDS = ("stitch", "target", "name", "role", "wishes")
-
-
-@takes(
-    machine=MACHINE,
-    executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
-    window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
-    spill=BOOL, aggregate=AGGREGATE, lanes=WHOLE,
-)  # fmt: skip
-def open_device(
-    machine: str | Path | Machine = "wormhole_n150",
-    *,
-    executor: str | Executor = "numpy",
-    threads: int | None = None,
-    window: int = DEFAULT_WINDOW,
-    debug: bool = False,
-    strict_types: bool = False,
-    max_memory: int | str | None = None,
-    spill: bool = True,
-    aggregate: str = "auto",
-    lanes: int = 1,
-) -> Device:
-    """Open a simulated machine by name, YAML path or description.
-
-    `executor`: who computes: `numpy`, `onnxruntime`, `auto` (either, by operation), `torch` (`auto`
-    with PyTorch's kernels too), `null` (nobody); `threads`: on how many threads ONNX Runtime
-    computes one operation (default 1). `window`: tasks queued before they run; 1 runs each call at
-    once. `debug`: poison freed bytes and guard padding.
-    `strict_types`: links may not change the floating storage type. `max_memory`: bytes (or a text,
-    `"2GiB"`) of the host's memory that all devices of the process may take together when this one
-    asks for more (default: 80 % of the machine's, or of its control group's); over it, plans and
-    tensors raise `OutOfMemoryError` before anything of them is allocated. `spill`: tensors for
-    which DRAM has no room wait on the host, and constants in their file; without, that is an
-    `OutOfMemoryError`. `aggregate`: whether programs that feed each other are linked and run as
-    one: `auto` (where the executor promises the same bits, once the same calls have come back so
-    often that it pays: after 100 times at most), `never`, or `always` (at once, also where sums may
-    differ). Results of which somebody still has a handle are kept; `explain` says what was linked.
-    `lanes`: on how many threads independent stretches of a plan run beside each
-    other, where each takes 100 us at least by its counts; results and copies are those of one lane.
-    """
-    return Device(
-        load_machine(machine),
-        executor=executor
-        if threads is None
-        else make_executor(executor, threads, fuse_across_seams=aggregate == "always"),
-        window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
-        spill=spill, aggregate=aggregate, lanes=lanes,
-    )  # fmt: skip
 
 
 class ModelOfBinary:

@@ -7,8 +7,9 @@ programs; what passes between them stays on the device. Importing this module ne
 torch (an optional extra).
 
 Options, as in `torch.compile(model, backend="stitch", options={"target": "wormhole_n150"})`:
-`target`: a machine by name or path (host); `executor`: what computes (torch); `window`: tasks that
-the device's queue holds; `algorithm`: `optimize` runs the compiler's passes, `as_written` does not;
+`target`: a machine (host); `executor`: what computes (torch); whatever else `open_device` takes,
+such as `window`, `max_memory`, `lanes`; `algorithm`: `optimize` runs the compiler's passes,
+`as_written` does not;
 `fallback`: who runs what Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`:
 where a graph is cut for that, parts with fewer operations are left to torch as well; `rng`: random
 numbers follow from a key that torch draws for each call, `stitch`, or are those that eager torch
@@ -17,12 +18,14 @@ draws, `torch`.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from stitch.errors import CompileError, UsageError, closest
@@ -39,18 +42,22 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.frontend.torch.compile.graph_program import GraphSettings
-from stitch.frontend.torch.compile.graph_report import GraphReport, Heard
+from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
 from stitch.frontend.torch.compile.partition import partition
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.stitched_graph import Run, stitched
 from stitch.frontend.torch.decompositions import decompositions
-from stitch.machine import load_machine
+from stitch.machine import Machine
 from stitch.program import Space
-from stitch.report import Device
-from stitch.runtime import DEFAULT_WINDOW
+from stitch.report import Device, open_device
+from stitch.runtime import Executor
 
 ALGORITHMS = ("optimize", "as_written")
 FALLBACKS = ("torch", "error")
+MEASURING_MODES = ("max-autotune", "max-autotune-no-cudagraphs")
+MODES = ("default", "reduce-overhead", *MEASURING_MODES)
+#: What `open_device` takes beside the machine.
+DEVICE_OPTIONS = tuple(inspect.signature(open_device).parameters)[1:]
 GENERATORS = ("stitch", "torch")
 #: A program costs some ten microseconds a call, an operator of torch two: parts that are smaller
 #: than this are faster where torch runs them between its own (tools/bench/torch_fallback.py).
@@ -62,20 +69,21 @@ _count = itertools.count()
 class CompileSettings:
     """The options of one torch.compile."""
 
-    target: str = "host"
-    executor: str = "torch"
-    window: int = DEFAULT_WINDOW
+    target: str | Machine = "host"
+    executor: str | Executor = "torch"
     algorithm: str = "optimize"
-    max_memory: int | str | None = None
     fallback: str = "torch"
     min_operations: int = MIN_OPERATIONS
     rng: str = "stitch"
+    #: What `open_device` takes beside the machine and the executor, by name, as far as it is given.
+    device: tuple[tuple[str, Any], ...] = ()
 
     @staticmethod
     def of(options: Mapping[str, Any] | None) -> CompileSettings:
         """The settings that options ask for; raises `UsageError` for unknown ones."""
         given = dict(options or {})
-        known = [field.name for field in fields(CompileSettings)]
+        own = [field.name for field in fields(CompileSettings) if field.name != "device"]
+        known = [*own, *(name for name in DEVICE_OPTIONS if name not in own)]
         unknown = sorted(map(str, given.keys() - set(known)))
         if unknown:
             raise UsageError(
@@ -83,7 +91,10 @@ class CompileSettings:
                 expected=", ".join(known),
                 remedy=closest(unknown[0], known) or None,
             )
-        settings = CompileSettings(**{**given, **_spelled(given)})
+        if isinstance(given.get("target"), Path):
+            given["target"] = str(given["target"])
+        device = tuple((name, given.pop(name)) for name in known if name in given.keys() - {*own})
+        settings = CompileSettings(**given, device=device)
         for option, choices in (("algorithm", ALGORITHMS), ("fallback", FALLBACKS),
                                 ("rng", GENERATORS)):  # fmt: skip
             if getattr(settings, option) not in choices:
@@ -102,11 +113,7 @@ class CompileSettings:
         return settings
 
 
-def _spelled(given: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(given[name]) for name in ("target", "executor") if name in given}
-
-
-_storages: dict[tuple[str, str, int, int | str | None], SharedStorage] = {}
+_storages: dict[tuple[Any, ...], SharedStorage] = {}
 _opening = threading.Lock()
 
 
@@ -121,14 +128,13 @@ os.register_at_fork(after_in_child=_in_child)
 
 def shared_storage_of(settings: CompileSettings) -> SharedStorage:
     """What torch shares with the device that these settings ask for; the device is opened once."""
-    key = (settings.target, settings.executor, settings.window, settings.max_memory)
+    key = (settings.target, settings.executor, *sorted(settings.device))
     with _opening:
         storage = _storages.get(key)
         if storage is None or storage.device.is_closed:
-            device = Device(
-                load_machine(settings.target), executor=settings.executor, window=settings.window,
-                max_memory=settings.max_memory,
-            )  # fmt: skip
+            device = open_device(
+                settings.target, executor=settings.executor, **dict(settings.device)
+            )
             storage = _storages[key] = SharedStorage(device)
         return storage
 
@@ -147,11 +153,21 @@ def stitch_backend(
 ) -> Callable[..., Any]:
     """What torch's entry point `stitch` names: a graph of dynamo as a function of torch tensors.
 
-    Raises `UsageError` for unknown options, `CompileError` with all operators that are lacking.
+    `mode`: one of torch's. "reduce-overhead" is what is always done: a plan is recorded, and runs
+    again without being made. "max-autotune", with or without "-no-cudagraphs", is the executor
+    `fastest`: each program by whichever is fastest here, by a clock. Raises `UsageError` for
+    unknown options and modes, `CompileError` with all operators that are lacking.
     """
-    if mode is not None:
-        raise UsageError("backend 'stitch' has options, not modes", got=f"mode={mode!r}")
-    return compiled_graph(module, examples, CompileSettings.of(options))
+    settings = CompileSettings.of(options)
+    if mode not in (None, *MODES):
+        raise UsageError(
+            f"backend 'stitch' has no mode {mode!r}",
+            expected=", ".join(MODES),
+            remedy=closest(str(mode), MODES) or None,
+        )
+    if mode in MEASURING_MODES:
+        settings = replace(settings, executor="fastest")
+    return compiled_graph(module, examples, settings)
 
 
 def compiled_graph(
@@ -192,6 +208,7 @@ def _compiler(
 ) -> Callable[..., Any]:
     def tell(report: GraphReport) -> None:
         storage.counts.add(report)
+        log_report(report)
         if heard is not None:
             heard(report)
 

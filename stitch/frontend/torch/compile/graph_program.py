@@ -8,6 +8,7 @@ dynamo, what becomes of refused operators.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,7 @@ from stitch.runtime import PreparedGraph, chain_graph
 from stitch.ttb import Binary
 
 PRODUCER = "stitch torch.compile"
+_log = logging.getLogger(__name__)
 REMEDY = (
     'options={"fallback": "torch"}, the default: torch runs what Stitch lacks then; or put it '
     "into a function under @torch.compiler.disable"
@@ -107,6 +109,8 @@ class GraphProgram:
             executor = rated_executor(self._device.executor)
             options = CompileOptions(optimize=settings.optimize, executor=executor)
             program = compile_graph(built.graph, machine, options).program
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("graph %s: %s", settings.name, program.text())
             loaded = self._device.load(Binary((program,), machine.shape, PRODUCER))
             table, _ = chain_graph((loaded,), ({},), "compiled graph")
             self._prepared = PreparedGraph(self._device, table, title="the compiled graph")
