@@ -13,7 +13,8 @@ such as `window`, `max_memory`, `lanes`; `algorithm`: `optimize` runs the compil
 `fallback`: who runs what Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`:
 where a graph is cut for that, parts with fewer operations are left to torch as well; `rng`: random
 numbers follow from a key that torch draws for each call, `stitch`, or are those that eager torch
-draws, `torch`.
+draws, `torch`; `cache`: a folder in which what was compiled is kept for the next process, or True
+for torch's own (`TORCHINDUCTOR_CACHE_DIR`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
+from stitch.frontend.torch.compile.kept_graphs import keeping, kept_compiler, program_cache
 from stitch.frontend.torch.compile.partition import partition
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.stitched_graph import Run, stitched
@@ -75,6 +78,8 @@ class CompileSettings:
     fallback: str = "torch"
     min_operations: int = MIN_OPERATIONS
     rng: str = "stitch"
+    #: A folder, True for torch's own, or None.
+    cache: str | bool | None = None
     #: What `open_device` takes beside the machine and the executor, by name, as far as it is given.
     device: tuple[tuple[str, Any], ...] = ()
 
@@ -91,8 +96,7 @@ class CompileSettings:
                 expected=", ".join(known),
                 remedy=closest(unknown[0], known) or None,
             )
-        if isinstance(given.get("target"), Path):
-            given["target"] = str(given["target"])
+        given.update({n: str(v) for n, v in given.items() if isinstance(v, Path)})
         device = tuple((name, given.pop(name)) for name in known if name in given.keys() - {*own})
         settings = CompileSettings(**given, device=device)
         for option, choices in (("algorithm", ALGORITHMS), ("fallback", FALLBACKS),
@@ -103,6 +107,14 @@ class CompileSettings:
                     expected=", ".join(choices),
                     got=repr(getattr(settings, option)),
                 )
+        if settings.cache is False:
+            settings = replace(settings, cache=None)
+        if not isinstance(settings.cache, str | bool | None):
+            raise UsageError(
+                "backend 'stitch' keeps what it compiled in a folder",
+                expected="cache=FOLDER, or True for torch's own",
+                got=repr(settings.cache),
+            )
         least = settings.min_operations
         if not isinstance(least, int) or isinstance(least, bool) or least < 0:
             raise UsageError(
@@ -176,9 +188,15 @@ def compiled_graph(
     """A graph of dynamo as a function of torch tensors; `heard` is told of each graph that
     aot_autograd makes of it, when that has been compiled."""
     storage = shared_storage_of(settings)
+    keeps = settings.cache is not None and heard is None
 
     def compiler(role: str) -> Callable[..., Any]:
-        return _compiler(storage, settings, role, heard)
+        compile_graph = _compiler(storage, settings, role, heard)
+        return (
+            kept_compiler(compile_graph, partial(shared_storage_of, settings))
+            if keeps
+            else (compile_graph)
+        )
 
     backend = aot_autograd(
         fw_compiler=compiler("forward"),
@@ -187,8 +205,16 @@ def compiled_graph(
         decompositions=decompositions(torch_draws=settings.rng == "torch"),
         partition_fn=partition,
     )
-    with without_onednn():
+    with ExitStack() as stack:
+        stack.enter_context(without_onednn())
+        if keeps:
+            named = replace(settings, executor=storage.device.executor, cache=None)
+            stack.enter_context(keeping(module, _folder(settings), named, storage.device.machine))
         return backend(module, examples)  # type: ignore[no-any-return]  # torch has no types here
+
+
+def _folder(settings: CompileSettings) -> Path | None:
+    return Path(settings.cache) if isinstance(settings.cache, str) else None
 
 
 @contextmanager
@@ -218,6 +244,7 @@ def _compiler(
             f"{role}_{next(_count)}", static, visible, settings.algorithm == "optimize",
             Space.DRAM in storage.device.machine.shape.spaces, role,
             settings.fallback == "error", settings.min_operations, settings.rng == "torch",
+            None if settings.cache is None else program_cache(_folder(settings)),
         )  # fmt: skip
         # The modes that trace: constants of the graph are read here, and have data.
         with _disable_current_modes():

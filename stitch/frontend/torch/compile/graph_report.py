@@ -64,8 +64,9 @@ def log_report(report: GraphReport) -> None:
 
 @dataclass
 class Counts:
-    """All graphs that were compiled for a device so far."""
+    """All graphs that were compiled for a device so far, and how many were read from a cache."""
 
+    from_cache: int = 0
     graphs: int = 0
     programs: int = 0
     by_stitch: Counter[str] = field(default_factory=Counter)

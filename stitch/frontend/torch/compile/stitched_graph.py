@@ -41,6 +41,7 @@ from stitch.frontend.torch.compile.graph_program import (
     GraphProgram,
     GraphSettings,
     boxed,
+    compiled_form,
 )
 from stitch.frontend.torch.compile.graph_report import Fallback, GraphReport, Heard
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
@@ -145,12 +146,12 @@ def _without_draws(
         part: GraphPart, wanted: GraphSettings
     ) -> tuple[Callable[[], Run], Sequence[Refusal]]:
         building = Building(part.graph, module, wanted)
-        return lambda: GraphProgram(building, storage).__call__, building.refusals
+        return lambda: _program(building, storage).__call__, building.refusals
 
     if not reasons:
         building = Building(copied(module.graph), module, settings)
         if not building.refusals:
-            program = GraphProgram(building, storage)
+            program = _program(building, storage)
             heard(_report_of_one(module.graph, settings, has_program=building.graph is not None))
             return program.__call__
         reasons = _origins(building.refusals)
@@ -187,6 +188,10 @@ def _cut_and_stitched(
     run = outer.run(steps, [run() for run in runs])
     heard(_report(graph, settings, steps, reasons, by_torch))
     return run
+
+
+def _program(building: Building, storage: SharedStorage) -> GraphProgram:
+    return GraphProgram(compiled_form(building, storage.device), storage)
 
 
 def _is_small(part: GraphPart, settings: GraphSettings) -> bool:
