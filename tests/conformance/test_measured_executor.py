@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,8 +71,8 @@ def measured(**times: int | None) -> MeasuredExecutor:
 def run(executor: MeasuredExecutor, function: Callable[[Array], Array]) -> Array:
     """What a function gives on a device with this executor."""
     with stitch.open_device("wormhole_n150", executor=executor) as device:
-        result = device.load(stitch.compile(function, [X]))(X).numpy()
-        assert isinstance(result, np.ndarray)
+        tensor: Any = device.load(stitch.compile(function, [X]))(X)
+        result: Array = tensor.numpy()
         return result
 
 
@@ -105,7 +106,7 @@ def test_where_none_can_the_first_says_why() -> None:
 @pytest.mark.parametrize("target", ["host", "wormhole_n150", "tiny"])
 def test_programs_of_every_machine_are_measured_and_right(target: str) -> None:
     with stitch.open_device(target, executor="fastest") as device:
-        program = device.load(stitch.compile(lambda x: np.maximum(x @ X.T, x[:, :3]), [X],
+        program: Any = device.load(stitch.compile(lambda x: np.maximum(x @ X.T, x[:, :3]), [X],
                                              target=target))  # fmt: skip
         np.testing.assert_allclose(program(X).numpy(), np.maximum(X @ X.T, X[:, :3]), rtol=1e-6)
 

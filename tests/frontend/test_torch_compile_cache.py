@@ -89,7 +89,7 @@ def test_programs_of_a_graph_that_torch_has_a_part_of_are_read(
         square = torch.tanh(x @ x.T + torch.eye(6)) * 2 + torch.eye(6)
         return torch.linalg.inv(square + torch.eye(6))
 
-    options = {"cache": str(tmp_path), "fallback": "torch", "min_operations": 1}
+    options: dict[str, Any] = {"cache": str(tmp_path), "fallback": "torch", "min_operations": 1}
     first = compiled(mixed, **options)(X)
     with caplog.at_level(logging.INFO, logger="stitch"):
         assert torch.equal(compiled(mixed, **options)(X), first)

@@ -47,7 +47,7 @@ def test_a_mode_of_torch_gives_the_numbers_of_eager_torch(mode: str | None) -> N
 
 @pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs"])
 def test_autotuning_tries_every_executor_on_every_program(mode: str) -> None:
-    executor = storage_of(executor="fastest").device.backend.executor
+    executor: Any = storage_of(executor="fastest").device.backend.executor
     executor.measured.clear()
     run, module = run_in_mode(mode)
     assert_same(run(X), module(X))

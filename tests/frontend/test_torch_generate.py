@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tr
 
 import stitch
-from tests.support.torch.architectures import IDS, SMALL, tr
+from tests.support.torch.architectures import IDS, SMALL
 
 STEPS = 6
 #: Nothing ends a sentence before its time.

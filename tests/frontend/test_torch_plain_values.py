@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tr
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import stitch
 from stitch.errors import CompileError
 from tests.support.torch.agreement import Applied, assert_agrees, assert_close
-from tests.support.torch.architectures import IDS, SMALL, WORDS, tr
+from tests.support.torch.architectures import IDS, SMALL, WORDS
 
 # transformers warns of what it will rename.
 pytestmark = pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
@@ -49,6 +50,12 @@ def inputs_of(model: stitch.CompiledModel) -> list[str]:
     return [slot.name for slot in model.program.inputs]
 
 
+def run(model: stitch.CompiledModel, *given: Any, **named: Any) -> list[Any]:
+    """What a model gives, as arrays."""
+    made: Any = model(*given, **named)
+    return [t.numpy() for t in (made if isinstance(made, tuple) else (made,))]
+
+
 def tensors_of_cache(cache: Any) -> list[Any]:
     """Keys and values, layer by layer."""
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
@@ -65,7 +72,7 @@ def test_a_dataclass_is_an_output_for_each_of_its_tensors() -> None:
     module = Applied(lambda x: Pair(x + 1, Pair(x * 2, [x - 1]), note=object()))
     model = stitch.compile(module, (X,))
     assert outputs_of(model) == ["first", "second_first", "second_second_0"]
-    assert_close([t.numpy() for t in model(X.numpy())], [X + 1, X * 2, X - 1])
+    assert_close(run(model, X.numpy()), [X + 1, X * 2, X - 1])
 
 
 def test_an_object_of_any_class_goes_in_and_out() -> None:
@@ -74,8 +81,8 @@ def test_an_object_of_any_class_goes_in_and_out() -> None:
     model = stitch.compile(module, (bag, X))
     assert len(inputs_of(model)) == 3
     assert outputs_of(model) == ["held_sum", "held_all_0"]
-    found = model((X + 5).numpy(), (X + 7).numpy(), X.numpy())
-    assert_close([t.numpy() for t in found], [2 * X + 5, X + 7])
+    found = run(model, (X + 5).numpy(), (X + 7).numpy(), X.numpy())
+    assert_close(found, [2 * X + 5, X + 7])
 
 
 def test_a_growing_cache_is_an_output_and_then_an_input() -> None:
@@ -85,13 +92,13 @@ def test_a_growing_cache_is_an_output_and_then_an_input() -> None:
         wanted = model(IDS)
     first = stitch.compile(model, (IDS,))
     assert [name.partition("_")[2] for name in outputs_of(first)[1:]] == names
-    logits, *cache = (t.numpy() for t in first(IDS.numpy()))
+    logits, *cache = run(first, IDS.numpy())
     assert_close([logits, *cache], [wanted.logits, *tensors_of_cache(wanted.past_key_values)])
 
     step = {"input_ids": IDS[:, :1], "past_key_values": copy.deepcopy(wanted.past_key_values)}
     then = stitch.compile(model, step)
     assert inputs_of(then)[1:] == [f"past_key_values_{name}" for name in names]
-    found = [t.numpy() for t in then(IDS[:, :1].numpy(), *cache)]
+    found = run(then, IDS[:, :1].numpy(), *cache)
     with torch.no_grad():
         wanted = model(IDS[:, :1], past_key_values=wanted.past_key_values)
     assert_close(found, [wanted.logits, *tensors_of_cache(wanted.past_key_values)])
@@ -118,13 +125,12 @@ def test_a_cache_that_is_written_in_place_comes_out_as_it_is_then() -> None:
     given = [tensor for layer in cache.layers
              for tensor in (layer.cumulative_length, layer.keys, layer.values)]  # fmt: skip
     order = {name: t for t, name in zip(given, sorted(inputs_of(then)[1:]), strict=True)}
-    found = dict(zip(outputs_of(then), then(IDS[:, :1].numpy(), **{
-        name: tensor.numpy() for name, tensor in order.items()
-    }), strict=True))  # fmt: skip
+    made = run(then, IDS[:, :1].numpy(), **{name: t.numpy() for name, t in order.items()})
+    found = dict(zip(outputs_of(then), made, strict=True))
     with torch.no_grad():
         wanted = model(IDS[:, :1], past_key_values=cache)
-    keys = [found[name].numpy() for name in found if name.endswith(("keys", "values"))]
-    assert_close([found["logits"].numpy(), *keys], [wanted.logits, *tensors_of_cache(cache)])
+    keys = [found[name] for name in found if name.endswith(("keys", "values"))]
+    assert_close([found["logits"], *keys], [wanted.logits, *tensors_of_cache(cache)])
 
 
 def test_caches_within_caches_go_in_and_out() -> None:
@@ -236,8 +242,7 @@ def test_the_remedy_for_a_file_of_torchscript_works(tmp_path: Path) -> None:
         torch.jit.trace(layer, X).save(tmp_path / "m.pt")
         loaded = torch.jit.load(tmp_path / "m.pt")
     program = TS2EPConverter(loaded, (X,)).convert()
-    found = stitch.compile(program, (X,))(X.numpy())
-    assert_close([found.numpy()], [layer(X).detach()])
+    assert_close(run(stitch.compile(program, (X,)), X.numpy()), [layer(X).detach()])
 
 
 def test_a_module_of_plain_values_is_as_before() -> None:
