@@ -108,7 +108,7 @@ def _drawn_alone(target: Any, operands: Any, named: Any) -> Callable[[], Any] | 
     """An operator with its operands, where of tensors only their shapes count."""
     tensors: list[Any] = []
     torch.fx.node.map_arg((operands, named), tensors.append)
-    if tensors and target not in _BY_SHAPE or not all(map(_is_sized, tensors)):
+    if (tensors and target not in _BY_SHAPE) or not all(map(_is_sized, tensors)):
         return None
     made, given = torch.fx.node.map_arg((tuple(operands), dict(named)), _like)
     if target is aten.bernoulli.p:
