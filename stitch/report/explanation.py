@@ -119,6 +119,9 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
     if total.staging_nbytes:
         staged = f"at most {total.staging_nbytes} B held by the executor (no copies)"
         out.append(f"  kernel staging: {staged}")
+    if device.prices is not None:
+        table = device.prices
+        out.append(f"  who computes what: by the prices {table.name!r} ({table.processor.text()})")
     if device.linking is not None:
         out += [f"  {note}" for note in device.linking.notes]
     if device.lanes > 1:

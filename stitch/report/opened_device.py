@@ -20,7 +20,7 @@ from stitch.argument_kinds import (
 )
 from stitch.machine import Machine, load_machine
 from stitch.report.reported_device import Device
-from stitch.runtime import AGGREGATE, DEFAULT_WINDOW, Executor, make_executor
+from stitch.runtime import AGGREGATE, DEFAULT_WINDOW, Executor, PriceTable, make_executor
 
 #: What a machine is named by.
 MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
@@ -31,6 +31,7 @@ MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
     executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
     window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
     spill=BOOL, aggregate=AGGREGATE, lanes=WHOLE,
+    prices=optional(either(TEXT, PATH, instance_of("a PriceTable", PriceTable))),
 )  # fmt: skip
 def open_device(
     machine: str | Path | Machine = "wormhole_n150",
@@ -44,6 +45,7 @@ def open_device(
     spill: bool = True,
     aggregate: str = "auto",
     lanes: int = 1,
+    prices: str | Path | PriceTable | None = None,
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
@@ -62,12 +64,18 @@ def open_device(
     differ). Results of which somebody still has a handle are kept; `explain` says what was linked.
     `lanes`: on how many threads independent stretches of a plan run beside each
     other, where each takes 100 us at least by its counts; results and copies are those of one lane.
+    `prices`: the table by which `auto` and `torch` choose who computes an operation: the name of a
+    family of processors (`x86_avx512_intel`), or the path of a file that `stitch.tune` wrote
+    (default: the family nearest to this processor). The choice, and with it the last digits of
+    results, follows from it alone; name one to have the same on every machine.
     """
     return Device(
         load_machine(machine),
         executor=executor
         if threads is None
-        else make_executor(executor, threads, fuse_across_seams=aggregate == "always"),
+        else make_executor(
+            executor, threads, fuse_across_seams=aggregate == "always", prices=prices
+        ),
         window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
-        spill=spill, aggregate=aggregate, lanes=lanes,
+        spill=spill, aggregate=aggregate, lanes=lanes, prices=prices if threads is None else None,
     )  # fmt: skip

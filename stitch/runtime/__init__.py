@@ -23,10 +23,20 @@ from stitch.runtime.events import (
 )
 from stitch.runtime.executors import (
     EXECUTORS,
+    LIBRARY_PRICES,
+    Curve,
     Executor,
     OperationReferences,
+    Prices,
+    PriceTable,
+    load_prices,
     make_executor,
+    parse_prices,
+    price_names,
+    processor_name,
     program_peak,
+    running_alone,
+    this_processor,
 )
 from stitch.runtime.functions import HostResult
 from stitch.runtime.graphs import PreparedGraph, chain_graph
@@ -41,10 +51,13 @@ from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
 
 __all__ = [
-    "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "TENSOR", "WHOLE_RUN", "Account", "Cells", "Event",
-    "Executor", "HookContext", "HostResult", "InputPort", "LoadedProgram", "OperationReferences",
-    "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "ReadBack", "RuntimeDevice",
+    "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "LIBRARY_PRICES", "TENSOR", "WHOLE_RUN", "Account",
+    "Cells", "Curve", "Event", "Executor", "HookContext", "HostResult", "InputPort",
+    "LoadedProgram", "OperationReferences",
+    "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "PriceTable", "Prices", "ReadBack",
+    "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written", "capture",
-    "elements", "export", "lend", "make_executor", "program_peak", "reshaped", "take_back",
+    "elements", "export", "lend", "load_prices", "make_executor", "parse_prices", "price_names",
+    "processor_name", "program_peak", "reshaped", "running_alone", "take_back", "this_processor",
     "chain_graph", "totals_of",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from stitch.runtime.aggregation import AGGREGATE, Aggregation
 from stitch.runtime.arguments import Taking, check_inputs, check_submission, link_arguments
 from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import TIMES, EventStream
-from stitch.runtime.executors import Executor, is_own, make_executor
+from stitch.runtime.executors import Executor, Prices, PriceTable, is_own, make_executor
 from stitch.runtime.functions import HostAgents, HostResult, QueuedCall, queue_call
 from stitch.runtime.history import Account, History, Statistics
 from stitch.runtime.hooks import Hooks
@@ -76,6 +76,7 @@ class RuntimeDevice(TensorAccess):
         spill: bool = True,
         aggregate: str = "auto",
         lanes: int = 1,
+        prices: Prices | None = None,
     ) -> None:
         if not isinstance(window, int) or window < 1:
             raise UsageError("a window holds at least one task", got=repr(window))
@@ -90,7 +91,7 @@ class RuntimeDevice(TensorAccess):
         self.machine = load_machine(machine)
         self.backend = LocalBackend(
             self.machine,
-            make_executor(executor, fuse_across_seams=aggregate == "always"),
+            make_executor(executor, fuse_across_seams=aggregate == "always", prices=prices),
             debug=debug,
         )
         #: Whether kernels are of an executor that is not ours, and may call back.
@@ -197,6 +198,11 @@ class RuntimeDevice(TensorAccess):
     def executor(self) -> str:
         """The name of the executor that computes."""
         return self.backend.executor.name
+
+    @property
+    def prices(self) -> PriceTable | None:
+        """The table by which its executor chooses kernels; None where it has no choice."""
+        return self.backend.executor.prices
 
     @property
     def why_one_lane(self) -> str | None:

@@ -690,6 +690,14 @@ def test_threads_are_for_executors_that_take_them(cli: Cli) -> None:
     assert "OMP_NUM_THREADS" in refused.err
 
 
+def test_prices_are_for_executors_that_choose_and_named_in_what_explain_says(cli: Cli) -> None:
+    words = ["--module=a.ttb", "--input=x=@x.npy", "--prices=x86_avx512_intel"]
+    done = cli("run", *words, "--executor=auto", "--explain")
+    assert done.code == 0 and "by the prices 'x86_avx512_intel'" in done.out
+    refused = cli("run", *words)
+    assert refused.code == 2 and "'numpy' takes no prices" in refused.err
+
+
 # -- the visualizer's folder -----------------------------------------------------------------------
 
 

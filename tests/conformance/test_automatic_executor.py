@@ -12,10 +12,16 @@ import stitch
 from stitch import ComputationGraphBuilder
 from stitch.machine import load_machine
 from stitch.program import Array, Program
-from stitch.runtime.executors import BoundProgram, PreparedProgram, Workspace, as_bytes
+from stitch.runtime.executors import (
+    BoundProgram,
+    PreparedProgram,
+    Workspace,
+    as_bytes,
+)
 from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
 from stitch.runtime.executors.onnx.foreign_calls import Sessions
+from tests.support.executors.named_prices import TABLE
 from tests.support.executors.suite import ExecutorSuite
 from tests.support.stitched_models import model, one
 
@@ -166,7 +172,7 @@ def test_products_and_functions_go_to_onnx_runtime_and_choices_to_numpy() -> Non
     compiled = model("gated", gated, target="host")
     program = compiled.binary.programs[0]
     able = Sessions(1).able(program)
-    foreign = {program.operations[i].op for run in divide(program, able).runs for i in run}
+    foreign = {program.operations[i].op for run in divide(program, able, TABLE).runs for i in run}
     assert {"MatMul", "Erf"} <= foreign
     assert foreign.isdisjoint({"Where", "Greater"})
     x = draw(512, 256)
@@ -182,7 +188,7 @@ def test_averages_of_long_windows_go_to_numpy(length: int, runs: int) -> None:
         b.output("y", b.op("AveragePool", x, kernel_shape=[length]))
 
     program = model(f"average of {length}", average, target="host").binary.programs[0]
-    assert len(divide(program, Sessions(1).able(program)).runs) == runs
+    assert len(divide(program, Sessions(1).able(program), TABLE).runs) == runs
 
 
 def test_layers_that_are_alike_share_a_session() -> None:

@@ -25,12 +25,12 @@ from stitch.runtime.executors import BoundProgram, Workspace, as_bytes
 from stitch.runtime.executors.automatic import AutomaticExecutor
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
 from stitch.runtime.executors.onnx.foreign_calls import Segment, Sessions
-from stitch.runtime.executors.torch_executor import AtenKernels
 from tests.support.executors.drawn_programs import DrawnProgram, drawn_program
+from tests.support.executors.named_prices import ATEN
 from tests.support.stitched_models import model
 
 MACHINES = {name: load_machine(name) for name in ("host", "tiny")}
-SESSIONS, ATEN = Sessions(1), AtenKernels()
+SESSIONS = Sessions(1)
 KERNEL_NBYTES = 1 << 21
 QUICK = settings(
     max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True

@@ -19,8 +19,8 @@ from stitch.ops import operators
 from stitch.program import SCAN
 from stitch.runtime.executors import Workspace, make_executor
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
-from stitch.runtime.executors.torch_executor import AtenKernels
 from tests.support.executors.differences import PAGE, Line, lines
+from tests.support.executors.named_prices import ATEN
 from tests.support.operators.one_operation import MACHINE, Binding, OneOperation, Row, one_operation
 from tests.support.operators.special_values import (
     CLASSES,
@@ -36,7 +36,6 @@ KERNELS = ("onnxruntime", "torch")
 #: By executor that chooses, whose kernels it may choose beside NumPy's.
 CHOOSES = {"auto": ("onnxruntime",), "torch": KERNELS}
 EXECUTORS = {name: make_executor(name) for name in ("numpy", "onnxruntime", *CHOOSES)}
-ATEN = AtenKernels()
 #: Draws of each class and kind of a row; more where few of them differ.
 TIMES = 2
 SELDOM = {

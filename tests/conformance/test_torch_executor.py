@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,15 +20,12 @@ from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
 from stitch.runtime.executors.torch_executor import (
     KERNELS,
-    PRODUCTS,
     AtenKernels,
     TorchExecutor,
-    product_rate,
 )
+from tests.support.executors.named_prices import ATEN, ATEN_PRICES, TABLE
 from tests.support.executors.suite import ExecutorSuite
 from tests.support.stitched_models import model, one
-
-ATEN = AtenKernels()
 
 
 class TestTorchExecutor(ExecutorSuite):
@@ -201,14 +198,14 @@ def layer_program() -> Program:
 def test_a_layers_products_and_functions_are_the_librarys() -> None:
     program = layer_program()
     for able in (False, True):
-        found = divide(program, [able] * len(program.operations), 1, ATEN)
+        found = divide(program, [able] * len(program.operations), TABLE, 1, ATEN)
         assert {"MatMul", "Gelu"} <= {program.operations[i].op for i in found.library}
-        assert divide(program, [able] * len(program.operations)).library == frozenset()
+        assert divide(program, [able] * len(program.operations), TABLE).library == frozenset()
 
 
 @pytest.mark.parametrize("with_onnxruntime", [True, False])
 def test_a_layer_gives_numpys_numbers(with_onnxruntime: bool) -> None:
-    executor = TorchExecutor()
+    executor = TorchExecutor(TABLE)
     if not with_onnxruntime:
         executor.onnxruntime = None
     x = drawn(256, 128).astype(np.float32)
@@ -251,15 +248,13 @@ def test_threads_are_torchs_own() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("vendor", "flags", "is_slower"),
-    [
-        ("GenuineIntel", "avx2 avx512f", False), ("AuthenticAMD", "avx2", False),
-        ("AuthenticAMD", "avx2 avx512f", True),
-    ],
-)  # fmt: skip
-def test_products_cost_more_where_mkl_leaves_half_of_the_vectors(
-    vendor: str, flags: str, is_slower: bool
-) -> None:
-    rate = product_rate(f"vendor_id\t: {vendor}\nflags\t\t: fpu {flags} rdseed\n")
-    assert (rate < PRODUCTS) == is_slower
+def test_a_kernel_without_a_price_is_not_used() -> None:
+    functions = {op: at for op, at in ATEN_PRICES.functions_ns.items() if op != "Gelu"}
+    library = AtenKernels(replace(ATEN_PRICES, functions_ns=functions))
+    program = layer_program()
+    found = divide(program, [False] * len(program.operations), TABLE, 1, library)
+    assert {program.operations[i].op for i in found.library} == {"MatMul"}
+
+
+def test_with_a_table_that_does_not_price_them_no_kernel_is_used() -> None:
+    assert TorchExecutor(replace(TABLE, torch=None)).library is None

@@ -10,6 +10,7 @@ import torch
 import stitch
 from stitch.errors import UsageError
 from stitch.report import ChromeTrace
+from stitch.runtime.executors import automatic, price_names
 from tests.support.trace_format import checked
 
 NET, X = torch.nn.Linear(4, 2), torch.ones(3, 4)
@@ -51,6 +52,25 @@ def test_the_device_of_torch_compile_is_traced_and_a_trace_changes_no_result() -
     assert sum(name.startswith("backward") for name in programs) == 4
     assert any(way[0].startswith("forward") and way[-1].startswith("backward")
                for way in found.ways())  # fmt: skip
+
+
+def test_torch_compile_chooses_by_the_prices_that_it_is_given() -> None:
+    options = {"prices": "x86_avx512_intel"}
+    torch.compile(NET, backend="stitch", options=options)(X)
+    assert "by the prices 'x86_avx512_intel'" in stitch.device_of(options).explain()
+    assert stitch.device_of(options) is not stitch.device_of({"prices": "x86_avx512_amd"})
+
+
+def test_torch_compile_computes_without_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic, "find_spec", lambda name: None)
+    # A window of its own: the device is made here.
+    options = {"window": 61}
+    torch.manual_seed(0)
+    net, x = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU()), torch.ones(512, 64)
+    found = torch.compile(net, backend="stitch", options=options)(x)
+    torch.testing.assert_close(found, net(x))
+    prices = stitch.device_of(options).prices
+    assert prices is not None and prices.name in price_names()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stitch.frontend.torch.compile import GraphReport
 from stitch.frontend.torch.compile.graph_cut import GraphPart, cut_graph, unit_of
 from stitch.frontend.torch.compile.graph_program import GraphSettings
-from stitch.frontend.torch.compile.stitched_graph import stitched
+from stitch.frontend.torch.compile.stitched_graph import restrided, stitched
 from tests.support.torch.compiled import assert_same, storage_of
 
 Function = Callable[..., Any]
@@ -240,3 +240,15 @@ def test_in_a_long_chain_each_part_reads_only_what_is_next_to_it() -> None:
     # Each node is in one part, and a part reads what is next to it.
     assert sum(len(part.nodes) for part in parts) == 2000
     assert max(len(part.inputs) for part in parts) == 2
+
+
+def test_a_saved_tensor_is_put_into_the_strides_that_were_promised() -> None:
+    dense = torch.arange(6.0).view(2, 3)
+    for strides in ((1, 2), (6, 2)):
+        made = restrided(dense, strides)
+        assert made.stride() == strides
+        assert_same(made, dense, strides=False)
+    wide = restrided(torch.ones(2, 3), (0, 1))
+    assert wide.stride() == (0, 1)
+    assert_same(wide, torch.ones(2, 3), strides=False)
+    assert restrided(dense, (3, 1)) is dense

@@ -171,6 +171,7 @@ def _open(words: argparse.Namespace, machine: Any) -> api.Device:
         machine,
         executor=executor,
         threads=words.threads,
+        prices=words.prices,
         window=words.window,
         aggregate=words.aggregate,
         debug=words.check_memory,

@@ -92,6 +92,10 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
                        "help": "threads on which ONNX Runtime computes one operation, for "
                        "--executor=onnxruntime or auto (default: 1); NumPy's and "
                        "PyTorch's are set by OMP_NUM_THREADS"}),
+        ("--prices", {"metavar": "NAME|prices.yaml",
+                      "help": "the table by which --executor=auto and torch choose who computes an "
+                      "operation: that of a family of processors, or a file that stitch.tune "
+                      "wrote (default: the family nearest to this processor)"}),
         ("--window", {"type": positive, "default": DEFAULT_WINDOW,
                       "help": "tasks queued before they run; 1: each call at once"}),
         ("--aggregate", {"choices": ("auto", "never", "always"), "default": "auto",
@@ -149,7 +153,7 @@ if TYPE_CHECKING:
 #: Words of all kinds of runs that a training takes as well; `output` has another form there.
 SHARED = (
     "pipeline", "files", "debug", "max_memory", "device", "list_devices", "executor", "threads",
-    "window",
+    "prices", "window",
     "check_memory", "max_copies", "explain", "memory", "result_file", "output", "trace",
 )  # fmt: skip
 TRAINING = (

@@ -157,7 +157,7 @@ def _device(words: argparse.Namespace, file: TrainFile, model: TrainModel) -> ap
         raise UsageError("a training computes, --executor=null does not")
     return api.open_device(
         model.target, executor=executor, threads=words.threads, window=words.window,
-        debug=words.check_memory,
+        prices=words.prices, debug=words.check_memory,
     )  # fmt: skip
 
 

@@ -100,6 +100,8 @@ class Call:
     builder: ComputationGraphBuilder
     results: tuple[ValueType | None, ...]
     used: frozenset[int] = frozenset((0,))
+    #: What torch traced for the operands: its tensors have no data, and say how theirs would lie.
+    traced: tuple[Any, ...] = ()
 
     @property
     def type(self) -> ValueType:
@@ -217,7 +219,7 @@ def _widened(
 
     types = tuple(ValueType(r.shape, wide) if r and _floating((r,)) else r for r in call.results)
     results = lowering(
-        Call(call.builder, types, call.used),
+        Call(call.builder, types, call.used, call.traced),
         *map(widened, operands),
         **{name: widened(value) for name, value in named.items()},
     )

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, InternalError, StitchError
 from stitch.frontend.torch.aten_call import Call, data_type_of
-from stitch.frontend.torch.lowering import CHECKS, LOWERINGS
+from stitch.frontend.torch.lowering import CHECKS, lowering_of
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ValueType
 
@@ -105,7 +105,8 @@ class _Refusals:
         if not lines:
             return
         more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-        remedies = [EVAL_REMEDY] if self._random else []
+        # Who has torch.compile already is told what helps there.
+        remedies = [EVAL_REMEDY] if self._random and self.remedy == COMPILE_REMEDY else []
         remedies += [error.remedy for _, error in self._errors if error.remedy]
         raise CompileError(
             "the module cannot be compiled:\n  - " + "\n  - ".join([*lines[:MAX_LINES], *more]),
@@ -191,7 +192,7 @@ class _Walk:
         if node.target in CHECKS:
             return
         where = location_of(node)
-        if isinstance(node.meta.get("val"), _NUMBERS) and node.target not in LOWERINGS:
+        if isinstance(node.meta.get("val"), _NUMBERS) and lowering_of(node.target) is None:
             # A size that depends on data: what made it so is refused already.
             self.values[node] = _FAILED
             self.refusals.note(node, where, "it gives a number")
@@ -251,8 +252,11 @@ class _Walk:
             self.builder,
             tuple(_type_of(v) for v in (promised if several else (promised,))),
             _used(node) if several else frozenset((0,)),
+            tuple(a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args),
         )
-        results = LOWERINGS[node.target](call, *arguments, **named)
+        lowering = lowering_of(node.target)
+        assert lowering is not None, "what has no lowering is refused"
+        results = lowering(call, *arguments, **named)
         _check_promise(node, call, results if several else (results,))
         return results
 
@@ -291,9 +295,9 @@ def name_of(node: Any) -> str:
 
 
 def _is_known(node: Any) -> bool:
-    return node.target is operator.getitem or (
-        node.op == "call_function" and node.target in LOWERINGS
-    )
+    if node.op != "call_function":
+        return False
+    return node.target is operator.getitem or lowering_of(node.target) is not None
 
 
 def _used(node: Any) -> frozenset[int]:

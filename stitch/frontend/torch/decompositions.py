@@ -18,8 +18,14 @@ from stitch.frontend.torch.eager_dropout import dropout_as_eager, dropout_gradie
 from stitch.frontend.torch.lowering import KEPT_BY_AUTOGRAD
 
 aten = torch.ops.aten
+#: Draws of other distributions, which torch makes of uniform and normal ones.
+_DRAWS = (aten.exponential, aten.cauchy, aten.geometric, aten.log_normal)
 #: Not in torch's core set, and taken apart by it well.
 _TAKEN_APART = (
+    *_DRAWS, aten.dist, aten.as_strided_copy,
+    aten.view_copy, aten.permute_copy, aten.unbind_copy, aten.narrow_copy, aten.expand_copy,
+    aten.select_copy, aten.slice_copy, aten.squeeze_copy, aten.unsqueeze_copy, aten.t_copy,
+    aten.transpose_copy, aten.diagonal_copy, aten.unfold_copy, aten.alias_copy, aten.detach_copy,
     aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm,
     aten._batch_norm_with_update_functional, aten.batch_norm_backward,
 )  # fmt: skip
@@ -106,7 +112,9 @@ def decompositions(*, torch_draws: bool = False) -> dict[Any, Any]:
         table[operator] = _in_one_type(operator, table.get(operator))
     table[aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     if torch_draws:
-        table.pop(aten.bernoulli.default, None)
+        for draw in (aten.bernoulli, *_DRAWS):
+            for overload in draw.overloads():
+                table.pop(getattr(draw, overload), None)
         table[aten.native_dropout.default] = dropout_as_eager
         table[aten.native_dropout_backward.default] = dropout_gradient_as_eager
     return table

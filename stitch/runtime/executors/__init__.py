@@ -27,6 +27,18 @@ from stitch.runtime.executors.host import (
 )
 from stitch.runtime.executors.least_time import least_copy_microseconds, least_microseconds
 from stitch.runtime.executors.linking_terms import LinkTerms
+from stitch.runtime.executors.prices import (
+    LIBRARY_PRICES,
+    Curve,
+    Prices,
+    PriceTable,
+    load_prices,
+    parse_prices,
+    price_names,
+    processor_name,
+    this_processor,
+)
+from stitch.runtime.executors.running_alone import running_alone
 
 #: Executors by name: the module and the class in it; a module is imported when it is asked for.
 EXECUTORS: dict[str, tuple[str, str]] = {
@@ -43,6 +55,8 @@ EXECUTORS: dict[str, tuple[str, str]] = {
 THREADED = ("onnxruntime", "auto")
 #: Those that may fuse operations across seams.
 FUSING = ("onnxruntime", "auto")
+#: Those that choose by a table of prices.
+PRICED = ("auto", "torch")
 _THREADS_ELSEWHERE = {
     "numpy": "NumPy's threads are set before it is loaded, as in OMP_NUM_THREADS=4",
     "torch": "PyTorch's threads are those of torch.set_num_threads, or of OMP_NUM_THREADS",
@@ -55,14 +69,19 @@ def is_own(executor: Executor) -> bool:
 
 
 def make_executor(
-    name: str | Executor, threads: int | None = None, *, fuse_across_seams: bool = False
+    name: str | Executor,
+    threads: int | None = None,
+    *,
+    fuse_across_seams: bool = False,
+    prices: Prices | None = None,
 ) -> Executor:
     """An executor by name, on so many threads (one, if nothing is said).
 
     `fuse_across_seams`: what fuses operations does so across the seams of linked programs too, and
-    no longer gives the bits of their parts. An executor that is no name is given back as it is.
-    Raises `UsageError` listing the names, or naming the extra to install; for threads of an
-    executor that does not take them, and for fewer than one.
+    no longer gives the bits of their parts. `prices`: the table by which it chooses (see
+    `load_prices`; that of this processor's family, if nothing is said). An executor that is no name
+    is given back as it is. Raises `UsageError` listing the names, or naming the extra to install;
+    for threads or prices of an executor that does not take them, and for fewer threads than one.
     """
     if not isinstance(name, Executor) and name not in EXECUTORS:
         raise UsageError(
@@ -77,6 +96,12 @@ def make_executor(
             expected=" or ".join(THREADED),
             remedy=_THREADS_ELSEWHERE.get(called),
         )
+    if prices is not None and name not in PRICED:
+        called = name if isinstance(name, str) else name.name
+        raise UsageError(
+            f"the executor {called!r} takes no prices: it has nothing to choose",
+            expected=" or ".join(PRICED),
+        )
     if isinstance(name, Executor):
         return name
     module, class_name = EXECUTORS[name]
@@ -85,6 +110,8 @@ def make_executor(
         words["make"] = make_executor
     if fuse_across_seams and name in FUSING:
         words["fuse_across_seams"] = True
+    if prices is not None:
+        words["prices"] = prices
     try:
         executor = getattr(import_module(module), class_name)(**words)
     except ModuleNotFoundError as error:
@@ -99,8 +126,12 @@ def make_executor(
 
 
 __all__ = [
-    "EXECUTORS", "BoundProgram", "CallBox", "CallKernel", "Executor", "FunctionCall",
-    "LinkTerms", "OperationReferences", "PreparedProgram", "ProgramBytes", "Workspace",
+    "EXECUTORS", "LIBRARY_PRICES", "BoundProgram", "CallBox", "CallKernel", "Curve", "Executor",
+    "FunctionCall",
+    "LinkTerms", "OperationReferences", "PreparedProgram", "PriceTable", "Prices", "ProgramBytes",
+    "Workspace",
     "as_bytes", "committed_nbytes", "dense_view", "found_once", "ignore_errors", "is_own",
-    "least_copy_microseconds", "least_microseconds", "make_executor", "program_peak", "quietly",
+    "least_copy_microseconds", "least_microseconds", "load_prices", "make_executor",
+    "parse_prices", "price_names", "processor_name", "program_peak", "quietly", "running_alone",
+    "this_processor",
 ]  # fmt: skip

@@ -2,18 +2,20 @@
 
 Comes in: a program. Goes out: its prepared form: by NumPy's kernels, by one call of ONNX Runtime
 where that is installed and can run all of it, or by both, where some operations are much faster
-here and some there (`division`). The choice rests on the program's operators and shapes and on what
-is installed, never on a clock: the same program is always computed in the same way.
+here and some there (`division`). The choice rests on the program's operators and shapes, on the
+table of prices and on what is installed, never on a clock: by the same table the same program is
+always computed in the same way.
 
 A small program is computed by one of them, and mostly by NumPy: a call of ONNX Runtime costs about
 1 us more than its few calls, and gains that back in products, and in operators that NumPy needs
-many passes for. Measured on one thread (us, NumPy and ONNX Runtime): Gemm and Relu 1x64x64 3.0 and
-3.4, 16x64x64 4.2 and 4.5, 16x128x128 8.7 and 7.5, 64x784x512 526 and 328; Gelu of 64 elements 6.2
-and 3.0; Sigmoid of 64 2.5 and 2.9, of 16,384 17 and 9; eight additions and products of 64 5.4 and
-5.1, of 262,144 450 and 791. So one point is wanted, and given for 131,072 multiply-adds, for every
-operator of many passes, for 4,096 elements of one of a few passes; nothing is given for plain
-arithmetic. Rounds of a scan are different: within its `Scan`, ONNX Runtime spends 0.2 us on a node
-and 0.1 on a result, where NumPy's kernels and copies take 0.5 each; so 8 of them are a point.
+many passes for. Measured on one thread of an Intel processor (us, NumPy and ONNX Runtime): Gemm and
+Relu 1x64x64 3.0 and 3.4, 16x64x64 4.2 and 4.5, 16x128x128 8.7 and 7.5, 64x784x512 526 and 328; Gelu
+of 64 elements 6.2 and 3.0; Sigmoid of 64 2.5 and 2.9, of 16,384 17 and 9; eight additions and
+products of 64 5.4 and 5.1, of 262,144 450 and 791. So one point is wanted, and given for so many
+multiply-adds as the table says (131,072 there), for every operator of many passes, for so many
+elements (4,096) of one of a few passes; nothing is given for plain arithmetic. Rounds of a scan are
+different: within its `Scan`, ONNX Runtime spends 0.2 us on a node and 0.1 on a result, where
+NumPy's kernels and copies take 0.5 each; so a few of them (8) are a point.
 """
 
 from __future__ import annotations
@@ -40,13 +42,8 @@ from stitch.runtime.executors.host import (
     program_bytes,
 )
 from stitch.runtime.executors.linking_terms import LinkTerms
+from stitch.runtime.executors.prices import Points, Prices, PriceTable, load_prices
 
-#: Products worth one point.
-MULTIPLY_ADDS = 131_072
-#: Elements of an operator of a few passes worth one point.
-ELEMENTS = 4096
-#: Operations and results of a scan's rounds worth one point.
-ROUND_CALLS = 8
 #: Operators that NumPy needs many passes or Python loops for.
 MANY_PASSES = frozenset({
     "AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "CumProd", "CumSum", "Erf",
@@ -62,14 +59,20 @@ FEW_PASSES = frozenset({
 class AutomaticExecutor(Executor):
     """Chooses executors for each program; without ONNX Runtime it is the NumPy executor.
 
-    `intra_op_threads` and `fuse_across_seams` are for ONNX Runtime; raises `UsageError` for fewer
-    threads than one.
+    `prices` is the table that it chooses by. `intra_op_threads` and `fuse_across_seams` are for
+    ONNX Runtime; raises `UsageError` for fewer threads than one, and as `load_prices` does.
     """
 
     name = "auto"
     has_lanes = True
 
-    def __init__(self, intra_op_threads: int = 1, fuse_across_seams: bool = False) -> None:
+    def __init__(
+        self,
+        intra_op_threads: int = 1,
+        fuse_across_seams: bool = False,
+        prices: Prices | None = None,
+    ) -> None:
+        self.prices: PriceTable = load_prices(prices)
         self.numpy = NumpyExecutor()
         self.library: KernelLibrary | None = None
         self.onnxruntime: Executor | None = None
@@ -82,6 +85,9 @@ class AutomaticExecutor(Executor):
         """What whichever kernel takes most takes."""
         return program_bytes(expanded(program), either_bytes, in_sessions=True)
 
+    def _points(self, program: Program) -> float:
+        return points(program, self.prices.points)
+
     @property
     def _is_alone(self) -> bool:
         """Whether there is nothing but NumPy's kernels to choose."""
@@ -89,7 +95,7 @@ class AutomaticExecutor(Executor):
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
         """The same bits where NumPy's kernels compute the whole as well as each program."""
-        if self._is_alone or sum(map(points, map(expanded, programs))) < 1:
+        if self._is_alone or sum(map(self._points, map(expanded, programs))) < 1:
             return self.numpy.link_terms(programs)
         return LinkTerms(f"the executor {self.name!r} chooses anew who computes what of the whole")
 
@@ -98,14 +104,15 @@ class AutomaticExecutor(Executor):
     ) -> PreparedProgram:
         """Make a program ready by the executors chosen; raises `CompileError`."""
         workspace, program = workspace or Workspace(), expanded(program)
-        if self._is_alone or points(program) < 1:
+        if self._is_alone or self._points(program) < 1:
             return self.numpy.prepare(program, machine, workspace)
         if self.onnxruntime is None:
-            division = divide(program, [False] * len(program.operations), 1, self.library)
+            unable = [False] * len(program.operations)
+            division = divide(program, unable, self.prices, 1, self.library)
             return PreparedKernels(program, machine, workspace, (), self.library, division.library)
         able, calls, is_first = self.sessions.able(program), None, True
         while calls is None:
-            division = divide(program, able, self.sessions.threads, self.library)
+            division = divide(program, able, self.prices, self.sessions.threads, self.library)
             if is_first and division.runs == (tuple(range(len(able))),):
                 # If the program is at fault, and not ONNX Runtime, NumPy's executor says so.
                 with suppress(CompileError):
@@ -118,26 +125,29 @@ class AutomaticExecutor(Executor):
         )  # fmt: skip
 
 
-def points(program: Program) -> float:
+def points(program: Program, for_one: Points) -> float:
     """How much speaks for ONNX Runtime: from 1 on, it is chosen (see above)."""
-    return _score(program.operations, program.values, program.bodies)
+    return _score(program.operations, program.values, program.bodies, for_one)
 
 
 def _score(
-    operations: Sequence[Operation], values: Sequence[Value], bodies: Sequence[Body]
+    operations: Sequence[Operation],
+    values: Sequence[Value],
+    bodies: Sequence[Body],
+    for_one: Points,
 ) -> float:
     score = 0.0
     for operation in operations:
         if is_scan(operation):
             body = bodies[operation.body]
             calls = len(body.operations) + len(body.outputs)
-            inside = _score(body.operations, body.values, bodies) + calls / ROUND_CALLS
-            score += ScanForm.of(operation).count * inside
+            inside = _score(body.operations, body.values, bodies, for_one)
+            score += ScanForm.of(operation).count * (inside + calls / for_one.round_calls)
         if operation.domain:
             continue
-        score += multiply_adds(operation, values) / MULTIPLY_ADDS
+        score += multiply_adds(operation, values) / for_one.multiply_adds
         if operation.op in MANY_PASSES:
             score += 1
         elif operation.op in FEW_PASSES:
-            score += math.prod(values[operation.outputs[0]].type.shape) / ELEMENTS
+            score += math.prod(values[operation.outputs[0]].type.shape) / for_one.elements
     return score

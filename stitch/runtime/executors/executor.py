@@ -20,6 +20,7 @@ from stitch.machine import MachineShape
 from stitch.ops import KernelMemory, bytes_from_a_line
 from stitch.program import Array, Program
 from stitch.runtime.executors.linking_terms import LinkTerms
+from stitch.runtime.executors.prices import PriceTable
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -204,6 +205,8 @@ class Executor(ABC):
     computes: bool = True
     #: Whether its programs may run beside each other: then all have a form `in_lane`.
     has_lanes: bool = False
+    #: The table by which it chooses who computes what; None where it has no choice.
+    prices: PriceTable | None = None
 
     @abstractmethod
     def prepare(
@@ -213,6 +216,11 @@ class Executor(ABC):
 
         `workspace` is the device's; a program that is given none has its own.
         """
+
+    def prepare_alone(self, program: Program, machine: MachineShape) -> PreparedProgram:
+        """A program made ready by this executor's own kernels wherever there are some, whatever
+        they cost: for those who measure them."""
+        return self.prepare(program, machine)
 
     @abstractmethod
     def host_bytes(self, program: Program) -> ProgramBytes:

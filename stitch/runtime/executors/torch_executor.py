@@ -14,26 +14,25 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from stitch.errors import FormatError
-from stitch.files import open_file
+from stitch.errors import CompileError
+from stitch.machine import MachineShape
 from stitch.ops import KernelArguments, Thunk, workspace
 from stitch.program import ABSENT, Array, Operation, Program, ValueType
 from stitch.runtime.executors.automatic import AutomaticExecutor
-from stitch.runtime.executors.host import KernelLibrary
+from stitch.runtime.executors.executor import PreparedProgram, Workspace
+from stitch.runtime.executors.host import KernelLibrary, PreparedKernels
 from stitch.runtime.executors.linking_terms import LinkTerms
+from stitch.runtime.executors.prices import AtenPrices, Prices, is_row_product, operator_name
 
 #: Tensors over the operands and results, and the attributes, to steps; None where NumPy shall.
 Binding = Callable[[list[Any], list[Any], Mapping[str, Any]], Sequence[Thunk] | None]
 _ATEN = torch.ops.aten
-#: Where Linux describes the processor; of many cores the first is enough.
-CPUINFO, MAX_CPUINFO_NBYTES = Path("/proc/cpuinfo"), 1 << 16
 #: From so many rows for each column of the right operand on its transpose is copied.
 LONG = 8
 
@@ -144,76 +143,60 @@ def _softmax_gradient(
     return (partial(function, *x, attributes["axis"], x[0].dtype, grad_input=results[0]),)
 
 
-#: By domain and operator: the binding, and nanoseconds an element of the longest operand or result
-#: (the same machine and terms as `division`); None for products.
-KERNELS: Mapping[tuple[str, str], tuple[Binding, float | None]] = {
-    ("", "Erf"): (_unary(torch.erf), 0.6),
-    ("", "Gelu"): (_gelu, 0.6),
-    ("", "Gemm"): (_gemm, None),
-    ("", "LayerNormalization"): (_layer, 0.9),
-    ("", "LogSoftmax"): (_softmax(_ATEN._log_softmax.out), 0.9),
-    ("", "MatMul"): (_matmul, None),
-    ("", "Sigmoid"): (_unary(torch.sigmoid), 0.45),
-    ("", "Softmax"): (_softmax(_ATEN._softmax.out), 0.9),
-    ("", "Softplus"): (_unary(_ATEN.softplus.out), 0.9),
-    ("", "Tanh"): (_unary(torch.tanh), 0.35),
-    ("stitch", "GeluGradient"): (_gelu_gradient, 0.9),
-    ("stitch", "LayerNormalizationGradient"): (_layer_gradient, 1.2),
-    ("stitch", "SoftmaxGradient"): (_softmax_gradient, 0.5),
+#: The binding of each operator, by domain and name.
+KERNELS: Mapping[tuple[str, str], Binding] = {
+    ("", "Erf"): _unary(torch.erf),
+    ("", "Gelu"): _gelu,
+    ("", "Gemm"): _gemm,
+    ("", "LayerNormalization"): _layer,
+    ("", "LogSoftmax"): _softmax(_ATEN._log_softmax.out),
+    ("", "MatMul"): _matmul,
+    ("", "Sigmoid"): _unary(torch.sigmoid),
+    ("", "Softmax"): _softmax(_ATEN._softmax.out),
+    ("", "Softplus"): _unary(_ATEN.softplus.out),
+    ("", "Tanh"): _unary(torch.tanh),
+    ("stitch", "GeluGradient"): _gelu_gradient,
+    ("stitch", "LayerNormalizationGradient"): _layer_gradient,
+    ("stitch", "SoftmaxGradient"): _softmax_gradient,
 }
-#: A call; what one matrix of a batch costs beside its multiply-adds.
-CALL, MATRIX = 1.5, 0.35
-#: Multiply-adds per microsecond, and where MKL has no kernels for the processor's vectors: it uses
-#: AVX-512 on those of Intel alone, NumPy's and ONNX Runtime's products on any.
-PRODUCTS, PRODUCTS_OF_HALF_VECTORS = 88_000.0, 55_000.0
-
-
-def product_rate(processor: str) -> float:
-    """Multiply-adds per microsecond on a processor, by what `/proc/cpuinfo` says of it."""
-    has_wide = "avx512f" in processor.split()
-    return PRODUCTS_OF_HALF_VECTORS if has_wide and "AuthenticAMD" in processor else PRODUCTS
-
-
-@cache
-def _product_rate_here() -> float:
-    try:
-        with open_file(CPUINFO) as file:
-            return product_rate(file.read(MAX_CPUINFO_NBYTES).decode(errors="replace"))
-    except (OSError, FormatError):
-        return PRODUCTS
+#: Priced by their multiply-adds; the others by elements of the longest operand or result.
+PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
 @dataclass(frozen=True, slots=True)
 class AtenKernels(KernelLibrary):
     """PyTorch's kernels as a library, priced for so many threads."""
 
+    prices: AtenPrices
     threads: int = 1
-    #: Multiply-adds per microsecond, of one thread.
-    products: float = PRODUCTS
 
     def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
-        """Microseconds of an operation; infinite where there is no kernel for it.
+        """Microseconds of an operation; infinite where there is no kernel for it, or no price.
 
         `products` are its multiply-adds, `batch` how many matrices it multiplies.
         """
-        known = KERNELS.get((operation.domain, operation.op))
         kinds = [
             program.values[v].type for v in (*operation.inputs, *operation.outputs) if v != ABSENT
         ]
-        if known is None or any(_is_left(kind) for kind in kinds):
+        if (operation.domain, operation.op) not in KERNELS or any(map(_is_left, kinds)):
             return math.inf
-        if known[1] is None:
-            spent = products / self.products + (batch * MATRIX if batch > 1 else 0.0)
+        if operation.op in PRODUCTS:
+            is_row = is_row_product(program, operation)
+            rates = self.prices.row_products_per_us if is_row else self.prices.products_per_us
+            spent = products / rates.at(products)
+            spent += batch * self.prices.matrix_us if batch > 1 else 0.0
         else:
-            spent = max(math.prod(k.shape) for k in kinds) * known[1] / 1000
-        return CALL + spent / self.threads
+            size, figures = max(math.prod(k.shape) for k in kinds), self.prices.functions_ns
+            figure = figures.get(operator_name(operation))
+            spent = math.inf if figure is None else size * figure.at(size) / 1000
+        return self.prices.call_us + spent / self.threads
 
     def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
         """The steps of an operation; None where its arrays have a form that ATen would copy."""
         results = [array for array in arguments.outputs if array is not None]
         if len({a.dtype for a in (*arguments.inputs, *results) if a is not None}) != 1:
             return None
-        binding = KERNELS[operation.domain, operation.op][0]
+        binding = KERNELS[operation.domain, operation.op]
         # Tensors of inference mode could not be written to by a later call outside of it.
         with suppress(RuntimeError, ValueError), torch.inference_mode(False):
             operands = [None if a is None else _tensor(a) for a in arguments.inputs]
@@ -242,9 +225,19 @@ class TorchExecutor(AutomaticExecutor):
 
     name = "torch"
 
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.library = AtenKernels(torch.get_num_threads(), _product_rate_here())
+    def __init__(self, prices: Prices | None = None) -> None:
+        super().__init__(1, prices=prices)
+        # Without prices they are not used, as any library.
+        if self.prices.torch is not None:
+            self.library = AtenKernels(self.prices.torch, torch.get_num_threads())
+
+    def prepare_alone(self, program: Program, machine: MachineShape) -> PreparedProgram:
+        """Every operation by ATen that it has a kernel for; raises `CompileError` if there is
+        none."""
+        known = [i for i, o in enumerate(program.operations) if (o.domain, o.op) in KERNELS]
+        if not known:
+            raise CompileError("PyTorch's kernels compute none of it", where=program.name)
+        return PreparedKernels(program, machine, Workspace(), (), self.library, known)
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
         """Never the same bits: a sum is taken in another order where what is around it differs."""

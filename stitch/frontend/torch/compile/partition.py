@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from stitch.frontend.torch.compile.graph_cut import ORIGIN, copied, is_tensor, unit_of
 from stitch.frontend.torch.compile.graph_program import Building, GraphSettings
 from stitch.frontend.torch.compile.symbolic_sizes import is_static
-from stitch.frontend.torch.lowering import CHECKS, LOWERINGS
+from stitch.frontend.torch.lowering import CHECKS, lowering_of
 
 
 def partition(joint: Any, *operands: Any, **named: Any) -> Any:
@@ -43,5 +43,8 @@ def _refused(joint: Any) -> Iterable[Any]:
 
 
 def _without_lowering(graph: Any) -> Iterable[Any]:
-    known = LOWERINGS.keys() | CHECKS | {operator.getitem}
-    return [n for n in graph.nodes if n.op == "call_function" and n.target not in known]
+    known = CHECKS | {operator.getitem}
+    return [
+        n for n in graph.nodes
+        if n.op == "call_function" and n.target not in known and lowering_of(n.target) is None
+    ]  # fmt: skip

@@ -23,18 +23,25 @@ from stitch.frontend.torch.lowering import (
     activations,
     attention,
     backward_operators,
+    distances,
+    embedding_bags,
+    grid_samples,
+    grouped_products,
     joined_nodes,
     layer_products,
     norms,
+    ordered_elements,
     picked_elements,
     random_numbers,
     reductions,
     shapes,
     single_elements,
+    special_functions,
+    strided_views,
     window_operators,
 )  # fmt: skip
 from stitch.frontend.torch.lowering.joined_nodes import fuse_transposed_products, join_selected
-from stitch.frontend.torch.lowering.random_numbers import KEY_LIMIT, KEY_NAME, give_key
+from stitch.frontend.torch.lowering.random_numbers import KEY_LIMIT, KEY_NAME, RANDOM, give_key
 
 aten = torch.ops.aten
 
@@ -42,6 +49,8 @@ _FAMILIES: tuple[Mapping[Any, Row], ...] = tuple(
     family.LOWERINGS for family in (
         single_elements, activations, reductions, shapes, picked_elements, layer_products,
         attention, norms, window_operators, backward_operators, random_numbers, joined_nodes,
+        strided_views, special_functions, ordered_elements, distances, embedding_bags, grid_samples,
+        grouped_products,
     )
 )  # fmt: skip
 _ROWS: dict[Any, Row] = {overload: row for table in _FAMILIES for overload, row in table.items()}
@@ -50,6 +59,16 @@ assert len(_ROWS) == sum(map(len, _FAMILIES)), "an overload has two lowerings"
 LOWERINGS: dict[Any, Lowering] = {
     overload: row.lowering if isinstance(row, KeptWhole) else row for overload, row in _ROWS.items()
 }
+
+
+def lowering_of(target: Any) -> Lowering | None:
+    """The lowering of an overload; of packages that may not be loaded, by its name."""
+    found = LOWERINGS.get(target)
+    if found is None and isinstance(target, torch._ops.OpOverload):
+        return grouped_products.LOWERINGS_BY_NAME.get(str(target))
+    return found
+
+
 #: What aot_autograd is to leave whole.
 KEPT_BY_AUTOGRAD = tuple(op for op, row in _ROWS.items() if isinstance(row, KeptWhole))
 #: What torch.export is to leave whole as well.
@@ -64,5 +83,6 @@ CHECKS = frozenset((
 
 __all__ = [
     "CHECKS", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEY_LIMIT", "KEY_NAME", "LOWERINGS",
-    "fuse_transposed_products", "give_key", "join_selected",
+    "RANDOM",    "fuse_transposed_products", "give_key", "join_selected",
+    "lowering_of",
 ]  # fmt: skip

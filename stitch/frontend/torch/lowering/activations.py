@@ -17,6 +17,7 @@ from stitch.frontend.torch.aten_call import (
     Lowering,
     Number,
     Row,
+    Several,
     built,
     rounded_once,
 )  # fmt: skip
@@ -35,7 +36,7 @@ def _expm1(call: Call, x: SymbolicTensor) -> SymbolicTensor:
 
 
 @rounded_once
-def _log1p(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+def log1p(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     """log(u) x / (u - 1) of u = 1 + x as it is rounded: Kahan's, for digits near zero."""
     b, plain = call.builder, call.cast(x)
     above = b.add(plain, 1.0)
@@ -92,6 +93,37 @@ def _softplus(
     return b.where(b.greater(scaled, threshold), x, bent)
 
 
+def _leaky_with_noise(
+    call: Call,
+    x: SymbolicTensor,
+    noise: SymbolicTensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    *_: Any,
+) -> Several:
+    """By the mean slope; where it trains it takes a key (`random_numbers`)."""
+    assert not training, "a leaky relu with random slopes takes a key"
+    return call.builder.leaky_relu(x, (lower + upper) / 2), noise
+
+
+@rounded_once
+def _leaky_with_noise_backward(
+    call: Call,
+    grad: SymbolicTensor,
+    x: SymbolicTensor,
+    noise: SymbolicTensor,
+    lower: float,
+    upper: float,
+    training: bool,
+    self_is_result: bool,
+) -> SymbolicTensor:
+    b = call.builder
+    if training and upper - lower > 1e-6:
+        return b.mul(grad, noise)
+    return b.where(b.greater(x, 0), grad, b.mul(grad, (lower + upper) / 2))
+
+
 def _prelu(call: Call, x: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTensor:
     b = call.builder
     if len(weight.shape) == 1 and len(x.shape) > 1 and weight.shape[0] > 1:
@@ -102,7 +134,7 @@ def _prelu(call: Call, x: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTen
 LOWERINGS: dict[Any, Row] = {
     aten.rsqrt.default: built(Builder.rsqrt, cast=True),
     aten.square.default: built(Builder.square, cast=True), aten.expm1.default: _expm1,
-    aten.log1p.default: _log1p, aten.log2.default: _log_of_base(2.0),
+    aten.log1p.default: log1p, aten.log2.default: _log_of_base(2.0),
     aten.log10.default: _log_of_base(10.0),
     aten.exp2.default: lambda call, x: call.builder.pow(call.cast(2.0), call.cast(x)),
     aten.erfc.default: _erfc, aten.gelu.default: KeptWhole(built(Builder.gelu)),
@@ -113,5 +145,7 @@ LOWERINGS: dict[Any, Row] = {
         lambda call, x: call.builder.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5)
     ),
     aten.softplus.default: KeptWhole(_softplus),
+    aten.rrelu_with_noise_functional.default: _leaky_with_noise,
+    aten.rrelu_with_noise_backward.default: _leaky_with_noise_backward,
     aten._prelu_kernel.default: _prelu, aten.prelu.default: _prelu,
 }  # fmt: skip

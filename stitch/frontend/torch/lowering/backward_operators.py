@@ -16,7 +16,12 @@ import torch
 
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, in_one_type
 from stitch.frontend.torch.lowering.picked_elements import slice_scatter
-from stitch.frontend.torch.lowering.window_operators import spread, weighted, window_weights
+from stitch.frontend.torch.lowering.window_operators import (
+    spread,
+    weighted,
+    window_reads,
+    window_weights,
+)
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
@@ -105,8 +110,7 @@ def _average_pool_backward(
     for axis, pad in enumerate(spread(padding, spatial)):
         length, count = x.shape[axis - spatial], grad.shape[axis - spatial]
         starts = np.arange(count) * strides[axis] - pad
-        places = np.arange(length)
-        reads = (places >= starts[:, None]) & (places < starts[:, None] + kernel[axis])
+        reads = window_reads(length, count, kernel[axis], strides[axis], pad)
         ends = np.minimum(starts + kernel[axis], length + pad)
         size = ends - starts if count_include_pad else reads.sum(1)
         divided = divisor_override is not None
@@ -123,6 +127,25 @@ def _adaptive_average_backward(
         return b.broadcast(b.mul(grad, 1.0 / math.prod(lengths)), x.shape)
     tables = [window_weights(n, s).T for n, s in zip(lengths, sizes, strict=True)]
     return weighted(call, grad, tables)
+
+
+def _replicated_backward(
+    spatial: int, call: Call, grad: SymbolicTensor, x: SymbolicTensor, padding: Sizes
+) -> SymbolicTensor:
+    """Each gradient goes to the element that its place repeats."""
+    if 0 in grad.shape or 0 in x.shape:
+        return call.filled(0)
+    b, places = call.builder, np.zeros(1, np.int64)
+    for axis in range(spatial):
+        length, count = x.shape[axis - spatial], grad.shape[axis - spatial]
+        along = np.clip(np.arange(count) - padding[2 * (spatial - 1 - axis)], 0, length - 1)
+        places = np.add.outer(places * length, along).reshape(-1)
+    planes, size = math.prod(x.shape[:-spatial]), math.prod(x.shape[-spatial:])
+    empty = b.broadcast(call.cast(0), (planes, size))
+    index = b.broadcast(b.constant(places), (planes, places.size))
+    parts = b.reshape(grad, (planes, places.size))
+    added = b.op("ScatterElements", empty, index, parts, axis=1, reduction="add")
+    return b.reshape(added, x.shape)
 
 
 # Parts ---------------------------------------------------------------------------------------
@@ -196,6 +219,10 @@ LOWERINGS: dict[Any, Row] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.max_pool2d_with_indices_backward.default: partial(_max_pool_backward, 2),
     aten.max_pool3d_with_indices_backward.default: partial(_max_pool_backward, 3),
+    aten.adaptive_max_pool3d_backward.default: partial(_max_pool_backward, 3),
+    aten.replication_pad1d_backward.default: partial(_replicated_backward, 1),
+    aten.replication_pad2d_backward.default: partial(_replicated_backward, 2),
+    aten.replication_pad3d_backward.default: partial(_replicated_backward, 3),
     aten.adaptive_max_pool2d_backward.default: partial(_max_pool_backward, 2),
     aten.avg_pool2d_backward.default: partial(_average_pool_backward, 2),
     aten.avg_pool3d_backward.default: partial(_average_pool_backward, 3),

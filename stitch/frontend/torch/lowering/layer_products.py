@@ -6,6 +6,7 @@ know: fx nodes.
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def _add_product(
 ) -> SymbolicTensor:
     """beta added + alpha (first second): a Gemm for matrices."""
     b, tensors = call.builder, [call.cast(t) for t in (first, second, added)]
-    if len(first.shape) == 2 and call.data_type.is_floating:
+    if len(first.shape) == len(second.shape) == 2 and call.data_type.is_floating:
         attributes: dict[str, Any] = {
             name: float(value) for name, value in (("alpha", alpha), ("beta", beta)) if value != 1
         }
@@ -50,8 +51,51 @@ def _add_product(
     product = b.matmul(tensors[0], tensors[1])
     scaled = product if alpha == 1 else b.mul(product, call.cast(alpha))
     if beta == 0:
-        return scaled
+        return b.broadcast(scaled, call.shape)
     return b.add(tensors[2] if beta == 1 else b.mul(tensors[2], call.cast(beta)), scaled)
+
+
+def _add_products(
+    call: Call,
+    added: SymbolicTensor,
+    first: SymbolicTensor,
+    second: SymbolicTensor,
+    **factors: Number,
+) -> SymbolicTensor:
+    """beta added + alpha (the sum of all products): one product of matrices laid side by side."""
+    b, (count, rows, width) = call.builder, first.shape
+    beside = b.reshape(b.transpose(first, (1, 0, 2)), (rows, count * width))
+    below = b.reshape(second, (count * width, second.shape[-1]))
+    return _add_product(call, added, beside, below, **factors)
+
+
+def _trilinear(
+    call: Call,
+    first: SymbolicTensor,
+    second: SymbolicTensor,
+    third: SymbolicTensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> SymbolicTensor:
+    """The product of three tensors, each without some of the axes, summed over others."""
+    letters = string.ascii_lowercase[: len(first.shape) + len(expand1)]
+
+    def without(axes: Sequence[int]) -> str:
+        return "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
+
+    # Two at a time: the product of all three is larger than any of them.
+    pair = "".join(
+        letter for axis, letter in enumerate(letters)
+        if not (axis in expand1 and axis in expand2)
+        and not (axis in sumdim and axis in expand3)
+    )  # fmt: skip
+    b, (given, result) = call.builder, (map(without, (expand1, expand2, expand3)), without(sumdim))
+    one, two, three = given
+    product = b.einsum(f"{one},{two}->{pair}", first, second)
+    return b.einsum(f"{pair},{three}->{result}", product, third)
 
 
 def _convolution(
@@ -83,5 +127,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.mm.default: _matmul, aten.bmm.default: _matmul, aten.matmul.default: KeptWhole(_matmul),
     aten.mv.default: _matmul, aten.dot.default: _matmul, aten.linear.default: KeptWhole(_linear),
     aten.addmm.default: _add_product, aten.baddbmm.default: _add_product,
-    aten.addmv.default: _add_product, aten.convolution.default: _convolution,
+    aten._trilinear.default: _trilinear,
+    aten.addmv.default: _add_product, aten.addbmm.default: _add_products,
+    aten.convolution.default: _convolution,
 }  # fmt: skip

@@ -37,7 +37,16 @@ def _batch_norm(
     width = (x.shape[1],)
     scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
     result = call.builder.batch_norm(x, scale, shift, mean, variance, epsilon=float(epsilon))
-    return result, None, None
+    # torch gives no statistics of batches that it does not look at.
+    return result, *(_none(call, place) for place in (1, 2))
+
+
+def _none(call: Call, place: int) -> SymbolicTensor | None:
+    """A result without elements, where it is read."""
+    promised = call.results[place] if place in call.used else None
+    if promised is None:
+        return None
+    return call.builder.constant(np.zeros(promised.shape, promised.data_type.dtype))
 
 
 @rounded_once
@@ -147,6 +156,26 @@ def _rms_norm(
     return call.builder.rms_norm(x, weight, axis=axis, epsilon=float(small))
 
 
+@rounded_once
+def _weight_norm_backward(
+    call: Call,
+    grad: SymbolicTensor,
+    direction: SymbolicTensor,
+    length: SymbolicTensor,
+    norms: SymbolicTensor,
+    dim: int,
+) -> Several:
+    """Of length * direction / norms, where each part along `dim` has a norm of its own."""
+    b = call.builder
+    axes = tuple(a for a in range(len(direction.shape)) if a != dim % len(direction.shape))
+    product = b.mul(grad, direction)
+    along = b.reduce_sum(product, axes, keepdims=True) if axes else product
+    inverse = b.reciprocal(norms)
+    of_length = b.mul(along, inverse)
+    away = b.sub(grad, b.mul(direction, b.mul(of_length, inverse)))
+    return b.mul(b.mul(length, inverse), away), of_length
+
+
 # Batches in training, and running statistics that follow them -----------------------------------
 
 
@@ -219,5 +248,6 @@ LOWERINGS: dict[Any, Row] = {
     aten._native_batch_norm_legit_functional.default: _functional_batch_norm,
     aten.native_layer_norm.default: _layer_norm,
     aten.layer_norm.default: KeptWhole(lambda call, *operands: _layer_norm(call, *operands)[0]),
+    aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.native_group_norm.default: _group_norm, aten.rms_norm.default: KeptWhole(_rms_norm),
 }  # fmt: skip

@@ -25,27 +25,52 @@ aten = torch.ops.aten
 Indices = Sequence[SymbolicTensor | None]
 
 
+def _row(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    """A tensor without axes as a row of one: torch gives it an axis where one is asked for."""
+    return x if x.shape else call.builder.reshape(x, (1,))
+
+
 def _gather(
     call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor, **_: Any
 ) -> SymbolicTensor:
-    return call.builder.gather_elements(x, index, dim)
+    b = call.builder
+    if not index.size:
+        return call.filled(0)
+    return b.reshape(b.gather_elements(_row(call, x), _row(call, index), dim), call.shape)
 
 
 def _index_select(call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor) -> SymbolicTensor:
-    return call.builder.gather(x, call.builder.reshape(index, (-1,)), dim)
+    b = call.builder
+    return b.reshape(b.gather(_row(call, x), b.reshape(index, (-1,)), dim), call.shape)
 
 
 def _scatter(
-    reduction: str, call: Call, x: SymbolicTensor, dim: int, index: SymbolicTensor, src: Value
+    reduction: str,
+    call: Call,
+    x: SymbolicTensor,
+    dim: int,
+    index: SymbolicTensor,
+    src: Value,
+    *,
+    reduce: str | None = None,
 ) -> SymbolicTensor:
-    b = call.builder
-    if isinstance(src, SymbolicTensor):
-        updates = src
-        for axis, length in enumerate(index.shape):
-            updates = slice_tensor(call, updates, axis, 0, length)
-    else:
-        updates = b.broadcast(call.cast(src), index.shape)
-    return b.op("ScatterElements", x, index, updates, axis=dim, reduction=reduction)
+    b, places = call.builder, _row(call, index)
+    if not index.size:
+        return x
+    kind = {None: reduction, "add": "add", "multiply": "mul"}[reduce]
+    updates = _updates(call, places, src)
+    written = b.op("ScatterElements", _row(call, x), places, updates, axis=dim, reduction=kind)
+    return b.reshape(written, x.shape)
+
+
+def _updates(call: Call, index: SymbolicTensor, src: Value) -> SymbolicTensor:
+    """What comes to each place: torch takes the corner of src that is as large as the index."""
+    if not isinstance(src, SymbolicTensor):
+        return call.builder.broadcast(call.cast(src), index.shape)
+    updates = _row(call, src)
+    for axis, length in enumerate(index.shape):
+        updates = slice_tensor(call, updates, axis, 0, length)
+    return updates
 
 
 def slice_scatter(
@@ -66,12 +91,31 @@ def slice_scatter(
     return b.op("ScatterElements", x, index, call.cast(src), axis=axis)
 
 
+def _diagonal_scatter(
+    call: Call,
+    x: SymbolicTensor,
+    src: SymbolicTensor,
+    offset: int = 0,
+    dim1: int = 0,
+    dim2: int = 1,
+) -> SymbolicTensor:
+    b, places = call.builder, np.arange(x.size, dtype=np.int64).reshape(x.shape)
+    index = np.diagonal(places, offset, dim1, dim2).reshape(-1)
+    if not index.size:
+        return x
+    flat, parts = b.reshape(x, (-1,)), b.reshape(call.cast(src), (-1,))
+    return b.reshape(b.op("ScatterElements", flat, index, parts, axis=0), x.shape)
+
+
 def _select_scatter(
     call: Call, x: SymbolicTensor, src: SymbolicTensor, dim: int, index: int
 ) -> SymbolicTensor:
     place = index % x.shape[dim]
     wide = call.builder.unsqueeze(src, dim % len(x.shape))
     return slice_scatter(call, x, wide, dim, place, place + 1)
+
+
+_REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
 def _scatter_reduce(
@@ -84,14 +128,71 @@ def _scatter_reduce(
     *,
     include_self: bool = True,
 ) -> SymbolicTensor:
-    names = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
-    if reduce not in names or not include_self:
-        raise CompileError(
-            "this way of scatter_reduce is not supported",
-            expected=f"{', '.join(names)}, with include_self",
-            got=f"{reduce}{'' if include_self else ' without the tensor itself'}",
-        )
-    return _scatter(names[reduce], call, x, dim, index, src)
+    """What comes to a place, reduced, with what is there or without it."""
+    if not index.size:
+        return x
+    b, target, places = call.builder, _row(call, x), _row(call, index)
+    updates, scattered = _updates(call, places, src), partial(b.op, "ScatterElements", axis=dim)
+    start = target
+    if not include_self:
+        # Only where something comes does the start stand in for what is there.
+        none = b.broadcast(call.cast(_neutral(reduce, x.data_type)), places.shape)
+        start = scattered(target, places, none)
+    result = scattered(start, places, updates, reduction=_REDUCTIONS[reduce])
+    if reduce == "mean":
+        ones = b.broadcast(call.cast(1), places.shape)
+        before = b.broadcast(call.cast(int(include_self)), target.shape)
+        many = b.op("Max", scattered(before, places, ones, reduction="add"), call.cast(1))
+        # Places that nothing comes to keep what they have.
+        divided = b.div if x.data_type.is_floating else b.floordiv
+        result = divided(result, many)
+    return b.reshape(result, x.shape)
+
+
+def _neutral(reduce: str, data_type: DataType) -> Any:
+    """What changes nothing when it is reduced with other elements."""
+    if reduce in ("amax", "amin"):
+        sign = -1 if reduce == "amax" else 1
+        if data_type.is_floating:
+            return sign * np.inf
+        limits = np.iinfo(data_type.dtype)
+        return limits.min if sign < 0 else limits.max
+    return 1 if reduce == "prod" else 0
+
+
+def _index_reduce(
+    call: Call,
+    x: SymbolicTensor,
+    dim: int,
+    index: SymbolicTensor,
+    source: SymbolicTensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> SymbolicTensor:
+    """Whole parts along an axis reduced into the places that their indices name."""
+    b, target, parts = call.builder, _row(call, x), _row(call, source)
+    axis = dim % len(target.shape)
+    wide = b.reshape(index, [-1 if a == axis else 1 for a in range(len(parts.shape))])
+    places = b.broadcast(wide, parts.shape)
+    return _scatter_reduce(call, x, axis, places, parts, reduce, include_self=include_self)
+
+
+def _put(
+    call: Call,
+    x: SymbolicTensor,
+    index: SymbolicTensor,
+    source: SymbolicTensor,
+    accumulate: bool = False,
+) -> SymbolicTensor:
+    """Elements written at places of the tensor as one row."""
+    b = call.builder
+    if not index.size:
+        return x
+    flat, places, parts = (b.reshape(t, (-1,)) for t in (x, index, source))
+    reduction = "add" if accumulate else "none"
+    written = b.op("ScatterElements", flat, places, parts, axis=0, reduction=reduction)
+    return b.reshape(written, x.shape)
 
 
 # Indexing with tensors -----------------------------------------------------------------------
@@ -174,7 +275,10 @@ LOWERINGS: dict[Any, Row] = {
     aten.index.Tensor: _index,
     aten.index_put.default: _index_put, aten._unsafe_index.Tensor: _index,
     aten.scatter.src: partial(_scatter, "none"), aten.scatter.value: partial(_scatter, "none"),
+    aten.scatter.reduce: partial(_scatter, "none"),
+    aten.scatter.value_reduce: partial(_scatter, "none"),
     aten.scatter_add.default: partial(_scatter, "add"),
-    aten.scatter_reduce.two: _scatter_reduce,
+    aten.scatter_reduce.two: _scatter_reduce, aten.index_reduce.default: _index_reduce,
+    aten.put.default: _put, aten.diagonal_scatter.default: _diagonal_scatter,
     aten.slice_scatter.default: slice_scatter, aten.select_scatter.default: _select_scatter,
 }  # fmt: skip

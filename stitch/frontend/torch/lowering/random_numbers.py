@@ -9,12 +9,14 @@ in operators of ONNX, so that every executor draws the same numbers. Its stream 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from stitch.frontend.torch.aten_call import Call, Row
+from stitch.frontend.torch.aten_call import Call, Row, Value
+from stitch.frontend.torch.lowering.ordered_elements import places_in
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 
@@ -45,19 +47,28 @@ def _stirred(call: Call, z: SymbolicTensor, bits: int, factor: int | None) -> Sy
     return b.mul(b.cast(mixed, DataType.INT64), b.constant(np.asarray(_signed(factor), np.int64)))
 
 
-def _uniform(
-    call: Call, key: SymbolicTensor, number: int, shape: tuple[int, ...]
+def _bits(
+    call: Call, key: SymbolicTensor, number: int, shape: tuple[int, ...], keep: int
 ) -> SymbolicTensor:
-    """float32 in [0, 1), 24 bits each; `number` tells the random operators of a graph apart."""
+    """Whole numbers of that many random bits; `number` tells the random operators of a graph
+    apart."""
     b, count = call.builder, math.prod(shape)
     counters = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(number * _COUNTERS)
     steps = (counters * np.uint64(_GOLDEN)).astype(np.int64).reshape(shape)
-    z = b.add(b.constant(steps), key)
+    # The key has one element, and an axis.
+    z = b.reshape(b.add(b.constant(steps), key), shape)
     for bits, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
         z = _stirred(call, z, bits, factor)
-    top = b.op("BitShift", z, b.constant(np.asarray(40, np.uint64)), direction="RIGHT")
-    whole = b.cast(b.cast(top, DataType.INT64), DataType.FLOAT32)
-    return b.mul(whole, np.float32(2.0**-24))
+    shift = b.constant(np.asarray(64 - keep, np.uint64))
+    return b.cast(b.op("BitShift", z, shift, direction="RIGHT"), DataType.INT64)
+
+
+def _uniform(
+    call: Call, key: SymbolicTensor, number: int, shape: tuple[int, ...]
+) -> SymbolicTensor:
+    """float32 in [0, 1), 24 bits each."""
+    whole = call.builder.cast(_bits(call, key, number, shape, 24), DataType.FLOAT32)
+    return call.builder.mul(whole, np.float32(2.0**-24))
 
 
 def _dropout(
@@ -69,17 +80,32 @@ def _dropout(
     return b.mul(b.mul(x, b.cast(mask, x.data_type)), factor), mask
 
 
-def _made_uniform(call: Call, key: SymbolicTensor, number: int) -> SymbolicTensor:
-    return call.cast(_uniform(call, key, number, call.shape))
+def _made_uniform(
+    call: Call, key: SymbolicTensor, number: int, low: float = 0.0, high: float = 1.0
+) -> SymbolicTensor:
+    return call.cast(_moved(call, _uniform(call, key, number, call.shape), low, high - low))
 
 
-def _made_normal(call: Call, key: SymbolicTensor, number: int) -> SymbolicTensor:
+def _moved(call: Call, drawn: SymbolicTensor, start: Value, width: Value) -> SymbolicTensor:
+    """Draws in float32 times a width, from a start on."""
+    b = call.builder
+    if isinstance(width, SymbolicTensor) or width != 1:
+        drawn = b.mul(drawn, call.cast(width, DataType.FLOAT32))
+    if isinstance(start, SymbolicTensor) or start != 0:
+        drawn = b.add(drawn, call.cast(start, DataType.FLOAT32))
+    return drawn
+
+
+def _made_normal(
+    call: Call, key: SymbolicTensor, number: int, mean: Value = 0.0, deviation: Value = 1.0
+) -> SymbolicTensor:
     """The method of Box and Muller on two uniform numbers."""
     b, shape = call.builder, call.shape
     both = _uniform(call, key, number, (2, *shape))
     first, second = (b.reshape(part, shape) for part in b.split(both, 1, 0))
     radius = b.sqrt(b.mul(b.log(b.sub(np.float32(1.0), first)), np.float32(-2.0)))
-    return call.cast(b.mul(radius, b.cos(b.mul(second, np.float32(2.0 * math.pi)))))
+    drawn = b.mul(radius, b.cos(b.mul(second, np.float32(2.0 * math.pi))))
+    return call.cast(_moved(call, drawn, mean, deviation))
 
 
 def _made_bernoulli(
@@ -89,6 +115,51 @@ def _made_bernoulli(
     drawn = _uniform(call, key, number, call.shape)
     limit = b.cast(p, DataType.FLOAT32) if isinstance(p, SymbolicTensor) else np.float32(p)
     return call.cast(b.less(drawn, limit))
+
+
+def _made_integers(
+    call: Call, key: SymbolicTensor, number: int, low: int, high: int
+) -> SymbolicTensor:
+    """Whole numbers from low up to high: of 63 bits the rest of a division."""
+    b = call.builder
+    rest = b.mod(_bits(call, key, number, call.shape, 63), np.int64(high - low))
+    return call.cast(b.add(rest, np.int64(low)))
+
+
+def _made_permutation(call: Call, key: SymbolicTensor, number: int) -> SymbolicTensor:
+    """The order of as many random numbers of 63 bits."""
+    count = call.shape[0]
+    return call.cast(call.builder.topk(_bits(call, key, number, (count,), 63), count, 0, False)[1])
+
+
+def _made_choices(
+    call: Call, weights: SymbolicTensor, replaces: bool, key: SymbolicTensor, number: int
+) -> SymbolicTensor:
+    """Places of a row by their weights; without replacement those whose exponential waiting times
+    are the shortest."""
+    b, count = call.builder, weights.shape[-1]
+    wide = b.cast(weights, DataType.FLOAT64)
+    if not replaces:
+        drawn = b.cast(_uniform(call, key, number, weights.shape), DataType.FLOAT64)
+        waits = b.neg(b.log(b.sub(1.0, drawn)))
+        # One draw in 2^24 is zero: what waits for nothing comes first, whatever its weight.
+        return b.topk(b.div(wide, b.op("Max", waits, 2.0**-26)), call.shape[-1], -1)[1]
+    sums = b.op("CumSum", wide, b.constant(len(weights.shape) - 1))
+    total = b.gather(sums, np.asarray([count - 1], np.int64), -1)
+    drawn = b.cast(_uniform(call, key, number, call.shape), DataType.FLOAT64)
+    # float64 keeps what is below the total below it: no place without weight is taken.
+    return places_in(call, sums, b.mul(drawn, total), right=True)
+
+
+def _leaked(
+    call: Call, x: SymbolicTensor, low: float, high: float, key: SymbolicTensor, number: int
+) -> tuple[SymbolicTensor, SymbolicTensor]:
+    """Negative elements times random slopes, and the factors."""
+    b = call.builder
+    drawn = b.cast(_uniform(call, key, number, x.shape), x.data_type)
+    slopes = b.add(b.mul(drawn, high - low), low)
+    factors = b.where(b.less_or_equal(x, 0), slopes, 1.0)
+    return b.mul(x, factors), factors
 
 
 def _derived(call: Call, key: SymbolicTensor, number: int) -> SymbolicTensor:
@@ -107,9 +178,11 @@ def _keyed(name: str) -> Any:
     return stand_in
 
 
-DROPOUT, UNIFORM, NORMAL, BERNOULLI = map(
-    _keyed, ("keyed_dropout", "keyed_uniform", "keyed_normal", "keyed_bernoulli")
-)
+DROPOUT, UNIFORM, NORMAL, BERNOULLI, INTEGERS, PERMUTATION, CHOICES, LEAKED = (
+    _keyed(f"keyed_{name}") for name in (
+        "dropout", "uniform", "normal", "bernoulli", "integers", "permutation", "choices", "rrelu",
+    )
+)  # fmt: skip
 DERIVED = _keyed("derived_key")
 _KEEPING = torch._prims.rng_prims.run_and_save_rng_state
 _REPLAYING = torch._prims.rng_prims.run_with_rng_state
@@ -117,7 +190,8 @@ _UNIFORM = (aten.rand.default, aten.rand_like.default)
 _NORMAL = (aten.randn.default, aten.randn_like.default)
 LOWERINGS: dict[Any, Row] = {
     DERIVED: _derived, DROPOUT: _dropout, UNIFORM: _made_uniform, NORMAL: _made_normal,
-    BERNOULLI: _made_bernoulli,
+    BERNOULLI: _made_bernoulli, INTEGERS: _made_integers, PERMUTATION: _made_permutation,
+    CHOICES: _made_choices, LEAKED: _leaked,
 }  # fmt: skip
 
 
@@ -183,4 +257,39 @@ def _rewritten(node: Any, key: Any, number: int) -> tuple[Any, tuple[Any, ...]] 
         return BERNOULLI, (args[0], key, number)
     if target in (aten.bernoulli.p, aten.bernoulli.Tensor):
         return BERNOULLI, (args[1], key, number)
+    if target is aten.normal_functional.default:
+        return NORMAL, (key, number, *args[1:3])
+    if target in _NORMAL_AROUND:
+        return NORMAL, (key, number, *args[:2])
+    if target is aten.uniform.default:
+        return UNIFORM, (key, number, *args[1:3])
+    if target in _INTEGERS:
+        return INTEGERS, (key, number, *_INTEGERS[target](*args))
+    if target is aten.randperm.default:
+        return PERMUTATION, (key, number)
+    if target is aten.multinomial.default:
+        return CHOICES, (args[0], len(args) > 2 and args[2], key, number)
+    if target is aten.rrelu_with_noise_functional.default and len(args) > 4 and args[4]:
+        return LEAKED, (args[0], args[2], args[3], key, number)
     return None
+
+
+#: Of a mean and a deviation, either of which may be a tensor.
+_NORMAL_AROUND = (
+    aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor,
+    aten.normal.float_float,
+)  # fmt: skip
+#: From and up to which number, by the operands of the schema.
+_INTEGERS: dict[Any, Callable[..., tuple[int, int]]] = {
+    aten.randint.default: lambda high, *_: (0, high),
+    aten.randint.low: lambda low, high, *_: (low, high),
+    aten.randint_like.default: lambda _, high: (0, high),
+    aten.randint_like.low_dtype: lambda _, low, high: (low, high),
+}  # fmt: skip
+#: What `give_key` gives a key; where torch draws, and the front end gives none, it is refused.
+RANDOM: frozenset[Any] = frozenset((
+    aten.native_dropout.default, *_UNIFORM, *_NORMAL, aten.bernoulli.default, aten.bernoulli.p,
+    aten.bernoulli.Tensor, aten.normal_functional.default, *_NORMAL_AROUND, *_INTEGERS,
+    aten.uniform.default, aten.randperm.default,
+    aten.multinomial.default, aten.rrelu_with_noise_functional.default,
+))  # fmt: skip

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, Row, built, rounded_once
 from stitch.frontend.torch.lowering.single_elements import truth
 from stitch.graph import ComputationGraphBuilder as Builder
@@ -95,7 +94,9 @@ def _norm(
     if math.isinf(ord):
         return b.reduce("max" if ord > 0 else "min", size, _axes(dim), keepdim)
     if ord == 0:
-        raise CompileError("a norm of order 0 counts elements", remedy="use (x != 0).sum()")
+        return b.reduce(
+            "sum", b.cast(b.not_equal(tensor, 0), tensor.data_type), _axes(dim), keepdim
+        )
     return b.pow(b.reduce("sum", b.pow(size, ord), _axes(dim), keepdim), 1.0 / ord)
 
 
@@ -104,14 +105,17 @@ def _extreme(kind: str, call: Call, x: SymbolicTensor, dim: int, keepdim: bool =
     if not x.shape:
         return x, b.constant(0)
     find = b.argmax if kind == "max" else b.argmin
-    places = find(x, dim, keepdim) if 1 in call.used else None
-    return b.reduce(kind, x, dim, keepdim), places
+    numbers = call.cast(x, DataType.INT32) if x.data_type is DataType.BOOL else x
+    places = find(numbers, dim, keepdim) if 1 in call.used else None
+    return call.cast(b.reduce(kind, numbers, dim, keepdim)), places
 
 
 def _arg(
     kind: str, call: Call, x: SymbolicTensor, dim: int | None = None, keepdim: bool = False
 ) -> SymbolicTensor:
     b = call.builder
+    if not x.shape:
+        return b.constant(0)
     find = b.argmax if kind == "max" else b.argmin
     return b.reshape(find(x, dim, keepdim and dim is not None), call.shape)
 

@@ -147,14 +147,26 @@ def _diagonal(
 
 def _unfold(call: Call, x: SymbolicTensor, dimension: int, size: int, step: int) -> SymbolicTensor:
     """Windows along an axis; their elements become the last one."""
-    b, axis = call.builder, dimension % len(x.shape)
+    b = call.builder
+    if not x.shape:
+        return b.broadcast(x, call.shape)
+    axis = dimension % len(x.shape)
     windows = np.arange(call.shape[axis])[:, None] * step + np.arange(size)
     spread = b.gather(x, windows.astype(np.int64), axis)
     order = [a for a in range(len(spread.shape)) if a != axis + 1]
     return permuted(call, spread, [*order, axis + 1])
 
 
+# How torch traced a tensor to lie: numbers, as all sizes of a graph are known.
+_NUMBERS: dict[Any, Row] = {
+    aten.sym_size.int: lambda call, _, dim: call.traced[0].size(dim),
+    aten.sym_numel.default: lambda call, _: call.traced[0].numel(),
+    aten.sym_stride.int: lambda call, _, dim: call.traced[0].stride(dim),
+    aten.sym_storage_offset.default: lambda call, _: call.traced[0].storage_offset(),
+    aten.sym_is_contiguous.default: lambda call, *_: call.traced[0].is_contiguous(),
+}
 LOWERINGS: dict[Any, Row] = {
+    **_NUMBERS,
     **dict.fromkeys((
         aten.full.default, aten.full_like.default, aten.new_full.default, aten.copy.default,
         aten.fill.Scalar, aten.fill.Tensor,
@@ -164,6 +176,7 @@ LOWERINGS: dict[Any, Row] = {
         aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
         aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
         aten.empty_strided.default, aten.new_empty_strided.default,
+        aten.empty_permuted.default,
     ), partial(_filled, 0)),
     **dict.fromkeys(
         (aten.ones.default, aten.ones_like.default, aten.new_ones.default), partial(_filled, 1)),

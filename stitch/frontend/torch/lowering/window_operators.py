@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Row, Several
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
@@ -82,7 +81,16 @@ def _average_pool(
 ) -> SymbolicTensor:
     kernel = spread(kernel_size, spatial)
     if divisor_override is not None and ceil_mode:
-        raise CompileError("average pooling with ceil_mode and a divisor of its own")
+        # Sums of windows that may reach beyond the padding, over one number.
+        tables = [
+            window_reads(n, count, k, s, p).T
+            for n, count, k, s, p in zip(
+                x.shape[-spatial:], call.shape[-spatial:], kernel,
+                spread(stride, spatial) if stride else kernel, spread(padding, spatial),
+                strict=True,
+            )
+        ]  # fmt: skip
+        return call.builder.mul(weighted(call, x, tables), 1.0 / divisor_override)
     means = _pooled(
         call, "AveragePool", x, spatial, 1,
         kernel_shape=kernel, strides=spread(stride, spatial) if stride else kernel,
@@ -118,6 +126,13 @@ def weighted(call: Call, x: SymbolicTensor, weights: Iterable[Array]) -> Symboli
     return x
 
 
+def window_reads(length: int, count: int, kernel: int, stride: int, padding: int) -> Array:
+    """[windows, length]: which elements each window reads."""
+    starts, places = np.arange(count)[:, None] * stride - padding, np.arange(length)
+    reads: Array = (places >= starts) & (places < starts + kernel)
+    return reads
+
+
 def window_weights(length: int, size: int) -> Array:
     """[length, size]: column j averages elements floor(j n/s) to ceil((j + 1) n/s)."""
     weights = np.zeros((length, size))
@@ -131,14 +146,31 @@ def _adaptive_max(
     spatial: int, call: Call, x: SymbolicTensor, output_size: Sequence[int]
 ) -> Several:
     lengths, sizes = x.shape[-spatial:], call.shape[-spatial:]
-    if any(s < 1 or n % s for n, s in zip(lengths, sizes, strict=True)):
-        raise CompileError(
-            "adaptive maxima need an output size that divides the input's",
-            expected=f"divisors of {list(lengths)}",
-            got=str(list(sizes)),
-        )
+    if 0 in call.shape:
+        return call.filled(0), call.builder.constant(np.zeros(call.shape, np.int64))
+    if any(n % s for n, s in zip(lengths, sizes, strict=True)):
+        return _uneven_max(spatial, call, x)
     windows = [n // s for n, s in zip(lengths, sizes, strict=True)]
     return _max_pool(spatial, call, x, windows)
+
+
+def _uneven_max(spatial: int, call: Call, x: SymbolicTensor) -> Several:
+    """Windows of as many elements as the longest has: the last ones of shorter ones come again."""
+    b, lengths, sizes = call.builder, x.shape[-spatial:], call.shape[-spatial:]
+    places = np.zeros((1, 1), np.int64)
+    for n, s in zip(lengths, sizes, strict=True):
+        starts, ends = np.arange(s) * n // s, -(-(np.arange(s) + 1) * n // s)
+        along = np.minimum(starts[:, None] + np.arange((ends - starts).max()), ends[:, None] - 1)
+        both = places[:, None, :, None] * n + along[None, :, None, :]
+        places = both.reshape(len(places) * s, -1)
+    flat = b.reshape(x, (*x.shape[:-spatial], math.prod(lengths)))
+    windows = b.gather(flat, places, -1)
+    highest = b.reshape(b.reduce_max(windows, -1), call.shape)
+    if 1 not in call.used:
+        return highest, None
+    wide = b.broadcast(b.constant(places), windows.shape)
+    chosen = b.gather_elements(wide, b.argmax(windows, -1, True), -1)
+    return highest, b.reshape(chosen, call.shape)
 
 
 # Resizing ------------------------------------------------------------------------------------
@@ -195,6 +227,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.adaptive_avg_pool2d.default: KeptWhole(partial(_adaptive_average, 2)),
     aten._adaptive_avg_pool3d.default: partial(_adaptive_average, 3),
     aten.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
+    aten.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
     aten.upsample_nearest1d.vec: KeptWhole(_nearest),
     aten.upsample_nearest2d.vec: KeptWhole(_nearest),
     aten.upsample_nearest3d.vec: KeptWhole(_nearest),

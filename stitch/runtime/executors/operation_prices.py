@@ -1,0 +1,282 @@
+"""What each operation of a program costs by NumPy's kernels, by a library's, and as a node of ONNX
+Runtime's; and what a division between them costs.
+
+Comes in: a program, a table of prices. Goes out: microseconds on one thread. Prices are measured on
+float32, and rough: what decides is which is several times the other. Must not know which division
+is sought.
+
+NumPy moves elements for nothing, as views, computes long plain arithmetic by chunks that stay in
+the caches, and multiplies batches of small matrices where they lie. ONNX Runtime has the functions
+(Erf in a quarter of the time), convolutions, pools, and the large products; it joins to a product
+what comes after it, and a Transpose to what comes next; what depends on constants alone it computes
+once. Views it does not take: they are copied in front of its call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
+
+from stitch.linker import program_of_body
+from stitch.ops import RESHAPING, multiply_adds
+from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
+from stitch.runtime.executors.element_runs import element_runs
+from stitch.runtime.executors.host import MOVEMENTS, WINDOW, KernelLibrary, chunked_sizes
+from stitch.runtime.executors.prices import (
+    Curve,
+    NumpyPrices,
+    OnnxPrices,
+    PriceTable,
+    is_row_product,
+    operator_name,
+)
+
+#: Elements of a window that the figures of pools are for.
+USUAL_WINDOW = 64
+#: What ONNX Runtime computes with the product or convolution before it, for nothing.
+JOINED = frozenset({"Add", "BatchNormalization", "Clip", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+MAKES_JOINED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+class OperationPrices:
+    """The prices of a program's operations by a table; `is_round`: in the rounds of a scan."""
+
+    def __init__(
+        self, program: Program, table: PriceTable, threads: int,
+        library: KernelLibrary | None = None, *, is_round: bool = False,
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.table = table
+        self.numpy, self.onnx = table.numpy, table.onnxruntime
+        self.threads = threads
+        self.call = math.inf if self.onnx is None else self.onnx.call_us
+        #: What a node of ONNX Runtime's costs where these are.
+        self.node = math.inf
+        if self.onnx is not None:
+            self.node = self.onnx.round_node_us if is_round else self.onnx.node_us
+        self._rounds: dict[int, OperationPrices] = {}
+        self.given = {slot.value for slot in program.outputs}
+        self.makers = {v: o for o in program.operations for v in o.outputs if v != ABSENT}
+        self.constants = {constant.value for constant in program.constants}
+        #: Values that depend on constants alone.
+        self.fixed = set(self.constants)
+        for operation in program.operations:
+            given = [v for v in operation.inputs if v != ABSENT]
+            if given and self.fixed.issuperset(given):
+                self.fixed.update(operation.outputs)
+        sizes = chunked_sizes(program)
+        self.chunked = {
+            i
+            for first, (a, b) in enumerate(pairwise(sizes))
+            if a == b and a is not None
+            for i in (first, first + 1)
+        }
+        self.scanned = {i for run in element_runs(program).values() for i in run.operations}
+        self.places = {id(operation): i for i, operation in enumerate(program.operations)}
+        self.readers: dict[int, list[Operation]] = {}
+        for operation in program.operations:
+            for value in operation.inputs:
+                self.readers.setdefault(value, []).append(operation)
+        #: What the library takes, where that is less than NumPy's kernel does.
+        self.cheaper: dict[int, float] = {}
+        for index, operation in enumerate(program.operations):
+            if library is not None:
+                price = library.price(
+                    program,
+                    operation,
+                    multiply_adds(operation, program.values, program.bodies),
+                    self._batch(operation),
+                )
+                if price < self.of_numpy(index):
+                    self.cheaper[index] = price
+
+    def of_division(self, runs: Sequence[Sequence[int]]) -> float:
+        """What a program takes that is divided so."""
+        foreign = {i for run in runs for i in run}
+        price = len(runs) * self.call if runs else 0.0
+        for index, operation in enumerate(self.program.operations):
+            if index in foreign:
+                price += self.of_onnx(index)
+                continue
+            price += self.cheaper.get(index) or self.of_numpy(index)
+            if self._moves(operation) and operation.op not in RESHAPING:
+                price += sum(self._copied(v, foreign) for v in operation.outputs)
+        return price
+
+    def _copied(self, value: int, foreign: Collection[int]) -> float:
+        """What it costs that ONNX Runtime, which takes no views, reads one that costs nothing
+        else."""
+        readers = (self.places[id(reader)] for reader in self._reading(value))
+        if self._is_seen(value) and any(place in foreign for place in readers):
+            size = math.prod(self.program.values[value].type.shape)
+            return self.numpy.call_us + _all(size, self.numpy.moved_ns)
+        return 0.0
+
+    def of_numpy(self, index: int) -> float:
+        """What an operation takes by NumPy's kernel."""
+        operation, prices = self.program.operations[index], self.numpy
+        if is_scan(operation):
+            round_us, element_us = prices.round_us, prices.round_element_us
+            return prices.call_us + self._scan(
+                operation, round_us, element_us, OperationPrices.of_numpy
+            )
+        if self._moves(operation):
+            return self._moved(operation)
+        size, name = self._size(operation), operator_name(operation)
+        if index in self.chunked:
+            rate = prices.chunked_functions_ns.get(name, prices.chunked_ns)
+            return prices.call_us + _all(size, rate)
+        products = multiply_adds(operation, self.program.values)
+        if products:
+            if operation.op not in ("Gemm", "MatMul"):
+                rate = _convolutions(operation, prices)
+                return prices.convolution_us + products / rate.at(products)
+            is_row = is_row_product(self.program, operation)
+            rate = prices.row_products_per_us if is_row else prices.products_per_us
+            spent = products / rate.at(products)
+            return prices.call_us + spent + self._batch(operation) * prices.matrix_us
+        function = prices.functions_ns.get(name)
+        if function is not None:
+            return prices.function_us + _all(size, function)
+        return prices.call_us + _all(size, prices.arithmetic_ns)
+
+    def of_onnx(self, index: int) -> float:
+        """What an operation takes as a node of ONNX Runtime's; infinite if that has no prices."""
+        operation, prices = self.program.operations[index], self.onnx
+        if prices is None:
+            return math.inf
+        if is_scan(operation):
+            round_us, element_us = prices.round_us, prices.round_element_us
+            return self.node + self._scan(operation, round_us, element_us, OperationPrices.of_onnx)
+        if self.fixed.issuperset(operation.outputs):
+            # It computes once what depends on constants alone.
+            return 0.0
+        if self._is_joined(operation) or self._is_merged(operation):
+            return self.node
+        size, name = self._size(operation), operator_name(operation)
+        if operation.op in RESHAPING and not operation.domain:
+            # It copies what it gives out of the model.
+            is_given = operation.outputs[0] in self.given
+            return self.node + (_all(size, prices.moved_ns) if is_given else 0)
+        if index in self.scanned:
+            rate = prices.chunked_functions_ns.get(name, prices.chunked_ns)
+            return self.node + _all(size, rate)
+        products = multiply_adds(operation, self.program.values)
+        if products:
+            if operation.op not in ("Gemm", "MatMul"):
+                rate = _convolutions(operation, prices)
+                return self.node + products / (rate.at(products) * self.threads)
+            rate = prices.products_per_us
+            if is_row_product(self.program, operation):
+                rate = prices.row_products_per_us
+            elif operation.inputs[1] in self.constants:
+                rate = prices.packed_products_per_us
+            spent = products / rate.at(products)
+            return self.node + (spent + self._batch(operation) * prices.matrix_us) / self.threads
+        function, times = prices.functions_ns.get(name), 1.0
+        if function is not None:
+            times = _window_times(operation)
+        elif self._moves(operation):
+            # What is taken of an operand counts, not the operand.
+            function, size = prices.moved_ns, self._made(operation)
+        else:
+            function = prices.arithmetic_ns
+        return self.node + _all(size, function) * times / self.threads
+
+    def _scan(
+        self, operation: Operation, per_round: float, per_element: float,
+        of: Callable[[OperationPrices, int], float],
+    ) -> float:  # fmt: skip
+        """What all rounds of a scan take, where `of` is the price of an operation in them."""
+        form = ScanForm.of(operation)
+        inside = self._rounds.get(operation.body)
+        if inside is None:
+            body = program_of_body(self.program, operation.body, form.states)
+            inside = OperationPrices(body, self.table, self.threads, is_round=True)
+            self._rounds[operation.body] = inside
+        spent = sum(of(inside, i) for i in range(len(inside.program.operations)))
+        return form.count * (per_round + per_element * (form.sequences + form.collected) + spent)
+
+    def _moves(self, operation: Operation) -> bool:
+        """Whether it only moves elements to places that are known."""
+        if operation.domain:
+            known = (operation.domain, operation.op) == WINDOW
+            return known and self.constants.issuperset(operation.inputs[1:])
+        return operation.op in MOVEMENTS
+
+    def _moved(self, operation: Operation) -> float:
+        """Nothing where readers take views: a product of batches, or another movement."""
+        if operation.op in RESHAPING:
+            return 0.0
+        for value in operation.outputs:
+            if not self._is_seen(value):
+                size = math.prod(self.program.values[value].type.shape)
+                return self.numpy.call_us + _all(size, self.numpy.moved_ns)
+        return 0.0
+
+    def _reading(self, value: int) -> Sequence[Operation]:
+        return self.readers.get(value, ())
+
+    def _is_seen(self, value: int) -> bool:
+        """Whether all who read a value that was moved would take a view of it."""
+        return all(
+            (reader.op == "MatMul" and self._batch(reader) > 1) or self._moves(reader)
+            for reader in self._reading(value)
+        )
+
+    def _is_joined(self, operation: Operation) -> bool:
+        maker = self.makers.get(operation.inputs[0]) if operation.inputs else None
+        return (
+            not operation.domain
+            and operation.op in JOINED
+            and maker is not None
+            and maker.op in MAKES_JOINED
+            and len(self.readers[operation.inputs[0]]) == 1
+        )
+
+    def _is_merged(self, operation: Operation) -> bool:
+        """Whether it is a Transpose that ONNX Runtime joins to the next one, or to a product: of
+        the last two axes alone."""
+        if operation.op != "Transpose" or operation.domain or operation.outputs[0] in self.given:
+            return False
+        readers = {reader.op for reader in self._reading(operation.outputs[0])}
+        if readers == {"Transpose"}:
+            return True
+        maker, order = self.makers.get(operation.inputs[0]), operation.attributes.get("perm")
+        rank = len(self.program.values[operation.inputs[0]].type.shape)
+        turned = (*range(rank - 2), rank - 1, rank - 2)
+        is_turned = isinstance(order, tuple) and order == turned
+        return is_turned and readers == {"MatMul"} and (maker is None or maker.op != "Transpose")
+
+    def _batch(self, operation: Operation) -> int:
+        shapes = [self.program.values[v].type.shape for v in operation.inputs[:2]]
+        if operation.op != "MatMul" or len(shapes[1]) < 3:
+            return 1
+        return math.prod(self.program.values[operation.outputs[0]].type.shape[:-2])
+
+    def _made(self, operation: Operation) -> int:
+        made = (v for v in operation.outputs if v != ABSENT)
+        return sum(math.prod(self.program.values[v].type.shape) for v in made)
+
+    def _size(self, operation: Operation) -> int:
+        values = (v for v in (*operation.inputs, *operation.outputs) if v != ABSENT)
+        return max((math.prod(self.program.values[v].type.shape) for v in values), default=0)
+
+
+def _window_times(operation: Operation) -> float:
+    """How much longer ONNX Runtime averages than over a usual window: it reads all of each one."""
+    kernel = operation.attributes.get("kernel_shape")
+    if operation.op != "AveragePool" or not isinstance(kernel, tuple):
+        return 1.0
+    return max(1.0, math.prod(map(int, kernel)) / USUAL_WINDOW)
+
+
+def _convolutions(operation: Operation, prices: NumpyPrices | OnnxPrices) -> Curve:
+    """Multiply-adds per microsecond: of the stitch domain is the weights' gradient."""
+    return prices.weight_gradients_per_us if operation.domain else prices.convolutions_per_us
+
+
+def _all(size: int, nanoseconds: Curve) -> float:
+    """Microseconds of so many elements."""
+    return size * nanoseconds.at(size) / 1000

@@ -1,0 +1,41 @@
+"""Prices: what operations take by each library's kernels, for families of processors.
+
+Comes in: the name of a family, the path of a YAML file, or nothing: then what Linux says of this
+processor. Goes out: a `PriceTable`. A table is data that is checked in: who computes what, and with
+it every last digit, follows from its figures, never from a clock. Must not know: programs, and what
+is chosen by prices.
+"""
+
+from stitch.runtime.executors.prices.price_table import (
+    LIBRARY_PRICES,
+    AtenPrices,
+    Curve,
+    Gain,
+    Gains,
+    NumpyPrices,
+    OnnxPrices,
+    Points,
+    PriceTable,
+    is_row_product,
+    operator_name,
+)
+from stitch.runtime.executors.prices.price_tables import (
+    Prices,
+    load_prices,
+    nearest_table,
+    parse_prices,
+    price_names,
+)
+from stitch.runtime.executors.prices.processors import (
+    Processor,
+    described,
+    processor_name,
+    this_processor,
+)
+
+__all__ = [
+    "LIBRARY_PRICES", "AtenPrices", "Curve", "Gain", "Gains", "NumpyPrices", "OnnxPrices",
+    "Points", "PriceTable", "Prices", "Processor", "described", "is_row_product", "load_prices",
+    "nearest_table", "operator_name", "parse_prices", "price_names", "processor_name",
+    "this_processor",
+]  # fmt: skip

@@ -1,0 +1,83 @@
+"""How long programs take by each library: least of many, all taking turns.
+
+Comes in: programs on operands. Goes out: microseconds of the processor. Must not know: what is made
+of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+
+from stitch.errors import CompileError, UsageError
+from stitch.runtime import Executor, make_executor, running_alone
+from stitch.tuning.operations import MACHINE, MeasuredOperation
+
+#: Seconds that one turn takes at least: many calls of what is short.
+TURN = 0.001
+
+#: Microseconds by name and library, each with its size.
+Times = dict[tuple[str, str], list[tuple[int, float]]]
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    measured: MeasuredOperation
+    library: str
+    run: Callable[[int], object]
+    calls: int
+    least: float
+
+
+def installed(libraries: Iterable[str]) -> dict[str, Executor]:
+    """The executors of those libraries that are installed here."""
+    found = {}
+    for name in libraries:
+        try:
+            found[name] = make_executor(name)
+        except UsageError:
+            if name == "numpy":
+                raise
+    return found
+
+
+def times_of(
+    operations: Iterable[MeasuredOperation], executors: dict[str, Executor], rounds: int
+) -> Times:
+    """What each takes by each; nothing where a library cannot run it."""
+    turns = [
+        turn
+        for measured in operations
+        for library, executor in executors.items()
+        if (turn := _turn(measured, library, executor)) is not None
+    ]
+    random = Random(0)
+    for _ in range(rounds):
+        # What always follows the same would always find the same caches.
+        random.shuffle(turns)
+        for turn in turns:
+            turn.least = min(turn.least, _seconds(turn.run, turn.calls))
+    found: Times = {}
+    for turn in turns:
+        sized = found.setdefault((turn.measured.name, turn.library), [])
+        sized.append((turn.measured.size, turn.least * 1e6))
+    return {key: sorted(sized) for key, sized in found.items()}
+
+
+def _turn(measured: MeasuredOperation, library: str, executor: Executor) -> _Turn | None:
+    try:
+        run = running_alone(executor, measured.program, MACHINE.shape, measured.inputs)
+    except CompileError:
+        return None
+    once = max(1e-9, _seconds(run, 1))
+    return _Turn(measured, library, run, max(1, int(TURN / once)), once)
+
+
+def _seconds(run: Callable[[int], object], calls: int) -> float:
+    """Of one call, after one that brings its operands into the caches."""
+    run(1)
+    started = time.process_time()
+    run(calls)
+    return (time.process_time() - started) / calls

@@ -1,0 +1,44 @@
+"""Operators of torch's own database, through the backend: right, or refused by one clear error."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.support.torch.operator_samples import (
+    BREAKS,
+    REFUSED,
+    RIGHT,
+    Outcome,
+    core_share,
+    operators,
+    outcomes_of,
+)
+
+SAMPLES = 2
+#: What Stitch cannot compile is refused, and not given to torch.
+OWN = {"fallback": "error"}
+#: The slice that runs always: every so many-th operator by name.
+EVERY = 12
+NAMES = sorted(operators())
+
+
+def assert_right_or_refused(names: list[str]) -> list[Outcome]:
+    outcomes = [o for name in names for o in outcomes_of(operators()[name], SAMPLES, OWN)]
+    wrong = [o for o in outcomes if o.state not in (RIGHT, REFUSED, BREAKS)]
+    assert not wrong, "\n".join(f"{o.operator} {o.sample}: {o.state}, {o.text}" for o in wrong)
+    assert all(o.text for o in outcomes if o.state == REFUSED)
+    print(f"\n{dict(Counter(o.state for o in outcomes))} of {len(outcomes)} samples")
+    return outcomes
+
+
+def test_a_slice_of_the_database_is_right_or_refused() -> None:
+    assert_right_or_refused(NAMES[::EVERY])
+
+
+@pytest.mark.full
+def test_the_whole_database_is_right_or_refused_and_most_of_core_is_run_by_own_programs() -> None:
+    right, seen = core_share(assert_right_or_refused(NAMES))
+    print(f"core overloads in samples: {seen}, run by own programs: {right} ({right / seen:.1%})")
+    assert right >= 0.85 * seen

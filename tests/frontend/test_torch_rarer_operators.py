@@ -1,0 +1,302 @@
+"""What ONNX has no operator for agrees with eager torch on every executor, forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
+from tests.support.torch.operator_samples import graph_module_of, results_and_gradients
+
+pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
+EXECUTORS = ("numpy", "onnxruntime", "torch", "auto")
+NAN, INF = math.nan, math.inf
+
+torch.manual_seed(11)
+X = torch.randn(3, 4)
+Y = torch.randn(3, 4)
+CUBE = torch.randn(2, 3, 5)
+IMAGE = torch.randn(2, 3, 5, 4)
+VOLUME = torch.randn(1, 2, 3, 4, 3)
+NARROW = torch.randn(3, 4).bfloat16()
+WHOLE = torch.tensor([[3, -1, 3, 0], [2, 2, -5, 7]])
+ODD = torch.tensor([0.0, -0.0, 1.0, -1.0, INF, -INF, NAN])
+FLAG = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])
+NONE = torch.zeros(0, 4)
+ROWS = torch.tensor([[0.5, 1.0, 1.0, 2.0], [-1.0, 0.0, 0.25, 9.0], [0.0, 0.0, 0.0, NAN]])
+TABLE = torch.randn(7, 3)
+TAKEN = torch.tensor([1, 6, 1, 0, 2, 2])
+STARTS = torch.tensor([0, 2, 2, 5])
+GRID = torch.rand(2, 4, 3, 2) * 2.4 - 1.2
+SPACE = torch.rand(1, 2, 2, 2, 3) * 2.4 - 1.2
+ROW_GROUPS = torch.randn(16, 8).bfloat16()
+
+Case = tuple[Callable[..., Any], tuple[Any, ...]]
+VIEWS: dict[str, Case] = {
+    "as_strided of rows": (lambda x: x.as_strided((2, 3), (4, 1), 5), (X,)),
+    "as_strided of windows": (lambda x: x.as_strided((4, 6), (2, 1)) * 2, (X,)),
+    "as_strided of columns": (lambda x: x.as_strided((4, 3), (1, 4)), (X,)),
+    "as_strided repeating": (lambda x: x.as_strided((2, 3, 4), (0, 1, 3), 0), (X,)),
+    "as_strided of what is turned": (lambda x: x.t().contiguous().t().as_strided((5,), (2,)), (X,)),
+    "as_strided of nothing": (lambda x: x.as_strided((0, 3), (3, 1)), (X,)),
+    "as_strided of one": (lambda x: x.as_strided((), (), 7), (X,)),
+    "as_strided_scatter": (
+        lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (5, 1), 1), (X, torch.randn(2, 3)),
+    ),
+    "channels last": (
+        lambda x: F.adaptive_avg_pool2d(x.contiguous(memory_format=torch.channels_last), 1),
+        (IMAGE,),
+    ),
+    "diagonal_scatter": (
+        lambda x, y: torch.diagonal_scatter(x, y, 1, -1, 1), (CUBE, torch.randn(2, 2)),
+    ),
+}  # fmt: skip
+POINTWISE: dict[str, Case] = {
+    "atan2": (torch.atan2, (X, Y)),
+    "atan2 of a row": (torch.atan2, (X, Y[:1])),
+    "atan2 of bfloat16": (torch.atan2, (NARROW, NARROW.flip(0))),
+    "atan2 of integers": (torch.atan2, (WHOLE, WHOLE.flip(0))),
+    "atan2 of nothing": (torch.atan2, (NONE, NONE)),
+    "hypot": (torch.hypot, (X, Y)),
+    "hypot of large ones": (lambda x, y: torch.hypot(x * 1e30, y * 1e30), (X, Y)),
+    "copysign": (lambda x, y: (torch.copysign(x, y), torch.copysign(x, -2.0)), (X, Y)),
+    "fmax, fmin": (lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (X, Y)),
+    "erfinv": (torch.erfinv, (torch.linspace(-0.999, 0.999, 41),)),
+    "erfinv of bfloat16": (torch.erfinv, (NARROW.clamp(-0.9, 0.9),)),
+    "lgamma": (torch.lgamma, (torch.tensor([1e-3, 0.5, 1.0, 2.0, 3.5, 50.0, 1e6, -0.5, -3.25]),)),
+    "lgamma of integers": (torch.lgamma, (WHOLE.clamp(min=1),)),
+    "digamma": (torch.digamma, (torch.tensor([0.1, 0.5, 1.0, 2.0, 40.0, -0.5, -2.25]),)),
+    "round to decimals": (lambda x: (x.round(decimals=2), (x * 99).round(decimals=-1)), (X,)),
+    "rrelu at rest": (lambda x: F.rrelu(x, 0.1, 0.3), (X,)),
+}  # fmt: skip
+ORDERED: dict[str, Case] = {
+    "cummax": (lambda x: torch.cummax(x, 1), (X,)),
+    "cummin of equal ones": (lambda x: torch.cummin(x, -1), (WHOLE,)),
+    "cummax of a longer axis": (lambda x: torch.cummax(x, -2)[0], (torch.randn(2, 37, 3),)),
+    "cummax of bfloat16": (lambda x: torch.cummax(x, 0), (NARROW,)),
+    "logcumsumexp": (lambda x: torch.logcumsumexp(x, -1), (CUBE,)),
+    "logcumsumexp of bfloat16": (lambda x: torch.logcumsumexp(x, 0), (NARROW,)),
+    "median": (lambda x: (x.median(), x.median(1)[0], x.median(-1, True)[0]), (CUBE,)),
+    "median of integers": (lambda x: (x.median(), x.median(0)), (WHOLE,)),
+    "nanmedian": (lambda x: (x.nanmedian(), x.nanmedian(-1)[0]), (ROWS,)),
+    "kthvalue": (lambda x: (x.kthvalue(2, 1), x.kthvalue(3, -1, True)), (CUBE,)),
+    "bucketize": (
+        lambda x, r: (torch.bucketize(x, r[0]), torch.bucketize(x, r[0], right=True)), (X, ROWS),
+    ),
+    "searchsorted": (
+        lambda x, y: torch.searchsorted(x, y, right=True, out_int32=True), (X.sort().values, Y),
+    ),
+    "histc": (lambda x: (torch.histc(x, 7, -1, 1), torch.histc(x, 5)), (CUBE.detach(),)),
+    "masked_scatter": (lambda x, m, y: x.masked_scatter(m, y), (X, FLAG, torch.randn(8))),
+    "scatter with a mean": (
+        lambda x, i, y: x.scatter_reduce(0, i, y, "mean"), (X, WHOLE % 3, Y[:2]),
+    ),
+    "index_reduce": (
+        lambda x, i, y: x.index_reduce(0, i, y, "amax", include_self=False),
+        (X, torch.tensor([2, 0, 2]), Y),
+    ),
+    "put": (lambda x, i, y: x.put(i, y, accumulate=True), (X, STARTS, torch.randn(4))),
+}  # fmt: skip
+LAYERS: dict[str, Case] = {
+    **{
+        f"grid_sample {mode} {padding} {corners}": (
+            lambda x, g, m=mode, p=padding, c=corners: F.grid_sample(x, g, m, p, c), (IMAGE, GRID),
+        )
+        for padding in ("zeros", "border", "reflection")
+        for mode, corners in (
+            ("bilinear", True), ("bilinear", False), ("nearest", True), ("bicubic", False),
+        )
+    },
+    **{
+        f"grid_sample in space {mode}": (
+            lambda x, g, m=mode: F.grid_sample(x, g, m, "reflection", False), (VOLUME, SPACE),
+        )
+        for mode in ("bilinear", "nearest")
+    },
+    "affine_grid": (lambda t: F.affine_grid(t, [2, 3, 4, 5], False), (torch.randn(2, 2, 3),)),
+    **{
+        f"embedding_bag {mode}": (
+            lambda w, i, o, m=mode: F.embedding_bag(i, w, o, mode=m, padding_idx=2),
+            (TABLE, TAKEN, STARTS),
+        )
+        for mode in ("sum", "mean", "max")
+    },
+    "embedding_bag of weights": (
+        lambda w, i, o, s: F.embedding_bag(i, w, o, mode="sum", per_sample_weights=s),
+        (TABLE, TAKEN, STARTS, torch.randn(6)),
+    ),
+    "weight norm": (lambda v, g: torch._weight_norm(v, g, 2), (CUBE, torch.randn(1, 1, 5))),
+    **{
+        f"cdist {p}": (lambda x, y, p=p: torch.cdist(x, y, p), (CUBE, torch.randn(2, 4, 5)))
+        for p in (0.0, 1.0, 1.5, 2.0, 3.0, INF)
+    },
+    "pdist": (lambda x: F.pdist(x, 3.0), (X,)),
+    "adaptive maxima, uneven": (
+        lambda x: F.adaptive_max_pool2d(x, (3, 3), return_indices=True), (IMAGE,),
+    ),
+    "avg_pool with ceil_mode and a divisor": (
+        lambda x: F.avg_pool2d(x, 3, 2, 1, True, True, 5), (IMAGE,),
+    ),
+    "bilinear": (F.bilinear, (X, torch.randn(3, 2), torch.randn(5, 4, 2), torch.randn(5))),
+    "replication padding": (lambda x: F.pad(x, (1, 2, -1, 1), "replicate"), (IMAGE,)),
+    **{
+        f"grouped product, ends {ends}": (
+            lambda x, w, o: torch._grouped_mm(x, w, offs=o),
+            (ROW_GROUPS, torch.randn(4, 8, 24).bfloat16(), torch.tensor(ends, dtype=torch.int32)),
+        )
+        for ends in ([3, 3, 10, 16], [0, 0, 0, 16], [16] * 4, [4, 8, 12, 16])
+    },
+    "grouped product of columns": (
+        lambda x, w, o: torch._grouped_mm(w, x.t().contiguous(), offs=o),
+        (ROW_GROUPS, torch.randn(3, 16, 8).bfloat16(), torch.tensor([1, 9, 16], dtype=torch.int32)),
+    ),
+    "grouped product without groups": (
+        torch._grouped_mm, (torch.randn(2, 8, 8).bfloat16(), torch.randn(2, 8, 16).bfloat16()),
+    ),
+    "addmv": (torch.addmv, (X[:, 0], X, torch.randn(4))),
+    "addbmm": (torch.addbmm, (torch.randn(3, 2), CUBE, torch.randn(2, 5, 2))),
+}  # fmt: skip
+#: Values that no rounding explains, without gradients.
+ODDITIES: dict[str, Case] = {
+    "atan2": (lambda x: torch.atan2(x[:, None], x), (ODD,)),
+    "hypot": (lambda x: torch.hypot(x[:, None], x), (ODD,)),
+    "signs": (lambda x: (torch.signbit(x[:6]), torch.copysign(x[2], x[:6])), (ODD,)),
+    "fmax": (lambda x: (torch.fmax(x[:, None], x), torch.fmin(x[:, None], x)), (ODD,)),
+    "erfinv": (torch.erfinv, (torch.tensor([1.0, -1.0, 1.5, NAN, 0.0]),)),
+    "lgamma": (torch.lgamma, (torch.cat([ODD, torch.tensor([-3.0, 1e35])]),)),
+    "cummax": (lambda x: (x.cummax(0), x.cummin(0)), (torch.tensor([0, 1, INF, NAN, -INF, 1]),)),
+    "logcumsumexp": (lambda x: x.logcumsumexp(0), (torch.tensor([-INF, -INF, 0, INF, NAN]),)),
+    "median": (lambda x: (x.median(1), x.nanmedian(1), x.median()), (ROWS[[2, 0]],)),
+    "bucketize": (torch.bucketize, (ODD, ROWS[1])),
+    "histc": (lambda x: torch.histc(x, 4, -1, 1), (torch.cat([X.flatten(), ODD]),)),
+    "nothing": (
+        lambda x, r: (torch.cummax(x, 0), torch.bucketize(x, r), torch.histc(x, 3, 0, 1)),
+        (NONE, ROWS[0]),
+    ),
+}  # fmt: skip
+FAMILIES = {"views": VIEWS, "pointwise": POINTWISE, "ordered": ORDERED, "layers": LAYERS}
+
+Outcomes = dict[str, list[tuple[Any, Any]]]
+
+
+def compared(cases: dict[str, Case], executor: str, *, gradients: bool) -> Outcomes:
+    """All cases as one graph: for each its results and gradients, here and in eager torch."""
+    tensors = [
+        t.detach().clone().requires_grad_(gradients and t.is_floating_point())
+        for _, operands in cases.values() for t in operands
+    ]  # fmt: skip
+    names: list[str] = []
+
+    def every(*given: Any) -> list[Any]:
+        names.clear()
+        results, rest = [], iter(given)
+        for name, (function, operands) in cases.items():
+            made = torch.utils._pytree.tree_leaves(function(*itertools.islice(rest, len(operands))))
+            results += made
+            names.extend([name] * len(made))
+        return results
+
+    wanted = results_and_gradients(every, tensors)
+    labels = names + [
+        name for name, (_, operands) in cases.items()
+        for t in operands if gradients and t.is_floating_point()
+    ]  # fmt: skip
+    compiled = stitch_backend(
+        graph_module_of(every, tensors), tensors, options={"executor": executor}
+    )
+    got = results_and_gradients(compiled, tensors)
+    assert wanted is not None and got is not None
+    found: Outcomes = {name: [] for name in cases}
+    for name, mine, eager in zip(labels, got, wanted, strict=True):
+        found[name].append((mine, eager))
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Callable[[str, str], Outcomes]:
+    kept: dict[tuple[str, str], Outcomes] = {}
+
+    def of(family: str, executor: str) -> Outcomes:
+        if (family, executor) not in kept:
+            odd = family == "oddities"
+            cases = ODDITIES if odd else FAMILIES[family]
+            kept[family, executor] = compared(cases, executor, gradients=not odd)
+        return kept[family, executor]
+
+    return of
+
+
+def assert_as_eager(pairs: list[tuple[Any, Any]]) -> None:
+    assert pairs
+    for mine, eager in pairs:
+        if mine is None or eager is None:
+            left = eager if mine is None else mine
+            assert left is None or not left.any()
+            continue
+        loose = 0.02 if eager.dtype is torch.bfloat16 else 1e-4
+        torch.testing.assert_close(mine, eager, rtol=loose, atol=loose, equal_nan=True)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family, cases in FAMILIES.items() for name in cases]
+)
+def test_results_and_gradients_are_those_of_eager_torch(
+    family: str, name: str, executor: str, outcomes: Callable[[str, str], Outcomes]
+) -> None:
+    assert_as_eager(outcomes(family, executor)[name])
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", ODDITIES)
+def test_what_is_not_finite_is_as_in_eager_torch(
+    name: str, executor: str, outcomes: Callable[[str, str], Outcomes]
+) -> None:
+    assert_as_eager(outcomes("oddities", executor)[name])
+
+
+def test_the_inverse_error_function_has_all_digits_of_float64() -> None:
+    # Not on ONNX Runtime, which has no Erf of float64.
+    x = torch.linspace(-0.9, 0.9, 7, dtype=torch.float64)
+    ((mine, eager), *_) = compared({"erfinv": (torch.erfinv, (x,))}, "numpy", gradients=False)[
+        "erfinv"
+    ]
+    torch.testing.assert_close(mine, eager, rtol=1e-13, atol=1e-13)
+
+
+def test_grouped_products_of_the_package_transformers_are_lowered_by_name() -> None:
+    import transformers.integrations.moe  # noqa: F401  # it defines the operator
+
+    def product(x: Any, matrices: Any, ends: Any) -> list[Any]:
+        return [torch.ops.transformers.grouped_mm_fallback(x, matrices, ends)]
+
+    tensors = [
+        torch.randn(9, 4, requires_grad=True),
+        torch.randn(3, 4, 5, requires_grad=True),
+        torch.tensor([2, 2, 9]),
+    ]
+    compiled = stitch_backend(graph_module_of(product, tensors), tensors)
+    mine, eager = (results_and_gradients(run, tensors) for run in (compiled, product))
+    assert mine is not None and eager is not None
+    assert_as_eager(list(zip(mine, eager, strict=True)))
+
+
+def test_distances_of_many_rows_have_gradients_from_products() -> None:
+    tensors = [torch.randn(4500, 2, requires_grad=True), torch.randn(2000, 2, requires_grad=True)]
+
+    def distances(x: Any, y: Any) -> list[Any]:
+        return [torch.cdist(x, y)]
+
+    compiled = stitch_backend(graph_module_of(distances, tensors), tensors)
+    mine, eager = (results_and_gradients(run, tensors) for run in (compiled, distances))
+    assert mine is not None and eager is not None
+    torch.testing.assert_close(mine[0], eager[0], rtol=1e-4, atol=2e-3)
+    for got, want in zip(mine[1:], eager[1:], strict=True):
+        # Sums of thousands of shares of one length at most.
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=2e-2)

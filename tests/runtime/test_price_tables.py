@@ -1,0 +1,270 @@
+"""Tables of prices: ours are sound and sourced, a user's are checked, the nearest is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import stitch
+from stitch.errors import FormatError, UsageError
+from stitch.linker import expanded
+from stitch.program import Program
+from stitch.runtime.executors import make_executor
+from stitch.runtime.executors.division import divide
+from stitch.runtime.executors.prices import (
+    Curve,
+    Gain,
+    Processor,
+    described,
+    load_prices,
+    nearest_table,
+    parse_prices,
+    price_names,
+    price_tables,
+    processors,
+)
+from stitch.runtime.executors.torch_executor import KERNELS
+from tests.support.stitched_models import model
+
+SHIPPED = ("x86_avx512_amd", "x86_avx512_intel")
+FOLDER = Path(price_tables.__file__).parent
+
+
+def text_of(name: str = "x86_avx512_intel") -> str:
+    return (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(FormatError) as caught:
+        parse_prices(text.encode(), "mine.yaml")
+    assert "mine.yaml is not a sound table of prices" in str(caught.value)
+    return [f"{p.where.partition(':')[2]} {p.detail}" for p in caught.value.problems]
+
+
+def changed(old: str, new: str) -> str:
+    text = text_of()
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+def figures_of(value: object, place: str = "") -> list[str]:
+    """The places of all figures in a file."""
+    if isinstance(value, Mapping):
+        inside = ((f"{place}.{key}" if place else str(key), at) for key, at in value.items())
+        return [found for where, at in inside for found in figures_of(at, where)]
+    return [place] if isinstance(value, int | float) else []
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_table_loads_under_its_own_name_and_names_the_source_of_every_figure(
+    name: str,
+) -> None:
+    table = load_prices(name)
+    assert table.name == name
+    sourced = tuple(place for place, source in table.sources if source.strip())
+    figures = figures_of(yaml.safe_load(text_of(name)))
+    assert len(figures) > 80
+    assert [f for f in figures if not f.startswith(tuple(f"{place}." for place in sourced))] == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_table_prices_every_kernel_of_torch(name: str) -> None:
+    prices = load_prices(name).torch
+    assert prices is not None
+    named = {f"{domain}.{op}" if domain else op for domain, op in KERNELS}
+    assert named - {"Gemm", "MatMul"} == set(prices.functions_ns)
+
+
+def test_the_shipped_tables_are_the_two_of_the_decision() -> None:
+    assert price_names() == SHIPPED
+
+
+def test_a_table_of_a_file_is_that_of_its_text(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text_of())
+    mine, ours = load_prices(file), load_prices("x86_avx512_intel")
+    assert dataclasses.replace(mine, sources=()) == dataclasses.replace(ours, sources=())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  round_us: 0.6\n", "", "numpy.round_us: must be a finite number from 0, not nothing"),
+        ("call_us: 0.6", "call_us: -1", "numpy.call_us: must be a finite number from 0, not '-1'"),
+        ("matrix_us: 0.25", "matrix_us: .nan", "numpy.matrix_us: must be a finite number from 0"),
+        ("{262143: 0.15", "{many: 0.15", "numpy.arithmetic_ns: 'many' is no size"),
+        ("{262143: 0.15", "{262145: 0.15", "numpy.arithmetic_ns: sizes must rise"),
+        ("{262143: 0.15", "{262143: 0", "numpy.arithmetic_ns.262143: must be a finite number"),
+        ("    Erf: 1.7", "    Erg: 1.7", "there is no operator 'Erg'; did you mean 'Erf'?"),
+        ("  round_us: 0.6", "  rounds_us: 0.6\n  round_us: 0.6",
+         "numpy.rounds_us: there is no such key"),
+        ("\ntorch:", "\ntorches:", "torches: there is no such key"),
+        ("  vector_bits: 512\n", "", "processor.vector_bits: must be a whole number from 1"),
+        ("part: 0.1", "part: 1", "gains.division.part: must be a finite number from 0 and below 1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_one_problem_with_its_line(
+    old: str, new: str, said: str
+) -> None:
+    (problem,) = problems_of(changed(old, new))
+    line, _, detail = problem.partition(" ")
+    assert said in detail
+    assert int(line) > 1
+
+
+def test_all_problems_of_a_file_are_told_at_once() -> None:
+    text = changed("call_us: 0.6", "call_us: x").replace("node_us: 0.7", "node_us: -7", 1)
+    assert len(problems_of(text)) == 2
+
+
+def test_a_table_that_there_is_not_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no table of prices 'x86_avx512_intle'; did you mean"):
+        load_prices("x86_avx512_intle")
+    with pytest.raises(UsageError, match="cannot read the prices"):
+        load_prices(tmp_path / "none.yaml")
+
+
+def test_a_curve_goes_by_the_logarithm_of_the_size_and_stays_beyond_its_ends() -> None:
+    curve = Curve(((16, 2.0), (256, 4.0)))
+    assert [curve.at(size) for size in (1, 16, 64, 256, 1 << 30)] == [2.0, 2.0, 3.0, 4.0, 4.0]
+
+
+# -- families --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("processor", "name"),
+    [
+        (Processor("AuthenticAMD", 512, 1 << 20), "x86_avx512_amd"),
+        (Processor("GenuineIntel", 512, 2 << 20), "x86_avx512_intel"),
+        (Processor("AuthenticAMD", 256, 1 << 19), "x86_avx512_amd"),
+        (Processor("GenuineIntel", 256, 1 << 18), "x86_avx512_intel"),
+        # Nobody's: what is known of it decides, then the alphabet.
+        (Processor("0x41", 128, 2 << 20), "x86_avx512_intel"),
+        (Processor("0x41", 128, 1 << 20), "x86_avx512_amd"),
+        (Processor(), "x86_avx512_amd"),
+    ],
+)
+def test_a_processor_takes_the_table_of_the_nearest_family(processor: Processor, name: str) -> None:
+    assert nearest_table(processor).name == name
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "processor"),
+    [
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx avx2\n",
+         Processor("AuthenticAMD", 256, 7)),
+        ("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n",
+         Processor("0x41", 128, 7)),
+        ("", Processor("", 0, 7)),
+        ("flags : avx512f\n: :\nvendor_id", Processor("", 512, 7)),
+    ],
+)  # fmt: skip
+def test_a_family_is_read_from_what_linux_says_of_a_processor(
+    cpuinfo: str, processor: Processor
+) -> None:
+    assert described(cpuinfo, 7) == processor
+
+
+def test_where_the_system_says_nothing_a_table_is_taken_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processors, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(processors, "CACHES", tmp_path)
+    processors.this_processor.cache_clear()
+    try:
+        assert processors.this_processor() == Processor()
+        assert load_prices().name in SHIPPED
+    finally:
+        processors.this_processor.cache_clear()
+
+
+# -- what is chosen --------------------------------------------------------------------------------
+
+
+def program() -> Program:
+    def build(b: stitch.ComputationGraphBuilder) -> None:
+        x = b.input("x", (256, 512), "float32")
+        w = b.parameter("w", np.full((512, 512), 0.01, np.float32))
+        y = b.op("Where", b.op("Greater", x, 0.0), b.matmul(x, w), x)
+        b.output("y", b.op("Erf", y) + b.op("Pow", y, 3.0))
+
+    return expanded(model("chosen", build, target="host").binary.programs[0])
+
+
+def test_the_same_table_divides_alike_whatever_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole, divisions = program(), []
+    able = [True] * len(whole.operations)
+    for processor in (Processor("GenuineIntel", 512, 2 << 20), Processor("0x41", 128, 1 << 20)):
+        monkeypatch.setattr(price_tables, "this_processor", lambda found=processor: found)
+        divisions.append([divide(whole, able, load_prices(name)) for name in SHIPPED])
+    assert divisions[0] == divisions[1]
+
+
+def test_a_division_follows_the_table() -> None:
+    whole, table = program(), load_prices("x86_avx512_intel")
+    able, onnx = [True] * len(whole.operations), table.onnxruntime
+    assert onnx is not None
+    nothing = Gain(0.0, 0.0)
+    table = dataclasses.replace(table, gains=dataclasses.replace(table.gains, division=nothing))
+    dear = {**onnx.functions_ns, "Erf": Curve(((1, 1e6),))}
+    without = dataclasses.replace(table, onnxruntime=dataclasses.replace(onnx, functions_ns=dear))
+    for prices, is_foreign in ((table, True), (without, False)):
+        foreign = {whole.operations[i].op for run in divide(whole, able, prices).runs for i in run}
+        assert ("Erf" in foreign) == is_foreign
+
+
+def test_without_prices_of_onnx_runtime_numpy_computes_all() -> None:
+    whole = program()
+    table = dataclasses.replace(load_prices("x86_avx512_intel"), onnxruntime=None)
+    assert divide(whole, [True] * len(whole.operations), table).runs == ()
+
+
+def test_numpy_alone_is_taken_where_it_gains_enough() -> None:
+    whole, table = program(), load_prices("x86_avx512_intel")
+    able = [True] * len(whole.operations)
+    assert table.onnxruntime is not None
+    slow = dataclasses.replace(table.onnxruntime, call_us=1e6)
+    gains = dataclasses.replace(table.gains, division=Gain(0.9, 1e9))
+    table = dataclasses.replace(table, onnxruntime=slow, gains=gains)
+    assert divide(whole, able, table).runs == ()
+
+
+def test_explain_names_the_table_and_its_family() -> None:
+    for executor in ("auto", "torch"):
+        with stitch.open_device("host", executor=executor, prices="x86_avx512_intel") as device:
+            text = device.explain()
+        assert "by the prices 'x86_avx512_intel' (GenuineIntel, vectors of 512 bits" in text
+    with stitch.open_device("host") as device:
+        assert "prices" not in device.explain()
+
+
+def test_a_device_takes_the_table_of_a_file_also_on_several_threads(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text_of().replace("name: x86_avx512_intel", "name: mine"))
+    for threads in (None, 2):
+        with stitch.open_device("host", executor="auto", prices=file, threads=threads) as device:
+            assert device.prices is not None and device.prices.name == "mine"
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "null"])
+def test_an_executor_that_has_no_choice_takes_no_prices(executor: str) -> None:
+    with pytest.raises(UsageError, match=f"{executor!r} takes no prices") as failure:
+        stitch.open_device("host", executor=executor, prices="x86_avx512_intel")
+    assert "auto or torch" in str(failure.value)
+
+
+def test_an_executor_that_is_made_already_takes_no_other_prices() -> None:
+    made = make_executor("auto", prices="x86_avx512_intel")
+    with pytest.raises(UsageError, match="takes no prices"):
+        stitch.open_device("host", executor=made, prices="x86_avx512_amd")
