@@ -36,14 +36,7 @@ from stitch.frontend import read_graph, read_trainable, torch_device
 from stitch.graph import ComputationGraph, Side, Wish, parse_wish
 from stitch.linking import LinkedModel, link
 from stitch.machine import Machine, load_machine
-from stitch.model import (
-    MACHINE,
-    PRODUCER,
-    CompiledModel,
-    ModelOfBinary,
-    compiled,
-    open_device,
-)
+from stitch.model import PRODUCER, CompiledModel, ModelOfBinary, compiled
 from stitch.program import (
     InputKind,
     InputSlot,
@@ -54,7 +47,7 @@ from stitch.program import (
     Space,
     TensorDesc,
 )
-from stitch.report import Device
+from stitch.report import MACHINE, Device, open_device
 from stitch.runtime import TENSOR, LoadedProgram, RuntimeDevice, RuntimePipeline, Tensor
 from stitch.ttb import SOURCE, Binary, inspect_sizes
 from stitch.ttb import load as load_binary

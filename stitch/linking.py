@@ -34,8 +34,9 @@ from stitch.linker import (
     wires_in_words,
 )
 from stitch.machine import MachineShape, load_machine
-from stitch.model import MACHINE, PRODUCER, ModelOfBinary
+from stitch.model import PRODUCER, ModelOfBinary
 from stitch.program import Program
+from stitch.report import MACHINE
 from stitch.runtime import LoadedProgram, Tensor
 from stitch.ttb import SOURCE, Binary
 from stitch.ttb import load as load_binary

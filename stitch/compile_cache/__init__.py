@@ -7,7 +7,7 @@ devices.
 
 from stitch.compile_cache.cache import DEFAULT_MAX_NBYTES, CompileCache, FromCache
 from stitch.compile_cache.entries import KeptCompilation
-from stitch.compile_cache.keys import EntryKey, entry_key
+from stitch.compile_cache.keys import EntryKey, digest_of, entry_key
 
 __all__ = [
     "DEFAULT_MAX_NBYTES",
@@ -15,5 +15,6 @@ __all__ = [
     "EntryKey",
     "FromCache",
     "KeptCompilation",
+    "digest_of",
     "entry_key",
 ]

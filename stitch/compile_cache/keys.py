@@ -54,6 +54,19 @@ def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions
     return EntryKey(_of_text(_told(parts)), parts)
 
 
+def digest_of(value: Any, rooms: tuple[str, ...] = ()) -> str:
+    """The digest of a value, of all versions, and of the text of rooms above the compiler that
+    decide, too."""
+    return _of_text(_told((value, versions(), _text_digest(rooms))))
+
+
+@cache
+def _text_digest(rooms: tuple[str, ...]) -> str:
+    root = Path(__file__).parents[1]
+    inner = [path for room in rooms for path in sorted((root / room).rglob("*.py"))]
+    return _digest_of_files(inner)
+
+
 def versions() -> tuple[tuple[str, str], ...]:
     """What computes and writes here, by name."""
     return (
@@ -88,10 +101,14 @@ def modules() -> list[Path]:
 @cache
 def _modules_digest() -> str:
     """Of the text of Stitch's own modules: a version's number stays while it is worked on."""
+    return _digest_of_files(modules())
+
+
+def _digest_of_files(paths: list[Path]) -> str:
     import hashlib
 
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in modules():
+    for path in paths:
         text = read_bytes(path)
         digest.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode())
         digest.update(text)

@@ -22,6 +22,7 @@ from stitch.report import Device
 _TORCH_MODULES = {
     ("torch.nn.modules.module", "Module"),
     ("torch.export.exported_program", "ExportedProgram"),
+    ("torch.jit", "ScriptFunction"),
 }
 
 

@@ -32,10 +32,10 @@ from stitch.files import FileBatch, make_folder, read_text, write_file
 from stitch.frontend import graph_of_torch_call
 from stitch.graph import ComputationGraph, Wish, as_data
 from stitch.machine import Machine, load_machine
-from stitch.model.binary_model import ModelOfBinary, open_device
+from stitch.model.binary_model import ModelOfBinary
 from stitch.model.model_json import VERSION, read_model
 from stitch.program import Array, MathFidelity
-from stitch.report import Device
+from stitch.report import Device, open_device
 from stitch.runtime import LoadedProgram, Tensor
 from stitch.ttb import Binary, content_of
 from stitch.version import __version__

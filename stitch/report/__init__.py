@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
+from stitch.report.opened_device import MACHINE, open_device
 from stitch.report.reported_device import Device
 
 if TYPE_CHECKING:
@@ -55,9 +56,9 @@ else:
     )
 
 __all__ = [
-    "REFERENCE", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
+    "MACHINE", "REFERENCE", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
     "OperationComparison", "OperationLine", "OperationStore", "Recorder", "RunRecord",
     "Tolerances", "Verdict", "VisualizerFolder", "compare", "copy_lines", "counted", "difference",
-    "explain", "memory_report", "memory_views", "other_lines",
+    "explain", "memory_report", "memory_views", "open_device", "other_lines",
     "plan_json", "read_copies", "read_record", "replay", "totals_json",
 ]  # fmt: skip

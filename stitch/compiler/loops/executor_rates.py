@@ -14,7 +14,11 @@ from stitch.machine import LOOP_EXECUTORS, LoopRates, Machine, load_machine
 #: The executor for which programs are compiled where nobody says which: that of devices.
 DEFAULT_EXECUTOR = "numpy"
 #: Names of executors that compute as another does, or as the cheapest of others.
-_COMPUTE_AS = {"auto": ("numpy", "onnxruntime"), "null": (DEFAULT_EXECUTOR,)}
+_COMPUTE_AS = {
+    "auto": ("numpy", "onnxruntime"),
+    "fastest": ("numpy", "onnxruntime"),
+    "null": (DEFAULT_EXECUTOR,),
+}
 #: The names by which rates are asked for.
 RATED_EXECUTORS = (*LOOP_EXECUTORS, *_COMPUTE_AS)
 

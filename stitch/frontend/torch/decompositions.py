@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from stitch.frontend.torch.eager_dropout import dropout_as_eager, dropout_gradient_as_eager
 from stitch.frontend.torch.lowering import KEPT_BY_AUTOGRAD
 
 aten = torch.ops.aten
@@ -100,8 +101,9 @@ def _in_one_type(operator: Any, apart: Any) -> Any:
 
 
 @functools.cache
-def decompositions() -> dict[Any, Any]:
-    """The table for aot_autograd; built once."""
+def decompositions(*, torch_draws: bool = False) -> dict[Any, Any]:
+    """The table for aot_autograd; built once. `torch_draws`: random operators stay as they are, for
+    torch to draw from its generator what it would without being compiled."""
     table = dict(core_aten_decompositions())
     table.update(get_decompositions(_TAKEN_APART))
     for kept in KEPT_BY_AUTOGRAD:
@@ -109,4 +111,10 @@ def decompositions() -> dict[Any, Any]:
     for operator in _NORMALIZATIONS:
         table[operator] = _in_one_type(operator, table.get(operator))
     table[aten._transformer_encoder_layer_fwd.default] = _encoder_layer
+    if torch_draws:
+        for draw in (aten.bernoulli, *_DRAWS):
+            for overload in draw.overloads():
+                table.pop(getattr(draw, overload), None)
+        table[aten.native_dropout.default] = dropout_as_eager
+        table[aten.native_dropout_backward.default] = dropout_gradient_as_eager
     return table

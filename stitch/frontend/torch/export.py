@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, StitchError, UsageError
 from stitch.frontend.torch.aten_call import torch_type_of
 from stitch.frontend.torch.aten_walk import failure_location
 from stitch.frontend.torch.lowering import KEPT_WHOLE
+from stitch.frontend.torch.plain_values import Arguments, with_plain_values
 from stitch.program import TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]
@@ -30,8 +32,10 @@ _DEPENDS_ON_DATA = ("data-dependent", "data dependent", "unbacked", "GuardOnData
 def exported(module: Any, examples: Examples) -> Any:
     """The module as an `ExportedProgram` of core ATen operators, weights beside it.
 
-    Raises `CompileError` naming the line where its control flow depends on data.
+    Raises `CompileError` naming the line where its control flow depends on data, and for what
+    torch has scripted or traced.
     """
+    _refuse_scripts(module)
     with warnings.catch_warnings(), _quiet():
         # torch warns of its own deprecated parts here; the user can do nothing about them.
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -58,6 +62,19 @@ def _quiet() -> Iterator[None]:
     sys.stderr.write(printed.getvalue())
 
 
+def _refuse_scripts(module: Any) -> None:
+    if not isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        return
+    raise CompileError(
+        "TorchScript cannot be compiled: the Python code that it was made from is not in it",
+        where=getattr(module, "original_name", type(module).__name__),
+        expected="an nn.Module, a GraphModule or an ExportedProgram",
+        remedy="give the module that was scripted or traced; where only its file is left, "
+        "torch._export.converter.TS2EPConverter(torch.jit.load(file), (x,)).convert() makes an "
+        "ExportedProgram of it",
+    )
+
+
 def _program(module: Any, examples: Examples) -> Any:
     if isinstance(module, torch.export.ExportedProgram):
         if not module.range_constraints:
@@ -65,7 +82,7 @@ def _program(module: Any, examples: Examples) -> Any:
         arguments, named = _arguments(examples) if len(examples) else module.example_inputs
         module = module.module()
     else:
-        arguments, named = _arguments(examples)
+        module, (arguments, named) = with_plain_values(module, _arguments(examples))
     with torch.no_grad():
         return torch.export.export(module, arguments, named)
 
@@ -77,7 +94,7 @@ def _decomposed(program: Any) -> Any:
     return program.run_decompositions(table)
 
 
-def _arguments(examples: Examples) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(examples: Examples) -> Arguments:
     if isinstance(examples, Mapping):
         return (), {str(name): _example(value) for name, value in examples.items()}
     if isinstance(examples, torch.Tensor | np.ndarray):
@@ -87,6 +104,10 @@ def _arguments(examples: Examples) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _example(value: Any) -> Any:
     """An example as torch takes it: arrays become tensors, descriptors tensors of zeros."""
+    return pytree.tree_map(_example_leaf, value)
+
+
+def _example_leaf(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.array(value))
     if isinstance(value, TensorDesc):
@@ -94,8 +115,6 @@ def _example(value: Any) -> Any:
         return torch.zeros(value.shape, dtype=torch_type_of(data_type))
     if isinstance(value, ValueType):
         return torch.zeros(value.shape, dtype=torch_type_of(value.data_type))
-    if isinstance(value, list | tuple):
-        return type(value)(_example(item) for item in value)
     # Two examples that share memory would be taken for one tensor and its view.
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 

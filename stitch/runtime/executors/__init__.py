@@ -46,6 +46,7 @@ EXECUTORS: dict[str, tuple[str, str]] = {
     "onnxruntime": ("stitch.runtime.executors.onnx", "OnnxRuntimeExecutor"),
     "auto": ("stitch.runtime.executors.automatic", "AutomaticExecutor"),
     "torch": ("stitch.runtime.executors.torch_executor", "TorchExecutor"),
+    "fastest": ("stitch.runtime.executors.measured", "MeasuredExecutor"),
     "null": ("stitch.runtime.executors.null", "NullExecutor"),
 }
 
@@ -105,6 +106,8 @@ def make_executor(
         return name
     module, class_name = EXECUTORS[name]
     words: dict[str, Any] = {} if threads is None else {"intra_op_threads": threads}
+    if name == "fastest":
+        words["make"] = make_executor
     if fuse_across_seams and name in FUSING:
         words["fuse_across_seams"] = True
     if prices is not None:

@@ -7,23 +7,28 @@ programs; what passes between them stays on the device. Importing this module ne
 torch (an optional extra).
 
 Options, as in `torch.compile(model, backend="stitch", options={"target": "wormhole_n150"})`:
-`target`: a machine by name or path (host); `executor`: what computes (torch: each operation by
-PyTorch, ONNX Runtime or NumPy, whichever the table of prices says is best); `prices`: that table,
-by name or path (the family of this processor); `window`: tasks that the device's queue holds;
-`passes`: whether the compiler's passes run (True); `algorithm`: `none`, `greedy` or `search`;
-`optimizer`: an optimizer of torch.optim whose `step` is a program from then on (`optimizer_loop`);
-`fallback`: who runs what Stitch cannot compile, `torch`, or nobody, an `error`; `min_operations`:
-where a graph is cut for that, parts with fewer operations are left to torch as well.
+`target`: a machine (host); `executor`: what computes (torch: each operation by PyTorch, ONNX
+Runtime or NumPy, whichever the table of prices says is best); whatever else `open_device` takes,
+such as `window`, `max_memory`, `prices`; `passes`: whether the compiler's passes run (True);
+`algorithm`: `none`, `greedy` or `search`; `optimizer`: an optimizer of torch.optim whose `step` is
+a program from then on (`optimizer_loop`); `fallback`: who runs what Stitch cannot compile, `torch`,
+or nobody, an `error`; `min_operations`: where a graph is cut for that, parts with fewer operations
+are left to torch as well; `rng`: random numbers follow from a key that torch draws for each call,
+`stitch`, or are those that eager torch draws, `torch`; `cache`: a folder in which what was compiled
+is kept for the next process, or True for torch's own (`TORCHINDUCTOR_CACHE_DIR`).
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from stitch.argument_kinds import BOOL
@@ -42,21 +47,27 @@ from torch._dynamo.eval_frame import innermost_fn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.frontend.torch.compile.graph_program import GraphSettings
-from stitch.frontend.torch.compile.graph_report import GraphReport, Heard
+from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
+from stitch.frontend.torch.compile.kept_graphs import keeping, kept_compiler, program_cache
 from stitch.frontend.torch.compile.optimizer_loop import optimizer_loop
 from stitch.frontend.torch.compile.partition import partition
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.stitched_graph import Run, stitched
 from stitch.frontend.torch.decompositions import decompositions
-from stitch.machine import load_machine
+from stitch.machine import Machine
 from stitch.program import Space
-from stitch.report import Device
-from stitch.runtime import DEFAULT_WINDOW
+from stitch.report import Device, open_device
+from stitch.runtime import Executor
 from stitch.training import ALGORITHMS, check_algorithm
 
 #: What `algorithm` said before it said what it says everywhere.
 _PASSES = {"optimize": True, "as_written": False}
 FALLBACKS = ("torch", "error")
+MEASURING_MODES = ("max-autotune", "max-autotune-no-cudagraphs")
+MODES = ("default", "reduce-overhead", *MEASURING_MODES)
+#: What `open_device` takes beside the machine.
+DEVICE_OPTIONS = tuple(inspect.signature(open_device).parameters)[1:]
+GENERATORS = ("stitch", "torch")
 #: A program costs some ten microseconds a call, an operator of torch two: parts that are smaller
 #: than this are faster where torch runs them between its own (tools/bench/torch_fallback.py).
 MIN_OPERATIONS = 8
@@ -67,22 +78,25 @@ _count = itertools.count()
 class CompileSettings:
     """The options of one torch.compile."""
 
-    target: str = "host"
-    executor: str = "torch"
-    window: int = DEFAULT_WINDOW
+    target: str | Machine = "host"
+    executor: str | Executor = "torch"
     algorithm: str = "none"
-    max_memory: int | str | None = None
     fallback: str = "torch"
     min_operations: int = MIN_OPERATIONS
-    prices: str | None = None
+    rng: str = "stitch"
+    #: A folder, True for torch's own, or None.
+    cache: str | bool | None = None
     passes: bool = True
     optimizer: Any = None
+    #: What `open_device` takes beside the machine and the executor, by name, as far as it is given.
+    device: tuple[tuple[str, Any], ...] = ()
 
     @staticmethod
     def of(options: Mapping[str, Any] | None) -> CompileSettings:
         """The settings that options ask for; raises `UsageError` for unknown ones."""
         given = dict(options or {})
-        known = [field.name for field in fields(CompileSettings)]
+        own = [field.name for field in fields(CompileSettings) if field.name != "device"]
+        known = [*own, *(name for name in DEVICE_OPTIONS if name not in own)]
         unknown = sorted(map(str, given.keys() - set(known)))
         if unknown:
             raise UsageError(
@@ -90,7 +104,9 @@ class CompileSettings:
                 expected=", ".join(known),
                 remedy=closest(unknown[0], known) or None,
             )
-        settings = CompileSettings(**{**given, **_spelled(given)})
+        given.update({n: str(v) for n, v in given.items() if isinstance(v, Path)})
+        device = tuple((name, given.pop(name)) for name in known if name in given.keys() - {*own})
+        settings = CompileSettings(**given, device=device)
         if settings.algorithm in _PASSES:
             raise UsageError(
                 "algorithm says where tensors lie, and passes whether the compiler's passes run",
@@ -99,11 +115,21 @@ class CompileSettings:
             )  # fmt: skip
         check_algorithm(settings.algorithm)
         BOOL.check("backend 'stitch'", "passes", settings.passes)
-        if settings.fallback not in FALLBACKS:
+        for option, choices in (("fallback", FALLBACKS), ("rng", GENERATORS)):
+            if getattr(settings, option) not in choices:
+                raise UsageError(
+                    f"backend 'stitch' has no such {option}",
+                    expected=", ".join(choices),
+                    got=repr(getattr(settings, option)),
+                )
+        if settings.cache is False:
+            settings = replace(settings, cache=None)
+        if not isinstance(settings.cache, str | bool | None):
             raise UsageError(
-                "backend 'stitch' has no such fallback",
-                expected=", ".join(FALLBACKS), got=repr(settings.fallback),
-            )  # fmt: skip
+                "backend 'stitch' keeps what it compiled in a folder",
+                expected="cache=FOLDER, or True for torch's own",
+                got=repr(settings.cache),
+            )
         least = settings.min_operations
         if not isinstance(least, int) or isinstance(least, bool) or least < 0:
             raise UsageError(
@@ -114,12 +140,7 @@ class CompileSettings:
         return settings
 
 
-def _spelled(given: Mapping[str, Any]) -> dict[str, str]:
-    words = ("target", "executor", "prices")
-    return {name: str(given[name]) for name in words if given.get(name) is not None}
-
-
-_storages: dict[tuple[str, str, int, int | str | None, str | None], SharedStorage] = {}
+_storages: dict[tuple[Any, ...], SharedStorage] = {}
 _opening = threading.Lock()
 
 
@@ -134,16 +155,13 @@ os.register_at_fork(after_in_child=_in_child)
 
 def shared_storage_of(settings: CompileSettings) -> SharedStorage:
     """What torch shares with the device that these settings ask for; the device is opened once."""
-    key = (
-        settings.target, settings.executor, settings.window, settings.max_memory, settings.prices,
-    )  # fmt: skip
+    key = (settings.target, settings.executor, *sorted(settings.device))
     with _opening:
         storage = _storages.get(key)
         if storage is None or storage.device.is_closed:
-            device = Device(
-                load_machine(settings.target), executor=settings.executor, window=settings.window,
-                max_memory=settings.max_memory, prices=settings.prices,
-            )  # fmt: skip
+            device = open_device(
+                settings.target, executor=settings.executor, **dict(settings.device)
+            )
             storage = _storages[key] = SharedStorage(device)
         return storage
 
@@ -162,11 +180,21 @@ def stitch_backend(
 ) -> Callable[..., Any]:
     """What torch's entry point `stitch` names: a graph of dynamo as a function of torch tensors.
 
-    Raises `UsageError` for unknown options, `CompileError` with all operators that are lacking.
+    `mode`: one of torch's. "reduce-overhead" is what is always done: a plan is recorded, and runs
+    again without being made. "max-autotune", with or without "-no-cudagraphs", is the executor
+    `fastest`: each program by whichever is fastest here, by a clock. Raises `UsageError` for
+    unknown options and modes, `CompileError` with all operators that are lacking.
     """
-    if mode is not None:
-        raise UsageError("backend 'stitch' has options, not modes", got=f"mode={mode!r}")
-    return compiled_graph(module, examples, CompileSettings.of(options))
+    settings = CompileSettings.of(options)
+    if mode not in (None, *MODES):
+        raise UsageError(
+            f"backend 'stitch' has no mode {mode!r}",
+            expected=", ".join(MODES),
+            remedy=closest(str(mode), MODES) or None,
+        )
+    if mode in MEASURING_MODES:
+        settings = replace(settings, executor="fastest")
+    return compiled_graph(module, examples, settings)
 
 
 def compiled_graph(
@@ -175,24 +203,38 @@ def compiled_graph(
     """A graph of dynamo as a function of torch tensors; `heard` is told of each graph that
     aot_autograd makes of it, when that has been compiled."""
     storage = shared_storage_of(settings)
+    keeps = settings.cache is not None and heard is None
 
     def compiler(role: str) -> Callable[..., Any]:
-        return _compiler(storage, settings, role, heard)
+        compile_graph = _compiler(storage, settings, role, heard)
+        return (
+            kept_compiler(compile_graph, partial(shared_storage_of, settings))
+            if keeps
+            else (compile_graph)
+        )
 
     backend = aot_autograd(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        decompositions=decompositions(),
+        decompositions=decompositions(torch_draws=settings.rng == "torch"),
         partition_fn=partition,
     )
-    with without_onednn():
+    with ExitStack() as stack:
+        stack.enter_context(without_onednn())
+        if keeps:
+            named = replace(settings, executor=storage.device.executor, cache=None, optimizer=None)
+            stack.enter_context(keeping(module, _folder(settings), named, storage.device.machine))
         run: Callable[..., Any] = backend(module, examples)
     if settings.optimizer is not None:
         # It steps here for as long as there is a graph that was compiled with it. Dynamo keeps the
         # innermost function alone.
         innermost_fn(run).loop = optimizer_loop(settings.optimizer, storage)
     return run
+
+
+def _folder(settings: CompileSettings) -> Path | None:
+    return Path(settings.cache) if isinstance(settings.cache, str) else None
 
 
 @contextmanager
@@ -212,6 +254,7 @@ def _compiler(
 ) -> Callable[..., Any]:
     def tell(report: GraphReport) -> None:
         storage.counts.add(report)
+        log_report(report)
         if heard is not None:
             heard(report)
 
@@ -220,7 +263,8 @@ def _compiler(
         wanted = GraphSettings(
             f"{role}_{next(_count)}", static, visible, settings.passes,
             Space.DRAM in storage.device.machine.shape.spaces, role,
-            settings.fallback == "error", settings.min_operations,
+            settings.fallback == "error", settings.min_operations, settings.rng == "torch",
+            None if settings.cache is None else program_cache(_folder(settings)),
         )  # fmt: skip
         # The modes that trace: constants of the graph are read here, and have data.
         with _disable_current_modes():

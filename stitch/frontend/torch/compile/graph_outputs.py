@@ -87,6 +87,15 @@ def shown(
     return tensors
 
 
+def without_views(outputs: Sequence[Output]) -> tuple[Output, ...]:
+    """Outputs as they were when torch held none: what was read from a file."""
+    for output in outputs:
+        result = output.result if isinstance(output, View) else output
+        if isinstance(result, Result):
+            result.views.clear()
+    return tuple(outputs)
+
+
 def _strided(tensor: Any, output: Result) -> Any:
     """The bytes of a tensor in the strides of eager torch.
 

@@ -8,14 +8,17 @@ dynamo, what becomes of refused operators.
 
 from __future__ import annotations
 
+import logging
+import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
 
+from stitch.compile_cache import CompileCache, KeptCompilation
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of
@@ -27,10 +30,12 @@ from stitch.frontend.torch.aten_walk import (
     try_lowering,
 )
 from stitch.frontend.torch.compile.graph_outputs import (
+    Output,
     Result,
     axes_in_memory,
     shown,
     sorted_outputs,
+    without_views,
 )
 from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage
 from stitch.frontend.torch.lowering import (
@@ -42,10 +47,12 @@ from stitch.frontend.torch.lowering import (
 )
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind
+from stitch.report import Device
 from stitch.runtime import PreparedGraph, chain_graph
-from stitch.ttb import Binary
+from stitch.ttb import Binary, encode, load
 
 PRODUCER = "stitch torch.compile"
+_log = logging.getLogger(__name__)
 REMEDY = (
     'options={"fallback": "torch"}, the default: torch runs what Stitch lacks then; or put it '
     "into a function under @torch.compiler.disable"
@@ -60,7 +67,8 @@ class GraphSettings:
     many outputs the user sees, and so with the strides of eager torch. `optimize`: run the passes.
     `role`: forward, backward or inference. `shares_outputs`: outputs that are views of one value
     are to share its bytes. `raises`: what cannot be compiled is an error. `min_operations`: where a
-    graph is cut, parts with fewer are left to torch.
+    graph is cut, parts with fewer are left to torch. `torch_draws`: random numbers are those that
+    eager torch would draw. `programs`: where programs are kept on disk.
     """
 
     name: str
@@ -71,6 +79,8 @@ class GraphSettings:
     role: str = "inference"
     raises: bool = False
     min_operations: int = 1
+    torch_draws: bool = False
+    programs: CompileCache | None = None
 
     @property
     def shares_outputs(self) -> bool:
@@ -88,24 +98,82 @@ def boxed(run: Run) -> Run:
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramForm:
+    """What a graph was compiled to: a binary of one program (None where nothing is computed), which
+    arguments it takes, in order, which of them are static, whether a key comes last, and what the
+    graph's outputs are."""
+
+    name: str
+    binary: Binary | None
+    positions: tuple[int, ...]
+    static: frozenset[int]
+    has_key: bool
+    outputs: tuple[Output, ...]
+
+    def as_bytes(self) -> bytes:
+        """Itself as bytes, for torch's cache, which holds pickles."""
+        binary = None if self.binary is None else encode(self.binary)
+        rest = self.positions, self.static, self.has_key, self.outputs
+        return pickle.dumps((self.name, binary, *rest))
+
+    @staticmethod
+    def of_bytes(data: bytes) -> ProgramForm:
+        """What `as_bytes` gave, of a cache that is trusted as torch trusts it."""
+        name, binary, positions, static, has_key, outputs = pickle.loads(data)
+        decoded = None if binary is None else load(binary, verify="full")
+        return ProgramForm(name, decoded, positions, static, has_key, without_views(outputs))
+
+
+def compiled_form(built: Building, device: Device) -> ProgramForm:
+    """A graph, compiled for a device; raises what compiling raises."""
+    settings, binary = built.settings, None
+    if built.graph is not None:
+        binary = _binary(built.graph, device, settings)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("graph %s: %s", settings.name, binary.programs[0].text())
+    positions = tuple(built.positions)
+    static = settings.static.intersection(positions)
+    return ProgramForm(
+        settings.name, binary, positions, static, built.has_key, tuple(built.outputs)
+    )
+
+
+def _binary(graph: ComputationGraph, device: Device, settings: GraphSettings) -> Binary:
+    machine = device.machine
+    options = CompileOptions(optimize=settings.optimize, executor=rated_executor(device.executor))
+
+    def compile() -> KeptCompilation:
+        made = compile_graph(graph, machine, options)
+        return KeptCompilation(Binary((made.program,), machine.shape, PRODUCER), made.warnings)
+
+    if settings.programs is None:
+        return compile().binary
+    # Graphs are counted, and what another process has read is not: no key has the number.
+    graph = replace(graph, name=settings.role)
+    found = settings.programs.compilation(graph, machine, options, compile)
+    for warning in found.kept.warnings:
+        if warning.kind.startswith("cache_"):
+            _log.warning("graph %s: %s: %s", settings.name, warning.where, warning.detail)
+    if found.is_hit:
+        _log.info("graph %s: its program is read from the cache", settings.name)
+    (program,) = found.kept.binary.programs
+    return Binary((replace(program, name=settings.name),), machine.shape, PRODUCER)
+
+
 class GraphProgram:
     """A graph on a device: a function of torch tensors. Raises what loading and running raise."""
 
-    def __init__(self, built: Building, storage: SharedStorage) -> None:
+    def __init__(self, form: ProgramForm, storage: SharedStorage) -> None:
+        self.form = form
         self._storage = storage
         self._device = storage.device
-        settings = built.settings
-        self._outputs = built.outputs
-        self._slots = tuple(ArgumentSlot(p, p in settings.static) for p in built.positions)
-        self._has_key = built.has_key
-        self.graph = built.graph
+        self._outputs = form.outputs
+        self._slots = tuple(ArgumentSlot(p, p in form.static) for p in form.positions)
+        self._has_key = form.has_key
         self._prepared = None
-        if built.graph is not None:
-            machine = self._device.machine
-            executor = rated_executor(self._device.executor)
-            options = CompileOptions(optimize=settings.optimize, executor=executor)
-            program = compile_graph(built.graph, machine, options).program
-            loaded = self._device.load(Binary((program,), machine.shape, PRODUCER))
+        if form.binary is not None:
+            loaded = self._device.load(form.binary)
             table, _ = chain_graph((loaded,), ({},), "compiled graph")
             self._prepared = PreparedGraph(self._device, table, title="the compiled graph")
 

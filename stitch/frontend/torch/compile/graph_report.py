@@ -6,6 +6,7 @@ graphs of a device. Must not know: fx nodes.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,10 +45,28 @@ class GraphReport:
 Heard = Callable[[GraphReport], None]
 
 
+_log = logging.getLogger(__name__)
+
+
+def log_report(report: GraphReport) -> None:
+    """Tells the log of a graph that was compiled (`TORCH_LOGS="stitch"`), and why torch runs what
+    it runs (`TORCH_LOGS="+stitch"`)."""
+    mine, theirs = (sum(count for _, count in part) for part in (report.by_stitch, report.by_torch))
+    _log.info(
+        "graph %s: %d operators in %d programs, %d run by torch; %d bytes to programs, %d to torch",
+        report.name, mine, report.programs, theirs, report.to_programs_nbytes,
+        report.to_torch_nbytes,
+    )  # fmt: skip
+    for fallback in report.fallbacks:
+        _log.debug("graph %s: torch runs %s (%s): %s", report.name, fallback.operator,
+                   fallback.where, fallback.reason)  # fmt: skip
+
+
 @dataclass
 class Counts:
-    """All graphs that were compiled for a device so far."""
+    """All graphs that were compiled for a device so far, and how many were read from a cache."""
 
+    from_cache: int = 0
     graphs: int = 0
     programs: int = 0
     by_stitch: Counter[str] = field(default_factory=Counter)

@@ -17,6 +17,12 @@ import torch
 
 from stitch.errors import CompileError, InternalError
 from stitch.frontend.torch.aten_walk import MAX_LINES, Refusal, location_of, name_of
+from stitch.frontend.torch.compile.drawn_numbers import (
+    DRAWN_BY_DATA,
+    random_nodes,
+    take_draws,
+    with_draws,
+)
 from stitch.frontend.torch.compile.graph_cut import (
     ORIGIN,
     GraphPart,
@@ -35,6 +41,7 @@ from stitch.frontend.torch.compile.graph_program import (
     GraphProgram,
     GraphSettings,
     boxed,
+    compiled_form,
 )
 from stitch.frontend.torch.compile.graph_report import Fallback, GraphReport, Heard
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
@@ -76,6 +83,8 @@ def stitched(
             remedy=REMEDY,
         )
     reasons.update({unit_of(node): DEPENDS_ON_DATA for node in dependent})
+    if reasons and settings.torch_draws:
+        _refuse_draws(random_nodes(module.graph), settings, reasons)
 
     def by_shapes(part: Any, wanted: GraphSettings) -> Run:
         # Not `stitched` again: sizes of nested tensors stay symbols, and are torch's.
@@ -103,7 +112,30 @@ def _output_count(graph: Any) -> int:
     return len(next(reversed(graph.nodes)).args[0])
 
 
+def _refuse_draws(nodes: Sequence[Any], settings: GraphSettings, reasons: dict[Any, str]) -> None:
+    if nodes and settings.raises:
+        raise CompileError(
+            f"operator {name_of(nodes[0])} draws by data, or after what does",
+            where=location_of(nodes[0]),
+            remedy='rng="stitch" draws from a key, fallback="torch" lets torch run it',
+        )
+    reasons.update({unit_of(node): DRAWN_BY_DATA for node in nodes})
+
+
 def _sized(
+    module: Any,
+    storage: SharedStorage,
+    settings: GraphSettings,
+    heard: Heard,
+    reasons: dict[Any, str],
+) -> Run:
+    draws, in_turn = take_draws(module.graph) if settings.torch_draws else ((), [])
+    _refuse_draws(in_turn, settings, reasons)
+    run = _without_draws(module, storage, settings, heard, reasons)
+    return with_draws(run, draws) if draws else run
+
+
+def _without_draws(
     module: Any,
     storage: SharedStorage,
     settings: GraphSettings,
@@ -114,12 +146,12 @@ def _sized(
         part: GraphPart, wanted: GraphSettings
     ) -> tuple[Callable[[], Run], Sequence[Refusal]]:
         building = Building(part.graph, module, wanted)
-        return lambda: GraphProgram(building, storage).__call__, building.refusals
+        return lambda: _program(building, storage).__call__, building.refusals
 
     if not reasons:
         building = Building(copied(module.graph), module, settings)
         if not building.refusals:
-            program = GraphProgram(building, storage)
+            program = _program(building, storage)
             heard(_report_of_one(module.graph, settings, has_program=building.graph is not None))
             return program.__call__
         reasons = _origins(building.refusals)
@@ -156,6 +188,10 @@ def _cut_and_stitched(
     run = outer.run(steps, [run() for run in runs])
     heard(_report(graph, settings, steps, reasons, by_torch))
     return run
+
+
+def _program(building: Building, storage: SharedStorage) -> GraphProgram:
+    return GraphProgram(compiled_form(building, storage.device), storage)
 
 
 def _is_small(part: GraphPart, settings: GraphSettings) -> bool:

@@ -8,6 +8,7 @@ is torch's: programs get it when it is known. Must not know: devices, dynamo.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from stitch.frontend.torch.compile.graph_program import boxed
 
+_log = logging.getLogger(__name__)
 #: Shapes for which one symbolic graph keeps programs; the oldest go first.
 MAX_SHAPES = 64
 DEPENDS_ON_DATA = "the sizes of what it reads or gives depend on data"
@@ -33,6 +35,7 @@ class ByShapes:
         key = tuple(map(_kind, arguments))
         run = self._runs.get(key)
         if run is None:
+            _log.info("compiled anew, for shapes number %d: %s", len(self._runs) + 1, key)
             run = self._runs[key] = self._compile(with_sizes_of(self._module, arguments))
             while len(self._runs) > MAX_SHAPES:
                 del self._runs[next(iter(self._runs))]

@@ -1,0 +1,249 @@
+"""Objects that hold tensors, in and out of modules that `stitch.compile` takes; and TorchScript."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tr
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import stitch
+from stitch.errors import CompileError
+from tests.support.torch.agreement import Applied, assert_agrees, assert_close
+from tests.support.torch.architectures import IDS, SMALL, WORDS
+
+# transformers warns of what it will rename.
+pytestmark = pytest.mark.filterwarnings("ignore:.*past_key_values:FutureWarning")
+X = torch.tensor([[1.0, -2.0, 3.0], [-4.0, 5.0, -6.0]])
+
+
+@dataclass
+class Pair:
+    """Two tensors, a number, and what is no tensor."""
+
+    first: Any
+    second: Any
+    count: int = 2
+    note: Any = None
+
+
+class Bag:
+    """Tensors in lists and dictionaries of an object, and a word."""
+
+    def __init__(self, held: Any) -> None:
+        self.held, self.word = held, "word"
+
+
+def outputs_of(model: stitch.CompiledModel) -> list[str]:
+    """The names of its outputs."""
+    return [slot.name for slot in model.program.outputs]
+
+
+def inputs_of(model: stitch.CompiledModel) -> list[str]:
+    """The names of its inputs."""
+    return [slot.name for slot in model.program.inputs]
+
+
+def run(model: stitch.CompiledModel, *given: Any, **named: Any) -> list[Any]:
+    """What a model gives, as arrays."""
+    made: Any = model(*given, **named)
+    return [t.numpy() for t in (made if isinstance(made, tuple) else (made,))]
+
+
+def tensors_of_cache(cache: Any) -> list[Any]:
+    """Keys and values, layer by layer."""
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+def llama() -> Any:
+    """One small enough to decode in a test."""
+    torch.manual_seed(0)
+    config = tr.LlamaConfig(**SMALL, **WORDS, num_key_value_heads=1)
+    return tr.LlamaForCausalLM(config).eval()
+
+
+def test_a_dataclass_is_an_output_for_each_of_its_tensors() -> None:
+    module = Applied(lambda x: Pair(x + 1, Pair(x * 2, [x - 1]), note=object()))
+    model = stitch.compile(module, (X,))
+    assert outputs_of(model) == ["first", "second_first", "second_second_0"]
+    assert_close(run(model, X.numpy()), [X + 1, X * 2, X - 1])
+
+
+def test_an_object_of_any_class_goes_in_and_out() -> None:
+    module = Applied(lambda bag, x: Bag({"sum": bag.held["a"][0] + x, "all": [bag.held["b"]]}))
+    bag = Bag({"a": [X + 5], "b": X + 7})
+    model = stitch.compile(module, (bag, X))
+    assert len(inputs_of(model)) == 3
+    assert outputs_of(model) == ["held_sum", "held_all_0"]
+    found = run(model, (X + 5).numpy(), (X + 7).numpy(), X.numpy())
+    assert_close(found, [2 * X + 5, X + 7])
+
+
+def test_a_growing_cache_is_an_output_and_then_an_input() -> None:
+    model, layers = llama(), range(2)
+    names = [f"layers_{i}_{kind}" for i in layers for kind in ("keys", "values")]
+    with torch.no_grad():
+        wanted = model(IDS)
+    first = stitch.compile(model, (IDS,))
+    assert [name.partition("_")[2] for name in outputs_of(first)[1:]] == names
+    logits, *cache = run(first, IDS.numpy())
+    assert_close([logits, *cache], [wanted.logits, *tensors_of_cache(wanted.past_key_values)])
+
+    step = {"input_ids": IDS[:, :1], "past_key_values": copy.deepcopy(wanted.past_key_values)}
+    then = stitch.compile(model, step)
+    assert inputs_of(then)[1:] == [f"past_key_values_{name}" for name in names]
+    found = run(then, IDS[:, :1].numpy(), *cache)
+    with torch.no_grad():
+        wanted = model(IDS[:, :1], past_key_values=wanted.past_key_values)
+    assert_close(found, [wanted.logits, *tensors_of_cache(wanted.past_key_values)])
+
+
+def test_examples_in_objects_stay_as_they_are() -> None:
+    model, cache = llama(), tr.DynamicCache()
+    stitch.compile(model, {"input_ids": IDS, "past_key_values": cache})
+    assert not any(layer.is_initialized for layer in cache.layers)
+    with torch.no_grad():
+        model(IDS, past_key_values=cache)
+    before = [tensor.clone() for tensor in tensors_of_cache(cache)]
+    stitch.compile(model, {"input_ids": IDS[:, :1], "past_key_values": cache})
+    assert all(map(torch.equal, before, tensors_of_cache(cache)))
+
+
+def test_a_cache_that_is_written_in_place_comes_out_as_it_is_then() -> None:
+    model = llama()
+    cache = tr.StaticCache(config=model.config, max_cache_len=8)
+    with torch.no_grad():
+        model(IDS, past_key_values=cache)
+    step = {"input_ids": IDS[:, :1], "past_key_values": copy.deepcopy(cache)}
+    then = stitch.compile(model, step)
+    given = [tensor for layer in cache.layers
+             for tensor in (layer.cumulative_length, layer.keys, layer.values)]  # fmt: skip
+    order = {name: t for t, name in zip(given, sorted(inputs_of(then)[1:]), strict=True)}
+    made = run(then, IDS[:, :1].numpy(), **{name: t.numpy() for name, t in order.items()})
+    found = dict(zip(outputs_of(then), made, strict=True))
+    with torch.no_grad():
+        wanted = model(IDS[:, :1], past_key_values=cache)
+    keys = [found[name] for name in found if name.endswith(("keys", "values"))]
+    assert_close([found["logits"], *keys], [wanted.logits, *tensors_of_cache(cache)])
+
+
+def test_caches_within_caches_go_in_and_out() -> None:
+    torch.manual_seed(0)
+    config = tr.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
+    model = tr.T5ForConditionalGeneration(config).eval()
+    words = {"input_ids": IDS, "decoder_input_ids": IDS[:, :1]}
+    with torch.no_grad():
+        before = model(**words)
+    step = {
+        "encoder_outputs": (before.encoder_last_hidden_state,), "decoder_input_ids": IDS[:, :1],
+        "past_key_values": before.past_key_values,
+    }  # fmt: skip
+    found = stitch.compile(model, copy.deepcopy(step))
+    cross = [name for name in inputs_of(found) if "cross_attention_cache" in name]
+    assert len(cross) == 2
+
+
+def test_no_class_is_registered_with_torch() -> None:
+    before = set(pytree.SUPPORTED_NODES)
+    stitch.compile(llama(), (IDS,))
+    stitch.compile(Applied(lambda x: Pair(x + 1, x)), (X,))
+    assert set(pytree.SUPPORTED_NODES) == before
+
+
+def test_a_change_that_nobody_would_see_is_refused() -> None:
+    def write(bag: Any, x: Any) -> Any:
+        bag.held = bag.held + x
+        return x * 2
+
+    def write_in_place(bag: Any, x: Any) -> Any:
+        bag.held.add_(x)
+        return x * 2
+
+    for change in (write, write_in_place):
+        bag = Bag(X + 5)
+        with pytest.raises(CompileError, match=r"changes a Bag .* does not return") as caught:
+            stitch.compile(Applied(change), (bag, X))
+        assert "return it from forward" in str(caught.value)
+        assert torch.equal(bag.held, X + 5)
+
+
+def test_hooks_of_a_module_see_its_own_arguments_and_results() -> None:
+    module, seen = Applied(lambda pair: Pair(pair.first * 2, pair.second)), []
+    module.register_forward_pre_hook(lambda _, arguments: seen.append(type(arguments[0])))
+    module.register_forward_hook(lambda _, __, result: seen.append(type(result)))
+    hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
+    stitch.compile(module, (Pair(X, X + 1),))
+    assert set(seen) == {Pair}
+    assert (len(module._forward_hooks), len(module._forward_pre_hooks)) == hooks
+
+
+def test_weights_keep_their_names_beside_objects() -> None:
+    class Wrapped(nn.Module):  # type: ignore[misc]  # torch has no types here
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x: Any) -> Any:
+            return Pair(self.layer(x), x)
+
+    graph = stitch.compile(Wrapped(), (X,)).graph
+    assert {graph.values[c.value].name for c in graph.constants} >= {"layer.weight", "layer.bias"}
+
+
+def test_a_model_with_a_dataclass_can_be_trained() -> None:
+    class Wrapped(nn.Module):  # type: ignore[misc]  # torch has no types here
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Any) -> Any:
+            return Pair(self.layer(x), None)
+
+    torch.manual_seed(0)
+    loss_fn, optimizer = stitch.losses.MSELoss(), stitch.SGD(lr=0.01)
+    model = stitch.compile(Wrapped(), (X,), loss=loss_fn, optimizer=optimizer)
+    losses = []
+    for _ in range(3):
+        loss = loss_fn(model(X.numpy()), X.numpy())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "scripted",
+    [
+        lambda: torch.jit.script(nn.Linear(3, 4)),
+        lambda: torch.jit.trace(nn.Linear(3, 4), X),
+        lambda: torch.jit.trace(lambda x: x + 1, X),
+    ],
+    ids=["scripted module", "traced module", "traced function"],
+)
+def test_torchscript_is_answered_with_what_to_give(scripted: Any) -> None:
+    with pytest.warns(DeprecationWarning):
+        module = scripted()
+    with pytest.raises(CompileError, match="TorchScript") as caught:
+        stitch.compile(module, (X,))
+    assert "give the module that was scripted" in str(caught.value)
+
+
+def test_the_remedy_for_a_file_of_torchscript_works(tmp_path: Path) -> None:
+    from torch._export.converter import TS2EPConverter
+
+    layer = nn.Linear(3, 4)
+    with pytest.warns(DeprecationWarning):
+        torch.jit.trace(layer, X).save(tmp_path / "m.pt")
+        loaded = torch.jit.load(tmp_path / "m.pt")
+    program = TS2EPConverter(loaded, (X,)).convert()
+    assert_close(run(stitch.compile(program, (X,)), X.numpy()), [layer(X).detach()])
+
+
+def test_a_module_of_plain_values_is_as_before() -> None:
+    assert_agrees(Applied(lambda one, two: {"a": one["x"] + two[0]}), ({"x": X}, [X + 1]))
