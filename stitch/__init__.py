@@ -64,9 +64,9 @@ else:
             "tuning": "tune",
             "version": "__version__",
         },
-        modules="api argument_kinds budget cli compile_cache compiler documents errors files forms "
-        "fractal frontend graph linker linking machine memory model on_demand ops packing planner "
-        "program report runtime tasks torch training ttb tuning version",
+        modules="api argument_kinds budget cli compile_cache compiler documents errors files "
+        "flatbuffer forms fractal frontend graph linker linking machine memory model on_demand ops "
+        "packing planner program report runtime tasks torch training ttb tuning version",
     )
 
 __all__ = [

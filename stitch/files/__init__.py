@@ -22,6 +22,7 @@ from stitch.files.reading import (
     special_kind,
     unreadable,
 )
+from stitch.files.source import Source, open_source
 from stitch.files.spool import Spool, is_compressed
 from stitch.files.sweeping import sweep_folder
 from stitch.files.writing import (
@@ -36,10 +37,8 @@ from stitch.files.writing import (
 
 __all__ = [
     "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock", "Identity", "LineFile", "Sink",
-    "Spool",
-    "files_read", "head_of", "identity", "is_compressed", "keep_below", "make_folder",
-    "mark_used", "naming", "nearest_file",
-    "note_standard_input", "noting_files", "open_file", "own_descriptor", "read_bytes", "read_text",
-    "resolved", "special_kind", "sweep_folder", "unreadable", "write_added",
-    "write_file",
+    "Source", "Spool", "files_read", "head_of", "identity", "is_compressed", "keep_below",
+    "make_folder", "mark_used", "naming", "nearest_file", "note_standard_input", "noting_files",
+    "open_file", "open_source", "own_descriptor", "read_bytes", "read_text", "resolved",
+    "special_kind", "sweep_folder", "unreadable", "write_added", "write_file",
 ]  # fmt: skip

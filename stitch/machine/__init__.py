@@ -1,19 +1,14 @@
 """Machines: described devices, the shape of their memory, and what copies cost on them.
 
-Comes in: YAML descriptions. Goes out: `Machine`. Must not know tensors' values, plans or devices.
+Comes in: descriptions in YAML, system descriptors of tt-mlir. Goes out: `Machine`. Must not know
+tensors' values, plans or devices.
 """
 
 from typing import TYPE_CHECKING
 
 from stitch.machine.compute import Compute
 from stitch.machine.copies import copy_counts
-from stitch.machine.description import (
-    is_machine_file,
-    load_machine,
-    load_machines,
-    machine_names,
-    parse_machine,
-)
+from stitch.machine.description import machine_names, parse_machine
 from stitch.machine.machine import (
     LOOP_EXECUTORS,
     CopyCounts,
@@ -21,6 +16,7 @@ from stitch.machine.machine import (
     Machine,
     Path,
 )
+from stitch.machine.named_machines import is_machine_file, load_machine, load_machines
 from stitch.machine.network import Noc, Route, Routers
 from stitch.machine.program_times import operation_seconds, program_seconds
 from stitch.machine.shape import (
@@ -41,15 +37,22 @@ from stitch.on_demand import names_on_demand
 if TYPE_CHECKING:
     from stitch.machine.derived import derived_machine
     from stitch.machine.machine_form import MACHINE_KEYS
+    from stitch.machine.systems import Chip, System, load_system, system_chips, system_tables
 else:
     __getattr__, __dir__ = names_on_demand(
-        __name__, {"derived": "derived_machine", "machine_form": "MACHINE_KEYS"}
+        __name__,
+        {
+            "derived": "derived_machine",
+            "machine_form": "MACHINE_KEYS",
+            "systems": "Chip System load_system system_chips system_tables",
+        },
     )
 
 __all__ = [
-    "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "Compute", "CopyCounts", "Footprint",
+    "LOOP_EXECUTORS", "MACHINE_KEYS", "MOST_GRANULES", "Chip", "Compute", "CopyCounts", "Footprint",
     "LoopRates", "Machine", "MachineShape", "Noc", "Path", "Policy", "Route", "Routers",
-    "SpaceShape", "copy_counts", "derived_machine", "footprint", "is_machine_file", "load_machine",
-    "load_machines", "machine_names", "operation_seconds", "page_shape", "parse_machine",
-    "program_seconds", "room_per_bank", "round_up", "shard_counts", "shard_layout",
+    "SpaceShape", "System", "copy_counts", "derived_machine", "footprint", "is_machine_file",
+    "load_machine", "load_machines", "load_system", "machine_names", "operation_seconds",
+    "page_shape", "parse_machine", "program_seconds", "room_per_bank", "round_up", "shard_counts",
+    "shard_layout", "system_chips", "system_tables",
 ]  # fmt: skip

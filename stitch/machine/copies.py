@@ -41,7 +41,7 @@ def copy_counts(source: TensorDesc, target: TensorDesc, machine: Machine) -> Cop
     The bytes are those of the end that has more: of tiles that are cut to rows all is read. What
     shards have beyond the edges of the tensor does not count.
 
-    >>> from stitch.machine.description import load_machine
+    >>> from stitch.machine import load_machine
     >>> from stitch.program import DataType, Layout
     >>> ends = [TensorDesc((64, 512), Layout(DataType.FLOAT32, s)) for s in (Space.DRAM, Space.L1)]
     >>> counts = copy_counts(*ends, load_machine("wormhole_n150"))

@@ -11,9 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from stitch.errors import CompileError, StitchError
+from stitch.flatbuffer import ProblemList
 from stitch.machine import Machine, MachineShape
 from stitch.program import Array, Body, DataType, Program, TensorDesc, is_scan
-from stitch.ttb.problems import ProblemList
+
+#: What to do about a file that is not sound.
+DAMAGED = "compile the module again; the file is damaged or was not written by Stitch"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -84,7 +87,9 @@ class SegmentChecks:
                 self._checked.add(index)
         for program in programs:
             _check_elements(program, problems)
-        problems.raise_if_any("constants of the file are damaged", where=self._where)
+        problems.raise_if_any(
+            "constants of the file are damaged", where=self._where, remedy=DAMAGED
+        )
 
 
 def _check_elements(program: Program, problems: ProblemList) -> None:

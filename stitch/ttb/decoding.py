@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import StitchError
+from stitch.flatbuffer import ProblemList, Record
 from stitch.machine import MachineShape, SpaceShape
 from stitch.program import (
     NO_ATTRIBUTES,
@@ -48,8 +49,6 @@ from stitch.program import (
 from stitch.ttb.binary import Binary, SegmentChecks, SegmentRow, Version
 from stitch.ttb.enum_codes import members
 from stitch.ttb.envelope import ALIGNMENT
-from stitch.ttb.problems import ProblemList
-from stitch.ttb.verify import Record
 
 _DATA_TYPES = members(DataType)
 _FIDELITIES = members(MathFidelity)

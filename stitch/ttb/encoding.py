@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stitch.errors import StitchError
+from stitch.flatbuffer import ProblemList, Verifier
 from stitch.machine import MachineShape, SpaceShape
 from stitch.program import (
     AttributeValue,
@@ -31,10 +32,8 @@ from stitch.program import (
 from stitch.ttb.binary import Binary, SegmentRow
 from stitch.ttb.enum_codes import CODES
 from stitch.ttb.envelope import Segments
-from stitch.ttb.generated import UNIONS
-from stitch.ttb.problems import ProblemList
+from stitch.ttb.generated import SCHEMA, UNIONS
 from stitch.ttb.table_writer import TableWriter
-from stitch.ttb.verify import Verifier
 
 #: The type code of each table that an attribute's value may be.
 _VALUE_TYPES = {name: code for code, name in enumerate(UNIONS["AttributeValue"], 1)}
@@ -55,7 +54,7 @@ def encode_metadata(binary: Binary, segments: Segments) -> bytes:
             remedy="keep sizes, addresses and counts within 64 bits, and not negative",
         ) from error
     problems = ProblemList()
-    Verifier(metadata, problems).root()
+    Verifier(metadata, problems, SCHEMA).root()
     problems.raise_if_any(
         "the binary is beyond what a .ttb file may hold", remedy="change what the problems name"
     )

@@ -17,9 +17,10 @@ from typing import Literal
 
 from stitch.argument_kinds import ArgumentKind
 from stitch.errors import IncompatibleError, StitchError
-from stitch.files import Sink, write_file
+from stitch.files import Sink, Source, open_source, write_file
+from stitch.flatbuffer import ProblemList, Schema, TableSpec, Verifier
 from stitch.program import dense_bytes
-from stitch.ttb.binary import CURRENT, FEATURES, Binary, SegmentRow, Version
+from stitch.ttb.binary import CURRENT, DAMAGED, FEATURES, Binary, SegmentRow, Version
 from stitch.ttb.decoding import Decoder
 from stitch.ttb.envelope import (
     HEAD_NBYTES,
@@ -29,12 +30,8 @@ from stitch.ttb.envelope import (
     collect_segments,
     open_envelope,
 )
-from stitch.ttb.generated import ROOT, TABLES
-from stitch.ttb.problems import ProblemList
-from stitch.ttb.source import Source, open_source
-from stitch.ttb.table_spec import Schema, TableSpec
+from stitch.ttb.generated import ROOT, SCHEMA, TABLES
 from stitch.ttb.ttnn import is_ttnn, read_ttnn
-from stitch.ttb.verify import Verifier
 
 #: What holds programs: to load, to submit, to look at.
 SOURCE = ArgumentKind(
@@ -129,11 +126,11 @@ def decode_file(where: str, file: memoryview, envelope: Envelope) -> Binary:
     _check_version(where, envelope.metadata)
     problems = ProblemList()
     with _collector_at_rest():
-        root = Verifier(envelope.metadata, problems).root()
-        problems.raise_if_any("the file's metadata is not sound", where=where)
+        root = Verifier(envelope.metadata, problems, SCHEMA).root()
+        problems.raise_if_any("the file's metadata is not sound", where=where, remedy=DAMAGED)
         assert root is not None, "the verifier gave neither a record nor a problem"
         binary = Decoder(file[envelope.data_start :], problems, where).binary(root)
-    problems.raise_if_any("the file's contents do not fit together", where=where)
+    problems.raise_if_any("the file's contents do not fit together", where=where, remedy=DAMAGED)
     assert binary is not None, "the decoder gave neither a binary nor a problem"
     return binary
 

@@ -3,7 +3,7 @@
 The one table that drives encoding, verifying, decoding and docs/format.md.
 """
 
-from stitch.ttb.table_spec import FieldSpec, TableSpec
+from stitch.flatbuffer import FieldSpec, Schema, TableSpec
 
 SCHEMA_SHA256 = "875155da7fab289f28359d1a80abfaf393c04ef8fb9f7b6c5d2cd0a6c42e6d30"
 FILE_IDENTIFIER = b"STCH"
@@ -163,3 +163,5 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=6, name='requires', kind='strings', limit=1024),
     )),
 }
+
+SCHEMA = Schema(ROOT, TABLES, UNIONS, whole=True)

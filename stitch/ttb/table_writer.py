@@ -16,8 +16,8 @@ import flatbuffers
 import numpy as np
 
 from stitch.errors import StitchError
+from stitch.flatbuffer import FieldSpec, TableSpec
 from stitch.ttb.generated import FILE_IDENTIFIER, TABLES
-from stitch.ttb.table_spec import FieldSpec, TableSpec
 
 #: Writes one value into the table that a builder has begun.
 Prepend = Callable[[Any, Any], None]

@@ -11,7 +11,7 @@ from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.wish import parse_wish
-from stitch.machine.description import load_machine
+from stitch.machine import load_machine
 from stitch.program import (
     DataType,
     InputKind,

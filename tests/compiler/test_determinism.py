@@ -13,7 +13,7 @@ import numpy as np
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.wish import parse_wish
-from stitch.machine.description import load_machine
+from stitch.machine import load_machine
 from stitch.program import *
 
 kind = ValueType((64, 64), DataType.FLOAT32)

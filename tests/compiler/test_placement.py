@@ -11,7 +11,7 @@ from stitch.compiler import Compilation, CompileOptions, compile_graph
 from stitch.errors import CompileError, LayoutError, OutOfMemoryError, StitchError
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.wish import WishError, parse_wish
-from stitch.machine.description import load_machine
+from stitch.machine import load_machine
 from stitch.machine.shape import footprint
 from stitch.program import (
     Constant,

@@ -15,7 +15,7 @@ from stitch import ops
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.linker import Wire, link_programs
-from stitch.machine.description import load_machine
+from stitch.machine import load_machine
 from stitch.program import (
     Array,
     DataType,

@@ -12,7 +12,7 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.linker import chain_wires, link_programs
-from stitch.machine.description import load_machine
+from stitch.machine import load_machine
 from stitch.program import Array, Program
 from stitch.runtime.executors import make_executor
 from stitch.ttb import Binary

@@ -18,7 +18,7 @@ from stitch.errors import StitchError
 from stitch.files import FolderLock, LineFile, write_file
 from stitch.forms import read_array
 from stitch.frontend import read_graph
-from stitch.machine import description
+from stitch.machine import named_machines
 from stitch.training.checkpoints.checkpoint_folder import Checkpoint, CheckpointFolder
 
 MODULE = "inputs: {x: {shape: [2], type: float32}}\noperations:\n  - y = Relu(x)\noutputs: [y]\n"
@@ -68,7 +68,7 @@ def test_handles_that_run_out_are_said(tmp_path: Path, name: str) -> None:
     folder.save(Checkpoint(1, {"w": np.zeros(2)}))
     folder.close()
     before = sorted(tmp_path.rglob("*"))
-    description._shipped.cache_clear()
+    named_machines._shipped.cache_clear()
     with handles_left(0), pytest.raises(StitchError, match="Too many open files"):
         DOORS[name](tmp_path)
     assert sorted(tmp_path.rglob("*")) == before

@@ -13,7 +13,7 @@ import pytest
 
 from stitch.errors import FormatError, IncompatibleError, StitchError, UsageError
 from stitch.machine import load_machine, load_machines
-from stitch.ttb.system_machines import machines_in
+from stitch.machine.systems import machines_in
 from tests.support.files.damage import damaged_bytes
 
 FILES = Path(__file__).resolve().parents[1] / "conformance" / "tenstorrent"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stitch.linker import Wire, chain_wires, link_programs
-from stitch.machine.description import load_machine
+from stitch.machine import load_machine
 from stitch.program import DataType, Program
 from stitch.ttb import Binary, encode, load
 from tests.linker.test_static_linking import Sketch

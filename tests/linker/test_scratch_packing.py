@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stitch.errors import CompileError
 from stitch.linker import choose_scratch, pack_scratch, place_intermediates
-from stitch.machine.description import load_machine
+from stitch.machine import load_machine
 from stitch.program import DataType, Operation, Scratch, Space, Value, ValueType
 
 F32 = DataType.FLOAT32

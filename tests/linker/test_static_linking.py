@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stitch import ops
 from stitch.errors import LinkError, OutOfMemoryError
 from stitch.linker import Demand, Wire, chain_wires, check_capacity, link_programs
-from stitch.machine.description import load_machine
+from stitch.machine import load_machine
 from stitch.program import (
     ABSENT,
     TILE_SHAPE,

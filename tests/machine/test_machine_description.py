@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.errors import FormatError, LayoutError, UsageError
-from stitch.machine import Policy
-from stitch.machine.description import load_machine, machine_names, parse_machine
+from stitch.machine import Policy, load_machine, machine_names, parse_machine
 from stitch.program import Space
 from tests.support.machines import without_path
 

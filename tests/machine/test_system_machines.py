@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stitch.machine import derived_machine, load_machine, load_machines
-from stitch.ttb import load_system
+from stitch.machine import derived_machine, load_machine, load_machines, load_system
 
 FILES = Path(__file__).resolve().parents[1] / "conformance" / "tenstorrent"
 #: Descriptors of the very devices that are shipped.

@@ -15,7 +15,7 @@ import stitch
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraphBuilder
 from stitch.linker import Port, Wire, link_programs
-from stitch.machine.description import load_machine
+from stitch.machine import load_machine
 from stitch.program import Array, Constant, Operation, OutputSlot, Program, Seam, Value
 from stitch.runtime.executors import make_executor
 from stitch.runtime.executors.automatic import AutomaticExecutor

@@ -11,7 +11,7 @@ _HEAD = '''"""Generated from schema/program.fbs by tools/generate_schema. Do not
 The one table that drives encoding, verifying, decoding and docs/format.md.
 """
 
-from stitch.ttb.table_spec import FieldSpec, TableSpec
+from stitch.flatbuffer import FieldSpec, Schema, TableSpec
 
 '''
 
@@ -78,4 +78,5 @@ def tables_source(schema: Schema, text: str) -> str:
             listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
             lines.append(f"        FieldSpec({listed}),")
         lines.append("    )),")
-    return _HEAD + "\n".join([*lines, "}"]) + "\n"
+    lines += ["}", "", "SCHEMA = Schema(ROOT, TABLES, UNIONS, whole=True)"]
+    return _HEAD + "\n".join(lines) + "\n"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stitch.cli.inspect.describe import machine_json
+from stitch.machine import Chip, load_system
 from stitch.report import counted
-from stitch.ttb import Chip, load_system
 
 
 def describe_system(path: str) -> dict[str, Any]:

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stitch.ttb.foreign import Release
-from stitch.ttb.system_fields import system_tables
-from stitch.ttb.table_spec import FieldKind, FieldSpec, Schema, TableSpec
+from stitch.flatbuffer import FieldKind, FieldSpec, Release, Schema, TableSpec
+from stitch.machine import system_tables
 
 _FILE = Path(__file__).with_name("history.json")
 ROOT = "TTNNBinary"

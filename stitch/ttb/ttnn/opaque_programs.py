@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stitch.errors import StitchError
+from stitch.flatbuffer import ProblemList, Record
 from stitch.machine import MachineShape, room_per_bank
 from stitch.program import (
     OPAQUE_DOMAIN,
@@ -34,11 +35,9 @@ from stitch.program import (
     Value,
 )
 from stitch.ttb.binary import TensorLife
-from stitch.ttb.problems import ProblemList
 from stitch.ttb.ttnn.counterparts import Counterparts
 from stitch.ttb.ttnn.field_history import TtnnSchema
 from stitch.ttb.ttnn.tensor_layouts import TensorReader
-from stitch.ttb.verify import Record
 
 #: The operations that end a tensor's life, by their names in turn.
 _FREEING = frozenset({"DeallocOp", "DeallocateOp"})

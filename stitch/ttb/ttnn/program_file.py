@@ -11,24 +11,25 @@ from dataclasses import replace
 from typing import Any
 
 from stitch.errors import FormatError, StitchError
-from stitch.machine import Machine
-from stitch.ttb.binary import Binary, Origin
-from stitch.ttb.foreign import (
+from stitch.flatbuffer import (
+    FieldSpec,
     ForeignFile,
     ForeignFormat,
+    ProblemList,
+    Record,
     Release,
+    Schema,
+    TableSpec,
     is_foreign,
     unknown_order,
     verified,
     whole_file,
 )
-from stitch.ttb.problems import ProblemList
-from stitch.ttb.system_machines import system_chips
-from stitch.ttb.table_spec import FieldSpec, Schema, TableSpec
+from stitch.machine import Machine, system_chips
+from stitch.ttb.binary import Binary, Origin
 from stitch.ttb.ttnn.counterparts import Counterparts
 from stitch.ttb.ttnn.field_history import HASHED_SINCE, TtnnSchema, known_versions, schema_of
 from stitch.ttb.ttnn.opaque_programs import ProgramReader, ReadProgram
-from stitch.ttb.verify import Record
 
 _FORMAT = ForeignFormat("a TTNN binary of tt-mlir", b"TTNN", ())
 _REMEDY = "copy the file again from where it was made; it is damaged"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stitch.errors import FormatError, LayoutError, Problem
+from stitch.flatbuffer import Record
 from stitch.machine import MachineShape, footprint, round_up, shard_counts
 from stitch.program import (
     DataType,
@@ -30,7 +31,6 @@ from stitch.program import (
 from stitch.ttb.ttnn.counterparts import Counterparts
 from stitch.ttb.ttnn.field_history import TtnnSchema
 from stitch.ttb.ttnn.shard_grids import CoreRange, grid_of, turned
-from stitch.ttb.verify import Record
 
 _TILE = (32, 32)
 _TYPES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 import zlib
 
+from stitch.flatbuffer import FieldSpec
 from stitch.ttb.generated import ROOT, TABLES, UNIONS
-from stitch.ttb.table_spec import FieldSpec
 
 Path = tuple[str | int, ...]
 

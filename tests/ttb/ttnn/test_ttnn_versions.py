@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from stitch.errors import FormatError, IncompatibleError
+from stitch.flatbuffer import Release
 from stitch.ttb import load
-from stitch.ttb.foreign import Release
 from stitch.ttb.ttnn.field_history import HASHED_SINCE, known_versions, schema_of
 from tests.support.files.ttnn_files import ALL, LAYER, REAL, RELEASE_OF_REAL
 

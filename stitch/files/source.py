@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from stitch.files import open_file, unreadable
+from stitch.files.reading import open_file, unreadable
 
 Source = str | Path | bytes | bytearray | memoryview
 

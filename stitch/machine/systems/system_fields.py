@@ -14,8 +14,15 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from stitch.ttb.foreign import FieldOrder, ForeignFormat, Release
-from stitch.ttb.table_spec import FieldKind, FieldSpec, Schema, TableSpec
+from stitch.flatbuffer import (
+    FieldKind,
+    FieldOrder,
+    FieldSpec,
+    ForeignFormat,
+    Release,
+    Schema,
+    TableSpec,
+)
 
 #: From the release on which the usable end of the DRAM is told.
 FIRST_RELEASE, LAST_RELEASE = 169, 4013

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from stitch.errors import FormatError, Problem
 
-_DAMAGED = "compile the module again; the file is damaged or was not written by Stitch"
 #: Defects that are listed; the rest are only counted.
 MOST_LISTED = 64
 
@@ -29,7 +28,7 @@ class ProblemList:
         if len(self.listed) < MOST_LISTED:
             self.listed.append(Problem(kind, where, detail))
 
-    def raise_if_any(self, what: str, *, where: str | None = None, remedy: str = _DAMAGED) -> None:
+    def raise_if_any(self, what: str, *, where: str | None = None, remedy: str) -> None:
         """Raise `FormatError` with every defect recorded so far, if there is one."""
         if not self.count:
             return

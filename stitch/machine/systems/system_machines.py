@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from stitch.errors import FormatError, IncompatibleError, Problem
-from stitch.machine import Machine, derived_machine, round_up
-from stitch.ttb.foreign import ForeignFile, Release, read_foreign
-from stitch.ttb.source import open_source
-from stitch.ttb.system_fields import SYSTEM_FILES, architectures
+from stitch.files import open_source
+from stitch.flatbuffer import ForeignFile, Release, read_foreign
+from stitch.machine.derived import derived_machine
+from stitch.machine.machine import Machine
+from stitch.machine.shape import round_up
+from stitch.machine.systems.system_fields import SYSTEM_FILES, architectures
 
 #: The shipped machine of each architecture.
 LIKE = {"wormhole_b0": "wormhole_n150", "blackhole": "blackhole_p150"}

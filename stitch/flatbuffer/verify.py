@@ -1,6 +1,6 @@
 """The verifier: walks every byte that the metadata claims, before anything is decoded.
 
-Comes in: the metadata's bytes and the tables of a schema: ours, or another project's. Goes out:
+Comes in: the metadata's bytes and the tables of a schema. Goes out:
 plain records (one tuple per table, fields in the schema's order, defaults filled in; a struct is a
 tuple too) and a list of all defects. Must not know: programs, layouts, operators, segments' bytes.
 
@@ -20,18 +20,14 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from stitch.ttb.generated import ROOT, TABLES, UNIONS
-from stitch.ttb.problems import ProblemList
-from stitch.ttb.table_spec import ITEM_NBYTES, FieldSpec, Schema, TableSpec
-from stitch.ttb.vtable import TableShape, read_shape, vtable_nbytes
+from stitch.flatbuffer.problems import ProblemList
+from stitch.flatbuffer.table_spec import ITEM_NBYTES, FieldSpec, Schema, TableSpec
+from stitch.flatbuffer.vtable import TableShape, read_shape, vtable_nbytes
 
 Record = tuple[Any, ...]
 
 #: The root table's offset is counted from here: behind the size prefix.
 ROOT_OFFSET_POSITION = 4
-
-#: What a `.ttb` file holds.
-OUR_SCHEMA = Schema(ROOT, TABLES, UNIONS, whole=True)
 
 _I32 = struct.Struct("<i")
 _U32 = struct.Struct("<I")
@@ -64,7 +60,7 @@ class _TableShapes(dict[int, TableShape | None]):
 class Verifier:
     """One walk over one file's metadata: `root` gives its records, `problems` its defects."""
 
-    def __init__(self, metadata: bytes, problems: ProblemList, schema: Schema = OUR_SCHEMA) -> None:
+    def __init__(self, metadata: bytes, problems: ProblemList, schema: Schema) -> None:
         self._data = metadata
         self._end = len(metadata)
         self._problems = problems

@@ -1,7 +1,7 @@
-"""What this room knows of a schema: one `TableSpec` per table. Ours is generated.
+"""What is known of a schema: one `TableSpec` per table.
 
-Comes in: nothing. Goes out: the types in which `generated.py` and the tables of other projects'
-files are written. Must not know: programs, bytes.
+Comes in: nothing. Goes out: the types in which the tables of a kind of file are
+written down. Must not know: programs, bytes.
 """
 
 from __future__ import annotations

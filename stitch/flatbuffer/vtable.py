@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stitch.ttb.table_spec import ITEM_NBYTES, FieldSpec, TableSpec
+from stitch.flatbuffer.table_spec import ITEM_NBYTES, FieldSpec, TableSpec
 
 #: Called with the kind of a defect, its position and its description.
 Report = Callable[[str, int, str], None]

@@ -1,4 +1,4 @@
-"""Flatbuffers of other projects, read by the verifier that reads our own.
+"""Files of other projects, each one flatbuffer, by the version that they were written in.
 
 Comes in: bytes, and what a kind of file is: its identifier and, for the versions whose order of
 fields is known, the tables. Goes out: the version, plain records, and the names of their fields;
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stitch.errors import FormatError, IncompatibleError
-from stitch.ttb.problems import ProblemList
-from stitch.ttb.table_spec import FieldSpec, Schema, TableSpec
-from stitch.ttb.verify import Record, Verifier
+from stitch.flatbuffer.problems import ProblemList
+from stitch.flatbuffer.table_spec import FieldSpec, Schema, TableSpec
+from stitch.flatbuffer.verify import Record, Verifier
 
 #: The size prefix, the root's offset, the identifier.
 _HEAD_NBYTES = 12
