@@ -15,6 +15,8 @@ from stitch.runtime import LoadedProgram, PreparedGraph, RuntimeDevice
 from stitch.tasks import TaskGraph
 from stitch.ttb import Binary
 
+#: What listeners take.
+DEVICE = instance_of("a device", RuntimeDevice)
 #: Programs that `submit` keeps loaded on a device.
 MAX_SUBMITTED = 64
 

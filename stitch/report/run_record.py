@@ -27,10 +27,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from stitch.argument_kinds import takes
 from stitch.planner import Buffer, Plan
 from stitch.report.allocations import Place, own_at_start, own_places
 from stitch.report.explanation import totals_json
 from stitch.report.frozen_json import to_plain
+from stitch.report.reported_device import DEVICE
 from stitch.runtime import (
     Event,
     PlanRun,
@@ -52,6 +54,7 @@ class Recorder:
     Subscribe before programs are loaded, so that their constants are seen.
     """
 
+    @takes(device=DEVICE)
     def __init__(self, device: RuntimeDevice) -> None:
         self._device = device
         self._plans: dict[int, Plan] = {}

@@ -44,12 +44,12 @@ def load_program(
             f"a binary compiled for {binary.machine.name!r} does not run on "
             f"{machine.name!r}: " + "; ".join(missing),
             where=where,
-            remedy=_targets(machine.name, binary.machine.name),
+            remedy=_remedy(machine.name, binary),
         )
     program = binary.program(which)
     _refuse_opaque(program, device, where)
     check_program(program, machine.shape)
-    _check_use(program, binary.machine, machine, where)
+    _check_use(program, binary, machine, where)
     kept: list[ConstantRecord] = []
     seconds = simulated_seconds(program, machine)
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)
@@ -85,11 +85,10 @@ def _refuse_opaque(program: Program, device: Home, where: str | None) -> None:
         )
 
 
-def _check_use(
-    program: Program, compiled_for: MachineShape, machine: Machine, where: str | None
-) -> None:
+def _check_use(program: Program, binary: Binary, machine: Machine, where: str | None) -> None:
     """Raise `IncompatibleError` naming all that a program uses for which the machine has no place;
     what has none on the very machine that it was compiled for either is found when it runs."""
+    compiled_for = binary.machine
     wanted = demands(program, program.scratch, machine.shape)
     problems_of = address_problems if compiled_for == machine.shape else use_problems
     found = tuple(problems_of(wanted, machine.shape))
@@ -99,7 +98,7 @@ def _check_use(
             f"{machine.name!r}",
             where=where,
             problems=tuple(Problem("use", f"program {program.name}", text) for text in found),
-            remedy=_targets(machine.name, compiled_for.name),
+            remedy=_remedy(machine.name, binary),
         )
 
 
@@ -136,12 +135,23 @@ def simulated_seconds(program: Program, machine: Machine) -> float:
     return 0.0 if program.is_opaque else program_seconds(expanded(program), machine)
 
 
-def _targets(here: str, there: str) -> str:
-    """What makes both fit: targets and devices that exist under these names."""
-    known = machine_names()
-    target = here if here in known else "FILE.yaml, the description of this machine"
+def _remedy(here: str, binary: Binary) -> str:
+    """What makes both fit: targets and devices that exist under these names; for a binary of
+    another compiler the machine that its own file describes."""
+    if binary.origin is not None:
+        return (
+            "run it on the machine that its file describes: stitch-run without --device, "
+            "open_device(binary.origin.machine); or compile it again, with its own compiler, for "
+            f"{here!r}"
+        )
+    known, there = machine_names(), binary.machine.name
     device = f", or run it on {there!r}" if there in known else ""
-    return f"compile it with --target={target}{device} (in Python: compile(..., target={target!r}))"
+    if here not in known:
+        return (
+            "compile it with --target=FILE, or compile(..., target=FILE), the .yaml or .ttsys that "
+            f"describes this machine{device}"
+        )
+    return f"compile it with --target={here}{device} (in Python: compile(..., target={here!r}))"
 
 
 def check_program(program: Program, machine: MachineShape) -> None:

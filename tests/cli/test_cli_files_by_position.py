@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from stitch.cli import compile as stitch_compile
 from stitch.machine import machine_names
+from stitch.machine.description import shipped_text
 
 Cli = Callable[..., Any]
 MASKED = """\
@@ -175,6 +176,18 @@ def test_a_machine_that_does_not_fit_is_answered_with_the_file_and_a_known_targe
     assert "where: a.ttb" in done.err
     assert "compile it with --target=host, or run it on 'wormhole_n150'" in done.err
     assert {"host", "wormhole_n150"} <= set(machine_names())
+
+
+def test_a_machine_of_a_file_that_does_not_fit_is_answered_with_a_file_as_target(
+    cli: Cli, here: Path
+) -> None:
+    (here / "mine.yaml").write_text(shipped_text("host").replace("name: host", "name: mine"))
+    done = cli("run", "a.ttb", "--device=mine.yaml", "--init=ones")
+    assert done.code == 4
+    assert (
+        "try: compile it with --target=FILE, or compile(..., target=FILE), the .yaml or .ttsys "
+        "that describes this machine, or run it on 'wormhole_n150'"
+    ) in done.err
 
 
 def test_programs_of_one_name_are_told_apart_by_their_files(cli: Cli, here: Path) -> None:

@@ -122,6 +122,13 @@ def test_the_saved_run_is_not_written_over(cli: Cli) -> None:
     assert "does not write over it" in done.err
 
 
+def test_a_saved_run_has_the_name_of_an_archive(cli: Cli) -> None:
+    done = cli("run", *RUN, "--save_operations=run.npy")
+    assert done.code == 2
+    assert "results of operations are written to a .npz file" in done.err
+    assert not Path("run.npy").exists()
+
+
 def test_tolerances_alone_are_refused(cli: Cli) -> None:
     done = cli("run", *RUN, "--pcc=0.9")
     assert "no effect without --expected_output or --expected_operations" in done.err

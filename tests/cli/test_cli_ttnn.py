@@ -124,6 +124,15 @@ def test_a_run_without_data_takes_foreign_binaries(cli: Cli, binaries: Path) -> 
     assert "note: layer.ttnn: temporaries in DRAM (2176 B per bank) are in no plan" in done.err
 
 
+def test_a_device_that_does_not_fit_is_answered_with_the_machine_of_the_file(
+    cli: Cli, binaries: Path
+) -> None:
+    done = cli("run", "real.ttnn", "--executor=null", "--device=blackhole_p150")
+    assert done.code == 4
+    assert "try: run it on the machine that its file describes: stitch-run without" in done.err
+    assert "again, with its own compiler, for 'blackhole_p150'" in done.err
+
+
 def test_a_dry_run_needs_no_executor(cli: Cli, binaries: Path) -> None:
     assert cli("run", "real.ttnn", "--dry_run").code == 0
 

@@ -9,7 +9,9 @@ of one operation at a time. Must not know: the command line.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from stitch.argument_kinds import PATH, either, instance_of, optional, takes
 from stitch.linker import expanded
 from stitch.program import Array, DataType
 from stitch.report.operations.array_comparison import (
@@ -21,6 +23,7 @@ from stitch.report.operations.array_comparison import (
 )
 from stitch.report.operations.operation_watch import OperationWatch, SeenOperation
 from stitch.report.operations.saved_operations import SavedOperations
+from stitch.report.reported_device import DEVICE
 from stitch.runtime import RuntimeDevice
 
 #: What results are compared with where they are computed again, by NumPy's kernels.
@@ -65,15 +68,19 @@ class OperationComparison(OperationWatch):
     that a value is stored in; for types narrower than float32 a step of rounding more.
     """
 
+    @takes(
+        device=DEVICE, how=optional(instance_of("tolerances", Tolerances)),
+        expected=either(PATH, instance_of("a saved run", SavedOperations)),
+    )  # fmt: skip
     def __init__(
-        self, device: RuntimeDevice, expected: str | SavedOperations = REFERENCE,
+        self, device: RuntimeDevice, expected: str | Path | SavedOperations = REFERENCE,
         how: Tolerances | None = None,
     ) -> None:  # fmt: skip
         """`expected` is also the path of a file. Raises `UsageError`, `FormatError`."""
         self._saved = (
-            SavedOperations(expected)
-            if isinstance(expected, str) and expected != REFERENCE
-            else expected
+            expected
+            if expected == REFERENCE or isinstance(expected, SavedOperations)
+            else SavedOperations(expected)
         )
         self._how = how or Tolerances()
         self._wanted: tuple[Array, ...] = ()

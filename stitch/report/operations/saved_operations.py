@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
+from stitch.argument_kinds import PATH, takes
 from stitch.errors import FormatError, UsageError
 from stitch.files import FileBatch, Spool, write_added
 from stitch.forms import NpzWriter, archived_arrays
 from stitch.program import Array
 from stitch.report.operations.operation_watch import OperationWatch, SeenOperation
+from stitch.report.reported_device import DEVICE
 from stitch.runtime import RuntimeDevice
 
 #: Of a program's name in the names of arrays; its number tells it apart.
@@ -40,11 +42,14 @@ class _Names:
 class OperationStore(OperationWatch):
     """Keeps what every operation makes, for the file at `path`, until `close`, which writes it.
 
-    `next_pass` ends what is kept: a file holds one pass. Raises `StitchError` where the file
-    cannot be begun.
+    `next_pass` ends what is kept: a file holds one pass. Raises `UsageError` for a path that is not
+    that of a `.npz` file, `StitchError` where the file cannot be begun.
     """
 
+    @takes(device=DEVICE, path=PATH)
     def __init__(self, device: RuntimeDevice, path: str | Path) -> None:
+        if Path(path).suffix.lower() != ".npz":
+            raise UsageError("results of operations are written to a .npz file", got=str(path))
         self._path, self._names, self._is_over = path, _Names(), False
         #: Whether nothing has stopped it while it kept a result.
         self._is_whole = True

@@ -15,9 +15,11 @@ from threading import Lock, get_ident
 from time import perf_counter
 from typing import Any, Self
 
+from stitch.argument_kinds import PATH, optional, takes
 from stitch.errors import UsageError
 from stitch.files import FileBatch, Sink, Spool, write_added
 from stitch.report.explanation import totals_json
+from stitch.report.reported_device import DEVICE
 from stitch.report.trace.lines import Heard, TraceLines
 from stitch.report.trace.tracks import Line
 from stitch.runtime import Event, PlanRun, PlanStopped, RuntimeDevice
@@ -36,8 +38,9 @@ class ChromeTrace:
     Subscribe before programs are loaded, so that their constants are seen.
     """
 
+    @takes(device=DEVICE, path=optional(PATH))
     def __init__(self, device: RuntimeDevice, path: str | Path | None = None) -> None:
-        """Raises `StitchError` where the file cannot be begun."""
+        """Raises `UsageError`, `StitchError` where the file cannot be begun."""
         self._device = device
         self._period = device.history.period_from_now()
         self._seen: deque[Heard] = deque()

@@ -13,7 +13,9 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Self
 
+from stitch.argument_kinds import PATH, takes
 from stitch.files import FileBatch, make_folder, write_added
+from stitch.report.reported_device import DEVICE
 from stitch.report.visualizer.report_tables import ReportTables
 from stitch.report.visualizer.told_steps import ToldSteps
 from stitch.runtime import Event, Lying, PlanRun, PlanStopped, RuntimeDevice, Written
@@ -38,7 +40,9 @@ class VisualizerFolder:
     that their constants are seen.
     """
 
+    @takes(device=DEVICE, folder=PATH)
     def __init__(self, device: RuntimeDevice, folder: str | Path) -> None:
+        """Raises `UsageError`."""
         self._device, self._folder = device, Path(folder)
         self._tables = ReportTables()
         self._steps = ToldSteps(self._tables)
