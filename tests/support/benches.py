@@ -13,8 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHES = ROOT / "tools" / "bench"
-#: The benchmarks by name; the other file holds what their command lines share.
-BENCH_NAMES = sorted({file.stem for file in BENCHES.glob("*.py")} - {"command_line"})
+#: The benchmarks by name; the other files hold what several of them share.
+SHARED = {"command_line", "timed_on_silicon"}
+BENCH_NAMES = sorted({file.stem for file in BENCHES.glob("*.py")} - SHARED)
 
 
 def load_bench(name: str) -> ModuleType:

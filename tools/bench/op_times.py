@@ -14,7 +14,6 @@ exits 1 where, of a machine, the median of errors is above 20 %, or that of a te
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import sys
@@ -22,10 +21,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import median
-from typing import Any
 
+import timed_on_silicon
 from command_line import exit_code_for, refused
+from timed_on_silicon import missed_goals, summary_line
 
 from stitch.errors import StitchError, UsageError
 from stitch.machine import Machine, derived_machine, load_machine, program_seconds
@@ -97,18 +96,7 @@ class Row:
 
 def read_timed(path: Path) -> list[Timed]:
     """The products of a file; raises `UsageError` where it lacks a column, a number or a word."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            lines = csv.DictReader(stream)
-            absent = [name for name in COLUMNS if name not in (lines.fieldnames or ())]
-            if absent:
-                raise UsageError(
-                    f"{path} is no file of timed products",
-                    expected="columns " + ", ".join(COLUMNS), got="without " + ", ".join(absent),
-                )  # fmt: skip
-            return [_timed(line, f"{path}:{lines.line_num}") for line in lines]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"cannot read {path}", got=str(error)) from error
+    return timed_on_silicon.read_timed(path, "products", COLUMNS, _timed)
 
 
 def _timed(line: dict[str, str], where: str) -> Timed:
@@ -210,46 +198,10 @@ def _later(row: Row, ns: float) -> Row:
     return replace(row, simulated_ns=taken, error=taken / row.measured_ns - 1)
 
 
-def quantile(errors: Sequence[float], part: float) -> float:
-    """The least error that so many of all do not exceed."""
-    return sorted(errors)[max(0, math.ceil(part * len(errors)) - 1)]
-
-
 def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows by machine."""
     names = dict.fromkeys(row.machine for row in rows)
     return {name: [row for row in rows if row.machine == name] for name in names}
-
-
-def summary(rows: Sequence[Row], label: str) -> dict[str, Any]:
-    """Errors without their signs."""
-    errors = [abs(row.error) for row in rows]
-    return {
-        "products": label, "count": len(rows), "median": median(errors),
-        "p90": quantile(errors, 0.9), "worst": max(errors),
-        "within_20": sum(e <= 0.2 for e in errors) / len(errors),
-    }  # fmt: skip
-
-
-def missed_goals(rows: Sequence[Row]) -> list[str]:
-    """What is missed, of each machine."""
-    if not rows:
-        return ["there is no product to compare"]
-    missed = []
-    for label, group in groups(rows).items():
-        errors = [abs(row.error) for row in group]
-        found = (median(errors), "the median of errors"), (quantile(errors, 0.9), "that of 90 %")
-        for (value, what), goal in zip(found, GOALS, strict=True):
-            if value > goal:
-                missed.append(f"{label}: {what} is {value:.1%}, above {goal:.0%}")
-    return missed
-
-
-def _line(found: dict[str, Any]) -> str:
-    return (
-        "{products:16} {count:3} products: error median {median:.1%}, 90 % within {p90:.1%}, worst "
-        "{worst:.1%}; {within_20:.0%} of them within 20 %"
-    ).format(**found)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -279,8 +231,9 @@ def main(words: list[str] | None = None) -> int:
                   f"{row.measured_ns:12.0f} ns  simulated {row.simulated_ns:12.0f} ns  "
                   f"{row.error:+7.1%}")  # fmt: skip
     for label, found in groups(rows).items():
-        print(_line(summary(found, label)), file=sys.stderr if arguments.json else sys.stdout)
-    return exit_code_for(missed_goals(rows), check=arguments.check)
+        line = summary_line(f"{label:16}", found, "products", (0.20,))
+        print(line, file=sys.stderr if arguments.json else sys.stdout)
+    return exit_code_for(missed_goals(groups(rows), "product", GOALS), check=arguments.check)
 
 
 if __name__ == "__main__":

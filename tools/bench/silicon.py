@@ -17,7 +17,6 @@ from DRAM, the median of errors is above 15 % or the error of a tenth of the cop
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import re
@@ -25,10 +24,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import Any
 
+import timed_on_silicon
 from command_line import exit_code_for, from_one, refused
+from timed_on_silicon import missed_goals, summary_line
 
 from stitch.errors import StitchError, UsageError
 from stitch.machine import CopyCounts, Machine, Route, copy_counts, load_machine
@@ -78,32 +77,21 @@ class Row:
 
 def read_timed(path: Path) -> list[Timed]:
     """The copies of a file; raises `UsageError` where it lacks a column or a number."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            lines = csv.DictReader(stream)
-            absent = [name for name in COLUMNS if name not in (lines.fieldnames or ())]
-            if absent:
-                raise UsageError(
-                    f"{path} is no file of timed copies", expected="columns " + ", ".join(COLUMNS),
-                    got="without " + ", ".join(absent),
-                )  # fmt: skip
-            found = []
-            for line in lines:
-                numbers = [_whole(line[name], path, lines.line_num, name) for name in COLUMNS[1:]]
-                found.append(Timed(line["name"], *numbers))
-            return found
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"cannot read {path}", got=str(error)) from error
+    return timed_on_silicon.read_timed(path, "copies", COLUMNS, _timed)
 
 
-def _whole(text: str | None, path: Path, line: int, name: str) -> int:
+def _timed(line: dict[str, str], where: str) -> Timed:
+    return Timed(line["name"], *(_whole(line[name], where, name) for name in COLUMNS[1:]))
+
+
+def _whole(text: str | None, where: str, name: str) -> int:
     try:
         number = int(text or "")
     except ValueError:
         number = 0
     if not 1 <= number <= MOST:
         raise UsageError(
-            f"{path}:{line}: {name} is no whole number from 1 to {MOST}", got=repr(text)[:80],
+            f"{where}: {name} is no whole number from 1 to {MOST}", got=repr(text)[:80],
             remedy="correct the line, or leave it out",
         )  # fmt: skip
     return number
@@ -195,22 +183,6 @@ def simulated(copy: Timed, machine: Machine, interval: float) -> Row:
     return Row(copy.name, measured, ns, ns / measured - 1, counts.source.value, how)
 
 
-def quantile(errors: Sequence[float], part: float) -> float:
-    """The least error that so many of all do not exceed."""
-    return sorted(errors)[max(0, math.ceil(part * len(errors)) - 1)]
-
-
-def summary(rows: Sequence[Row], label: str) -> dict[str, Any]:
-    """Errors without their signs, of copies from one space."""
-    errors = [abs(row.error) for row in rows]
-    return {
-        "copies": label, "count": len(rows), "median": median(errors),
-        "p90": quantile(errors, 0.9), "worst": max(errors),
-        "within_10": sum(e <= 0.1 for e in errors) / len(errors),
-        "within_40": sum(e <= 0.4 for e in errors) / len(errors),
-    }  # fmt: skip
-
-
 def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows by where they come from, those that there are."""
     labels = {"l1": "L1 -> L1", "dram": "DRAM -> L1"}
@@ -235,34 +207,19 @@ def left_out(copies: Sequence[Timed], machine: Machine, interval: float) -> list
     return found
 
 
-def missed_goals(rows: Sequence[Row]) -> list[str]:
-    """What is missed, of each group."""
-    if not rows:
-        return ["there is no copy to compare"]
-    missed = []
-    for label, group in groups(rows).items():
-        errors = [abs(row.error) for row in group]
-        found = (median(errors), "the median of errors"), (quantile(errors, 0.9), "that of 90 %")
-        for (value, what), goal in zip(found, GOALS, strict=True):
-            if value > goal:
-                missed.append(f"{label}: {what} is {value:.1%}, above {goal:.0%}")
-    return missed
-
-
 def show(rows: Sequence[Row]) -> None:
     """A line per copy, then one per group."""
     for row in rows:
         print(f"{row.name:28} measured {row.measured_ns:9.0f} ns  simulated "
               f"{row.simulated_ns:9.0f} ns  {row.error:+7.1%}  grids {row.grids}")  # fmt: skip
-    for label, found in groups(rows).items():
-        print(_line(summary(found, label)))
+    for line in lines_of(rows):
+        print(line)
 
 
-def _line(found: dict[str, Any]) -> str:
-    return (
-        "{copies:10} {count:3} copies: error median {median:.1%}, 90 % within {p90:.1%}, worst "
-        "{worst:.1%}; {within_10:.0%} of them within 10 %, {within_40:.0%} within 40 %"
-    ).format(**found)
+def lines_of(rows: Sequence[Row]) -> list[str]:
+    """A line per group."""
+    found = groups(rows).items()
+    return [summary_line(f"{label:10}", group, "copies", (0.10, 0.40)) for label, group in found]
 
 
 def main(words: list[str] | None = None) -> int:
@@ -293,11 +250,11 @@ def main(words: list[str] | None = None) -> int:
     if arguments.json:
         json.dump([asdict(row) for row in rows], sys.stdout, indent=1)
         print()
-        for label, found in groups(rows).items():
-            print(_line(summary(found, label)), file=sys.stderr)
+        for line in lines_of(rows):
+            print(line, file=sys.stderr)
     else:
         show(rows)
-    return exit_code_for(missed_goals(rows), check=arguments.check)
+    return exit_code_for(missed_goals(groups(rows), "copy", GOALS), check=arguments.check)
 
 
 if __name__ == "__main__":
