@@ -39,6 +39,6 @@ def test_a_path_of_another_kind_is_named(listener: Listener, parameter: str) -> 
     "listener", [ChromeTrace, OperationComparison, OperationStore, Recorder, VisualizerFolder]
 )
 def test_what_is_no_device_is_named(listener: Listener, tmp_path: Path) -> None:
-    rest = {OperationStore: (tmp_path / "a.npz",), VisualizerFolder: (tmp_path,)}
+    rest = (tmp_path / "a.npz",) if listener in (OperationStore, VisualizerFolder) else ()
     with pytest.raises(UsageError, match=f"{listener.__name__} takes a device as device"):
-        listener("tiny", *rest.get(listener, ()))
+        listener("tiny", *rest)
