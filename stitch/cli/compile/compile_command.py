@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import io
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from stitch import api
 from stitch.cli.command import EXIT_OK, Command, say, say_aside
-from stitch.cli.compile.python_factories import from_entry
+from stitch.cli.compile.module_sources import (
+    SOURCES,
+    input_shapes,
+    module_of,
+    refuse_other_forms,
+)
 from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, make_parser, place, positive, size
-from stitch.cli.run_inputs import array_of_word, is_array_word
-from stitch.cli.wire_words import split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES, split_graph
-from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
-from stitch.errors import CompileError, FormatError, UsageError
-from stitch.files import FileBatch, nearest_file, read_text, unreadable
+from stitch.errors import FormatError, UsageError
+from stitch.files import FileBatch
 from stitch.frontend import read_graph
-from stitch.graph import ComputationGraph, from_json, parse_wish
-from stitch.program import Array, MathFidelity, Program, Role
+from stitch.graph import parse_wish
+from stitch.program import MathFidelity, Program, Role
 from stitch.report import counted
 from stitch.ttb import content_of
 
@@ -36,11 +35,6 @@ EXAMPLES = """\
   stitch-compile --entry=mymodels.mlp:make -o mlp.ttb
   stitch-compile --entry=mlp.py:make -o - | stitch-run --module=- --init=randn
   stitch-compile model.onnx --input_shape x=1x3x224x224 --split=2 -o m.ttb  # m.0.ttb, m.1.ttb"""
-
-SOURCES = (
-    "modules in YAML (.yaml, .yml), ONNX models (.onnx), graphs in JSON (.json), "
-    "Python (.py with --entry=NAME)"
-)
 
 
 def command() -> Command:
@@ -124,7 +118,7 @@ def _compile_source(words: argparse.Namespace) -> int:
     if words.output is not None and cuts is None:
         checks.add(words.output, TTB, "-o")
     cache = cache_of(words.cache, words.cache_size)
-    module, examples = _module(words)
+    module, examples = module_of(words)
     checks.refuse_sources()
     shapes = input_shapes(words.input_shape)
     if words.pipeline is not None:
@@ -211,83 +205,6 @@ def _slots_text(program: Program) -> str:
     return f"({', '.join(inputs)}) -> ({', '.join(outputs)})"
 
 
-def _module(words: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
-    """What `api.compile` takes: the module and its example inputs."""
-    source: str | None = words.source
-    suffix = Path(source or "").suffix.lower()
-    if words.examples and suffix != ".onnx":
-        raise UsageError("example inputs are for ONNX models", where="--input")
-    if words.entry is not None:
-        return from_entry(source, words.entry)
-    if source is None:
-        raise UsageError(
-            "there is no module to compile", expected=f"SOURCE ({SOURCES}), or --entry"
-        )
-    if suffix == ".onnx":
-        return source, example_inputs(words.examples)
-    if suffix == ".json":
-        return _graph_of_json(Path(source)), ()
-    if suffix == ".py":
-        raise UsageError(
-            "a Python file needs the name of its factory", remedy=f"add --entry=NAME to {source}"
-        )
-    if suffix not in (".yaml", ".yml"):
-        raise CompileError(
-            f"no front end reads {source!r}", expected=SOURCES, remedy=other_source(source)
-        )
-    return source, ()
-
-
-def _graph_of_json(path: Path) -> ComputationGraph:
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error
-    if '"stitch": "model"' in text[:40]:
-        model = api.CompiledModel.load(io.StringIO(text))
-        return model.graph.with_wishes(*model.wishes)
-    return from_json(text)
-
-
-_SHAPE = re.compile(r"(?:\d{1,18}(?:x\d{1,18})*)?")
-
-
-def input_shapes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes by input; raises `UsageError` for another form.
-
-    >>> input_shapes(["x=1x3x224x224", "scale="])
-    {'x': (1, 3, 224, 224), 'scale': ()}
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for word in words:
-        name, equals, text = word.rpartition("=")
-        if not (equals and name) or _SHAPE.fullmatch(text) is None:
-            raise UsageError(
-                f"{word[:80]!r} is no shape of an input", where="--input_shape",
-                expected="NAME=1x3x224x224",
-            )  # fmt: skip
-        if name in shapes:
-            raise UsageError(f"the shape of input {name!r} is given twice", where="--input_shape")
-        shapes[name] = tuple(int(size) for size in text.split("x") if size)
-    return shapes
-
-
-def example_inputs(words: Sequence[str]) -> dict[str, Array]:
-    """Example arrays by input; raises `UsageError`, or `FormatError` for a bad file."""
-    examples: dict[str, Array] = {}
-    for word in words:
-        name, text = split_slot(word, is_array_word)
-        if name is None:
-            raise UsageError(
-                f"{word[:80]!r} is no example input", where="--input",
-                expected="NAME=@file.npy, or as in NAME=2xi64=3 4",
-            )  # fmt: skip
-        if name in examples:
-            raise UsageError(f"input {name!r} is given twice", where="--input")
-        examples[name] = array_of_word(text, name)
-    return examples
-
-
 def cache_of(folder: str | None, size: str | None) -> api.CompileCache | None:
     """The cache that is asked for; raises `UsageError` for a size without a folder."""
     if folder is None:
@@ -317,35 +234,3 @@ def part_path(output: str, index: int) -> str:
     """
     path = Path(output)
     return str(path.with_name(f"{path.stem}.{index}{path.suffix}"))
-
-
-def other_source(source: str) -> str | None:
-    """What to do with a source that no front end reads, if it is known.
-
-    >>> other_source("mlp.py:make"), other_source("a.ttb"), other_source("a.txt")
-    ('--entry=mlp.py:make', 'it is compiled: stitch-run a.ttb', None)
-    """
-    module, colon, factory = source.rpartition(":")
-    if colon and module and factory.isidentifier():
-        return f"--entry={source}"
-    if Path(source).suffix.lower() == ".ttb":
-        return f"it is compiled: stitch-run {source}"
-    return nearest_file(source, (".yaml", ".yml", ".onnx", ".json", ".py")) or None
-
-
-def refuse_other_forms(words: argparse.Namespace, error: FormatError) -> None:
-    """Raise `UsageError` where a module or a pipeline in YAML is another form of file."""
-    placed = f"a pipeline that runs {words.output}"
-    for path, wanted, only, expected in (
-        (words.source, MODULE, "only modules are compiled", None),
-        (words.pipeline, PIPELINE, "--for takes a pipeline", placed),
-    ):
-        is_yaml = path is not None and Path(path).suffix.lower() in (".yaml", ".yml")
-        if is_yaml and (form := form_of(path, wanted)) != wanted:
-            remedy = {
-                MACHINE: f"stitch-compile module.yaml --target={path}",
-                MODULE: f"stitch-compile {path}",
-            }.get(form, f"stitch-run {path}")
-            raise UsageError(
-                f"{path!r} is a {form}, and {only}", expected=expected, remedy=remedy
-            ) from error
