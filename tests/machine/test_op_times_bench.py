@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.support.benches import load_bench, run_bench
+from tests.support.benches import csv_file, csv_rows, load_bench, run_bench
 
 FOLDER = Path(__file__).parents[1] / "data/tenstorrent/op_times"
 PRODUCTS = FOLDER / "matmuls.csv"
-
-
-def lines() -> list[list[str]]:
-    with PRODUCTS.open(newline="") as stream:
-        return list(csv.reader(stream))
-
-
-def written(folder: Path, rows: list[list[str]]) -> Path:
-    file = folder / "timed.csv"
-    file.write_text("\n".join(",".join(row) for row in rows) + "\n")
-    return file
 
 
 def test_every_product_is_beside_its_measurement_and_no_goal_is_missed() -> None:
@@ -30,7 +18,7 @@ def test_every_product_is_beside_its_measurement_and_no_goal_is_missed() -> None
     assert ran.returncode == 0, ran.stderr
     rows = json.loads(ran.stdout)
     assert len(rows) == 273
-    for row, line in zip(rows, lines()[1:], strict=True):
+    for row, line in zip(rows, csv_rows(PRODUCTS)[1:], strict=True):
         assert (row["machine"], row["measured_ns"]) == (line[0], float(line[-1]))
         assert row["cores"] == int(line[1]) * int(line[2])
         assert row["error"] == pytest.approx(row["simulated_ns"] / row["measured_ns"] - 1)
@@ -60,9 +48,9 @@ def test_the_figures_that_ship_are_those_that_fit_best() -> None:
 
 
 def test_a_model_that_is_far_off_misses_its_goal(tmp_path: Path) -> None:
-    rows = lines()
+    rows = csv_rows(PRODUCTS)
     slow = [[*row[:-1], str(3 * float(row[-1]))] for row in rows[1:]]
-    ran = run_bench("op_times", written(tmp_path, [rows[0], *slow]), "--check")
+    ran = run_bench("op_times", csv_file(tmp_path, [rows[0], *slow]), "--check")
     assert ran.returncode == 1
     assert "goal missed: wormhole_n150: the median of errors" in ran.stderr
 
@@ -84,22 +72,22 @@ def test_a_model_that_is_far_off_misses_its_goal(tmp_path: Path) -> None:
 def test_a_wrong_cell_is_refused_with_its_line(
     tmp_path: Path, at: int, text: str, words: str
 ) -> None:
-    row = lines()[1]
+    row = csv_rows(PRODUCTS)[1]
     row[at] = text
-    ran = run_bench("op_times", written(tmp_path, [lines()[0], row]))
+    ran = run_bench("op_times", csv_file(tmp_path, [csv_rows(PRODUCTS)[0], row]))
     assert ran.returncode == 2, ran.stderr
     assert words in ran.stderr
 
 
 def test_blocks_that_do_not_fit_the_grid_are_refused(tmp_path: Path) -> None:
-    row = lines()[1]
+    row = csv_rows(PRODUCTS)[1]
     row[3:9] = ["500", "512", "512", "l1", "dram", "l1"]
-    ran = run_bench("op_times", written(tmp_path, [lines()[0], row]))
+    ran = run_bench("op_times", csv_file(tmp_path, [csv_rows(PRODUCTS)[0], row]))
     assert ran.returncode == 2
     assert "blocks over 8 x 8 cores do not fit" in ran.stderr
 
 
 def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
-    ran = run_bench("op_times", written(tmp_path, [row[:-1] for row in lines()]))
+    ran = run_bench("op_times", csv_file(tmp_path, [row[:-1] for row in csv_rows(PRODUCTS)]))
     assert ran.returncode == 2
     assert "without ns" in ran.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -43,3 +44,16 @@ def run_bench(
         timeout=seconds,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+def csv_rows(file: Path) -> list[list[str]]:
+    """The rows of a file that a benchmark reads, its columns' names first."""
+    with file.open(newline="") as stream:
+        return list(csv.reader(stream))
+
+
+def csv_file(folder: Path, rows: list[list[str]]) -> Path:
+    """A file of such rows."""
+    file = folder / "timed.csv"
+    file.write_text("\n".join(",".join(row) for row in rows) + "\n")
+    return file
