@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 import stitch
-from stitch.cli.module_files import Module
+from stitch.cli.module_files import ModuleFile
 from stitch.cli.wire_words import deal, wires_of
 from stitch.compiler import compile_graph
 from stitch.documents import YamlPipeline, read_pipeline, read_training
@@ -268,10 +268,10 @@ def test_naming_the_defects_of_a_machine_is_linear() -> None:
     assert_linear(work_on)
 
 
-def loaded_modules(slots: int, count: int) -> list[Module]:
+def loaded_modules(slots: int, count: int) -> list[ModuleFile]:
     program = compile_graph(graph("side by side", slots), MACHINE).program
     binary = Binary((program,), MACHINE.shape, "test")
-    return [Module(f"{i}.ttb", f"m{i}", binary, program) for i in range(count)]
+    return [ModuleFile(f"{i}.ttb", f"m{i}", binary, program) for i in range(count)]
 
 
 def test_wires_between_many_slots_are_linear() -> None:
