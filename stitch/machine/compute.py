@@ -65,25 +65,28 @@ class Compute:
         """Simulated seconds of one operation on a machine of so many cores.
 
         >>> compute = Compute(0.0, 1.0, 8.0, (), (), 1.0, 4.0)
-        >>> work = OperationWork(0, 0, (DataType.FLOAT32,), 4096, 4, 0, ())
+        >>> work = OperationWork(0, 0, (DataType.FLOAT32,), 4096, 4, 0, (), ())
         >>> [compute.seconds(work, cores, 1.0) for cores in (1, 4, 3)]
         [4096.0, 1024.0, 2048.0]
         """
         used = min(work.shards or work.tiles, work.tiles, cores)
         busiest = max(-(-work.tiles // used), min(work.shard_tiles, work.tiles))
-        nbytes = dict(work.nbytes)
+        nbytes, padded = dict(work.nbytes), dict(work.padded_nbytes)
+
+        def of_busiest(space: Space) -> float:
+            return min(nbytes.get(space, 0), padded.get(space, 0) * busiest / work.tiles)
+
         if work.multiply_adds:
-            part = busiest / work.tiles
             cycles = self._product_cycles(work, busiest)
         else:
-            part = min(1.0, busiest * _TILE / max(1, work.elements))
+            computed = 0 if work.only_moves else min(work.elements, busiest * _TILE)
             cycles = max(
-                0 if work.only_moves else work.elements * part / self.elements_per_cycle,
-                nbytes.get(Space.L1, 0) * part / self.l1_bytes_per_cycle,
+                computed / self.elements_per_cycle,
+                of_busiest(Space.L1) / self.l1_bytes_per_cycle,
             )
         shared = sum(n / rate for space, rate in self.bytes_per_second
                      if (n := nbytes.get(space, 0)))  # fmt: skip
-        linked = nbytes.get(Space.DRAM, 0) * part / link_bytes_per_cycle
+        linked = of_busiest(Space.DRAM) / link_bytes_per_cycle
         on_cores, carried = cycles / self.clock_hz, max(shared, linked / self.clock_hz)
         return max(on_cores, carried) + (1 - self.hidden_share) * min(on_cores, carried)
 

@@ -42,6 +42,7 @@ _OF_MATRICES = frozenset({("", "Gemm"), ("", "MatMul"), ("", "MatMulInteger")})
 _OF_TWO = _OF_MATRICES | {
     ("", "Conv"), ("", "ConvTranspose"), ("", "Einsum"), ("stitch", "ConvWeightGradient"),
 }  # fmt: skip
+_TILE = math.prod(TILE_SHAPE)
 K = TypeVar("K", bound=Hashable)
 
 
@@ -54,7 +55,8 @@ class OperationWork:
     that they read or make, whichever are more (`only_moves`: nothing is computed of them). It is
     divided among cores by `tiles` (32 x 32) of the result, or of what has most elements: among
     `shards` cores where that is sharded, `shard_tiles` to each as far as they go (0: evenly, among
-    as many as there are). `nbytes`: what is read and written, by space.
+    as many as there are). `nbytes`: what is read and written, by space; `padded_nbytes`: were it
+    whole tiles.
     """
 
     multiply_adds: int
@@ -64,6 +66,7 @@ class OperationWork:
     tiles: int
     shards: int
     nbytes: tuple[tuple[Space, int], ...]
+    padded_nbytes: tuple[tuple[Space, int], ...]
     math_fidelity: MathFidelity = MathFidelity.BY_TYPE
     only_moves: bool = False
     shard_tiles: int = 0
@@ -156,11 +159,13 @@ def work_of(
     outputs = [values[v] for v in operation.outputs if v != ABSENT]
     present = [value for value in inputs if value is not None]
     nbytes: Counter[Space] = Counter()
+    padded: Counter[Space] = Counter()
     largest, most = None, -1
     for value in (*outputs, *present):
         stored, where = _stored(value, space)
         size = math.prod(value.type.shape)
         nbytes[where] += stored.nbytes(size)
+        padded[where] += stored.nbytes(-(-size // _TILE) * _TILE)
         if size > most:
             largest, most = value, size
     sums = sums_of_products(
@@ -177,7 +182,7 @@ def work_of(
         sums, -(-sums // results), _operands(operation, present, space),
         0 if sums else max(0, most),
         1 if made is None else _tiles(made.type.shape, is_matrix), shards, tuple(nbytes.items()),
-        operation.math_fidelity, is_moving, shard_tiles,
+        tuple(padded.items()), operation.math_fidelity, is_moving, shard_tiles,
     )  # fmt: skip
 
 
@@ -187,13 +192,13 @@ def _operands(
     """The types that operands are stored in, the widest first."""
     both = present[: 2 if (operation.domain, operation.op) in _OF_TWO else 1]
     found = dict.fromkeys(_stored(value, space)[0] for value in both) or (DataType.FLOAT32,)
-    return tuple(sorted(found, key=lambda kind: -kind.nbytes(math.prod(TILE_SHAPE))))
+    return tuple(sorted(found, key=lambda kind: -kind.nbytes(_TILE)))
 
 
 def _tiles(shape: Sequence[int], is_matrix: bool) -> int:
     """The tiles of a result."""
     if not is_matrix:
-        return max(1, -(-math.prod(shape) // math.prod(TILE_SHAPE)))
+        return max(1, -(-math.prod(shape) // _TILE))
     rows = shape[-2] if len(shape) > 1 else 1
     columns = shape[-1] if shape else 1
     return max(1, math.prod(shape[:-2]) * -(-rows // TILE_SHAPE[0]) * -(-columns // TILE_SHAPE[1]))

@@ -44,13 +44,14 @@ def product(
     kind: DataType = DataType.BFP8, fidelity: MathFidelity = MathFidelity.BY_TYPE,
 ) -> OperationWork:  # fmt: skip
     return OperationWork(
-        tiles * 1024 * depth, depth, (kind,), 0, tiles, shards, nbytes, fidelity
+        tiles * 1024 * depth, depth, (kind,), 0, tiles, shards, nbytes, nbytes, fidelity
     )  # fmt: skip
 
 
 def elements(count: int, nbytes: tuple[tuple[Space, int], ...] = ()) -> OperationWork:
     tiles = max(1, -(-count // 1024))
-    return OperationWork(0, 0, (DataType.FLOAT32,), count, tiles, 0, nbytes)
+    padded = tuple((space, n * tiles * 1024 // count) for space, n in nbytes)
+    return OperationWork(0, 0, (DataType.FLOAT32,), count, tiles, 0, nbytes, padded)
 
 
 def micros(work: OperationWork, cores: int = 1, compute: Compute = RATES) -> float:

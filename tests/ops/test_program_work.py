@@ -95,6 +95,14 @@ def test_operands_are_the_stored_types_of_both_factors_the_widest_first() -> Non
     assert biased.operands == (DataType.BFP8,)
 
 
+def test_bytes_are_counted_beside_those_of_whole_tiles() -> None:
+    kinds = DataType.BFLOAT16, DataType.BFP8
+    values = [placed((5, 300), Layout(kind, Space.DRAM, (32, 32))) for kind in kinds]
+    work = work_of(Operation("Relu", (0,), (1,)), values)
+    assert dict(work.nbytes) == {Space.DRAM: 2 * 1500 + 1500 * 17 // 16}
+    assert dict(work.padded_nbytes) == {Space.DRAM: 2 * 2048 + 2 * 1088}
+
+
 def test_a_shard_has_the_tiles_of_its_shape() -> None:
     def spread(shape: tuple[int, int], tile: tuple[int, int] | None) -> Layout:
         spec = ShardSpec((2, 2), shape)
