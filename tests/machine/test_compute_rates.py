@@ -151,6 +151,30 @@ def test_more_multiply_adds_of_the_vector_unit_never_take_less_time() -> None:
     assert times == sorted(times) and times[0] < times[-1]
 
 
+def test_the_wider_operand_decides_how_long_tiles_are_waited_for() -> None:
+    slow = dataclasses.replace(RATES, tile_loads=2.0, l1_bytes_per_cycle=1.0)
+    mixed = dataclasses.replace(product(1), operands=(DataType.BFLOAT16, DataType.BFP8))
+    assert micros(mixed, compute=slow) == pytest.approx(2 * 2048 / 1000)
+
+
+def test_one_core_carries_what_its_link_does() -> None:
+    n150 = load_machine("wormhole_n150")
+    compute, noc = n150.compute, n150.noc
+    assert compute is not None and noc is not None
+    plain = dataclasses.replace(compute, hidden_share=1.0, clock_hz=1e9)
+    work = elements(1, ((Space.DRAM, 60_000),))
+
+    def nanos(link: float | None) -> float:
+        machine = dataclasses.replace(n150, compute=plain, noc=dataclasses.replace(noc, link=link))
+        return operation_seconds(work, machine) * 1e9
+
+    assert nanos(20.0) == pytest.approx(3000)
+    # Without a figure of its own, a link carries the most of its table.
+    assert nanos(None) == pytest.approx(60_000 / noc.curve[-1][1])
+    alone = dataclasses.replace(n150, compute=plain, noc=None)
+    assert operation_seconds(work, alone) * 1e9 == pytest.approx(60_000 / 267)
+
+
 def test_a_share_of_the_peak_makes_products_longer_and_nothing_else() -> None:
     half = dataclasses.replace(RATES, products_share=0.5)
     assert micros(product(1), compute=half) == pytest.approx(2.048)
