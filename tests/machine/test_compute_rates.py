@@ -245,6 +245,7 @@ def test_the_host_alone_describes_no_rates() -> None:
         ("fidelity: {bfloat17: lofi}", ["bfloat17", "bfloat16"]),
         ("fidelity: {bfloat16: hifi5}", ["fidelity.bfloat16", "hifi5", "hifi4"]),
         ("fidelity: {bfloat16: by_type}", ["fidelity.bfloat16", "by_type", "lofi"]),
+        ("fidelity: {mixed: hifi5}", ["fidelity.mixed", "hifi5", "hifi4"]),
         ("tile_loads: -1", ["tile_loads", "from 0"]),
         ("products_share: 0", ["products_share", "above 0"]),
         ("products_share: 1.5", ["products_share", "at most 1"]),
