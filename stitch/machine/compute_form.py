@@ -12,14 +12,19 @@ from stitch.program import DataType, MathFidelity, Space
 
 _FIDELITIES = tuple(kind for kind in MathFidelity if kind is not MathFidelity.BY_TYPE)
 
+#: Operands whose types have different ones.
+_MIXED = "mixed"
+
 
 def _passes(**passes: float | None) -> tuple[tuple[MathFidelity, float], ...]:
     return tuple((MathFidelity(name), n) for name, n in passes.items() if n is not None)
 
 
-def _fidelities(**named: str | None) -> tuple[tuple[DataType, MathFidelity], ...]:
+def _fidelities(**named: str | None) -> tuple[tuple[DataType | None, MathFidelity], ...]:
     return tuple(
-        (DataType(kind), MathFidelity(name)) for kind, name in named.items() if name is not None
+        (None if kind == _MIXED else DataType(kind), MathFidelity(name))
+        for kind, name in named.items()
+        if name is not None
     )
 
 
@@ -36,7 +41,10 @@ _PASSES = Form(
 _FIDELITY = Form(
     "the math fidelity of types",
     _fidelities,
-    *(Row(kind.value, Choice(tuple(f.value for f in _FIDELITIES))) for kind in DataType),
+    *(
+        Row(name, Choice(tuple(f.value for f in _FIDELITIES)))
+        for name in (*(kind.value for kind in DataType), _MIXED)
+    ),
 )
 #: L1 is each core's own.
 _SHARED = Form(

@@ -20,8 +20,9 @@ problem with its line. The form:
                       dram: [[row, column], ..]}}               # optional
     compute: {launch_seconds: .., clock_hz: .., multiply_adds_per_cycle: ..,
               passes: {lofi: 1, hifi2: 2, hifi3: 3, hifi4: 4}, elements_per_cycle: ..,
-              l1_bytes_per_cycle: .., and optional: fidelity: {bfloat16: hifi2, bfp8: lofi},
-              tile_loads: 1.25, products_share: 0.8, hidden_share: 0.5,
+              l1_bytes_per_cycle: .., and optional:
+              fidelity: {bfloat16: hifi2, bfp8: lofi, mixed: hifi2}, tile_loads: 1.25,
+              products_share: 0.8, hidden_share: 0.5,
               bytes_per_second: {dram: .., host: ..}}           # optional
     loops: {near_nbytes: .., near_bytes_per_second: .., far_bytes_per_second: ..,
             numpy: {loop_seconds: .., round_seconds: .., element_seconds: .., operation_seconds: ..,

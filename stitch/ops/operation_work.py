@@ -38,6 +38,11 @@ _MOVING = frozenset(
 )
 #: Those whose results are matrices, each padded to whole tiles by itself.
 _OF_MATRICES = frozenset({("", "Gemm"), ("", "MatMul"), ("", "MatMulInteger")})
+#: Those that multiply their first operand by their second.
+_OF_TWO = _OF_MATRICES | {
+    ("", "Conv"), ("", "ConvTranspose"), ("", "Einsum"), ("stitch", "ConvWeightGradient"),
+}  # fmt: skip
+_TILE = math.prod(TILE_SHAPE)
 K = TypeVar("K", bound=Hashable)
 
 
@@ -45,28 +50,33 @@ K = TypeVar("K", bound=Hashable)
 class OperationWork:
     """What one run of an operation computes and carries.
 
-    `multiply_adds` of a sum of products, whose operands are stored as `operands`, `depth` for each
-    element of the result; of other operators `elements`: those that they read or make, whichever
-    are more, none where they only move them. It is divided among cores by `tiles` (32 x 32) of the
-    result, or of what has most elements: among `shards` cores where that is sharded (0: among as
-    many as there are). `nbytes`: what is read and written, by space.
+    `multiply_adds` of a sum of products, whose operands are stored as `operands` (each type once,
+    the widest first), `depth` for each element of the result; of other operators `elements`: those
+    that they read or make, whichever are more (`only_moves`: nothing is computed of them). It is
+    divided among cores by `tiles` (32 x 32) of the result, or of what has most elements: among
+    `shards` cores where that is sharded, `shard_tiles` to each as far as they go (0: evenly, among
+    as many as there are). `nbytes`: what is read and written, by space; `padded_nbytes`: were it
+    whole tiles.
     """
 
     multiply_adds: int
     depth: int
-    operands: DataType
+    operands: tuple[DataType, ...]
     elements: int
     tiles: int
     shards: int
     nbytes: tuple[tuple[Space, int], ...]
+    padded_nbytes: tuple[tuple[Space, int], ...]
     math_fidelity: MathFidelity = MathFidelity.BY_TYPE
+    only_moves: bool = False
+    shard_tiles: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramWork:
-    """`products`: FLOPs of sums of products by the type that their operands are stored in (a
-    multiply and an add are two); `other_flops`: one for each element that other operators read or
-    make, whichever are more; `nbytes`: what operations read and write, by space."""
+    """`products`: FLOPs of sums of products by the (widest) type that their operands are stored in
+    (a multiply and an add are two); `other_flops`: one for each element that other operators read
+    or make, whichever are more; `nbytes`: what operations read and write, by space."""
 
     products: Mapping[DataType, int]
     other_flops: int
@@ -79,8 +89,8 @@ def program_work(program: Program) -> ProgramWork:
     def figures(work: OperationWork) -> Mapping[DataType | Space | None, int]:
         found: Counter[DataType | Space | None] = Counter(dict(work.nbytes))
         if work.multiply_adds:
-            found[work.operands] += 2 * work.multiply_adds
-        elif work.elements:
+            found[work.operands[0]] += 2 * work.multiply_adds
+        elif work.elements and not work.only_moves:
             found[None] += work.elements
         return found
 
@@ -149,11 +159,13 @@ def work_of(
     outputs = [values[v] for v in operation.outputs if v != ABSENT]
     present = [value for value in inputs if value is not None]
     nbytes: Counter[Space] = Counter()
+    padded: Counter[Space] = Counter()
     largest, most = None, -1
     for value in (*outputs, *present):
         stored, where = _stored(value, space)
         size = math.prod(value.type.shape)
         nbytes[where] += stored.nbytes(size)
+        padded[where] += stored.nbytes(-(-size // _TILE) * _TILE)
         if size > most:
             largest, most = value, size
     sums = sums_of_products(
@@ -162,30 +174,40 @@ def work_of(
         [value.type for value in outputs],
     )
     made = outputs[0] if sums and outputs else largest
-    operands = _stored(present[0], space)[0] if present else DataType.FLOAT32
     is_moving = (operation.domain, operation.op) in _MOVING
     is_matrix = (operation.domain, operation.op) in _OF_MATRICES
     results = 1 if made is None else max(1, math.prod(made.type.shape))
+    shards, shard_tiles = _shards(made, is_matrix)
     return OperationWork(
-        sums, -(-sums // results), operands, 0 if sums or is_moving else max(0, most),
-        1 if made is None else _tiles(made.type.shape, is_matrix), _shards(made),
-        tuple(nbytes.items()), operation.math_fidelity,
+        sums, -(-sums // results), _operands(operation, present, space),
+        0 if sums else max(0, most),
+        1 if made is None else _tiles(made.type.shape, is_matrix), shards, tuple(nbytes.items()),
+        tuple(padded.items()), operation.math_fidelity, is_moving, shard_tiles,
     )  # fmt: skip
+
+
+def _operands(
+    operation: Operation, present: Sequence[Value], space: Space | None
+) -> tuple[DataType, ...]:
+    """The types that operands are stored in, the widest first."""
+    both = present[: 2 if (operation.domain, operation.op) in _OF_TWO else 1]
+    found = dict.fromkeys(_stored(value, space)[0] for value in both) or (DataType.FLOAT32,)
+    return tuple(sorted(found, key=lambda kind: -kind.nbytes(_TILE)))
 
 
 def _tiles(shape: Sequence[int], is_matrix: bool) -> int:
     """The tiles of a result."""
     if not is_matrix:
-        return max(1, -(-math.prod(shape) // math.prod(TILE_SHAPE)))
+        return max(1, -(-math.prod(shape) // _TILE))
     rows = shape[-2] if len(shape) > 1 else 1
     columns = shape[-1] if shape else 1
     return max(1, math.prod(shape[:-2]) * -(-rows // TILE_SHAPE[0]) * -(-columns // TILE_SHAPE[1]))
 
 
-def _shards(value: Value | None) -> int:
-    """In how many cores a value lies; 0: it is not sharded."""
+def _shards(value: Value | None, is_matrix: bool) -> tuple[int, int]:
+    """In how many cores a value lies, and the tiles of each that is full; 0: it is not sharded."""
     spec = None if value is None or value.layout is None else value.layout.shard_spec
-    return 0 if spec is None else math.prod(spec.core_grid)
+    return (0, 0) if spec is None else (spec.cores, _tiles(spec.shape, is_matrix))
 
 
 def _stored(value: Value, space: Space | None) -> tuple[DataType, Space]:

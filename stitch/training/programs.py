@@ -29,6 +29,7 @@ from stitch.compiler import (
     Recomputation,
     compile_graph,
     differentiate,
+    optimize,
 )
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, Side, Wish
@@ -265,7 +266,8 @@ def loss_graph(
     gradients = splice(b, judged.backward, {name: known[name] for name in wanted})
     b.output(LOSS, results[LOSS])
     b.output(seed, gradients[f"{output}.grad"])
-    return b.build()
+    # As it will be compiled, so that it is priced so: what the seed is scaled by is a constant.
+    return optimize(b.build())
 
 
 def compile_training(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from stitch.errors import CompileError, StitchError
 from stitch.flatbuffer import ProblemList
 from stitch.machine import Machine, MachineShape
-from stitch.program import Array, Body, DataType, Program, TensorDesc, is_scan
+from stitch.program import Array, Body, DataType, MathFidelity, Program, TensorDesc, is_scan
 
 #: What to do about a file that is not sound.
 DAMAGED = "compile the module again; the file is damaged or was not written by Stitch"
@@ -35,7 +35,7 @@ CURRENT = Version(1, 1)
 #: The ONNX operator set whose semantics programs follow.
 OPSET = 26
 #: The features that a file may require of this reader.
-FEATURES: frozenset[str] = frozenset({"bodies", "narrow_types", "scans", "seams"})
+FEATURES: frozenset[str] = frozenset({"bodies", "math_fidelity", "narrow_types", "scans", "seams"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,14 @@ def _features(programs: tuple[Program, ...]) -> frozenset[str]:
         for v in values
     )
     seams = any(program.seams for program in programs)
-    scans = any(is_scan(operation) for part in parts for operation in part.operations)
-    wanted = {"bodies": bool(held), "narrow_types": narrow, "scans": scans, "seams": seams}
+    operations = [operation for part in parts for operation in part.operations]
+    wanted = {
+        "bodies": bool(held),
+        "math_fidelity": any(o.math_fidelity is not MathFidelity.BY_TYPE for o in operations),
+        "narrow_types": narrow,
+        "scans": any(map(is_scan, operations)),
+        "seams": seams,
+    }
     return frozenset(name for name, is_used in wanted.items() if is_used)
 
 

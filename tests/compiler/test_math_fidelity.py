@@ -13,9 +13,11 @@ import pytest
 import stitch
 from stitch import CompiledModel, ComputationGraphBuilder, DataType
 from stitch.cli import inspect
-from stitch.errors import UsageError
+from stitch.errors import FormatError, IncompatibleError, UsageError
 from stitch.graph import ComputationGraph, SymbolicTensor, scan
 from stitch.program import MathFidelity, Program
+from stitch.ttb import load
+from tests.support.files.surgery import Surgery
 
 F32 = DataType.FLOAT32
 BY_TYPE, HIFI4 = MathFidelity.BY_TYPE, MathFidelity.HIFI4
@@ -62,6 +64,26 @@ def test_files_keep_it(tmp_path: Path) -> None:
     model.save(tmp_path / "layer.ttb")
     (program,) = stitch.load(tmp_path / "layer.ttb").programs
     assert told(program) == [MathFidelity.LOFI, BY_TYPE]
+
+
+def test_only_files_with_it_require_readers_that_know_it() -> None:
+    assert stitch.compile(layer(), math_fidelity="lofi").binary.requires == ("math_fidelity",)
+    assert stitch.compile(layer()).binary.requires == ()
+
+
+def test_a_reader_that_does_not_know_it_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = stitch.compile(layer(), math_fidelity="lofi").encode()
+    monkeypatch.setattr("stitch.ttb.file.FEATURES", frozenset({"bodies"}))
+    with pytest.raises(IncompatibleError, match="math_fidelity"):
+        load(data)
+
+
+@pytest.mark.parametrize("code", [5, 128, 255])
+def test_a_fidelity_that_is_none_is_damage(code: int) -> None:
+    surgery = Surgery(stitch.compile(layer(), math_fidelity="lofi").encode())
+    surgery.put(surgery.place(("programs", 0, "operations", 0, "math_fidelity")), "B", code)
+    with pytest.raises(FormatError, match=r"operations\[0\].*math_fidelity"):
+        load(surgery.file())
 
 
 def test_without_a_wish_files_have_the_bytes_that_they_had() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -42,11 +43,15 @@ def product(
     tiles: int, *, shards: int = 0, nbytes: tuple[tuple[Space, int], ...] = (), depth: int = 32,
     kind: DataType = DataType.BFP8, fidelity: MathFidelity = MathFidelity.BY_TYPE,
 ) -> OperationWork:  # fmt: skip
-    return OperationWork(tiles * 1024 * depth, depth, kind, 0, tiles, shards, nbytes, fidelity)
+    return OperationWork(
+        tiles * 1024 * depth, depth, (kind,), 0, tiles, shards, nbytes, nbytes, fidelity
+    )  # fmt: skip
 
 
 def elements(count: int, nbytes: tuple[tuple[Space, int], ...] = ()) -> OperationWork:
-    return OperationWork(0, 0, DataType.FLOAT32, count, max(1, count // 1024), 0, nbytes)
+    tiles = max(1, -(-count // 1024))
+    padded = tuple((space, n * tiles * 1024 // count) for space, n in nbytes)
+    return OperationWork(0, 0, (DataType.FLOAT32,), count, tiles, 0, nbytes, padded)
 
 
 def micros(work: OperationWork, cores: int = 1, compute: Compute = RATES) -> float:
@@ -86,6 +91,88 @@ def test_a_depth_that_is_no_multiple_of_a_tile_is_padded_to_one() -> None:
 def test_a_matrix_unit_waits_for_the_tiles_that_it_takes_from_l1() -> None:
     slow = dataclasses.replace(RATES, tile_loads=2.0, l1_bytes_per_cycle=1.0)
     assert micros(product(1), compute=slow) == pytest.approx(2 * 1088 / 1000)
+
+
+def test_operands_of_two_types_take_the_fidelity_of_mixed_ones() -> None:
+    both = (DataType.BFLOAT16, DataType.BFP8)
+    mixed = dataclasses.replace(product(1), operands=both)
+    told = dataclasses.replace(RATES, fidelity=(*RATES.fidelity, (None, MathFidelity.HIFI3)))
+    assert micros(mixed) == pytest.approx(2.048)
+    assert micros(mixed, compute=told) == pytest.approx(3.072)
+    asked = dataclasses.replace(mixed, math_fidelity=MathFidelity.LOFI)
+    assert micros(asked, compute=told) == pytest.approx(1.024)
+    beside = dataclasses.replace(mixed, operands=(DataType.FLOAT32, DataType.BFP8))
+    assert micros(beside, compute=told) == micros(product(1, kind=DataType.FLOAT32))
+
+
+@pytest.mark.parametrize("name", ["blackhole_p150", "wormhole_n150"])
+def test_mixed_operands_are_multiplied_as_ttnn_does(name: str) -> None:
+    compute = load_machine(name).compute
+    assert compute is not None
+    kinds = [kind for kind, _ in compute.fidelity if kind is not None]
+    asked = MathFidelity.BY_TYPE
+    low = {DataType.BFP8, DataType.BFP4}
+    for one in kinds:
+        for other in kinds:
+            if {one, other} <= low or one is other:
+                assert compute.fidelity_of((one, other), asked) is dict(compute.fidelity)[one]
+            else:
+                assert compute.fidelity_of((one, other), asked) is MathFidelity.HIFI2
+
+
+def test_a_full_shard_decides_where_the_last_ones_have_less() -> None:
+    # 5 x 5 tiles over 2 x 2 cores: 9, 6, 6 and 4.
+    full, few = (dataclasses.replace(product(tiles, shards=4), shard_tiles=9) for tiles in (25, 2))
+    assert micros(full, 64) == pytest.approx(9.216)
+    assert micros(few, 64) == pytest.approx(2.048)
+
+
+@pytest.mark.parametrize("name", [n for n in machine_names() if n != "host"])
+@pytest.mark.parametrize("space", list(Space))
+def test_more_elements_never_take_less_time(name: str, space: Space) -> None:
+    machine = load_machine(name)
+    for moves in (False, True):
+        times = [
+            operation_seconds(
+                dataclasses.replace(elements(count, ((space, 8 * count),)), only_moves=moves),
+                machine,
+            )
+            for tiles in range(1, 140)
+            for count in (tiles * 1024 - 1, tiles * 1024, tiles * 1024 + 1)
+        ]
+        assert all(b >= a * (1 - 1e-9) for a, b in itertools.pairwise(times))
+
+
+def test_more_multiply_adds_of_the_vector_unit_never_take_less_time() -> None:
+    times = []
+    for results in (1000, 1024, 1025, 2048, 2049, 65 * 1024, 65 * 1024 + 1):
+        work = product(-(-results // 1024), kind=DataType.FLOAT32)
+        times.append(micros(dataclasses.replace(work, multiply_adds=results * 32), 64))
+    assert times == sorted(times) and times[0] < times[-1]
+
+
+def test_the_wider_operand_decides_how_long_tiles_are_waited_for() -> None:
+    slow = dataclasses.replace(RATES, tile_loads=2.0, l1_bytes_per_cycle=1.0)
+    mixed = dataclasses.replace(product(1), operands=(DataType.BFLOAT16, DataType.BFP8))
+    assert micros(mixed, compute=slow) == pytest.approx(2 * 2048 / 1000)
+
+
+def test_one_core_carries_what_its_link_does() -> None:
+    n150 = load_machine("wormhole_n150")
+    compute, noc = n150.compute, n150.noc
+    assert compute is not None and noc is not None
+    plain = dataclasses.replace(compute, hidden_share=1.0, clock_hz=1e9)
+    work = elements(1, ((Space.DRAM, 60_000),))
+
+    def nanos(link: float | None) -> float:
+        machine = dataclasses.replace(n150, compute=plain, noc=dataclasses.replace(noc, link=link))
+        return operation_seconds(work, machine) * 1e9
+
+    assert nanos(20.0) == pytest.approx(3000)
+    # Without a figure of its own, a link carries the most of its table.
+    assert nanos(None) == pytest.approx(60_000 / noc.curve[-1][1])
+    alone = dataclasses.replace(n150, compute=plain, noc=None)
+    assert operation_seconds(work, alone) * 1e9 == pytest.approx(60_000 / 267)
 
 
 def test_a_share_of_the_peak_makes_products_longer_and_nothing_else() -> None:
@@ -158,6 +245,7 @@ def test_the_host_alone_describes_no_rates() -> None:
         ("fidelity: {bfloat17: lofi}", ["bfloat17", "bfloat16"]),
         ("fidelity: {bfloat16: hifi5}", ["fidelity.bfloat16", "hifi5", "hifi4"]),
         ("fidelity: {bfloat16: by_type}", ["fidelity.bfloat16", "by_type", "lofi"]),
+        ("fidelity: {mixed: hifi5}", ["fidelity.mixed", "hifi5", "hifi4"]),
         ("tile_loads: -1", ["tile_loads", "from 0"]),
         ("products_share: 0", ["products_share", "above 0"]),
         ("products_share: 1.5", ["products_share", "at most 1"]),

@@ -9,7 +9,18 @@ from stitch import ComputationGraphBuilder, DataType
 from stitch.graph import SymbolicTensor, scan
 from stitch.machine import load_machine, operation_seconds, program_seconds
 from stitch.ops import work_of
-from stitch.program import Body, BodyPool, MathFidelity, Operation, Program, Value, ValueType
+from stitch.program import (
+    Body,
+    BodyPool,
+    Layout,
+    MathFidelity,
+    Operation,
+    OperationList,
+    Program,
+    Space,
+    Value,
+    ValueType,
+)
 
 TINY = load_machine("tiny")
 F32 = DataType.FLOAT32
@@ -48,6 +59,33 @@ def test_a_scan_takes_all_its_rounds() -> None:
     assert TINY.compute is not None
     launch = TINY.compute.launch_seconds
     assert rounds(12) - launch == pytest.approx(3 * (rounds(4) - launch))
+
+
+def test_what_is_between_rounds_lies_where_the_results_of_each_scan_do() -> None:
+    kind = ValueType((64, 64), F32)
+    body = Body((0,), (1,), (Value("s", kind), Value("t", kind)), (Operation("Tanh", (0,), (1,)),))
+
+    def inner(*spaces: Space) -> float:
+        values = tuple(Value("v", kind, Layout(F32, space)) for space in spaces for _ in range(2))
+        scans = tuple(
+            Operation("Scan", (at,), (at + 1,), {"count": 3, "num_states": 1, "num_scan_inputs": 0},
+                      "stitch", body=0)
+            for at in range(0, len(values), 2)
+        )  # fmt: skip
+        program = OperationList("p", (), (), values, scans, (), bodies=(body,))
+        assert TINY.compute is not None
+        return program_seconds(program, TINY) - TINY.compute.launch_seconds
+
+    near, far = inner(Space.L1), inner(Space.DRAM)
+    assert near < far
+    assert inner(Space.L1, Space.DRAM) == pytest.approx(near + far)
+    plain = OperationList(
+        "p", (), (), tuple(Value("v", kind, Layout(F32, Space.DRAM)) for _ in range(2)),
+        (Operation("Tanh", (0,), (1,)),), (),
+    )  # fmt: skip
+    assert TINY.compute is not None
+    alone = program_seconds(plain, TINY) - TINY.compute.launch_seconds
+    assert far == pytest.approx(3 * alone)
 
 
 def test_values_without_a_layout_lie_where_it_is_said() -> None:

@@ -71,7 +71,7 @@ def test_a_products_work_is_divided_by_the_padded_tiles_of_its_result() -> None:
     work = work_of(Operation("MatMul", (0, 1), (2,)), values)
     # Each of three matrices of one row takes two tiles.
     assert (work.tiles, work.depth, work.multiply_adds) == (6, 70, 3 * 33 * 70)
-    assert (work.operands, work.shards, work.elements) == (DataType.BFLOAT16, 0, 0)
+    assert (work.operands, work.shards, work.elements) == ((DataType.BFLOAT16,), 0, 0)
 
 
 def test_a_sharded_result_says_how_many_cores_make_it() -> None:
@@ -83,6 +83,37 @@ def test_a_sharded_result_says_how_many_cores_make_it() -> None:
     values = [placed((64, 128), dram), placed((64, 128), shards)]
     assert work_of(Operation("Relu", (0,), (1,)), values).shards == 8
     assert work_of(Operation("Relu", (1,), (0,)), values).shards == 0
+
+
+def test_operands_are_the_stored_types_of_both_factors_the_widest_first() -> None:
+    dram = [Layout(kind, Space.DRAM, (32, 32)) for kind in (DataType.BFP8, DataType.BFLOAT16)]
+    x, w, y = (placed((64, 64), dram[at]) for at in (0, 1, 0))
+    work = work_of(Operation("MatMul", (0, 1), (2,)), (x, w, y))
+    assert work.operands == (DataType.BFLOAT16, DataType.BFP8)
+    # A bias is added, not multiplied.
+    biased = work_of(Operation("Gemm", (0, 0, 1), (2,)), (x, w, y))
+    assert biased.operands == (DataType.BFP8,)
+
+
+def test_bytes_are_counted_beside_those_of_whole_tiles() -> None:
+    kinds = DataType.BFLOAT16, DataType.BFP8
+    values = [placed((5, 300), Layout(kind, Space.DRAM, (32, 32))) for kind in kinds]
+    work = work_of(Operation("Relu", (0,), (1,)), values)
+    assert dict(work.nbytes) == {Space.DRAM: 2 * 1500 + 1500 * 17 // 16}
+    assert dict(work.padded_nbytes) == {Space.DRAM: 2 * 2048 + 2 * 1088}
+
+
+def test_a_shard_has_the_tiles_of_its_shape() -> None:
+    def spread(shape: tuple[int, int], tile: tuple[int, int] | None) -> Layout:
+        spec = ShardSpec((2, 2), shape)
+        return Layout(DataType.BFLOAT16, Space.L1, tile, MemoryLayout.BLOCK_SHARDED, spec)
+
+    five = placed((160, 160), spread((96, 96), (32, 32)))
+    values = [placed((160, 160), Layout(DataType.BFLOAT16, Space.DRAM)), five]
+    work = work_of(Operation("MatMul", (0, 0), (1,)), values)
+    assert (work.tiles, work.shards, work.shard_tiles) == (25, 4, 9)
+    rows = placed((16, 128), spread((8, 64), None))
+    assert work_of(Operation("Relu", (0,), (0,)), [rows]).shard_tiles == 1
 
 
 def test_a_sum_is_divided_by_what_it_reads() -> None:

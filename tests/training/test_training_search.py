@@ -69,7 +69,7 @@ def test_a_step_takes_what_the_search_estimated(algorithm: str, target: str) -> 
     train(model, batches(4), 4)
     assert model.training is not None and model.training.search_result is not None
     estimate = model.training.search_result.cost_values.seconds
-    assert device.account().total.program_seconds / 4 == pytest.approx(estimate, rel=0.01)
+    assert device.account().total.program_seconds / 4 == pytest.approx(estimate, rel=1e-4)
 
 
 def test_nothing_is_left_where_it_is_and_an_algorithm_uses_l1() -> None:
