@@ -6,6 +6,8 @@
 `--suite models`: networks with random weights as torch modules, cut at module boundaries into
 `--splits` programs: `resnet` (like ResNet-18), `bert` and `gpt` (an embedding, layers, a head);
 `--batch`, `--image`, `--length`, `--layers`, `--width` say how large.
+`--suite torch_compile`: ten networks and GPT-2 small as whole torch modules, by the backends of
+torch.compile: ours beside eager, `aot_eager`, inductor; and IREE, a yardstick there.
 Everything runs in one process, on one thread and on the same numbers; every round runs every way
 once, in an order of its own, after untimed passes; every result is compared before anything is
 timed (relative 1e-4, and absolute 1e-4 of the greatest number; 3e-2 for forms in bfloat16).
@@ -63,21 +65,31 @@ PEERS: dict[str, tuple[str, Side]] = {
     "onnxruntime": ("peer_ways.onnx_sessions", "peer"),
     "torch": ("peer_ways.torch_modules", "peer"),
     "torch.compile": ("peer_ways.torch_compiled", "peer"),
+    "aot_eager": ("peer_ways.torch_aot_eager", "peer"),
+    "stitch": ("peer_ways.torch_stitch", "ours"),
     "iree": ("peer_ways.iree_modules", "peer"),
 }
+#: Of `--peers`: what only `--suite torch_compile` runs.
+BACKENDS = ("aot_eager", "stitch")
 #: What runs, by suite, unless told otherwise.
 DEFAULTS: dict[str, dict[str, list[str]]] = {
     "chain": {
         "machines": ["host", "wormhole_n150"],
         "executors": ["numpy", "onnxruntime", "auto"],
         "forms": list(ours.FORMS),
-        "peers": list(PEERS),
+        "peers": [name for name in PEERS if name not in BACKENDS],
     },
     "models": {
         "machines": ["host", "wormhole_n150"],
         "executors": ["numpy", "onnxruntime"],
         "forms": ["float32"],
-        "peers": [name for name, (_, side) in PEERS.items() if side == "peer"],
+        "peers": ["onnxruntime", "torch", "torch.compile", "iree"],
+    },
+    "torch_compile": {
+        "machines": [],
+        "executors": [],
+        "forms": [],
+        "peers": ["torch", "aot_eager", "torch.compile", "stitch", "iree"],
     },
 }
 #: Seconds that one way runs in one round, at least one pass.
@@ -89,9 +101,12 @@ WARM_PASSES = 4
 
 def subjects(options: argparse.Namespace) -> tuple[Subject, ...]:
     """What `--suite` measures."""
-    if options.suite == "models":
+    module = {"models": "models", "torch_compile": "networks"}.get(options.suite)
+    if module is not None:
         # They are torch modules, and chains do without torch.
-        found: tuple[Subject, ...] = importlib.import_module("peer_ways.models").subjects(options)
+        found: tuple[Subject, ...] = importlib.import_module(f"peer_ways.{module}").subjects(
+            options
+        )
         return found
     return tuple(chain.subject() for chain in CHAINS if chain.name in options.chains)
 
@@ -182,6 +197,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     several = parser.add_argument_group("what runs (each takes names)")
     for option, known in DEFAULTS["chain"].items():
         fewer = DEFAULTS["models"][option]
+        known = list(PEERS) if option == "peers" else known
         usual = "by default all" + ("" if fewer == known else f"; of models {', '.join(fewer)}")
         several.add_argument(
             f"--{option}", nargs="*", choices=known, metavar="NAME",
@@ -189,7 +205,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         )  # fmt: skip
     chains = [chain.name for chain in CHAINS]
     models = ["resnet", "bert", "gpt"]
-    for option, all_names in {"--chains": chains, "--models": models}.items():
+    networks = ["mlp", "encoder_layer", "conv_block", "resnet18", "mobilenet", "bert", "gpt", "vit",
+                "lstm", "unet", "gpt2_small"]  # fmt: skip
+    names = {"--chains": chains, "--models": models, "--networks": networks}
+    for option, all_names in names.items():
         several.add_argument(
             option,
             nargs="*",
@@ -198,6 +217,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             metavar="NAME",
             help=", ".join(all_names),
         )
+    parser.add_argument("--small", action="store_true", help="networks in a small size")
     _add_sizes(parser)
     parser.add_argument(
         "--rounds", type=from_one, default=0, help="instead of each subject's own number"

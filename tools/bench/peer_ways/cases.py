@@ -70,11 +70,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The most that the best way of a side of ours (`linked`, `calls`) / a peer's way may be."""
+    """The most that the best way of a side of ours (`ours`, `linked`, `calls`) / a peer's way may
+    be; `more_us`: beside that many microseconds."""
 
     side: str
     peer_way: str
     most: float
+    more_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,24 @@
 """Ten networks of the usual kinds, and GPT-2 small: whole torch modules with random weights.
 
 Comes in: a name, whether it shall be small. Goes out: the module in evaluation mode and an example
-of its inputs. They are what `tools/prices --check` divides between executors. Must not know how
-anybody runs them.
+of its inputs. They are what `tools/prices --check` divides between executors, and the suite
+`torch_compile`. Must not know how anybody runs them.
 """
 
 from __future__ import annotations
 
+import math
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from peer_ways.models import Block, Embedding, Residual
+from peer_ways.cases import Case, Goal, Subject
+from peer_ways.models import Block, Embedding, Part, Residual
 
 #: Words of GPT-2's vocabulary, and those of the others.
 GPT2_WORDS, WORDS = 50257, 1000
@@ -251,3 +255,36 @@ def make(name: str, *, is_small: bool = False) -> tuple[Any, Any]:
             nn.init.normal_(layer.running_mean, std=0.1)
             nn.init.uniform_(layer.running_var, 0.5, 1.5)
     return module.eval(), x
+
+
+# The suite `torch_compile` --------------------------------------------------------------------
+
+#: The most that ours may be of eager torch, and of torch.compile by inductor.
+EAGER, INDUCTOR = 1.0, 1.05
+#: What a network of few operators may take more than eager torch, in microseconds.
+FEW_US = 15.0
+
+
+def make_case(name: str, *, is_small: bool) -> Case:
+    """A network as the one program of a case; eager torch says what it gives."""
+    module, x = make(name, is_small=is_small)
+    with torch.no_grad():
+        expected = module(x).numpy()
+    part = Part(module, x)
+    return Case((part,), part, x.numpy(), expected)
+
+
+def subjects(options: Namespace) -> tuple[Subject, ...]:
+    """Every network of `--networks`."""
+    found = []
+    for name in options.networks:
+        is_mlp = name == "mlp"
+        goals = (
+            Goal("ours", "torch eager", EAGER, FEW_US if is_mlp else 0.0),
+            Goal("ours", "torch.compile", 1.0 if is_mlp else INDUCTOR),
+        )
+        make = partial(make_case, name, is_small=options.small)
+        text = "small" if options.small else "in its usual size"
+        rounds = options.rounds or 15
+        found.append(Subject(name, text, math.inf, rounds, make, more_goals=goals))
+    return tuple(found)

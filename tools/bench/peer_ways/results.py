@@ -6,6 +6,7 @@ was run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -104,7 +105,8 @@ class Result:
     def as_data(self) -> dict[str, Any]:
         """What `--json` prints of it."""
         return {
-            "name": self.name, "text": self.text, "goal": self.goal,
+            "name": self.name, "text": self.text,
+            "goal": self.goal if math.isfinite(self.goal) else None,
             "rows": [row.as_data() for row in self.rows],
             "absent": dict(self.absent),
             "ratio": self.ratio(),
@@ -114,7 +116,8 @@ class Result:
                 for name, mine, other in self.comparisons()
             },
             "more_goals": [
-                {"side": goal.side, "peer": goal.peer_way, "goal": goal.most, "way": mine.way,
+                {"side": goal.side, "peer": goal.peer_way, "goal": goal.most,
+                 "more_us": goal.more_us, "way": mine.way,
                  "least": mine.least_us / other.least_us, "median": paired(mine, other)}
                 for goal, mine, other in self.pairs()
             ],
@@ -145,12 +148,12 @@ def table(result: Result) -> str:
             f"{paired(mine, other):.2f} median of rounds ({mine.way} / {other.way})"
         )
     ratio = result.ratio()
-    if ratio is not None:
+    if ratio is not None and math.isfinite(result.goal):
         kind = "best peer, stitched" if result.stitched_only else "best peer"
         lines.append(f"  goal: ours / {kind} at most {result.goal}: {ratio:.2f}")
     for goal, mine, other in result.pairs():
         lines.append(
-            f"  goal: {goal.side} / {goal.peer_way} at most {goal.most}: "
+            f"  goal: {goal.side} / {goal.peer_way} at most {_said(goal)}: "
             f"{mine.least_us / other.least_us:.2f} of least times, {paired(mine, other):.2f} "
             f"median of rounds ({mine.way})"
         )
@@ -168,8 +171,12 @@ def missed_goals(results: Sequence[Result]) -> list[str]:
             missed.append(f"{result.name}: {ratio:.2f} x the best peer, not {result.goal}")
         for goal, mine, other in result.pairs():
             over = mine.least_us / other.least_us
-            if over > goal.most:
+            if mine.least_us > goal.most * other.least_us + goal.more_us:
                 missed.append(
-                    f"{result.name}: {mine.way} {over:.2f} x {other.way}, not {goal.most}"
+                    f"{result.name}: {mine.way} {over:.2f} x {other.way}, not {_said(goal)}"
                 )
     return missed
+
+
+def _said(goal: Goal) -> str:
+    return f"{goal.most}" + (f" and {goal.more_us:.0f} us" if goal.more_us else "")
