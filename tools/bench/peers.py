@@ -207,8 +207,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     models = ["resnet", "bert", "gpt"]
     networks = ["mlp", "encoder_layer", "conv_block", "resnet18", "mobilenet", "bert", "gpt", "vit",
                 "lstm", "unet", "gpt2_small"]  # fmt: skip
-    names = {"--chains": chains, "--models": models, "--networks": networks}
-    for option, all_names in names.items():
+    subjects_of = {"--chains": chains, "--models": models, "--networks": networks}
+    for option, all_names in subjects_of.items():
         several.add_argument(
             option,
             nargs="*",
@@ -227,9 +227,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.width % 64:
         parser.error("--width takes multiples of 64: heads of bert and gpt are as wide")
-    for option, names in DEFAULTS[options.suite].items():
+    for option, usual in DEFAULTS[options.suite].items():
         if getattr(options, option) is None:
-            setattr(options, option, names)
+            setattr(options, option, usual)
     return options
 
 
