@@ -227,9 +227,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.width % 64:
         parser.error("--width takes multiples of 64: heads of bert and gpt are as wide")
-    for option, usual in DEFAULTS[options.suite].items():
+    for option, defaults in DEFAULTS[options.suite].items():
         if getattr(options, option) is None:
-            setattr(options, option, usual)
+            setattr(options, option, defaults)
     return options
 
 
