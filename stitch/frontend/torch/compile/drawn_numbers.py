@@ -19,7 +19,7 @@ import torch
 from stitch.frontend.torch.compile.graph_cut import is_random
 from stitch.frontend.torch.compile.graph_program import boxed
 from stitch.frontend.torch.eager_dropout import FACTORS, dropout_factors
-from stitch.frontend.torch.lowering import LOWERINGS
+from stitch.frontend.torch.lowering import KEEPING, LOWERINGS, REPLAYING
 
 aten = torch.ops.aten
 DRAWN_BY_DATA = 'rng="torch": it is drawn in its turn, by data or after what is'
@@ -33,8 +33,6 @@ _BY_SHAPE = frozenset(
         getattr(aten.random, "from"),
     )
 )  # fmt: skip
-_KEEPING = torch._prims.rng_prims.run_and_save_rng_state
-_REPLAYING = torch._prims.rng_prims.run_with_rng_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +89,12 @@ def _values_of(
     node: Any, positions: dict[Any, int]
 ) -> Callable[[Sequence[Any]], Sequence[Any]] | None:
     """How a node is drawn from what the graph is given; None where that takes more."""
-    if node.target is _REPLAYING:
+    if node.target is REPLAYING:
         state, target, *operands = node.args
         draw = _drawn_alone(target, operands, node.kwargs)
         place = positions.get(state)
         return None if draw is None or place is None else _replayed(draw, place)
-    if node.target is _KEEPING:
+    if node.target is KEEPING:
         target, *operands = node.args
         draw = _drawn_alone(target, operands, node.kwargs)
         return None if draw is None else _kept(draw)
@@ -156,7 +154,7 @@ def _replayed(draw: Callable[[], Any], place: int) -> Callable[[Sequence[Any]], 
 
 def _replace(graph: Any, node: Any, placeholders: list[Any]) -> list[int]:
     """Placeholders for the values of a node that are read; which ones those are."""
-    picked = node.target is _KEEPING
+    picked = node.target is KEEPING
     users = list(node.users)
     readers = {user.args[1]: user for user in users if picked and user.target is operator.getitem}
     values = {place: (reader, reader.meta["val"]) for place, reader in readers.items()}

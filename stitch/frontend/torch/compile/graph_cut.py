@@ -22,13 +22,9 @@ from typing import Any
 import torch
 
 from stitch.frontend.torch.compile.graph_outputs import storage_of
-from stitch.frontend.torch.lowering import CHECKS
+from stitch.frontend.torch.lowering import CHECKS, KEEPING, REPLAYING
 
 _IN_TORCH = ("aten", "prims")
-_RNG = (
-    torch._prims.rng_prims.run_and_save_rng_state,
-    torch._prims.rng_prims.run_with_rng_state,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +81,14 @@ def is_view(node: Any) -> bool:
 
 def is_random(node: Any) -> bool:
     """Whether a node draws random numbers."""
-    if node.target in _RNG:
-        return True
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return is_exchange_of_keys(node) or torch.Tag.nondeterministic_seeded in getattr(
+        node.target, "tags", ()
+    )
 
 
 def is_exchange_of_keys(node: Any) -> bool:
     """Whether another graph has to run a node as this one does: it exchanges a random state."""
-    return node.target in _RNG
+    return node.target in (KEEPING, REPLAYING)
 
 
 def _is_mutating(node: Any) -> bool:

@@ -41,7 +41,14 @@ from stitch.frontend.torch.lowering import (
     window_operators,
 )  # fmt: skip
 from stitch.frontend.torch.lowering.joined_nodes import fuse_transposed_products, join_selected
-from stitch.frontend.torch.lowering.random_numbers import KEY_LIMIT, KEY_NAME, RANDOM, give_key
+from stitch.frontend.torch.lowering.random_numbers import (
+    KEEPING,
+    KEY_LIMIT,
+    KEY_NAME,
+    KEYED,
+    REPLAYING,
+    give_key,
+)
 
 aten = torch.ops.aten
 
@@ -82,7 +89,7 @@ CHECKS = frozenset((
 
 
 __all__ = [
-    "CHECKS", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEY_LIMIT", "KEY_NAME", "LOWERINGS",
-    "RANDOM",    "fuse_transposed_products", "give_key", "join_selected",
+    "CHECKS", "KEEPING", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEYED", "KEY_LIMIT", "KEY_NAME",
+    "LOWERINGS", "REPLAYING", "fuse_transposed_products", "give_key", "join_selected",
     "lowering_of",
 ]  # fmt: skip

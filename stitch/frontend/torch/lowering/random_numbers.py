@@ -184,10 +184,9 @@ DROPOUT, UNIFORM, NORMAL, BERNOULLI, INTEGERS, PERMUTATION, CHOICES, LEAKED = (
     )
 )  # fmt: skip
 DERIVED = _keyed("derived_key")
-_KEEPING = torch._prims.rng_prims.run_and_save_rng_state
-_REPLAYING = torch._prims.rng_prims.run_with_rng_state
-_UNIFORM = (aten.rand.default, aten.rand_like.default)
-_NORMAL = (aten.randn.default, aten.randn_like.default)
+#: With these a checkpoint has a forward pass give torch's state to a backward pass.
+KEEPING = torch._prims.rng_prims.run_and_save_rng_state
+REPLAYING = torch._prims.rng_prims.run_with_rng_state
 LOWERINGS: dict[Any, Row] = {
     DERIVED: _derived, DROPOUT: _dropout, UNIFORM: _made_uniform, NORMAL: _made_normal,
     BERNOULLI: _made_bernoulli, INTEGERS: _made_integers, PERMUTATION: _made_permutation,
@@ -201,19 +200,19 @@ def give_key(graph: Any) -> bool:
     Checkpointing has forward passes give torch's state to backward passes: here that is a key.
     """
     for node in graph.nodes:
-        if node.target is _REPLAYING:
+        if node.target is REPLAYING:
             state, operator, *operands = node.args
             state.meta["val"] = torch.empty(1, dtype=torch.int64)
             node.target, node.args = operator, tuple(operands)
             _rewrite(node, state, 0)
-    drawing = [n for n in graph.nodes if n.target is _KEEPING or _rewritten(n, None, 0) is not None]
+    drawing = [n for n in graph.nodes if n.target is KEEPING or _rewritten(n, None, 0) is not None]
     if not drawing:
         return False
     with graph.inserting_before(next(iter(graph.nodes))):
         key = graph.placeholder(KEY_NAME)
     key.meta["val"] = torch.empty(1, dtype=torch.int64)
     for number, node in enumerate(drawing, 1):
-        if node.target is _KEEPING:
+        if node.target is KEEPING:
             _keep_key(graph, node, key, number)
         else:
             _rewrite(node, key, number)
@@ -244,52 +243,58 @@ def _rewrite(node: Any, key: Any, number: int) -> None:
 
 
 def _rewritten(node: Any, key: Any, number: int) -> tuple[Any, tuple[Any, ...]] | None:
-    if node.op != "call_function":
-        return None
-    target, args = node.target, node.args
-    if target is aten.native_dropout.default and args[1] > 0 and args[2] is not False:
-        return DROPOUT, (args[0], args[1], key, number)
-    if target in _UNIFORM:
-        return UNIFORM, (key, number)
-    if target in _NORMAL:
-        return NORMAL, (key, number)
-    if target is aten.bernoulli.default:
-        return BERNOULLI, (args[0], key, number)
-    if target in (aten.bernoulli.p, aten.bernoulli.Tensor):
-        return BERNOULLI, (args[1], key, number)
-    if target is aten.normal_functional.default:
-        return NORMAL, (key, number, *args[1:3])
-    if target in _NORMAL_AROUND:
-        return NORMAL, (key, number, *args[:2])
-    if target is aten.uniform.default:
-        return UNIFORM, (key, number, *args[1:3])
-    if target in _INTEGERS:
-        return INTEGERS, (key, number, *_INTEGERS[target](*args))
-    if target is aten.randperm.default:
-        return PERMUTATION, (key, number)
-    if target is aten.multinomial.default:
-        return CHOICES, (args[0], len(args) > 2 and args[2], key, number)
-    if target is aten.rrelu_with_noise_functional.default and len(args) > 4 and args[4]:
-        return LEAKED, (args[0], args[2], args[3], key, number)
-    return None
+    """What a node becomes with a key; None for one that draws nothing."""
+    rewrite = KEYED.get(node.target) if node.op == "call_function" else None
+    return None if rewrite is None else rewrite(node.args, key, number)
 
 
-#: Of a mean and a deviation, either of which may be a tensor.
-_NORMAL_AROUND = (
-    aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor,
-    aten.normal.float_float,
-)  # fmt: skip
-#: From and up to which number, by the operands of the schema.
-_INTEGERS: dict[Any, Callable[..., tuple[int, int]]] = {
-    aten.randint.default: lambda high, *_: (0, high),
-    aten.randint.low: lambda low, high, *_: (low, high),
-    aten.randint_like.default: lambda _, high: (0, high),
-    aten.randint_like.low_dtype: lambda _, low, high: (low, high),
+def _keyed_dropout(args: Any, key: Any, number: int) -> Any:
+    x, p, train = args
+    return (DROPOUT, (x, p, key, number)) if p > 0 and train is not False else None
+
+
+def _keyed_leaks(args: Any, key: Any, number: int) -> Any:
+    trains = len(args) > 4 and args[4]
+    return (LEAKED, (args[0], args[2], args[3], key, number)) if trains else None
+
+
+def _keyed_integers(between: Callable[..., tuple[int, int]]) -> Any:
+    """From and up to which number, by the operands of the schema."""
+    return lambda args, key, number: (INTEGERS, (key, number, *between(*args)))
+
+
+#: What takes a key, and what it becomes then, by its operands; a rule gives None where these draw
+#: nothing. Where torch draws, and the front end gives no key, such an operator is refused.
+KEYED: dict[Any, Callable[[Any, Any, int], tuple[Any, tuple[Any, ...]] | None]] = {
+    aten.native_dropout.default: _keyed_dropout,
+    aten.rrelu_with_noise_functional.default: _keyed_leaks,
+    **dict.fromkeys(
+        (aten.rand.default, aten.rand_like.default), lambda _, key, n: (UNIFORM, (key, n)),
+    ),
+    **dict.fromkeys(
+        (aten.randn.default, aten.randn_like.default), lambda _, key, n: (NORMAL, (key, n)),
+    ),
+    # Of a mean and a deviation, either of which may be a tensor.
+    **dict.fromkeys(
+        (
+            aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor,
+            aten.normal.float_float,
+        ),
+        lambda args, key, n: (NORMAL, (key, n, *args[:2])),
+    ),
+    aten.normal_functional.default: lambda args, key, n: (NORMAL, (key, n, *args[1:3])),
+    aten.uniform.default: lambda args, key, n: (UNIFORM, (key, n, *args[1:3])),
+    aten.bernoulli.default: lambda args, key, n: (BERNOULLI, (args[0], key, n)),
+    **dict.fromkeys(
+        (aten.bernoulli.p, aten.bernoulli.Tensor),
+        lambda args, key, n: (BERNOULLI, (args[1], key, n)),
+    ),
+    aten.randint.default: _keyed_integers(lambda high, *_: (0, high)),
+    aten.randint.low: _keyed_integers(lambda low, high, *_: (low, high)),
+    aten.randint_like.default: _keyed_integers(lambda _, high: (0, high)),
+    aten.randint_like.low_dtype: _keyed_integers(lambda _, low, high: (low, high)),
+    aten.randperm.default: lambda _, key, n: (PERMUTATION, (key, n)),
+    aten.multinomial.default: lambda args, key, n: (
+        CHOICES, (args[0], len(args) > 2 and args[2], key, n)
+    ),
 }  # fmt: skip
-#: What `give_key` gives a key; where torch draws, and the front end gives none, it is refused.
-RANDOM: frozenset[Any] = frozenset((
-    aten.native_dropout.default, *_UNIFORM, *_NORMAL, aten.bernoulli.default, aten.bernoulli.p,
-    aten.bernoulli.Tensor, aten.normal_functional.default, *_NORMAL_AROUND, *_INTEGERS,
-    aten.uniform.default, aten.randperm.default,
-    aten.multinomial.default, aten.rrelu_with_noise_functional.default,
-))  # fmt: skip
