@@ -17,7 +17,7 @@ import numpy as np
 from stitch.api import compile as compile_module
 from stitch.argument_kinds import PATH, WRITABLE, either, takes
 from stitch.errors import UsageError
-from stitch.frontend import explain, from_fx
+from stitch.frontend import Explanation, explain, from_fx, graph_counts
 from stitch.model import CompiledModel
 from stitch.program import Array
 from stitch.torch.module_tensors import set_tensor_of, tensor_of, torch
@@ -30,7 +30,10 @@ from stitch.training import (
     loss_of_call,
 )
 
-__all__ = ["AwaitedPrediction", "CapturedModel", "compile", "explain", "from_fx"]
+__all__ = [
+    "AwaitedPrediction", "CapturedModel", "Explanation", "compile", "explain", "from_fx",
+    "graph_counts",
+]  # fmt: skip
 
 
 def compile(

@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 from stitch.errors import CompileError, UsageError
-from stitch.frontend.torch import explain, graph_counts
+from stitch.torch import explain, graph_counts
 from tests.support.torch.compiled import compiled
 
 ALL_PARTS = {"min_operations": 1}

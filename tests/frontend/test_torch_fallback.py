@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 from torch.utils.checkpoint import checkpoint
 
-from stitch.frontend.torch import explain
+from stitch.torch import explain
 from tests.support.torch.compiled import (
     assert_same,
     assert_trains_alike,
