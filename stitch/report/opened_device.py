@@ -50,9 +50,10 @@ def open_device(
     """Open a simulated machine by name, YAML path or description.
 
     `executor`: who computes: `numpy`, `onnxruntime`, `auto` (either, by operation), `torch` (`auto`
-    with PyTorch's kernels too), `null` (nobody); `threads`: on how many threads ONNX Runtime
-    computes one operation (default 1). `window`: tasks queued before they run; 1 runs each call at
-    once. `debug`: poison freed bytes and guard padding.
+    with PyTorch's kernels too), `fastest` (of these the one that a clock says, by program), `null`
+    (nobody); `threads`: on how many threads ONNX Runtime computes one operation (default 1).
+    `window`: tasks queued before they run; 1 runs each call at once. `debug`: poison freed bytes
+    and guard padding.
     `strict_types`: links may not change the floating storage type. `max_memory`: bytes (or a text,
     `"2GiB"`) of the host's memory that all devices of the process may take together when this one
     asks for more (default: 80 % of the machine's, or of its control group's); over it, plans and
