@@ -16,6 +16,8 @@ from tests.support.torch.operator_samples import graph_module_of, results_and_gr
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
 EXECUTORS = ("numpy", "onnxruntime", "torch", "auto")
+#: These divide a program between the others; of the largest family they run in the long campaign.
+DIVIDING = ("torch", "auto")
 NAN, INF = math.nan, math.inf
 
 torch.manual_seed(11)
@@ -208,7 +210,10 @@ def compared(cases: dict[str, Case], executor: str, *, gradients: bool) -> Outco
         for t in operands if gradients and t.is_floating_point()
     ]  # fmt: skip
     compiled = stitch_backend(
-        graph_module_of(every, tensors), tensors, options={"executor": executor}
+        graph_module_of(every, tensors),
+        tensors,
+        # Else what has no lowering would be torch's, and be right.
+        options={"executor": executor, "fallback": "error"},
     )
     got = results_and_gradients(compiled, tensors)
     assert wanted is not None and got is not None
@@ -243,10 +248,16 @@ def assert_as_eager(pairs: list[tuple[Any, Any]]) -> None:
         torch.testing.assert_close(mine, eager, rtol=loose, atol=loose, equal_nan=True)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(
-    ("family", "name"), [(family, name) for family, cases in FAMILIES.items() for name in cases]
-)
+    ("family", "name", "executor"),
+    [
+        pytest.param(
+            family, name, executor,
+            marks=[pytest.mark.full] if family == "layers" and executor in DIVIDING else [],
+        )
+        for executor in EXECUTORS for family, cases in FAMILIES.items() for name in cases
+    ],
+)  # fmt: skip
 def test_results_and_gradients_are_those_of_eager_torch(
     family: str, name: str, executor: str, outcomes: Callable[[str, str], Outcomes]
 ) -> None:
