@@ -132,7 +132,9 @@ def listing(
     return run.returncode, run.stdout.splitlines()
 
 
-@pytest.mark.parametrize("mechanism", ["symbolic_trace", "dynamo"])
+@pytest.mark.parametrize(
+    "mechanism", ["symbolic_trace", pytest.param("dynamo", marks=pytest.mark.full)]
+)
 def test_the_listing_learns_digits_and_resumes_bit_for_bit(mechanism: str, tmp_path: Path) -> None:
     path = tmp_path / "compiled.json"
     ended, lines = listing(mechanism, path)

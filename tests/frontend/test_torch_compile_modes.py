@@ -177,6 +177,7 @@ def test_torch_logs_tells_of_graphs_programs_and_fallbacks() -> None:
     assert "program @" in said
 
 
+@pytest.mark.full
 def test_torch_logs_without_a_plus_tells_of_graphs_alone() -> None:
     said = logged("stitch")
     assert "graph inference_0:" in said

@@ -52,8 +52,18 @@ def made(make: Callable[[], tuple[Any, dict[str, Any]]]) -> tuple[Any, dict[str,
     return model.eval(), inputs
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("make", [llama, t5, whisper], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    ("make", "cache"),
+    [
+        (llama, "dynamic"), (t5, "static"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.full)
+            for pair in [(llama, "static"), (t5, "dynamic"), (whisper, "dynamic"),
+                         (whisper, "static")]
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)  # fmt: skip
 def test_generated_tokens_are_those_of_eager_torch(
     make: Callable[[], tuple[Any, dict[str, Any]]], cache: str
 ) -> None:

@@ -20,7 +20,7 @@ SAMPLES = 2
 #: What Stitch cannot compile is refused, and not given to torch.
 OWN = {"fallback": "error"}
 #: The slice that runs always: every so many-th operator by name.
-EVERY = 12
+EVERY = 40
 NAMES = sorted(operators())
 
 

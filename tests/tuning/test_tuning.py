@@ -109,10 +109,11 @@ def prices(*words: str | Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_tool_runs_networks_by_who_chooses_and_who_does_not() -> None:
-    ran = prices("--check", "--small", "--rounds", "1", "--networks", "mlp,lstm", "--json")
+@pytest.mark.parametrize("networks", ["mlp", pytest.param("mlp,lstm", marks=pytest.mark.full)])
+def test_the_tool_runs_networks_by_who_chooses_and_who_does_not(networks: str) -> None:
+    ran = prices("--check", "--small", "--rounds", "1", "--networks", networks, "--json")
     found = json.loads(ran.stdout)
-    assert [choice["network"] for choice in found] == ["mlp", "lstm"]
+    assert [choice["network"] for choice in found] == networks.split(",")
     for choice in found:
         assert set(choice["least_us"]) == {"numpy", "onnxruntime", "auto", "torch"}
         assert set(choice["ratios"]) == {"auto", "torch"}
