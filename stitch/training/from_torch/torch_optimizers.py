@@ -111,6 +111,11 @@ class TorchOptimizer:
         (self._before,) = counts
         return values | {_STEP: np.array(self._before, np.int64)}
 
+    @property
+    def counts(self) -> bool:
+        """Whether every entry of torch's state counts its steps by itself."""
+        return self._kind not in _UNCOUNTED
+
     def goes_on_from(self, steps: int) -> None:
         """The training that it steps has taken so many steps before."""
         self._before = -steps if steps < 0 else 0
@@ -174,7 +179,7 @@ class TorchOptimizer:
                 if name is None:
                     continue
                 tensors = {w: held[f"{name}.{w}"] for w in words if f"{name}.{w}" in held}
-                if self._kind not in _UNCOUNTED:
+                if self.counts:
                     tensors[_STEP] = np.float32(self._before + instance.steps)
                 state = {w: parameter.detach().new_tensor(a) for w, a in tensors.items()}
                 theirs.state[parameter] = state

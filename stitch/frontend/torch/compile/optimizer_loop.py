@@ -116,7 +116,7 @@ class OptimizerLoop:
         groups = {n: native.groups[native.group_of(n)] for n in key}
         state = self.theirs.state
         for name, parameter in zip(key, stepped, strict=True):
-            _begin(state[parameter], parameter, groups[name])
+            _begin(state[parameter], parameter, groups[name], counts=self._follower.counts)
         made = program.run(native.rates(count), count, stepped, state)
         for (at, word), tensor in made.items():
             parameter = stepped[at]
@@ -133,9 +133,9 @@ class OptimizerLoop:
                 state[parameter][_STEP] += 1
 
 
-def _begin(state: dict[str, Any], parameter: Any, optimizer: Optimizer) -> None:
+def _begin(state: dict[str, Any], parameter: Any, optimizer: Optimizer, *, counts: bool) -> None:
     """What torch's object keeps of a parameter from its first step on."""
-    if not state and (optimizer.counts_steps or optimizer.states) and optimizer.name != "sgd":
+    if not state and counts:
         state[_STEP] = torch.zeros((), dtype=torch.float32)
     for word in optimizer.states:
         if state.get(word) is None:
