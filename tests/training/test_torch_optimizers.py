@@ -135,6 +135,21 @@ def test_a_rate_that_changes_compiles_nothing() -> None:
     assert twins.model.instance.programs.update is update
 
 
+def test_the_state_of_each_group_has_what_that_group_keeps() -> None:
+    def made(net: Any) -> Any:
+        groups = [
+            {"params": [*net[0].parameters()]},
+            {"params": [*net[2].parameters()], "amsgrad": True},
+        ]
+        return torch.optim.Adam(groups, lr=0.02)
+
+    twins = Twins(made)
+    twins.step(2)
+    theirs, ours = twins.torch_optimizer.state_dict(), twins.optimizer.state_dict()
+    kept = {number: sorted(state) for number, state in theirs["state"].items()}
+    assert {number: sorted(state) for number, state in ours["state"].items()} == kept
+
+
 def test_training_goes_on_from_the_state_that_torch_has() -> None:
     twins = Twins(lambda net: torch.optim.Adam(net.parameters(), lr=0.02))
     twins.step(5)

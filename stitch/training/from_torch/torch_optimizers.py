@@ -172,13 +172,13 @@ class TorchOptimizer:
         if instance is None or not instance.steps:
             return
         held = instance.optimizer_state()
-        words = self.native.groups[0].states
-        for group in theirs.param_groups:
+        for group, native in zip(theirs.param_groups, self.native.groups, strict=False):
             for parameter in group["params"]:
                 (name, *_) = self._names[id(parameter)] or (None,)
                 if name is None:
                     continue
-                tensors = {w: held[f"{name}.{w}"] for w in words if f"{name}.{w}" in held}
+                words = [word for word in native.states if f"{name}.{word}" in held]
+                tensors = {word: held[f"{name}.{word}"] for word in words}
                 if self.counts:
                     tensors[_STEP] = np.float32(self._before + instance.steps)
                 state = {w: parameter.detach().new_tensor(a) for w, a in tensors.items()}
