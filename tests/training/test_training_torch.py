@@ -329,3 +329,23 @@ def test_a_bad_batch_leaves_running_statistics_as_they_were() -> None:
         if name != "training.forwards":
             np.testing.assert_array_equal(value, before[name], err_msg=name)
     assert np.isfinite(step(model, x, y))
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch", "auto"])
+def test_running_statistics_are_those_of_torch_whoever_computes(executor: str) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 3),
+        torch.nn.Sigmoid(),
+    )  # fmt: skip
+    x = torch.randn(4, 5)
+    compiled = stitch.compile(
+        net, (x,), target="host", optimizer="sgd", loss="mse", executor=executor
+    )
+    for _ in range(3):
+        compiled(x).numpy()
+        net(x)
+    for name in ("1.running_mean", "1.running_var"):
+        np.testing.assert_allclose(
+            compiled.get_tensor(name), net.state_dict()[name].numpy(), rtol=1e-5, atol=1e-6
+        )

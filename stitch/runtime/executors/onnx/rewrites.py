@@ -118,6 +118,18 @@ def _dropout(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     return True
 
 
+def _batch(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """In training its kernel (1.31) overwrites the running statistics that it is given, whoever
+    reads them later, and a caller's bytes too: it is given copies. A maximum of one operand is
+    one that no optimiser takes out."""
+    if not attributes.get("training_mode"):
+        return False
+    copies = [writer.node("Max", [writer.operand(value)]) for value in operation.inputs[3:]]
+    writer.plain(operation, attributes)
+    writer.nodes[-1].input[3:] = copies
+    return True
+
+
 def _mean_variance(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """Its kernel has no epsilon: where all numbers are one, it gives NaN."""
     number = writer.type_of(operation.inputs[0]).data_type.compute_dtype.type
@@ -263,6 +275,7 @@ def _quantize(writer: FormWriter, operation: Operation, attributes: Attributes) 
 
 
 REWRITES: Mapping[tuple[str, str], Rewrite] = {
+    ("", "BatchNormalization"): _batch,
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast,
     ("", "Clip"): _clip,
