@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,9 +30,13 @@ CaptureCall = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], C
 MAX_PROGRAMS = 256
 #: Methods of NumPy's arrays that traced tensors have; torch's word for an axis is taken too.
 _METHODS = frozenset({
-    "argmax", "argmin", "max", "mean", "min", "prod", "ravel", "reshape", "squeeze", "sum",
+    "argmax", "argmin", "cast", "max", "mean", "min", "prod", "ravel", "reshape", "squeeze", "sum",
     "swapaxes", "transpose", "var",
 })  # fmt: skip
+#: Methods that give two values where torch's word for an axis is said, as torch's do.
+_PAIRS = frozenset({"max", "min"})
+#: What torch says of a tensor without its elements.
+_OF_SHAPES = frozenset({"dim", "ndimension", "nelement", "numel", "size"})
 #: As what truths are counted.
 _COUNTS = {"sum": DataType.INT64, "mean": DataType.FLOAT32}
 _programs: WeakKeyDictionary[RuntimeDevice, dict[Any, LoadedProgram]] = WeakKeyDictionary()
@@ -132,6 +136,9 @@ class PendingValue:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.tensor!r}>"
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec or not self.shape else repr(self)
+
     def __eq__(self, other: object) -> Any:
         if isinstance(other, PendingValue):
             return self is other
@@ -153,6 +160,13 @@ class PendingValue:
     __lt__, __gt__ = _operators("less", operator.lt)
     __le__, __ge__ = _operators("less_equal", operator.le)
 
+    __and__, __rand__ = _operators("and", operator.and_)
+    __or__, __ror__ = _operators("or", operator.or_)
+    __xor__, __rxor__ = _operators("xor", operator.xor)
+
+    def __invert__(self) -> PendingValue:
+        return self._apply(("invert",), operator.invert)
+
     def __neg__(self) -> PendingValue:
         return self._apply(("neg",), operator.neg)
 
@@ -167,13 +181,14 @@ class PendingValue:
         def made(descs: Sequence[TensorDesc | ValueType]) -> ComputationGraph:
             return trace(function, *descs, name=str(key[0]))
 
-        return self._queued(key, made, [self, *operands])
+        (result,) = self._queued(key, made, [self, *operands])
+        return result
 
     def _queued(
         self, key: tuple[Any, ...],
         made: Callable[[Sequence[TensorDesc | ValueType]], ComputationGraph],
         operands: Sequence[Any],
-    ) -> PendingValue:  # fmt: skip
+    ) -> tuple[PendingValue, ...]:  # fmt: skip
         device: RuntimeDevice = self.tensor.device
         given = [o.tensor if isinstance(o, PendingValue) else np.asarray(o) for o in operands]
         descs = [g.desc.without_address() if isinstance(g, Tensor) else _desc(g) for g in given]
@@ -188,11 +203,21 @@ class PendingValue:
             while len(programs) > MAX_PROGRAMS:
                 del programs[next(iter(programs))]
         result = loaded(*given)
-        return PendingValue(result if isinstance(result, Tensor) else result[0], self._capture)
+        results = (result,) if isinstance(result, Tensor) else result
+        return tuple([PendingValue(one, self._capture) for one in results])
 
     def __getitem__(self, index: Any) -> PendingValue:
         """A part of it, as NumPy's basic indexing takes it."""
-        return self._apply(("index", repr(index)), lambda x: x[index])
+        plain = _plain_index(index)
+        return self._apply(("index", _written(plain)), lambda x: x[plain])
+
+    def __iter__(self) -> Iterator[PendingValue]:
+        return iter([self[row] for row in range(len(self))])
+
+    @property
+    def T(self) -> PendingValue:
+        """With its axes in the opposite order."""
+        return self._apply(("transpose", "()", "[]"), lambda x: x.transpose())
 
     def __getattr__(self, name: str) -> Any:
         """NumPy's methods, and, where torch is loaded, those of its tensors."""
@@ -222,10 +247,15 @@ class PendingValue:
 
     def _captured(
         self, function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
-    ) -> PendingValue:
+    ) -> Any:
+        """One value, or, of what gives several, all of them as torch names them."""
+        word = getattr(function, "__name__", "?")
+        if word in _OF_SHAPES:
+            shape = sys.modules["torch"].empty(self.shape, device="meta")
+            return function(shape, *arguments[1:], **named)
         if self._capture is None:
             raise UsageError(
-                f"this value takes no function of torch's: {getattr(function, '__name__', '?')}",
+                f"this value takes no function of torch's: {word}",
                 remedy="value.numpy(), or a method of NumPy's arrays",
             )
         capture = self._capture
@@ -234,10 +264,14 @@ class PendingValue:
         def made(_: Sequence[TensorDesc | ValueType]) -> ComputationGraph:
             return capture(function, arguments, named)
 
-        plain = [repr(v) for v in _leaves([*arguments, *named.items()]) if not _is_tensor(v)]
+        plain = [_written(v) for v in _leaves([*arguments, *named.items()]) if not _is_tensor(v)]
         where = [type(v).__name__ for v in _leaves([*arguments, *named.values()])]
         key = (getattr(function, "__qualname__", ""), id(function), *plain, *where)
-        return self._queued(key, made, [_array(o) for o in operands])
+        results = self._queued(key, made, [_array(o) for o in operands])
+        if len(results) == 1:
+            return results[0]
+        kind = getattr(sys.modules["torch"].return_types, word, None)
+        return results if kind is None else kind(results)
 
 
 class _Method:
@@ -246,11 +280,14 @@ class _Method:
     def __init__(self, value: PendingValue, name: str) -> None:
         self._value, self._name = value, name
 
-    def __call__(self, *arguments: Any, **named: Any) -> PendingValue:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if "dim" in named and self._name in _PAIRS and "torch" in sys.modules:
+            method = getattr(sys.modules["torch"].Tensor, self._name)
+            return self._value._captured(method, (self._value, *arguments), named)
         words = {"dim": "axis", "keepdim": "keepdims"}
         given = {words.get(word, word): value for word, value in named.items()}
         name = self._name
-        key = (name, repr(arguments), repr(sorted(given.items())))
+        key = (name, _written(arguments), _written(sorted(given.items())))
         # As NumPy and torch do, truths are counted.
         kind = _COUNTS.get(name) if self._value.tensor.data_type is DataType.BOOL else None
 
@@ -282,6 +319,22 @@ def _array(value: Any) -> Any:
     if isinstance(value, PendingValue):
         return value
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+def _plain_index(index: Any) -> Any:
+    """An index with arrays in the places of torch's tensors."""
+    if isinstance(index, tuple):
+        return tuple(map(_plain_index, index))
+    return index if isinstance(index, PendingValue) else _array(index)
+
+
+def _written(value: Any) -> Any:
+    """What tells a value that is no operand from others: of arrays every element."""
+    if isinstance(value, tuple | list):
+        return (type(value).__name__, *map(_written, value))
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype.str, value.tobytes()
+    return repr(value)
 
 
 def _desc(array: Array) -> ValueType:

@@ -136,3 +136,67 @@ def test_the_loss_still_judges_a_prediction_that_was_used() -> None:
     model.training.optimizer.step()
     assert loss.item() == pytest.approx(F.cross_entropy(expected, Y).item(), rel=1e-5)
     same(shares, torch.softmax(expected, 1))
+
+
+def test_indices_that_look_alike_in_print_are_told_apart() -> None:
+    pred, expected, _ = predicted()
+    first, second = np.zeros(3000, np.int64), np.zeros(3000, np.int64)
+    second[1500] = 3
+    same(pred[first], expected[first])
+    same(pred[second], expected[second])
+
+
+def test_indices_may_be_tensors_of_torch() -> None:
+    pred, expected, _ = predicted()
+    same(pred[torch.tensor([0, 2])], expected[torch.tensor([0, 2])])
+
+
+PAIRS: list[Callable[[Any], Any]] = [
+    lambda p: torch.max(p, 1),
+    lambda p: p.max(dim=1),
+    lambda p: torch.topk(p, 2),
+    lambda p: p.sort(1),
+]
+
+
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_functions_of_torch_that_give_two_values_give_both_by_their_names(number: int) -> None:
+    pred, expected, _ = predicted()
+    values, indices = found = PAIRS[number](pred)
+    same(values, PAIRS[number](expected).values)
+    same(indices, PAIRS[number](expected).indices)
+    assert found.indices is indices
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [lambda p: p.size(), lambda p: p.size(0), lambda p: p.dim(), lambda p: torch.numel(p)],
+)
+def test_what_torch_says_of_a_shape_is_no_pending_value(asked: Callable[[Any], Any]) -> None:
+    pred, expected, _ = predicted()
+    assert asked(pred) == asked(expected)
+    assert type(asked(pred)) is type(asked(expected))
+
+
+def test_rows_of_a_prediction_are_iterated() -> None:
+    pred, expected, _ = predicted()
+    rows = list(pred)
+    assert len(rows) == len(expected)
+    same(rows[-1], expected[-1])
+
+
+def test_truths_are_joined_as_in_numpy() -> None:
+    pred, expected, _ = predicted()
+    same(~((pred > 0) & (pred < 0.5)), ~((expected > 0) & (expected < 0.5)))
+    same((pred > 0) ^ (pred < 0.5), (expected > 0) ^ (expected < 0.5))
+
+
+def test_a_pending_number_is_formatted_as_a_number() -> None:
+    pred, expected, _ = predicted()
+    assert f"{pred.mean():.3f}" == f"{expected.mean().item():.3f}"
+
+
+def test_a_pending_value_is_cast_and_transposed_as_its_errors_say() -> None:
+    pred, expected, _ = predicted()
+    same(pred.argmax(1).cast(np.float32) + 0.5, expected.argmax(1).float() + 0.5)
+    same(pred.T, expected.T)
