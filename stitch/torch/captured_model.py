@@ -186,6 +186,34 @@ class CapturedModel:
                 if name in held:
                     tensor.copy_(torch.from_numpy(np.array(held[name])))
 
+    def check_loadable(self, state: Mapping[str, Any]) -> None:
+        """Raise `UsageError` for other values of parameters that are constants of the programs."""
+        training = None if self._model is None else self._model.training
+        instance = None if training is None else training.instance
+        if instance is None:
+            return
+        held = instance.parameters()
+        for name, tensor in self.module.named_parameters(remove_duplicate=False):
+            if name in state and name not in held and not tensor.requires_grad:
+                loaded = torch.as_tensor(state[name])
+                if loaded.shape == tensor.shape and not torch.equal(loaded, tensor):
+                    raise UsageError(
+                        f"{name} is frozen: the programs of this training have it as a constant",
+                        remedy="load it before compile, and compile again",
+                    )
+
+    def take_over(self) -> None:
+        """Parameters and buffers of the training, if one is on, become those of the module."""
+        training = None if self._model is None else self._model.training
+        instance = None if training is None else training.instance
+        if instance is None:
+            return
+        held = {**instance.state_dict(), **instance.parameters()}
+        tensors = dict(self.module.named_parameters(remove_duplicate=False))
+        tensors |= dict(self.module.named_buffers(remove_duplicate=False))
+        for name in held.keys() & tensors.keys():
+            instance.set_tensor(name, tensor_of(self.module, name))
+
 
 class AwaitedPrediction:
     """What a model predicts whose loss is not known yet: a loss function that judges it says so."""

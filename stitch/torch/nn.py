@@ -84,6 +84,27 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
         given: Mapping[str, Any] = super().state_dict(*arguments, **named)
         return given
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
+        """torch's: a training of the module takes what was loaded, as it takes `set_tensor`.
+
+        Raises `UsageError` for another value of what is a constant of its programs.
+        """
+        model = self._model()
+        if model is None:
+            return super().load_state_dict(state_dict, *arguments, **named)
+        model.check_loadable(state_dict)
+        model.write_back()
+        given = super().load_state_dict(state_dict, *arguments, **named)
+        model.take_over()
+        return given
+
+    def __getstate__(self) -> Any:
+        """What copies and pickles hold: the values that the device has."""
+        model = self._model()
+        if model:
+            model.write_back()
+        return super().__getstate__()
+
 
 def __getattr__(name: str) -> Any:
     """Everything else is torch.nn's."""

@@ -258,3 +258,90 @@ def test_what_cannot_be_is_refused_when_it_is_said(options: dict[str, Any], told
     given = {"optimizer": torch.optim.SGD(net.parameters(), lr=0.1), **options}
     with pytest.raises(UsageError, match=told):
         net.compile(**given)
+
+
+def same_as_eager(model: Any, steps: Any) -> None:
+    """The model has what the same steps in torch give."""
+    torch.manual_seed(0)
+    net = Plain()
+    steps(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net)
+    for name, parameter in net.named_parameters():
+        np.testing.assert_allclose(
+            model.get_tensor(name), parameter.detach().numpy(), rtol=1e-4, atol=1e-5
+        )
+
+
+class Plain(nn.Module):
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(6, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.only(x)
+
+
+def plain() -> tuple[Plain, Any, Any]:
+    torch.manual_seed(0)
+    net = Plain()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    return net, optimizer, net.compile(optimizer=optimizer, target="host")
+
+
+def test_weights_that_are_loaded_into_the_module_are_trained_on() -> None:
+    def steps(net: Any, optimizer: Any, model: Any) -> None:
+        step(model, optimizer)
+        net.load_state_dict({"only.bias": torch.ones(5)}, strict=False)
+        step(model, optimizer)
+
+    net, optimizer, model = plain()
+    steps(net, optimizer, model)
+    same_as_eager(model, steps)
+
+
+def test_other_weights_for_a_frozen_layer_are_refused() -> None:
+    torch.manual_seed(0)
+    net = Plain()
+    net.only.bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = net.compile(optimizer=optimizer, target="host")
+    step(model, optimizer)
+    weight = model.get_tensor("only.weight")
+    with pytest.raises(UsageError, match=r"only\.bias is frozen"):
+        net.load_state_dict({"only.weight": torch.ones(5, 6), "only.bias": torch.ones(5)})
+    np.testing.assert_array_equal(model.get_tensor("only.weight"), weight)
+
+
+def test_copies_of_the_module_have_what_the_device_has() -> None:
+    net, optimizer, model = plain()
+    step(model, optimizer)
+    held = copy.deepcopy(net).only.weight.detach().numpy()
+    np.testing.assert_array_equal(held, model.get_tensor("only.weight"))
+
+
+def test_a_step_whose_closure_makes_the_first_call_is_a_step() -> None:
+    def steps(_: Any, optimizer: Any, model: Any) -> None:
+        for x, y in batches(3):
+
+            def closure(x: Any = x, y: Any = y) -> Any:
+                optimizer.zero_grad()
+                loss = LOSS(model(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+    net, optimizer, model = plain()
+    steps(net, optimizer, model)
+    same_as_eager(model, steps)
+
+
+def test_a_parameter_that_is_frozen_on_the_way_is_refused() -> None:
+    net, optimizer, model = plain()
+    step(model, optimizer)
+    net.only.bias.requires_grad_(False)
+    with pytest.raises(UsageError, match="requires_grad"):
+        step(model, optimizer)
+    net.only.bias.requires_grad_(True)
+    step(model, optimizer)

@@ -69,6 +69,8 @@ class TorchOptimizer:
         self.parameters = tuple(name for group in groups for name in self._parameters(group))
         #: Steps that were taken before the training's first.
         self._before = 0
+        #: Which parameters are trained, as the programs have them.
+        self._trained = [p.requires_grad for group in groups for p in group["params"]]
         self._end: weakref.finalize[Any, Any] | None = None
         self.native.watch(self._watch)
 
@@ -132,6 +134,7 @@ class TorchOptimizer:
         hooks = (
             self.theirs.register_state_dict_pre_hook(weakly(self._write_state)),
             self.theirs.register_load_state_dict_post_hook(weakly(self._read_state)),
+            self.theirs.register_step_post_hook(weakly(self._after_own_step)),
         )
         self._end = replace_methods(
             self.theirs, (self.step, self.zero_grad), self.native.bound_to,
@@ -145,10 +148,24 @@ class TorchOptimizer:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """`step` of torch's object: with its groups as they are now."""
         loss = None if closure is None else closure()
-        self.follow()
-        self.native.step()
+        self._step()
         self.theirs._opt_called = True
         return loss
+
+    def _step(self) -> None:
+        trained = [p.requires_grad for group in self.theirs.param_groups for p in group["params"]]
+        self.follow()
+        if trained != self._trained:
+            raise UsageError(
+                "requires_grad of a parameter was changed after the model was compiled",
+                remedy="put it back, or compile the model again",
+            )
+        self.native.step()
+
+    def _after_own_step(self, *_: object) -> None:
+        """A closure began the training in the middle of the object's own step, which found no
+        gradients: they are on the device."""
+        self._step()
 
     def follow(self) -> None:
         """The settings are those that torch's groups have now."""
