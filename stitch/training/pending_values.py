@@ -282,8 +282,8 @@ class _Method:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if "dim" in named and self._name in _PAIRS and "torch" in sys.modules:
-            method = getattr(sys.modules["torch"].Tensor, self._name)
-            return self._value._captured(method, (self._value, *arguments), named)
+            torchs = getattr(sys.modules["torch"].Tensor, self._name)
+            return self._value._captured(torchs, (self._value, *arguments), named)
         words = {"dim": "axis", "keepdim": "keepdims"}
         given = {words.get(word, word): value for word, value in named.items()}
         name = self._name

@@ -345,3 +345,16 @@ def test_a_parameter_that_is_frozen_on_the_way_is_refused() -> None:
         step(model, optimizer)
     net.only.bias.requires_grad_(True)
     step(model, optimizer)
+
+
+def test_the_state_of_an_optimizer_with_a_frozen_parameter_is_loaded() -> None:
+    torch.manual_seed(0)
+    net = Plain()
+    net.only.bias.requires_grad_(False)
+    optimizer = torch.optim.Adagrad(net.parameters(), lr=0.1)
+    model = net.compile(optimizer=optimizer, target="host")
+    step(model, optimizer)
+    kept = copy.deepcopy(optimizer.state_dict())
+    step(model, optimizer)
+    optimizer.load_state_dict(kept)
+    assert float(optimizer.state_dict()["state"][0]["step"]) == 3

@@ -99,11 +99,13 @@ class TorchOptimizer:
         values: dict[str, Array] = {}
         counts = set()
         for parameter, state in self.theirs.state.items():
-            for word, value in state.items():
+            # Frozen parameters take no steps, though Adagrad counts theirs from its beginning.
+            names = self._names.get(id(parameter), ())
+            for word, value in state.items() if names else ():
                 if word == _STEP:
                     counts.add(int(value))
                 elif value is not None:
-                    for name in self._names.get(id(parameter), ()):
+                    for name in names:
                         values[f"{name}.{word}"] = value.detach().cpu().float().numpy().copy()
         if len(counts) > 1:
             raise UsageError("the parameters of this optimizer have taken steps of their own",
