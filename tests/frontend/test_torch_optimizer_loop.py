@@ -236,3 +236,15 @@ def test_what_is_no_optimizer_is_refused() -> None:
 def test_the_words_of_before_say_what_they_are_now(word: str, passes: bool) -> None:
     with pytest.raises(UsageError, match=f"passes={passes}"):
         stitch.device_of({"algorithm": word})
+
+
+def test_parameters_come_home_though_torch_traces_something_else() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from stitch.frontend.torch.compile.optimizer_loop import _bring_home
+
+    parameter, home = torch.nn.Parameter(torch.ones(3)), torch.zeros(3)
+    with FakeTensorMode():
+        _bring_home({0: (parameter, home)})
+    assert parameter.data_ptr() == home.data_ptr()
+    assert home.tolist() == [1, 1, 1]

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import UsageError
@@ -151,10 +152,14 @@ def _is_ours(parameter: Any) -> bool:
 
 
 def _bring_home(homes: dict[int, tuple[Any, Any]]) -> None:
-    """Parameters lie where they lay before the device had them, with its values."""
-    for parameter, home in homes.values():
-        home.copy_(parameter.data)
-        parameter.data = home
+    """Parameters lie where they lay before the device had them, with its values.
+
+    The end may come in the middle of torch's tracing of something else.
+    """
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+        for parameter, home in homes.values():
+            home.copy_(parameter.data)
+            parameter.data = home
 
 
 @dataclass(slots=True)
