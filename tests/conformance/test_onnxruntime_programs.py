@@ -363,7 +363,10 @@ def test_the_automatic_choice_rests_on_the_program() -> None:
     for name, build in builds.items():
         program = program_of(build)
         prepared = executor.prepare(program, MACHINE)
-        kinds[name] = (points(program, executor.prices.points) >= 1, type(prepared).__module__.rsplit(".", 1)[-1])
+        kinds[name] = (
+            points(program, executor.prices.points) >= 1,
+            type(prepared).__module__.rsplit(".", 1)[-1],
+        )
     assert kinds == {
         "small": (False, "numpy_executor"),
         "large": (True, "onnxruntime_executor"),

@@ -1,0 +1,48 @@
+"""Architectures by torch.compile's backend: none raises, all give what eager torch gives.
+
+`tools/zoo` judges all of them and prints a table; what torch runs of each is in `zoo.yaml`, so that
+an operator that is no longer compiled shows.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.torch.zoo import ZOO, table
+from tests.support.torch.zoo.verdicts import judged
+
+KNOWN = table.read()
+#: A tenth, with something of every kind.
+QUICK = (
+    "BERT", "DistilBERT", "FNet", "GPT-2", "Llama", "MPT", "Mixtral", "T5", "ViT", "ResNet",
+    "channels last", "LSTM", "U-Net", "bags of words", "spatial transformer", "Fourier",
+)  # fmt: skip
+THIRD = tuple(name for name in list(ZOO)[::3] if name not in QUICK)
+
+
+def check(name: str, kind: torch.dtype = torch.float32) -> None:
+    verdict = judged(name, kind)
+    assert verdict.is_right, verdict
+    assert dict(verdict.by_torch) == KNOWN.get(name, {}), verdict
+
+
+def test_the_zoo_is_large_and_the_file_is_about_it() -> None:
+    assert len(ZOO) >= 80 and set(KNOWN) <= set(ZOO)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_network_gives_what_eager_torch_gives(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", THIRD)
+def test_a_third_of_the_networks_gives_what_eager_torch_gives(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", QUICK)
+def test_a_network_is_as_right_in_bfloat16_as_eager_torch(name: str) -> None:
+    assert (verdict := judged(name, torch.bfloat16)).is_right, verdict

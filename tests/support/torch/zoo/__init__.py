@@ -1,0 +1,36 @@
+"""A zoo of architectures: small networks of torch and transformers, random weights.
+
+Comes in: nothing. Goes out: `ZOO`, by name, each a function that makes a module and its examples
+(a dict by name, or a tuple); `made` gives both, the same every time and in every process. Files are
+cut by what networks take: words, words and words, images, sounds, anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.support.torch.zoo.encoders import ENCODERS
+from tests.support.torch.zoo.images import IMAGES
+from tests.support.torch.zoo.language_models import LANGUAGE_MODELS
+from tests.support.torch.zoo.layers import LAYERS
+from tests.support.torch.zoo.sounds import SOUNDS
+from tests.support.torch.zoo.translators import TRANSLATORS
+
+ZOO: dict[str, Callable[[], tuple[Any, Any]]] = {
+    **ENCODERS,
+    **LANGUAGE_MODELS,
+    **TRANSLATORS,
+    **IMAGES,
+    **SOUNDS,
+    **LAYERS,
+}
+
+
+def made(name: str) -> tuple[Any, Any]:
+    """A module by its name in `ZOO`, in evaluation mode, and its examples."""
+    torch.manual_seed(3)
+    module, examples = ZOO[name]()
+    return module.eval(), examples

@@ -1,0 +1,157 @@
+"""Whether a network of the zoo gives by `torch.compile(backend="stitch")` what eager torch gives.
+
+Comes in: a network's name, a type of numbers, how it is used. Goes out: a `Verdict`, with what was
+counted on the way. In float32 results and gradients are compared with eager's; in bfloat16 both are
+compared with float32, and ours may be as far away as eager's, and half as far again.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from stitch.frontend.torch.compile.dynamo_backend import CompileSettings, shared_storage_of
+from stitch.frontend.torch.compile.graph_report import Counts
+from tests.support.torch.agreement import tensors_of
+from tests.support.torch.zoo import made
+
+#: Of the largest element: what float32 may differ by.
+FORWARD, GRADIENT = 2e-5, 2e-4
+#: What bfloat16 may differ by, at the least, and as a multiple of what eager's differs by.
+LEAST_NARROW, NARROW = 8e-3, 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one network: its largest errors, of all results and of all gradients."""
+
+    name: str
+    forward: float
+    gradient: float
+    is_right: bool
+    trouble: str = ""
+    graphs: int = 0
+    programs: int = 0
+    #: What programs run, and what torch runs, of all graphs.
+    operators: int = 0
+    by_torch: tuple[tuple[str, int], ...] = ()
+
+
+def dry(module: Any) -> Any:
+    """A module in training mode that draws no numbers: dropout of all kinds is nought."""
+    module.train()
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("drop" in name or (name == "p")):
+                setattr(part, name, 0.0)
+        config = getattr(part, "config", None)
+        for name, value in vars(config).items() if config is not None else ():
+            if "drop" in name and isinstance(value, float):
+                setattr(config, name, 0.0)
+    return module
+
+
+def run(module: Any, call: Any, examples: Any) -> tuple[list[Any], list[Any]]:
+    """The floating results of one step, and the gradients of the parameters that have one."""
+    results = call(**examples) if isinstance(examples, dict) else call(*examples)
+    floating = [t for t in tensors_of(results) if t.is_floating_point()]
+    loss = sum(weighed(t) for t in floating if t.requires_grad)
+    if isinstance(loss, torch.Tensor):
+        loss.backward()
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return [t.detach() for t in tensors_of(results)], gradients
+
+
+def weighed(tensor: Any) -> Any:
+    """A loss whose gradient is no constant of what a norm gives: every element has a weight."""
+    weights = torch.arange(tensor.numel(), dtype=torch.float32).cos().view(tensor.shape)
+    return (tensor.float() * weights).mean()
+
+
+def forward(call: Any, examples: Any) -> list[Any]:
+    """The results without gradients."""
+    with torch.no_grad():
+        results = call(**examples) if isinstance(examples, dict) else call(*examples)
+    return [t.clone() for t in tensors_of(results)]
+
+
+def distance(found: list[Any], wanted: list[Any]) -> float:
+    """The largest difference, of the largest element of all; infinite where they have other shapes
+    or other whole numbers."""
+    if len(found) != len(wanted):
+        return math.inf
+    floating = [b[b.isfinite()].abs().max() for b in wanted if b.is_floating_point()
+                and bool(b.isfinite().any())]  # fmt: skip
+    size = max(map(float, floating), default=0.0)
+    most = 0.0
+    for a, b in zip(found, wanted, strict=True):
+        if a.shape != b.shape:
+            return math.inf
+        if not b.is_floating_point():
+            most = most if torch.equal(a, b) else math.inf
+            continue
+        a, b = a.double(), b.double()
+        same = (a == b) | (a.isnan() & b.isnan())
+        if not bool(same.all()):
+            away = (a - b)[~same].abs().nan_to_num(torch.inf).max()
+            most = max(most, float(away) / max(size, 1e-6))
+    return most
+
+
+def judged(name: str, kind: Any = torch.float32, options: dict[str, Any] | None = None) -> Verdict:
+    """One network: forward without gradients in evaluation mode, then one step of training."""
+    storage = shared_storage_of(CompileSettings.of(options))
+    before, storage.counts = storage.counts, Counts()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            verdict = _compared(name, kind, options)
+    except Exception as error:  # Whatever it is, it is this network's trouble.
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        verdict = Verdict(name, math.inf, math.inf, False, text[:400])
+    counts, storage.counts = storage.counts, before
+    return replace(
+        verdict, graphs=counts.graphs, programs=counts.programs,
+        operators=counts.by_stitch.total(), by_torch=tuple(sorted(counts.by_torch.items())),
+    )  # fmt: skip
+
+
+def _compared(name: str, kind: Any, options: dict[str, Any] | None) -> Verdict:
+    module, examples = made(name)
+    twin, examples = copy.deepcopy(module).to(kind), _in(kind, examples)
+    module = module.to(kind)
+
+    def compiled() -> Any:
+        torch._dynamo.reset()
+        return torch.compile(twin, backend="stitch", options=options)
+
+    found, wanted = forward(compiled(), examples), forward(module, examples)
+    for each in (module, twin):
+        dry(each)
+    results, gradients = run(twin, compiled(), examples)
+    wanted_results, wanted_gradients = run(module, module, examples)
+    if kind is torch.float32:
+        result = max(distance(found, wanted), distance(results, wanted_results))
+        gradient = distance(gradients, wanted_gradients)
+        return Verdict(name, result, gradient, result <= FORWARD and gradient <= GRADIENT)
+    exact, exact_examples = made(name)
+    truth = forward(exact, exact_examples)
+    _, true_gradients = run(dry(exact), exact, exact_examples)
+    ours = distance(found, truth), distance(gradients, true_gradients)
+    theirs = distance(wanted, truth), distance(wanted_gradients, true_gradients)
+    right = all(o <= max(LEAST_NARROW, NARROW * t) for o, t in zip(ours, theirs, strict=True))
+    return Verdict(name, *ours, right, f"eager: {theirs[0]:.1e}, {theirs[1]:.1e}")
+
+
+def _in(kind: Any, examples: Any) -> Any:
+    def one(value: Any) -> Any:
+        return value.to(kind) if value.is_floating_point() else value
+
+    if isinstance(examples, dict):
+        return {name: one(value) for name, value in examples.items()}
+    return tuple(one(value) for value in examples)
