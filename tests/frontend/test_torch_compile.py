@@ -58,6 +58,31 @@ def test_one_symbolic_graph_serves_many_shapes_with_gradients() -> None:
         assert_same(x.grad, torch.full((rows, 4), float(rows)))
 
 
+def _views_of_an_argument(x: Any) -> Any:
+    return x[:1].expand(x.shape[0], -1), x[1 : x.shape[0] - 1], x * 2
+
+
+def _views_of_a_result(x: Any) -> Any:
+    made = x * 2
+    return made, made[:1].expand(x.shape[0], -1), made[1 : x.shape[0] - 1]
+
+
+@pytest.mark.parametrize("function", [_views_of_an_argument, _views_of_a_result])
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_views_whose_sizes_are_symbols_are_those_of_eager_torch(
+    function: Any, has_gradients: bool
+) -> None:
+    run = compiled(function, dynamic=True)
+    for rows in (4, 5, 4):
+        x = torch.randn(rows, 3, requires_grad=has_gradients)
+        made, wanted = run(x), function(x)
+        assert_same([m.detach() for m in made], [w.detach() for w in wanted])
+        assert [m.storage_offset() for m in made] == [w.storage_offset() for w in wanted]
+        if has_gradients:
+            given = torch.autograd.grad(sum(m.square().sum() for m in made), x)
+            assert_same(given, torch.autograd.grad(sum(w.square().sum() for w in wanted), x))
+
+
 def test_the_effect_of_in_place_operators_shows() -> None:
     def change(x: Any, state: Any) -> Any:
         made = x * 2

@@ -12,8 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from stitch.frontend.torch.compile import GraphReport
 from stitch.frontend.torch.compile.graph_cut import GraphPart, cut_graph, unit_of
+from stitch.frontend.torch.compile.graph_outputs import restrided
 from stitch.frontend.torch.compile.graph_program import GraphSettings
-from stitch.frontend.torch.compile.stitched_graph import restrided, stitched
+from stitch.frontend.torch.compile.stitched_graph import stitched
 from tests.support.torch.compiled import assert_same, storage_of
 
 Function = Callable[..., Any]

@@ -145,15 +145,18 @@ def cut_graph(
     graph.eliminate_dead_code()
     by_torch.intersection_update(graph.nodes)
     by_torch.update([unit_of(node) for node in by_torch])
-    _make_views(graph, by_torch, share=share)
+    _make_views(graph, by_torch, visible if share else 0)
     graph.eliminate_dead_code()
     by_torch.intersection_update(graph.nodes)
     seen = next(reversed(graph.nodes)).args[0][:visible]
     return tuple(_Cut(graph, by_torch, static, frozenset(seen)).steps())
 
 
-def _make_views(graph: Any, by_torch: set[Any], *, share: bool) -> None:
-    """Views that torch's nodes read become torch's; what programs read of them stays theirs."""
+def _make_views(graph: Any, by_torch: set[Any], shared: int) -> None:
+    """Views that torch's nodes read become torch's; what programs read of them stays theirs.
+
+    Of the first `shared` outputs those that are views of one value become torch's too.
+    """
     copies: dict[Any, Any] = {}
     waiting = [node for node in graph.nodes if unit_of(node) in by_torch]
 
@@ -168,10 +171,11 @@ def _make_views(graph: Any, by_torch: set[Any], *, share: bool) -> None:
     def is_of_programs(node: Any) -> bool:
         return node.op == "call_function" and unit_of(node) not in by_torch
 
-    if share:
+    if shared:
         end = next(reversed(graph.nodes))
-        count = Counter(map(storage_of, end.all_input_nodes))
-        for node in end.all_input_nodes:
+        seen = dict.fromkeys(n for n in end.args[0][:shared] if isinstance(n, torch.fx.Node))
+        count = Counter(map(storage_of, seen))
+        for node in seen:
             if count[storage_of(node)] > 1 and is_of_programs(node) and is_view(node):
                 end.replace_input_with(node, copy_of(node))
     while waiting:

@@ -23,6 +23,26 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgumentView:
+    """An output that is a view of an argument, which was traced with `strides_of_argument`.
+
+    Where sizes are symbols, aot_autograd makes the user's view with these strides and offset.
+    `offset` is from the first element of the argument on.
+    """
+
+    position: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    strides_of_argument: tuple[int, ...]
+
+    def of(self, argument: Any) -> Any:
+        """The view."""
+        base = restrided(argument, self.strides_of_argument)
+        return base.as_strided(self.shape, self.strides, base.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """An output that is a number or None."""
 
@@ -58,7 +78,7 @@ class Same:
     place: int
 
 
-Output = Argument | Known | Result | View | Same
+Output = Argument | ArgumentView | Known | Result | View | Same
 Made = TypeVar("Made")
 
 
@@ -82,6 +102,8 @@ def shown(
             tensors.append(shared[index].as_strided(output.shape, output.strides, output.offset))
         elif isinstance(output, Argument):
             tensors.append(arguments[output.position])
+        elif isinstance(output, ArgumentView):
+            tensors.append(output.of(arguments[output.position]))
         else:
             tensors.append(tensors[output.place] if isinstance(output, Same) else output.value)
     return tensors
@@ -112,11 +134,14 @@ def sorted_outputs(
 ) -> tuple[tuple[Result, ...], tuple[Output, ...]]:
     """What a program has to make, which is what the graph gives then; and what each output is.
 
-    The user sees the first `exact` outputs. With `share`, those that are views of one value in
-    eager torch share its bytes (where there are gradients, aot_autograd looks after that).
+    The user sees the first `exact` outputs. With `share`, those of them that are views of one
+    value in eager torch share its bytes; where there are gradients, aot_autograd makes the user's
+    views of that value with the strides and offsets of these.
     """
     end = next(node for node in graph.nodes if node.op == "output")
-    sorting = _Sorting(positions, _sources(graph, end.args[0]) if share else {})
+    arguments = {storage_of(n): n for n in graph.nodes if n.op == "placeholder" and _is_tensor(n)}
+    arguments.pop(None, None)
+    sorting = _Sorting(positions, _sources(graph, end.args[0][:exact]) if share else {}, arguments)
     for place, value in enumerate(end.args[0]):
         sorting.add(place, value, is_exact=place < exact)
     end.args = (tuple(sorting.wanted),)
@@ -160,8 +185,10 @@ def _sources(graph: Any, outputs: Sequence[Any]) -> dict[Any, Any]:
 class _Sorting:
     """One walk over the outputs of a graph."""
 
-    def __init__(self, positions: Mapping[str, int], sources: Mapping[Any, Any]) -> None:
-        self.positions, self.sources = positions, sources
+    def __init__(
+        self, positions: Mapping[str, int], sources: Mapping[Any, Any], arguments: Mapping[Any, Any]
+    ) -> None:
+        self.positions, self.sources, self.arguments = positions, sources, arguments
         self.outputs: list[Output] = []
         self.wanted: list[Any] = []
         self.results: list[Result] = []
@@ -174,6 +201,8 @@ class _Sorting:
             self.outputs.append(Known(value.meta["val"] if hasattr(value, "meta") else value))
         elif value.op == "placeholder":
             self.outputs.append(Argument(self.positions[value.name]))
+        elif is_exact and (view := self._view_of_argument(value)) is not None:
+            self.outputs.append(view)
         elif value in self.sources:
             self.outputs.append(self._view(value))
         elif not is_exact and value in self._places:
@@ -183,6 +212,20 @@ class _Sorting:
             if result.strides is None:
                 self._places[value] = place
             self.outputs.append(result)
+
+    def _view_of_argument(self, value: Any) -> ArgumentView | None:
+        argument, kind = self.arguments.get(storage_of(value)), value.meta["val"]
+        if argument is None or argument.name not in self.positions:
+            return None
+        whole = argument.meta["val"]
+        bits = [(k.dtype, k.is_neg(), k.is_conj()) for k in (kind, whole)]
+        if bits[0] != bits[1]:
+            return None
+        offset = int(kind.storage_offset()) - int(whole.storage_offset())
+        return ArgumentView(
+            self.positions[argument.name], tuple(kind.shape), tuple(kind.stride()), offset,
+            tuple(whole.stride()),
+        )  # fmt: skip
 
     def _view(self, value: Any) -> View:
         source, kind = self.sources[value], value.meta["val"]
@@ -198,6 +241,16 @@ class _Sorting:
         self.wanted.append(value)
         self.results.append(result)
         return result
+
+
+def restrided(tensor: Any, strides: tuple[int, ...]) -> Any:
+    """A tensor in these strides; the same, if it has them."""
+    if tensor.stride() == strides:
+        return tensor
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+    made[once].copy_(tensor[once])
+    return made
 
 
 def unusual_strides(kind: Any) -> tuple[int, ...] | None:

@@ -65,10 +65,11 @@ class GraphSettings:
 
     `static`: positions of arguments that are the same storages at every call. `exact_outputs`: how
     many outputs the user sees, and so with the strides of eager torch. `optimize`: run the passes.
-    `role`: forward, backward or inference. `shares_outputs`: outputs that are views of one value
-    are to share its bytes. `raises`: what cannot be compiled is an error. `min_operations`: where a
-    graph is cut, parts with fewer are left to torch. `torch_draws`: random numbers are those that
-    eager torch would draw. `programs`: where programs are kept on disk.
+    `role`: forward, backward, inference, or a part of one. `shares_outputs`: outputs that are views
+    of one value are to share its bytes. `raises`: what cannot be compiled is an error.
+    `min_operations`: where a graph is cut, parts with fewer are left to torch. `torch_draws`:
+    random numbers are those that eager torch would draw. `programs`: where programs are kept on
+    disk.
     """
 
     name: str
@@ -84,8 +85,11 @@ class GraphSettings:
 
     @property
     def shares_outputs(self) -> bool:
-        """Where there are gradients, aot_autograd looks after that."""
-        return self.role == "inference"
+        """Also where there are gradients: aot_autograd asks outputs what views to make.
+
+        Of a part of a graph torch makes the views, and of a backward pass the user sees none.
+        """
+        return self.role in ("inference", "forward")
 
 
 Run = TypeVar("Run", bound=Callable[..., Any])

@@ -34,7 +34,7 @@ from stitch.frontend.torch.compile.graph_cut import (
     nbytes_of,
     unit_of,
 )
-from stitch.frontend.torch.compile.graph_outputs import storage_of, unusual_strides
+from stitch.frontend.torch.compile.graph_outputs import restrided, storage_of, unusual_strides
 from stitch.frontend.torch.compile.graph_program import (
     REMEDY,
     Building,
@@ -217,10 +217,10 @@ def _settings_of(part: GraphPart, whole: GraphSettings, graph: Any, number: int)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     lasting = {placeholders[position] for position in whole.static}
     static = frozenset(i for i, node in enumerate(part.inputs) if node in lasting)
-    # Not inference: outputs that share bytes are views that torch makes.
+    # A part: outputs that share bytes are views that torch makes.
     return replace(
         whole, name=f"{whole.name}_{number}", static=static, exact_outputs=part.exact,
-        role="forward",
+        role="part",
     )  # fmt: skip
 
 
@@ -291,16 +291,6 @@ class _Outer:
         made = self._values.get(node)
         is_programs = made is not None and made.target is operator.getitem
         return is_programs and unusual_strides(kind) is None
-
-
-def restrided(tensor: Any, strides: tuple[int, ...]) -> Any:
-    """A tensor in these strides; the same, if it has them."""
-    if tensor.stride() == strides:
-        return tensor
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
-    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
-    made[once].copy_(tensor[once])
-    return made
 
 
 # What is told of it --------------------------------------------------------------------------
