@@ -253,3 +253,31 @@ def test_a_saved_tensor_is_put_into_the_strides_that_were_promised() -> None:
     assert wide.stride() == (0, 1)
     assert_same(wide, torch.ones(2, 3), strides=False)
     assert restrided(dense, (3, 1)) is dense
+
+
+def test_who_reads_what_was_written_waits_for_the_writer() -> None:
+    """Through another tensor on the same bytes, of which no value passes between the two."""
+
+    def function(x: Any, y: Any) -> Any:
+        view = x.view(-1)
+        x.copy_(torch.special.i0(y).sin())
+        return (view.exp(),)
+
+    module = _traced(function, [torch.rand(3, 3), torch.rand(3, 3)])
+    steps, _ = _steps(module, {"aten.i0.default", "aten.copy_.default"})
+    assert _position_of(steps, "aten.copy_.default") < _position_of(steps, "aten.exp.default")
+
+
+def test_what_draws_is_drawn_once_though_several_parts_read_it() -> None:
+    """What is made of nothing is made by everyone who reads it; random numbers are not nothing."""
+
+    def function(x: Any) -> Any:
+        drawn = torch.rand(3, 3)
+        return (torch.special.i0(x * drawn).sin() - drawn.cos(),)
+
+    module = _traced(function, [torch.rand(3, 3)])
+    (draw,) = (node for node in module.graph.nodes if "rand" in str(node.target))
+    steps, _ = _steps(module, {"aten.i0.default"})
+    parts = [step for step in steps if isinstance(step, GraphPart)]
+    made = [sum(node.target is draw.target for node in part.graph.nodes) for part in parts]
+    assert sorted(made) == [0, 1]
