@@ -51,6 +51,34 @@ def test_dropout_of_what_lies_in_another_order_is_that_of_eager_torch() -> None:
     assert_equal(drawn(compiled(dropout, rng="torch")), drawn(dropout))
 
 
+def test_two_dropouts_of_one_tensor_are_two() -> None:
+    """Where there are gradients aot_autograd makes one of nodes that are alike."""
+
+    def twice(x: Any) -> Any:
+        y = x.sin()
+        return torch.cat([F.dropout(y, 0.3), F.dropout(y, 0.3)])
+
+    assert_same(drawn(compiled(twice, rng="torch")), drawn(twice))
+    first, second = compiled(twice)(X.clone().requires_grad_()).chunk(2)
+    assert not torch.equal(first, second)
+
+
+def test_two_draws_of_one_custom_operator_are_two() -> None:
+    tags = (torch.Tag.nondeterministic_seeded,)
+    library = torch.library.Library("stitch_draws", "FRAGMENT")
+    library.define("noise(Tensor x) -> Tensor", tags=tags)
+    library.impl("noise", torch.rand_like, "CompositeExplicitAutograd")
+    library.impl("noise", torch.empty_like, "Meta")
+
+    def twice(x: Any) -> Any:
+        y = x.sin()
+        noise = torch.ops.stitch_draws.noise
+        return torch.cat([y * noise(y.detach()), y * noise(y.detach())])
+
+    assert_same(drawn(compiled(twice, fallback="torch")), drawn(twice))
+    library._destroy()
+
+
 def test_every_random_operator_draws_in_its_turn() -> None:
     def numbers(x: Any) -> Any:
         x = x.detach()

@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch_config
+from torch._functorch.compile_utils import get_aten_target, rand_ops
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
-from stitch.frontend.torch.compile.graph_cut import ORIGIN, copied, is_tensor, unit_of
+from stitch.frontend.torch.compile.graph_cut import ORIGIN, copied, is_random, is_tensor, unit_of
 from stitch.frontend.torch.compile.graph_program import Building, GraphSettings
 from stitch.frontend.torch.compile.symbolic_sizes import is_static
 from stitch.frontend.torch.lowering import CHECKS, lowering_of
@@ -30,7 +32,12 @@ def partition(joint: Any, *operands: Any, **named: Any) -> Any:
         for result in (node, *(u for u in node.users if u.target is operator.getitem)):
             if is_tensor(result):
                 result.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-    return min_cut_rematerialization_partition(joint, *operands, **named)
+    # Torch makes one of nodes that are alike, and knows by a list of its own which ones draw.
+    is_known = not any(
+        is_random(n) and get_aten_target(n) not in rand_ops for n in joint.graph.nodes
+    )
+    with functorch_config.patch(cse=functorch_config.cse and is_known):
+        return min_cut_rematerialization_partition(joint, *operands, **named)
 
 
 def _refused(joint: Any) -> Iterable[Any]:
