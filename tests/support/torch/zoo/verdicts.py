@@ -2,8 +2,9 @@
 
 Comes in: a network's name, a type of numbers, how it is used. Goes out: a `Verdict`, with what was
 counted on the way. In float32 results and gradients are compared with eager's. Where they are not
-near, and in bfloat16, both are compared with those of float64, and ours may be as far from them as
-eager's, and as far again: a norm over two numbers that are alike makes much of little.
+near, both are compared with those of float64, in bfloat16 with those of float32, and ours may be as
+far from them as eager's, and as far again: a norm over two numbers that are alike makes much of
+little.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ def _compared(name: str, kind: Any, options: dict[str, Any] | None) -> Verdict:
         if result <= FORWARD and gradient <= GRADIENT:
             return Verdict(name, result, gradient, True)
     exact, exact_examples = made(name)
-    exact, exact_examples = exact.to(torch.float64), _in(torch.float64, exact_examples)
+    wide = torch.float64 if kind is torch.float32 else torch.float32
+    exact, exact_examples = exact.to(wide), _in(wide, exact_examples)
     truth = forward(exact, exact_examples)
     true_results, true_gradients = run(dry(exact), exact, exact_examples)
     ours = (
@@ -159,7 +161,7 @@ def _compared(name: str, kind: Any, options: dict[str, Any] | None) -> Verdict:
     )
     least = (FORWARD, GRADIENT) if kind is torch.float32 else (LEAST_NARROW, LEAST_NARROW)
     right = all(o <= max(n, AS_FAR * t) for o, n, t in zip(ours, least, theirs, strict=True))
-    return Verdict(name, *ours, right, f"from float64; eager: {theirs[0]:.1e}, {theirs[1]:.1e}")
+    return Verdict(name, *ours, right, f"from {wide}; eager: {theirs[0]:.1e}, {theirs[1]:.1e}")
 
 
 def _in(kind: Any, examples: Any) -> Any:
