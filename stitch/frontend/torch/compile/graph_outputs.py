@@ -222,6 +222,9 @@ class _Sorting:
         if bits[0] != bits[1]:
             return None
         offset = int(kind.storage_offset()) - int(whole.storage_offset())
+        if offset < 0:
+            # Of what lies before the argument in its storage the next one may have nothing.
+            return None
         return ArgumentView(
             self.positions[argument.name], tuple(kind.shape), tuple(kind.stride()), offset,
             tuple(whole.stride()),
