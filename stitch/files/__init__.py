@@ -20,6 +20,7 @@ from stitch.files.reading import (
     read_bytes,
     read_text,
     special_kind,
+    text_of,
     unreadable,
 )
 from stitch.files.source import Source, open_source
@@ -40,5 +41,5 @@ __all__ = [
     "Source", "Spool", "files_read", "head_of", "identity", "is_compressed", "keep_below",
     "make_folder", "mark_used", "naming", "nearest_file", "note_standard_input", "noting_files",
     "open_file", "open_source", "own_descriptor", "read_bytes", "read_text", "resolved",
-    "special_kind", "sweep_folder", "unreadable", "write_added", "write_file",
+    "special_kind", "sweep_folder", "text_of", "unreadable", "write_added", "write_file",
 ]  # fmt: skip

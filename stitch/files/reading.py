@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import IO, BinaryIO, TypeAlias
 
 from stitch.errors import FormatError, nearest
 
@@ -183,6 +183,17 @@ def read_bytes(path: str | Path) -> bytes:
     """All bytes of a file; raises what `open_file` raises."""
     with open_file(path) as file:
         return file.read()
+
+
+def text_of(file: str | Path | IO[str]) -> str:
+    """What a file of this path, or an open one, holds as text; raises `FormatError` for one that
+    cannot be read."""
+    if not isinstance(file, str | os.PathLike):
+        return file.read()
+    try:
+        return read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(file, error) from error
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:

@@ -24,7 +24,7 @@ from stitch.forms.kinds import (
     Word,
     is_word,
 )
-from stitch.forms.nodes import Node, ProblemLog, form_text, number_of, read_yaml
+from stitch.forms.nodes import Node, ProblemLog, form_text, number_of, read_yaml, read_yaml_bytes
 from stitch.forms.places import Place, Reading
 from stitch.forms.rows import Form, FormValues, Row, as_written
 from stitch.on_demand import names_on_demand
@@ -55,5 +55,6 @@ __all__ = [
     "Number",
     "Pairs", "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged",
     "Tried", "Whole", "Word", "archived_arrays", "as_written", "form_text", "is_word", "npy_bytes",
-    "npz_bytes", "number_of", "read_array", "read_array_file", "read_yaml", "typed",
+    "npz_bytes", "number_of", "read_array", "read_array_file", "read_yaml",
+    "read_yaml_bytes", "typed",
 ]  # fmt: skip

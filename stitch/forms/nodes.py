@@ -97,6 +97,20 @@ def form_text(path: Path, what: str, where: str) -> str:
         raise FormatError(f"not YAML: it is no UTF-8 text ({error})", where=path.name) from error
 
 
+def read_yaml_bytes(content: bytes, file: str, what: str) -> tuple[Node, ProblemLog]:
+    """What `read_yaml` gives, of the bytes of a file that is to be a `what`.
+
+    Raises `FormatError` for what cannot be read.
+    """
+    if len(content) > MAX_NBYTES:
+        raise FormatError(f"this is no {what}", where=file, expected=f"at most {MAX_NBYTES} bytes")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"the {what} is no UTF-8 text", where=file, got=error.reason) from error
+    return read_yaml(text, file)
+
+
 def read_yaml(text: str, file: str) -> tuple[Node, ProblemLog]:
     """The document, and the log of its recoverable defects, for its reader to go on with.
 

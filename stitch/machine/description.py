@@ -60,7 +60,6 @@ from __future__ import annotations
 
 from pathlib import Path as FilePath
 
-from stitch.errors import FormatError
 from stitch.machine.machine import Machine
 
 #: A description is a page of text; anything longer is another kind of file.
@@ -85,23 +84,11 @@ def shipped_text(name: str) -> str:
 
 def parse_machine(content: bytes, file_name: str) -> Machine:
     """A checked machine from the bytes of a YAML file; raises `FormatError` with all problems."""
-    if len(content) > MAX_FILE_NBYTES:
-        raise FormatError(
-            "this is not a machine description",
-            where=file_name,
-            expected=f"at most {MAX_FILE_NBYTES} bytes",
-        )
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            "the machine description is no UTF-8 text", where=file_name, got=error.reason
-        ) from error
     # Loaded when there is a text to read: YAML's reader takes as long as all of a small room.
-    from stitch.forms import read_yaml
+    from stitch.forms import read_yaml_bytes
     from stitch.machine.machine_form import read_description
 
-    root, log = read_yaml(text, file_name)
+    root, log = read_yaml_bytes(content, file_name, "machine description")
     machine = read_description(root, log)
     log.raise_any("machine description", f"correct the keys named below; {_FORM}")
     assert machine is not None, "what is wrong has been noted"

@@ -28,7 +28,7 @@ from stitch.argument_kinds import (
 from stitch.compile_cache import CompileCache, KeptCompilation
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
 from stitch.errors import TaskError, UsageError, closest
-from stitch.files import FileBatch, make_folder, read_text, write_file
+from stitch.files import FileBatch, make_folder, text_of, write_file
 from stitch.frontend import graph_of_torch_call
 from stitch.graph import ComputationGraph, Wish, as_data
 from stitch.machine import Machine, load_machine
@@ -103,8 +103,7 @@ class CompiledModel(ModelOfBinary):
     def load(file: str | Path | IO[str]) -> CompiledModel:
         """Read what `dump` wrote, from a path or an open text file; raises `FormatError` for
         anything else."""
-        text = read_text(file) if isinstance(file, str | os.PathLike) else file.read()
-        parts = read_model(text)
+        parts = read_model(text_of(file))
         machine = load_machine(parts.target)
         if parts.training is None:
             model = compiled(parts.graph, machine, parts.target, parts.options)

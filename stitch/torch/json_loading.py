@@ -8,7 +8,6 @@ module and the optimizer with the state of then. Must not know: what is in a tra
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import IO, Any
 
 from stitch.argument_kinds import PATH, READABLE, either, takes
 from stitch.errors import UsageError
-from stitch.files import read_text
+from stitch.files import text_of
 from stitch.model import CompiledModel
 from stitch.torch.module_json import KIND, restore_module
 from stitch.training import TorchOptimizer, parameter_names
@@ -32,7 +31,7 @@ def load(file: str | Path | IO[str], module: Any = None, optimizer: Any = None) 
     """
     # Of what torch.compile gives for a module, that module.
     inside = getattr(module, "_orig_mod", module)
-    text = read_text(file) if isinstance(file, str | os.PathLike) else file.read()
+    text = text_of(file)
     try:
         body = json.loads(text)
     except (RecursionError, ValueError):

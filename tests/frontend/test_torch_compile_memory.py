@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import RuntimeDevice, Tensor
 from tests.support import garbage
 from tests.support.stitched_models import one
-from tests.support.torch.compiled import assert_same, compiled, storage_of
+from tests.support.torch.compiled import assert_gone, assert_same, compiled, storage_of
 
 TARGETS = ("host", "wormhole_n150")
 
@@ -208,29 +207,7 @@ def test_in_the_steady_state_nothing_is_planned_bound_or_written(target: str) ->
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_module_that_is_gone_leaves_nothing_behind(target: str) -> None:
-    account = storage_of(target=target)
-    torch._dynamo.reset()
-    gc.collect()
-    account.look()
-    account.device.flush()
-    buffers, entries = len(account.device.records.buffers), len(account)
-
-    def use() -> weakref.ref[Any]:
-        module = nn.Linear(64, 64)
-        run = compiled(module, target=target)
-        for _ in range(3):
-            run(torch.randn(4, 64)).sum().backward()
-        return weakref.ref(module.weight)
-
-    with garbage.only_of_here():
-        weight = use()
-        torch._dynamo.reset()
-        gc.collect()
-    assert weight() is None
-    account.look()
-    account.device.flush()
-    assert len(account) <= entries
-    assert len(account.device.records.buffers) <= buffers
+    assert_gone(lambda: nn.Linear(64, 64), (4, 64), target=target)
 
 
 def test_parameters_that_are_replaced_are_not_taken_for_the_old_ones() -> None:

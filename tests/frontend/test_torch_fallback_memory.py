@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.stitched_graph import stitched
 from tests.support import garbage
-from tests.support.torch.compiled import assert_same, compiled, storage_of
+from tests.support.torch.compiled import assert_gone, assert_same, compiled, storage_of
 
 ALL_PARTS: dict[str, Any] = {"fallback": "torch", "min_operations": 1}
 TARGETS = ("host", "wormhole_n150")
@@ -129,29 +129,7 @@ def test_arguments_and_results_between_die_after_their_last_use() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_module_that_is_gone_takes_its_parts_with_it(target: str) -> None:
-    account = storage_of(target=target)
-    torch._dynamo.reset()
-    gc.collect()
-    account.look()
-    account.device.flush()
-    buffers, entries = len(account.device.records.buffers), len(account)
-
-    def use() -> weakref.ref[Any]:
-        module = _Network()
-        run = compiled(module, target=target, **ALL_PARTS)
-        for _ in range(3):
-            run(torch.randn(4, 8)).sum().backward()
-        return weakref.ref(module.first.weight)
-
-    with garbage.only_of_here():
-        weight = use()
-        torch._dynamo.reset()
-        gc.collect()
-    assert weight() is None
-    account.look()
-    account.device.flush()
-    assert len(account) <= entries
-    assert len(account.device.records.buffers) <= buffers
+    assert_gone(_Network, (4, 8), target=target, **ALL_PARTS)
 
 
 def test_what_torch_keeps_of_a_result_stays_as_it_was() -> None:

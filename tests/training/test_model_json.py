@@ -167,3 +167,11 @@ def test_a_model_for_inference_shows_its_constants() -> None:
     np.testing.assert_array_equal(model.get_tensor("w", 1), weights[1])
     with pytest.raises(UsageError, match="constants of its program"):
         model.set_tensor("w", weights)
+
+
+def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(FormatError, match="cannot read the file") as caught:
+        stitch.CompiledModel.load(tmp_path / "modle.json")
+    assert caught.value.where == str(tmp_path / "modle.json")
+    assert "model.json" in str(caught.value.remedy)

@@ -19,7 +19,7 @@ from stitch.cli.run_inputs import array_of_word, is_array_word
 from stitch.cli.wire_words import split_slot
 from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
 from stitch.errors import CompileError, FormatError, UsageError
-from stitch.files import nearest_file, read_text, unreadable
+from stitch.files import nearest_file, text_of
 from stitch.graph import ComputationGraph, from_json
 from stitch.program import Array
 
@@ -58,10 +58,7 @@ def module_of(words: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[s
 
 
 def _graph_of_json(path: Path) -> ComputationGraph:
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from error
+    text = text_of(path)
     if '"stitch": "model"' in text[:40]:
         model = api.CompiledModel.load(io.StringIO(text))
         return model.graph.with_wishes(*model.wishes)

@@ -8,7 +8,6 @@ loss's own graph over all predictions at once. Must not know: the order of train
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from stitch.cli.module_files import known_machine
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.documents import DataPart, TrainFile
 from stitch.errors import CompileError, FormatError, StitchError, UsageError
-from stitch.files import read_text, sweep_folder
+from stitch.files import sweep_folder
 from stitch.forms import read_array_file
 from stitch.frontend import batched_shapes
 from stitch.graph import Wish
@@ -144,10 +143,7 @@ def module_of(folder: Path, word: str) -> tuple[Any, Any, dict[str, Array]]:
 
 
 def _dumped(path: Path) -> tuple[Any, Any, dict[str, Array]]:
-    try:
-        model = api.CompiledModel.load(io.StringIO(read_text(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"cannot read the model: {error}", where=str(path)) from error
+    model = api.CompiledModel.load(path)
     graph = model.graph.with_wishes(*model.wishes)
     if model.training is None:
         return graph, (), {}

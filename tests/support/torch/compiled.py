@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from stitch.frontend.torch.compile import CompileSettings, shared_storage_of
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
+from tests.support import garbage
 from tests.support.torch.agreement import TOLERANCE, tensors_of
 
 
@@ -35,6 +38,34 @@ def assert_same(results: Any, expected: Any, *, strides: bool = True) -> None:
     for got, want in zip(found, wanted, strict=True):
         assert not strides or got.stride() == want.stride()
         torch.testing.assert_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def assert_gone(make: Callable[[], Any], shape: Sequence[int], **options: Any) -> None:
+    """A module that took batches of a shape and is gone leaves nothing behind: not itself, no bytes
+    of the device, nothing that it shares with torch."""
+    storage = storage_of(**options)
+    torch._dynamo.reset()
+    gc.collect()
+    storage.look()
+    storage.device.flush()
+    buffers, entries = len(storage.device.records.buffers), len(storage)
+
+    def use() -> weakref.ref[Any]:
+        module = make()
+        run = compiled(module, **options)
+        for _ in range(3):
+            run(torch.randn(*shape)).sum().backward()
+        return weakref.ref(next(module.parameters()))
+
+    with garbage.only_of_here():
+        weight = use()
+        torch._dynamo.reset()
+        gc.collect()
+    assert weight() is None
+    storage.look()
+    storage.device.flush()
+    assert len(storage) <= entries
+    assert len(storage.device.records.buffers) <= buffers
 
 
 def gradients(function: Callable[..., Any], operands: Sequence[Any]) -> list[Any]:

@@ -33,7 +33,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from stitch.errors import FormatError, UsageError, closest
+from stitch.errors import UsageError, closest
 from stitch.files import open_file
 from stitch.runtime.executors.prices.price_table import PriceTable
 from stitch.runtime.executors.prices.processors import Processor, this_processor
@@ -118,22 +118,11 @@ def _content(file: Path) -> bytes:
 
 def parse_prices(content: bytes, file_name: str) -> PriceTable:
     """A checked table from the bytes of a YAML file; raises `FormatError` with all problems."""
-    if len(content) > MAX_FILE_NBYTES:
-        raise FormatError(
-            "this is no table of prices", where=file_name,
-            expected=f"at most {MAX_FILE_NBYTES} bytes",
-        )  # fmt: skip
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FormatError(
-            "the table of prices is no UTF-8 text", where=file_name, got=error.reason
-        ) from error
     # Loaded when there is a text to read: who computes with NumPy alone needs no prices.
-    from stitch.forms import read_yaml
+    from stitch.forms import read_yaml_bytes
     from stitch.runtime.executors.prices.price_form import read_prices
 
-    root, log = read_yaml(text, file_name)
+    root, log = read_yaml_bytes(content, file_name, "table of prices")
     table = read_prices(root, log)
     log.raise_any("table of prices", f"correct the keys named below; {_FORM}")
     assert table is not None, "what is wrong has been noted"
