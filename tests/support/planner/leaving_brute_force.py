@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from stitch.machine import copy_counts, footprint
 from stitch.planner import Allocate, Buffer, Copy, Execute, Free, Instance, Plan, Relocate, Step
 from stitch.program import DataType, Layout, Space, TensorDesc
-from tests.support.planner.room_brute_force import lies
+from tests.support.planner.room_brute_force import TooManyWaysError, lies
 
 #: Ways and sets that are tried for one question.
 MOST_TRIALS = 4_000
@@ -191,15 +191,18 @@ def _could_stay(
         trials *= len(some)
     if trials > MOST_TRIALS:
         return None
-    return any(
-        _fits(moment, space, {*gone, *dropped}, chosen, pieces,
-              still=False, is_for_task=following is None)
-        for count in range(len(spare) + 1)
-        for dropped in itertools.combinations(spare, count)
-        if _survive(moment, dropped)
-        for chosen in itertools.product(*ways)
-        if (again := sum(way.seconds for way in chosen)) == 0 or again < left.seconds
-    )  # fmt: skip
+    try:
+        return any(
+            _fits(moment, space, {*gone, *dropped}, chosen, pieces,
+                  still=False, is_for_task=following is None)
+            for count in range(len(spare) + 1)
+            for dropped in itertools.combinations(spare, count)
+            if _survive(moment, dropped)
+            for chosen in itertools.product(*ways)
+            if (again := sum(way.seconds for way in chosen)) == 0 or again < left.seconds
+        )  # fmt: skip
+    except TooManyWaysError:
+        return None
 
 
 def _spare(moment: Moment, space: Space) -> list[int]:

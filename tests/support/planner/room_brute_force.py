@@ -18,8 +18,19 @@ Region = tuple[int, int]
 Way = tuple[int | None, int | None, int]
 
 
+#: Ways to lay out one set of pieces that are tried.
+MOST_WAYS = 20_000
+
+
+class TooManyWaysError(Exception):
+    """There are more ways to lay something out than can be tried."""
+
+
 def task_finds_room(request: PlanRequest, index: int) -> bool:
-    """Whether some way to serve the inputs of a task leaves room for all that it needs."""
+    """Whether some way to serve the inputs of a task leaves room for all that it needs.
+
+    Raises `TooManyWaysError` for what is more than can be tried.
+    """
     return all(_space_does(request, index, space) for space in request.machine.shape.spaces)
 
 
@@ -101,7 +112,10 @@ def _in_place(
 
 
 def lies(regions: Sequence[Region], pieces: Sequence[int], base: int, limit: int) -> bool:
-    """Whether fixed regions do not clash, and pieces find places in the gaps between them."""
+    """Whether fixed regions do not clash, and pieces find places in the gaps between them.
+
+    Raises `TooManyWaysError` for what is more than can be tried.
+    """
     gaps, at = [], base
     for address, size in sorted(regions):
         if address < at:
@@ -111,13 +125,32 @@ def lies(regions: Sequence[Region], pieces: Sequence[int], base: int, limit: int
     return at <= limit and _packs(sorted(pieces, reverse=True), [*gaps, limit - at])
 
 
-def _packs(pieces: Sequence[int], gaps: list[int]) -> bool:
-    if not pieces:
-        return True
-    for gap in set(gaps):
-        if gap >= pieces[0]:
-            left = [*gaps]
-            left.remove(gap)
-            if _packs(pieces[1:], [*left, gap - pieces[0]]):
-                return True
-    return False
+def _packs(pieces: Sequence[int], gaps: Sequence[int]) -> bool:
+    """Whether pieces, the largest first, find places in gaps: every way is tried once.
+
+    What is left of the gaps decides, not which of them it is: equal pieces in any order are one
+    way. A gap below the smallest piece counts for nothing.
+    """
+    after = [sum(pieces[at:]) for at in range(len(pieces))]
+    failed: set[tuple[int, tuple[int, ...]]] = set()
+
+    def from_piece(at: int, gaps: tuple[int, ...]) -> bool:
+        if at == len(pieces):
+            return True
+        if sum(gaps) < after[at] or (at, gaps) in failed:
+            return False
+        for gap in dict.fromkeys(gaps):
+            if gap >= pieces[at]:
+                left = [*gaps]
+                left.remove(gap)
+                if from_piece(at + 1, usable([*left, gap - pieces[at]])):
+                    return True
+        failed.add((at, gaps))
+        if len(failed) > MOST_WAYS:
+            raise TooManyWaysError
+        return False
+
+    def usable(gaps: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(gap for gap in gaps if gap >= pieces[-1])) if pieces else ()
+
+    return from_piece(0, usable(gaps))
