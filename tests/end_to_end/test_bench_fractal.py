@@ -232,6 +232,7 @@ def test_growth_without_diagonals_misses_its_goal(fractal: ModuleType, results: 
     assert missed.endswith("(WAVE_ROUNDS_GOAL) 1, not 0")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells of memory")
 def test_the_memory_of_attention_is_measured_in_processes_of_their_own(
     fractal: ModuleType, capsys: pytest.CaptureFixture[str]
