@@ -143,8 +143,8 @@ def read_entry(text: str, file: str, key: str) -> Node | None:
         if not isinstance(opening[-1], yaml.MappingStartEvent):
             return None
         while not loader.check_event(yaml.MappingEndEvent):
-            name, value = (loader.compose_node(None, None) for _ in range(2))
-            if isinstance(name, yaml.ScalarNode) and name.value == key:
+            name, value = (loader.compose_node(None, 0) for _ in range(2))
+            if isinstance(name, yaml.ScalarNode) and name.value == key and value is not None:
                 return _Walk(file).node(value, 1)
     return None
 
@@ -175,7 +175,7 @@ class _Loader(yaml.SafeLoader):
         self._depth = self._count = 0
 
     def get_event(self) -> yaml.Event:
-        event = super().get_event()
+        event: yaml.Event = super().get_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.CollectionStartEvent):
             self._depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
