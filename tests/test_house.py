@@ -228,6 +228,20 @@ def test_compiling_and_running_load_neither_trainings_nor_front_ends() -> None:
     assert {"stitch.compiler", "stitch.runtime"} <= loaded
     unwanted = {f"stitch.frontend.{name}" for name in ("onnx", "torch", "yaml")}
     assert not loaded & (unwanted | {"stitch.cli", "stitch.documents", "stitch.training"})
+    assert not loaded & {"stitch.ttb.ttnn.program_file", "stitch.machine.systems"}
+
+
+def test_the_device_of_torch_compile_loads_neither_trainings_nor_onnx_runtime() -> None:
+    code = (
+        "import sys; from stitch.frontend.torch.compile import device_of\n"
+        "device_of(); print([*sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = set(ast.literal_eval(result.stdout))
+    assert "stitch.runtime.executors.torch_executor" in loaded
+    assert not loaded & {"stitch.training", "stitch.ttb.ttnn.program_file", "onnxruntime"}
 
 
 @pytest.mark.parametrize("command", ["compile", "inspect", "link", "run"])
@@ -368,6 +382,7 @@ OWN_FILES = {
     "stitch/budget.py": {"read_text"},
     "stitch/forms/array_files.py": {"open"},  # members of an archive
     "stitch/frontend/onnx/protos/tensor_protos.py": {"memmap"},
+    "stitch/frontend/torch/compile/kept_graphs.py": {"read_text"},  # What pip wrote of torch.
     "stitch/cli/command.py": {"open"},
     "stitch/planner/planner.py": {"rename"},  # Of buffers.
     # What ONNX Runtime gives away as a file only, in a folder that is gone with the call.

@@ -24,7 +24,15 @@ from stitch.forms.kinds import (
     Word,
     is_word,
 )
-from stitch.forms.nodes import Node, ProblemLog, form_text, number_of, read_yaml, read_yaml_bytes
+from stitch.forms.nodes import (
+    Node,
+    ProblemLog,
+    form_text,
+    number_of,
+    read_entry,
+    read_yaml,
+    read_yaml_bytes,
+)
 from stitch.forms.places import Place, Reading
 from stitch.forms.rows import Form, FormValues, Row, as_written
 from stitch.on_demand import names_on_demand
@@ -56,5 +64,5 @@ __all__ = [
     "Pairs", "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged",
     "Tried", "Whole", "Word", "archived_arrays", "as_written", "form_text", "is_word", "npy_bytes",
     "npz_bytes", "number_of", "read_array", "read_array_file", "read_yaml",
-    "read_yaml_bytes", "typed",
+    "read_entry", "read_yaml_bytes", "typed",
 ]  # fmt: skip

@@ -8,7 +8,8 @@ keys mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -124,9 +125,34 @@ def read_yaml(text: str, file: str) -> tuple[Node, ProblemLog]:
             got=str(len(text)),
             remedy="keep weights in .npz, .npy or .safetensors files",
         )
+    with _told_as_ours(file), closing(_Loader(text, file)) as loader:
+        root = loader.get_single_node()
+    if root is None:
+        raise FormatError("the file holds nothing", where=file)
+    walk = _Walk(file)
+    return walk.node(root, 0), ProblemLog(file, walk.problems)
+
+
+def read_entry(text: str, file: str, key: str) -> Node | None:
+    """What a mapping says of a key, read no further than that; None where it says nothing.
+
+    Raises `FormatError` for what cannot be read.
+    """
+    with _told_as_ours(file), closing(_Loader(text, file)) as loader:
+        opening = [loader.get_event() for _ in range(3)]
+        if not isinstance(opening[-1], yaml.MappingStartEvent):
+            return None
+        while not loader.check_event(yaml.MappingEndEvent):
+            name, value = (loader.compose_node(None, 0) for _ in range(2))
+            if isinstance(name, yaml.ScalarNode) and name.value == key and value is not None:
+                return _Walk(file).node(value, 1)
+    return None
+
+
+@contextmanager
+def _told_as_ours(file: str) -> Iterator[None]:
     try:
-        _check_bounds(text, file)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        yield
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = file if mark is None else f"{file}:{mark.line + 1}"
@@ -134,27 +160,36 @@ def read_yaml(text: str, file: str) -> tuple[Node, ProblemLog]:
         raise FormatError(f"not YAML: {what}", where=where) from error
     except (RecursionError, ValueError) as error:
         raise FormatError(f"not YAML: {error}", where=file) from error
-    if root is None:
-        raise FormatError("the file holds nothing", where=file)
-    walk = _Walk(file)
-    return walk.node(root, 0), ProblemLog(file, walk.problems)
 
 
 def _line_of(problem: Problem) -> int:
     return int(problem.where.rpartition(":")[2])
 
 
-def _check_bounds(text: str, file: str) -> None:
-    """Depth and number of events, before anything is built."""
-    depth = 0
-    for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, which stops where a text goes beyond what is read."""
+
+    def __init__(self, text: str, file: str) -> None:
+        super().__init__(text)
+        self._file = file
+        self._depth = self._count = 0
+
+    def get_event(self) -> yaml.Event:
+        event: yaml.Event = super().get_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
+            self._depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH or count > MAX_EVENTS:
-            limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_EVENTS} elements"
-            raise FormatError(f"this YAML goes beyond {limit}", where=f"{file}:{_line(event)}")
+            self._depth -= 1
+        if self._depth > MAX_DEPTH or self._count > MAX_EVENTS:
+            limit = f"{MAX_DEPTH} levels" if self._depth > MAX_DEPTH else f"{MAX_EVENTS} elements"
+            where = f"{self._file}:{_line(event)}"
+            raise FormatError(f"this YAML goes beyond {limit}", where=where)
+        self._count += 1
+        return event
+
+    def close(self) -> None:
+        """Lets go of what it holds, in circles."""
+        self.dispose()
 
 
 def _line(written: yaml.Event | yaml.Node) -> int:

@@ -31,7 +31,7 @@ from stitch.ttb.envelope import (
     open_envelope,
 )
 from stitch.ttb.generated import ROOT, SCHEMA, TABLES
-from stitch.ttb.ttnn import is_ttnn, read_ttnn
+from stitch.ttb.ttnn import is_ttnn
 
 #: What holds programs: to load, to submit, to look at.
 SOURCE = ArgumentKind(
@@ -114,7 +114,7 @@ def load(source: Source, *, verify: Literal["metadata", "full"] = "metadata") ->
         raise StitchError(f"unknown verification {verify!r}", expected="metadata or full")
     where, file = open_source(source)
     if is_ttnn(bytes(file[:HEAD_NBYTES])):
-        return read_ttnn(file, where)
+        return _read_ttnn(file, where)
     binary = decode_file(where, file, open_envelope(file, where))
     if verify == "full":
         binary.verify_segments()
@@ -225,6 +225,13 @@ def inspect_sizes(source: Source | Binary) -> FileSizes:
     )  # fmt: skip
 
 
+def _read_ttnn(file: memoryview, where: str) -> Binary:
+    # What reads them is loaded for the first one: most processes see none.
+    from stitch.ttb.ttnn import read_ttnn
+
+    return read_ttnn(file, where)
+
+
 def _measured(source: Source | Binary) -> tuple[Binary, int, int, tuple[SegmentRow, ...]]:
     """A binary, the bytes of its metadata, where its data starts, and its segments."""
     if isinstance(source, Binary):
@@ -236,7 +243,7 @@ def _measured(source: Source | Binary) -> tuple[Binary, int, int, tuple[SegmentR
             binary = decode_file(where, file, envelope)
             rows = binary.segments.rows if binary.segments is not None else ()
             return binary, len(envelope.metadata), envelope.data_start, rows
-        binary = read_ttnn(file, where)
+        binary = _read_ttnn(file, where)
     if binary.origin is not None:
         # All of it is one flatbuffer: the constants that it holds, its operations make.
         return binary, binary.origin.nbytes, binary.origin.nbytes, ()

@@ -7,7 +7,9 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+from torch._inductor import codecache
 from torch.compiler._cache import CacheArtifactManager
 
+from stitch.frontend.torch.compile import kept_graphs
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
@@ -157,21 +161,89 @@ module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Li
 result = torch.compile(module, backend="stitch", options=options)(torch.ones(3, 4))
 result.sum().backward()
 counts = shared_storage_of(CompileSettings.of(options)).counts
-print(counts.graphs, counts.from_cache, float(module[0].weight.grad.sum()))
+writers = [name for name in sys.modules if name.startswith("torch._inductor.select_algorithm")]
+traced = torch._dynamo.utils.counters["frames"]["total"]
+print(counts.graphs, counts.from_cache, float(module[0].weight.grad.sum()), writers, traced)
+torch.compiler.save_cache_artifacts()
 """
 
 
-def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
-    def run() -> list[str]:
-        found = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1",
-                 "PYTHONPATH": str(Path(__file__).parents[2])},
-            capture_output=True, text=True, check=False, timeout=200,
-        )  # fmt: skip
-        assert found.returncode == 0, found.stderr
-        return found.stdout.split()
+def printed(folder: Path, **environment: str) -> list[str]:
+    """The words that a process prints which keeps what it compiles in a folder."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment,
+             "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    return found.stdout.split()
 
-    first, second = run(), run()
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What two processes print that share a folder, in turn."""
+    folder = tmp_path_factory.mktemp("kept")
+    return [printed(folder), printed(folder)]
+
+
+def test_a_second_process_compiles_nothing(processes: list[list[str]]) -> None:
+    first, second = processes
     assert first[:2] == ["2", "0"]
-    assert second == ["0", "2", first[2]]
+    assert second[:3] == ["0", "2", first[2]]
+
+
+def test_where_torch_keeps_dynamos_work_too_a_second_process_traces_nothing(tmp_path: Path) -> None:
+    where = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCH_CACHING_PRECOMPILE": "1"}
+    first, second = printed(tmp_path, **where), printed(tmp_path, **where)
+    assert (first[0], first[1], first[4]) == ("2", "0", "1")
+    assert (second[0], second[1], second[4]) == ("0", "2", "0")
+    assert first[2] == second[2]
+
+
+def test_a_process_that_reads_does_not_load_what_writes_inductors_code(
+    processes: list[list[str]],
+) -> None:
+    # The first one does: torch's partitioner needs its tables of patterns.
+    assert processes[1][3] == "[]"
+
+
+def test_what_torch_makes_of_its_key_is_its_own_again_afterwards(tmp_path: Path) -> None:
+    names = (
+        "init_backend_registration", "custom_backend_passes", "custom_backend_codegen_configs",
+        "torch_key",
+    )  # fmt: skip
+    before = [getattr(codecache, name) for name in names]
+    step(cache=str(tmp_path))
+    assert all(getattr(codecache, n) is b for n, b in zip(names, before, strict=True))
+
+
+def installed(files: str) -> Any:
+    """A distribution whose list of files says this."""
+    return lambda name: SimpleNamespace(read_text=lambda file: files)
+
+
+@pytest.fixture
+def fresh_digest() -> Iterator[None]:
+    """Nothing is remembered of torch, before and afterwards."""
+    kept_graphs._torch_digest.cache_clear()
+    yield
+    kept_graphs._torch_digest.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_digest")
+def test_another_torch_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step(cache=str(tmp_path))
+    graphs, read = graphs_of()
+    kept_graphs._torch_digest.cache_clear()
+    monkeypatch.setattr(kept_graphs, "distribution", installed("torch/__init__.py,sha256=other,9"))
+    step(cache=str(tmp_path))
+    assert graphs_of() == (graphs + 2, read)
+
+
+@pytest.mark.usefixtures("fresh_digest")
+def test_a_torch_whose_files_are_not_listed_is_known_by_its_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_graphs, "distribution", installed(""))
+    assert kept_graphs._torch_digest() == codecache.torch_key()

@@ -19,6 +19,7 @@ from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.prices import (
     Curve,
     Gain,
+    PriceTable,
     Processor,
     described,
     load_prices,
@@ -138,6 +139,22 @@ def test_a_curve_goes_by_the_logarithm_of_the_size_and_stays_beyond_its_ends() -
 
 
 # -- families --------------------------------------------------------------------------------------
+
+
+def test_of_the_tables_that_are_not_taken_no_figure_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[str] = []
+    parse = price_tables.parse_prices
+
+    def noted(content: bytes, file_name: str) -> PriceTable:
+        read.append(file_name)
+        return parse(content, file_name)
+
+    monkeypatch.setattr(price_tables, "parse_prices", noted)
+    price_tables._shipped.cache_clear()
+    nearest_table(Processor("GenuineIntel", 512, 2 << 20))
+    assert read == ["x86_avx512_intel.yaml"]
 
 
 @pytest.mark.parametrize(

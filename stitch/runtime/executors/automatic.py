@@ -23,9 +23,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from stitch.errors import CompileError
 from stitch.linker import expanded
@@ -33,7 +34,13 @@ from stitch.machine import MachineShape
 from stitch.ops import multiply_adds
 from stitch.program import Body, Operation, Program, ScanForm, Value, is_scan
 from stitch.runtime.executors.division import divide
-from stitch.runtime.executors.executor import Executor, PreparedProgram, ProgramBytes, Workspace
+from stitch.runtime.executors.executor import (
+    Executor,
+    PreparedProgram,
+    ProgramBytes,
+    Workspace,
+    checked_threads,
+)
 from stitch.runtime.executors.host import (
     KernelLibrary,
     NumpyExecutor,
@@ -75,11 +82,21 @@ class AutomaticExecutor(Executor):
         self.prices: PriceTable = load_prices(prices)
         self.numpy = NumpyExecutor()
         self.library: KernelLibrary | None = None
-        self.onnxruntime: Executor | None = None
-        if find_spec("onnxruntime") is not None and find_spec("onnx") is not None:
-            onnx = import_module("stitch.runtime.executors.onnx")
-            self.onnxruntime = onnx.OnnxRuntimeExecutor(intra_op_threads, fuse_across_seams)
-            self.sessions = onnx.Sessions(intra_op_threads)
+        self._threads, self._fuses = checked_threads(intra_op_threads), fuse_across_seams
+
+    @cached_property
+    def onnxruntime(self) -> Executor | None:
+        """ONNX Runtime, where it is installed: loaded for the first program that it may compute."""
+        if find_spec("onnxruntime") is None or find_spec("onnx") is None:
+            return None
+        onnx = import_module("stitch.runtime.executors.onnx")
+        found: Executor = onnx.OnnxRuntimeExecutor(self._threads, self._fuses)
+        return found
+
+    @cached_property
+    def sessions(self) -> Any:
+        """Its sessions of parts of programs."""
+        return import_module("stitch.runtime.executors.onnx").Sessions(self._threads)
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         """What whichever kernel takes most takes."""
@@ -91,11 +108,11 @@ class AutomaticExecutor(Executor):
     @property
     def _is_alone(self) -> bool:
         """Whether there is nothing but NumPy's kernels to choose."""
-        return self.onnxruntime is None and self.library is None
+        return self.library is None and self.onnxruntime is None
 
     def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
         """The same bits where NumPy's kernels compute the whole as well as each program."""
-        if self._is_alone or sum(map(self._points, map(expanded, programs))) < 1:
+        if sum(map(self._points, map(expanded, programs))) < 1 or self._is_alone:
             return self.numpy.link_terms(programs)
         return LinkTerms(f"the executor {self.name!r} chooses anew who computes what of the whole")
 
@@ -104,7 +121,7 @@ class AutomaticExecutor(Executor):
     ) -> PreparedProgram:
         """Make a program ready by the executors chosen; raises `CompileError`."""
         workspace, program = workspace or Workspace(), expanded(program)
-        if self._is_alone or self._points(program) < 1:
+        if self._points(program) < 1 or self._is_alone:
             return self.numpy.prepare(program, machine, workspace)
         if self.onnxruntime is None:
             unable = [False] * len(program.operations)

@@ -16,6 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
+from stitch.errors import UsageError
 from stitch.machine import MachineShape
 from stitch.ops import KernelMemory, bytes_from_a_line
 from stitch.program import Array, Program
@@ -232,3 +233,10 @@ class Executor(ABC):
         An executor that says nothing promises nothing.
         """
         return LinkTerms(f"the executor {self.name!r} does not promise equal bits")
+
+
+def checked_threads(threads: int) -> int:
+    """A number of threads for an executor; raises `UsageError` for fewer than one."""
+    if threads < 1:
+        raise UsageError("an executor needs at least one thread", got=str(threads))
+    return threads

@@ -2,9 +2,18 @@
 
 Comes in: the bytes of a `.ttnn` file. Goes out: a `Binary` whose programs are opaque (slots,
 layouts, operations as names, lifetimes), with what has no counterpart here; or a `FormatError`.
-Must not know: devices, plans. Which versions are known: `field_history.py`.
+Must not know: devices, plans. Which versions are known: `field_history.py`. What reads them is
+loaded for the first one.
 """
 
-from stitch.ttb.ttnn.program_file import is_ttnn, read_ttnn
+from typing import TYPE_CHECKING
+
+from stitch.on_demand import names_on_demand
+from stitch.ttb.ttnn.file_format import is_ttnn
+
+if TYPE_CHECKING:
+    from stitch.ttb.ttnn.program_file import read_ttnn
+else:
+    __getattr__, __dir__ = names_on_demand(__name__, {"program_file": "read_ttnn"})
 
 __all__ = ["is_ttnn", "read_ttnn"]

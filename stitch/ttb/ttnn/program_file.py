@@ -14,13 +14,11 @@ from stitch.errors import FormatError, StitchError
 from stitch.flatbuffer import (
     FieldSpec,
     ForeignFile,
-    ForeignFormat,
     ProblemList,
     Record,
     Release,
     Schema,
     TableSpec,
-    is_foreign,
     unknown_order,
     verified,
     whole_file,
@@ -29,9 +27,9 @@ from stitch.machine import Machine, system_chips
 from stitch.ttb.binary import Binary, Origin
 from stitch.ttb.ttnn.counterparts import Counterparts
 from stitch.ttb.ttnn.field_history import HASHED_SINCE, TtnnSchema, known_versions, schema_of
+from stitch.ttb.ttnn.file_format import FORMAT
 from stitch.ttb.ttnn.opaque_programs import ProgramReader, ReadProgram
 
-_FORMAT = ForeignFormat("a TTNN binary of tt-mlir", b"TTNN", ())
 _REMEDY = "copy the file again from where it was made; it is damaged"
 #: What stands in every version: its number, and the hash of its schema (once, of its commit).
 _PEEK = Schema(
@@ -49,22 +47,17 @@ _PEEK = Schema(
 )
 
 
-def is_ttnn(head: bytes) -> bool:
-    """Whether a file that begins so is a TTNN binary."""
-    return is_foreign(head, _FORMAT)
-
-
 def read_ttnn(file: memoryview, where: str) -> Binary:
     """The programs of a file; `where` is its name for errors."""
-    data = whole_file(file, where, _FORMAT)
-    numbers, digest = verified(data, where, _PEEK, _FORMAT)
+    data = whole_file(file, where, FORMAT)
+    numbers, digest = verified(data, where, _PEEK, FORMAT)
     version = Release(*numbers)
     schema = schema_of(version, digest)
     if schema is None:
         is_hashed = version >= Release(0, 0, HASHED_SINCE)
         got = f"{version}, schema {digest[:16] or 'without a hash'}" if is_hashed else str(version)
-        raise unknown_order(_FORMAT, where, got, _known())
-    root = verified(data, where, schema.schema, _FORMAT)
+        raise unknown_order(FORMAT, where, got, _known())
+    root = verified(data, where, schema.schema, FORMAT)
     problems = ProblemList()
     try:
         binary = _binary(schema, root, problems, len(data))

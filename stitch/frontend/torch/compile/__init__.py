@@ -2,8 +2,11 @@
 
 Comes in: fx graphs by way of aot_autograd, torch tensors at every call. Goes out: `stitch_backend`
 (torch's entry point `stitch` names it) and `device_of`, the device on which it runs them. Importing
-this package needs the package torch (an optional extra). Must not know: exported programs.
+this package needs the package torch (an optional extra); the optimizer's loop, and with it what
+trains, is loaded when it is asked for. Must not know: exported programs.
 """
+
+from typing import TYPE_CHECKING
 
 from stitch.frontend.torch.compile.dynamo_backend import (
     CompileSettings,
@@ -14,7 +17,12 @@ from stitch.frontend.torch.compile.dynamo_backend import (
     without_onednn,
 )
 from stitch.frontend.torch.compile.graph_report import Counts, Fallback, GraphReport
-from stitch.frontend.torch.compile.optimizer_loop import OptimizerLoop, loop_over
+from stitch.on_demand import names_on_demand
+
+if TYPE_CHECKING:
+    from stitch.frontend.torch.compile.optimizer_loop import OptimizerLoop, loop_over
+else:
+    __getattr__, __dir__ = names_on_demand(__name__, {"optimizer_loop": "OptimizerLoop loop_over"})
 
 __all__ = [
     "CompileSettings", "Counts", "Fallback", "GraphReport", "OptimizerLoop", "compiled_graph",

@@ -49,7 +49,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
 from stitch.frontend.torch.compile.kept_graphs import keeping, kept_compiler, program_cache
-from stitch.frontend.torch.compile.optimizer_loop import optimizer_loop
 from stitch.frontend.torch.compile.partition import partition
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.stitched_graph import Run, stitched
@@ -58,7 +57,6 @@ from stitch.machine import Machine
 from stitch.program import Space
 from stitch.report import Device, open_device
 from stitch.runtime import Executor
-from stitch.training import ALGORITHMS, check_algorithm
 
 #: What `algorithm` said before it said what it says everywhere.
 _PASSES = {"optimize": True, "as_written": False}
@@ -107,13 +105,8 @@ class CompileSettings:
         given.update({n: str(v) for n, v in given.items() if isinstance(v, Path)})
         device = tuple((name, given.pop(name)) for name in known if name in given.keys() - {*own})
         settings = CompileSettings(**given, device=device)
-        if settings.algorithm in _PASSES:
-            raise UsageError(
-                "algorithm says where tensors lie, and passes whether the compiler's passes run",
-                expected=", ".join(ALGORITHMS), got=f"algorithm={settings.algorithm!r}",
-                remedy=f"passes={_PASSES[settings.algorithm]}",
-            )  # fmt: skip
-        check_algorithm(settings.algorithm)
+        if settings.algorithm != "none":
+            _check_algorithm(settings.algorithm)
         BOOL.check("backend 'stitch'", "passes", settings.passes)
         for option, choices in (("fallback", FALLBACKS), ("rng", GENERATORS)):
             if getattr(settings, option) not in choices:
@@ -138,6 +131,19 @@ class CompileSettings:
                 got=repr(least),
             )
         return settings
+
+
+def _check_algorithm(algorithm: str) -> None:
+    # What trains is loaded for who names one of its algorithms.
+    from stitch.training import ALGORITHMS, check_algorithm
+
+    if algorithm in _PASSES:
+        raise UsageError(
+            "algorithm says where tensors lie, and passes whether the compiler's passes run",
+            expected=", ".join(ALGORITHMS), got=f"algorithm={algorithm!r}",
+            remedy=f"passes={_PASSES[algorithm]}",
+        )  # fmt: skip
+    check_algorithm(algorithm)
 
 
 _storages: dict[tuple[Any, ...], SharedStorage] = {}
@@ -227,6 +233,8 @@ def compiled_graph(
             stack.enter_context(keeping(module, _folder(settings), named, storage.device.machine))
         run: Callable[..., Any] = backend(module, examples)
     if settings.optimizer is not None:
+        from stitch.frontend.torch.compile.optimizer_loop import optimizer_loop
+
         # It steps here for as long as there is a graph that was compiled with it. Dynamo keeps the
         # innermost function alone.
         innermost_fn(run).loop = optimizer_loop(settings.optimizer, storage)

@@ -9,17 +9,20 @@ Nothing of a folder stops a compilation. Must not know: how graphs are compiled.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._inductor import codecache
 from torch._inductor.output_code import OutputCode
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -28,6 +31,7 @@ from stitch.frontend.torch.compile.graph_program import GraphProgram, ProgramFor
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 
 _log = logging.getLogger(__name__)
+_torchs_key = codecache.torch_key
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 #: Rooms above the compiler in which it is decided what a graph becomes.
 _ROOMS = ("frontend", "runtime")
@@ -95,9 +99,48 @@ def keeping(module: Any, folder: Path | None, *decisive: Any) -> Iterator[None]:
     module.stitch_versions = digest_of(decisive, _ROOMS)
     with ExitStack() as stack:
         stack.enter_context(config)
+        stack.enter_context(_inductor_left_out())
         if folder is not None:
             stack.enter_context(_torchs_folder(folder))
         yield
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextmanager
+def _inductor_left_out() -> Iterator[None]:
+    """Within the block torch's key is of what decides here.
+
+    Inductor writes no code of our graphs, and to ask for its kinds of devices loads all of it:
+    which takes longer than dynamo's trace of GPT-2. Reading all of torch's source, as its key does,
+    takes half as long. Dynamo compiles in one thread at a time.
+    """
+    ours = {
+        "init_backend_registration": _nothing, "custom_backend_passes": {},
+        "custom_backend_codegen_configs": {}, "torch_key": _torch_digest,
+    }  # fmt: skip
+    before = {name: getattr(codecache, name) for name in ours}
+    try:
+        vars(codecache).update(ours)
+        yield
+    finally:
+        vars(codecache).update(before)
+
+
+@cache
+def _torch_digest() -> bytes:
+    """Of torch as it was installed: the digests of its files that are kept with it. A torch that
+    was built in place has none: then torch reads its source."""
+    try:
+        listed = distribution("torch").read_text("RECORD") or ""
+    except PackageNotFoundError:
+        listed = ""
+    if "torch/__init__.py,sha256=" not in listed:
+        key: bytes = _torchs_key()
+        return key
+    return hashlib.sha256(f"{torch.__version__}\n{listed}".encode()).digest()
 
 
 @contextmanager

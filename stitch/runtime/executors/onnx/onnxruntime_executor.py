@@ -29,7 +29,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from stitch.errors import CompileError, UsageError
+from stitch.errors import CompileError
 from stitch.linker import expanded
 from stitch.machine import MachineShape
 from stitch.ops import bind
@@ -41,6 +41,7 @@ from stitch.runtime.executors.executor import (
     ProgramBytes,
     Thunk,
     Workspace,
+    checked_threads,
     found_once,
 )
 from stitch.runtime.executors.host import (
@@ -78,9 +79,7 @@ class OnnxRuntimeExecutor(Executor):
     has_lanes = True
 
     def __init__(self, intra_op_threads: int = 1, fuse_across_seams: bool = False) -> None:
-        if intra_op_threads < 1:
-            raise UsageError("an executor needs at least one thread", got=str(intra_op_threads))
-        self.intra_op_threads = intra_op_threads
+        self.intra_op_threads = checked_threads(intra_op_threads)
         self.fuse_across_seams = fuse_across_seams
 
     def prepare(

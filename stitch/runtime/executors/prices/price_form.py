@@ -155,6 +155,11 @@ PRICE_TABLE = Form(
 )
 
 
+def read_processor(node: Node, log: ProblemLog) -> Processor | None:
+    """The family that a table says it is for; None where a defect was noted."""
+    return _PROCESSOR.read(node, Reading(log, sources=[]).root)
+
+
 def read_prices(root: Node, log: ProblemLog) -> PriceTable | None:
     """The table that a file holds; None where a defect was noted."""
     reading = Reading(log, sources=[])
