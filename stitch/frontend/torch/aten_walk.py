@@ -20,8 +20,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, InternalError, StitchError
-from stitch.frontend.torch.aten_call import Call, data_type_of
-from stitch.frontend.torch.lowering import CHECKS, lowering_of
+from stitch.frontend.torch.aten_call import (
+    Call,
+    ComplexTensor,
+    Lowering,
+    is_complex,
+    type_of_tensor,
+)
+from stitch.frontend.torch.lowering import CHECKS, complex_lowering_of, lowering_of
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ValueType
 
@@ -76,7 +82,8 @@ class _Refusals:
         """An operator without a lowering."""
         target = _operator(node)
         tags = getattr(target, "tags", ())
-        reason = ""
+        is_known = lowering_of(target) is not None
+        reason = " for complex numbers" if is_known and has_complex(node) else ""
         if torch.Tag.nondeterministic_seeded in tags:
             reason, self._random = " (its result is random)", True
         elif torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
@@ -237,7 +244,8 @@ class _Walk:
     def _input(self, name: str, promised: Any) -> Any:
         try:
             kind = readable_type(promised)
-            return self.builder.input(name, kind.shape, kind.data_type)
+            given = self.builder.input(name, kind.shape, kind.data_type)
+            return ComplexTensor(given) if is_complex(promised) else given
         except StitchError as error:
             return Unreadable.because(error)
 
@@ -248,13 +256,15 @@ class _Walk:
             return arguments[0][arguments[1]]
         promised = node.meta["val"]
         several = isinstance(promised, list | tuple)
+        values = promised if several else (promised,)
         call = Call(
             self.builder,
-            tuple(_type_of(v) for v in (promised if several else (promised,))),
+            tuple(map(_type_of, values)),
             _used(node) if several else frozenset((0,)),
             tuple(a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args),
+            bool(values) and is_complex(values[0]),
         )
-        lowering = lowering_of(node.target)
+        lowering = _lowering(node)
         assert lowering is not None, "what has no lowering is refused"
         results = lowering(call, *arguments, **named)
         _check_promise(node, call, results if several else (results,))
@@ -270,6 +280,8 @@ def _check_promise(node: Any, call: Call, results: Any) -> None:
         if promised is None or place not in call.used:
             continue
         result = results[place] if place < len(results) else None
+        if isinstance(result, ComplexTensor):
+            result = result.pairs
         kept = isinstance(result, SymbolicTensor) and result.type == promised
         if not kept:
             raise InternalError(
@@ -297,7 +309,19 @@ def name_of(node: Any) -> str:
 def _is_known(node: Any) -> bool:
     if node.op != "call_function":
         return False
-    return node.target is operator.getitem or lowering_of(node.target) is not None
+    return node.target is operator.getitem or _lowering(node) is not None
+
+
+def _lowering(node: Any) -> Lowering | None:
+    lowering = complex_lowering_of if has_complex(node) else lowering_of
+    return lowering(node.target)
+
+
+def has_complex(node: Any) -> bool:
+    """Whether a node reads or gives complex numbers."""
+    traced = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
+    written = (node.args, node.kwargs)
+    return any(map(is_complex, (*pytree.tree_leaves(traced), *pytree.tree_leaves(written))))
 
 
 def _used(node: Any) -> frozenset[int]:
@@ -321,11 +345,12 @@ def _type_of(promised: Any) -> ValueType | None:
             "the shape of its result depends on data",
             remedy="torch.where(mask, x, other), or torch.compile, which breaks the graph there",
         )
-    return ValueType(tuple(promised.shape), data_type_of(promised.dtype))
+    return type_of_tensor(promised)
 
 
 def readable_type(promised: Any) -> ValueType:
-    """The type of a tensor that programs may read; raises `CompileError` for what is none."""
+    """The type of a tensor that programs may read, of complex numbers that of their pairs; raises
+    `CompileError` for what is none."""
     kind = _type_of(promised)
     if kind is None:
         raise CompileError("programs read tensors", got=type(promised).__name__)
