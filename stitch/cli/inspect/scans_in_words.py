@@ -23,6 +23,7 @@ def scan_form(
     end = form.states + form.sequences
     return {
         "count": form.count,
+        **({"has_condition": True} if form.has_condition else {}),
         "states": [
             {"first": first, "last": last}
             for first, last in zip(given[: form.states], made[: form.states], strict=True)
@@ -52,7 +53,10 @@ def scan_line(form: Mapping[str, Any], body: int) -> str:
         ("collected in", _listed(form["collected"])),
     )
     said = "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names)
-    return f"{counted(form['count'], 'round')} of body {body}" + (f": {said}" if said else "")
+    rounds = counted(form["count"], "round")
+    if form.get("has_condition"):
+        rounds = f"at most {rounds}, while the first state is true,"
+    return f"{rounds} of body {body}" + (f": {said}" if said else "")
 
 
 def _listed(sequences: Sequence[Mapping[str, Any]]) -> list[str]:
