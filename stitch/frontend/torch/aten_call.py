@@ -264,7 +264,8 @@ def _widened(
     )
     if isinstance(results, SymbolicTensor):
         return call.cast(results)
-    return None if results is None else call.as_promised(results)
+    several: Any = results  # Complex numbers have no narrow types.
+    return None if several is None else call.as_promised(several)
 
 
 def _stand_in(value: Value) -> Any:

@@ -13,6 +13,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -27,6 +28,7 @@ from stitch.frontend.torch.aten_call import (
     is_complex,
     type_of_tensor,
 )
+from stitch.frontend.torch.control_flow import CONTROL, InnerGraph
 from stitch.frontend.torch.lowering import CHECKS, complex_lowering_of, lowering_of
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ValueType
@@ -82,7 +84,7 @@ class _Refusals:
         """An operator without a lowering."""
         target = _operator(node)
         tags = getattr(target, "tags", ())
-        is_known = lowering_of(target) is not None
+        is_known = target in CONTROL or lowering_of(target) is not None
         reason = " for complex numbers" if is_known and has_complex(node) else ""
         if torch.Tag.nondeterministic_seeded in tags:
             reason, self._random = " (its result is random)", True
@@ -189,6 +191,8 @@ class _Walk:
                 if node.op == "placeholder"
                 else self.attributes(node.target)
             )
+            if isinstance(value, torch.fx.GraphModule):
+                value = InnerGraph(node.target, value)
             self.values[node] = value
         return self.values[node]
 
@@ -264,11 +268,37 @@ class _Walk:
             tuple(a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args),
             bool(values) and is_complex(values[0]),
         )
-        lowering = _lowering(node)
-        assert lowering is not None, "what has no lowering is refused"
-        results = lowering(call, *arguments, **named)
+        control = CONTROL.get(node.target)
+        if control is not None:
+            results: Any = control(call, self._inner, *arguments, **named)
+        else:
+            lowering = _lowering(node)
+            assert lowering is not None, "what has no lowering is refused"
+            results = lowering(call, *arguments, **named)
         _check_promise(node, call, results if several else (results,))
         return results
+
+    def _inner(self, inner: InnerGraph, operands: Sequence[Any]) -> Sequence[Any]:
+        """Adds a graph that is an operand; raises `CompileError` for all of it that is refused."""
+        graph = inner.module.graph
+        names = [node.name for node in graph.nodes if node.op == "placeholder"]
+        bindings = {
+            name: partial(_given, value) for name, value in zip(names, operands, strict=True)
+        }
+        walk = _Walk(
+            self.builder, bindings, lambda target: self.attributes(f"{inner.target}.{target}"),
+            _Refusals(""),
+        )  # fmt: skip
+        values = walk.graph(graph)
+        refused = walk.refusals.each
+        if refused:
+            lines = dict.fromkeys(f"{one.operator} ({one.reason})" for one in refused)
+            raise CompileError(f"inside it: {', '.join(lines)}", where=refused[0].where)
+        return values
+
+
+def _given(value: Any) -> Any:
+    return value
 
 
 def _check_promise(node: Any, call: Call, results: Any) -> None:
@@ -309,6 +339,8 @@ def name_of(node: Any) -> str:
 def _is_known(node: Any) -> bool:
     if node.op != "call_function":
         return False
+    if node.target in CONTROL:
+        return not has_complex(node)
     return node.target is operator.getitem or _lowering(node) is not None
 
 

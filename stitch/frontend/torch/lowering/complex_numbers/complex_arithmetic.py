@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import Call, ComplexTensor, Lowering
+from stitch.frontend.torch.aten_call import Call, ComplexTensor, KeptWhole, Lowering
 from stitch.frontend.torch.lowering.complex_numbers.number_pairs import (
     ComplexValue,
     is_real,
@@ -54,7 +54,9 @@ def _of_parts(target: Any, call: Call, x: ComplexTensor) -> SymbolicTensor:
     """A real function of the imaginary and the real part."""
     b = call.builder
     real, imaginary = (b.squeeze(part, -1) for part in parts_of(call, x, x.pairs.data_type))
-    result = SPECIAL[target](call, imaginary, real)  # type: ignore[operator]  # no KeptWhole
+    lowering = SPECIAL[target]
+    assert not isinstance(lowering, KeptWhole), "torch leaves it whole"
+    result = lowering(call, imaginary, real)
     assert isinstance(result, SymbolicTensor)
     return result
 
@@ -68,7 +70,7 @@ def _to_type(call: Call, x: ComplexTensor, *_: Any, **__: Any) -> ComplexTensor 
     """To another width; of what is made real, torch drops the imaginary part."""
     if call.is_complex:
         return _pairs(call, x)
-    real, _ = parts_of(call, x, x.pairs.data_type)
+    real = parts_of(call, x, x.pairs.data_type)[0]
     return call.cast(call.builder.squeeze(real, -1))
 
 
@@ -234,7 +236,7 @@ def _add_product(
     return ComplexTensor(call.builder.add(pair_of(call, product), pair_of(call, kept)))
 
 
-_OF_TWO = {
+_OF_TWO: dict[Any, Lowering] = {
     aten.add: partial(_sum_of_two, 1), aten.sub: partial(_sum_of_two, -1), aten.mul: _multiply,
     aten.div: _divide, aten.eq: partial(_equal, False), aten.ne: partial(_equal, True),
 }  # fmt: skip

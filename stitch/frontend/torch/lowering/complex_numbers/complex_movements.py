@@ -76,10 +76,10 @@ def _in_pairs(call: Call, value: Any) -> Any:
     return value
 
 
-def _as_complex(results: Lowered) -> Lowered:
+def _as_complex(results: Any) -> Lowered:
     if isinstance(results, SymbolicTensor):
         return ComplexTensor(results)
-    return None if results is None else [r and ComplexTensor(r) for r in results]
+    return [None if result is None else ComplexTensor(result) for result in results]
 
 
 def _with_both_complex(target: Any) -> Lowering:

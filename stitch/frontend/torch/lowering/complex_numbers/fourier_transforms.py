@@ -24,9 +24,8 @@ _EXPONENTS = {0: 0.0, 1: -0.5, 2: -1.0}
 def _transformed(
     call: Call, x: SymbolicTensor, axis: int, length: int, **attributes: int
 ) -> SymbolicTensor:
-    return call.builder.op(
-        "DFT", x, *(np.asarray(n, np.int64) for n in (length, axis)), **attributes
-    )
+    lengths = [np.asarray(number, np.int64) for number in (length, axis)]
+    return call.builder.apply("DFT", [x, *lengths], 1, attributes)[0]
 
 
 def _scaled(
