@@ -14,6 +14,7 @@ from torch import fft, nn
 import stitch
 from stitch.errors import CompileError
 from stitch.torch import explain
+from tests.support.stitched_models import one
 from tests.support.torch.compiled import assert_same, compiled, gradients, storage_of
 
 ALL_PARTS = {"min_operations": 1}
@@ -176,7 +177,7 @@ def test_parts_of_a_graph_pass_complex_numbers_through_torch() -> None:
 
 
 def test_complex_parameters_train() -> None:
-    class Layer(nn.Module):
+    class Layer(nn.Module):  # type: ignore[misc]  # torch has no types here
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.randn(5, dtype=torch.complex64))
@@ -196,7 +197,7 @@ def test_complex_parameters_train() -> None:
 
 
 def test_modules_with_complex_buffers_compile_whole() -> None:
-    class Rotary(nn.Module):
+    class Rotary(nn.Module):  # type: ignore[misc]  # torch has no types here
         turns: Any
 
         def __init__(self) -> None:
@@ -211,11 +212,11 @@ def test_modules_with_complex_buffers_compile_whole() -> None:
     module, x = Rotary(), torch.randn(2, 4, 8)
     with stitch.open_device("host") as device:
         run = device.load(stitch.compile(module, (x,), target="host"))
-        np.testing.assert_allclose(run(x.numpy()).numpy(), module(x).numpy(), atol=1e-6)
+        np.testing.assert_allclose(one(run(x.numpy())).numpy(), module(x).numpy(), atol=1e-6)
 
 
 def test_a_module_that_returns_complex_numbers_is_refused_by_name() -> None:
-    class Waves(nn.Module):
+    class Waves(nn.Module):  # type: ignore[misc]  # torch has no types here
         def forward(self, x: Any) -> Any:
             return fft.fft(x)
 
