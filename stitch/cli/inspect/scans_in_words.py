@@ -44,6 +44,8 @@ def scan_line(form: Mapping[str, Any], body: int) -> str:
     >>> none = {"sequences": [], "shared": [], "collected": []}
     >>> scan_line({"count": 3, "states": [{"first": "a", "last": "b"}], **none}, 0)
     '3 rounds of body 0: states a to b'
+    >>> scan_line({"count": 3, "states": [], "has_condition": True, **none}, 0)
+    'at most 3 rounds, while the first state is true, of body 0'
     """
     states = [f"{s['first']} to {s['last'] or '_'}" for s in form["states"]]
     parts = (
