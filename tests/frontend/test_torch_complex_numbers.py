@@ -223,3 +223,9 @@ def test_a_module_that_returns_complex_numbers_is_refused_by_name() -> None:
     with pytest.raises(CompileError, match="returns complex numbers") as error:
         stitch.compile(Waves(), (torch.randn(4),))
     assert "view_as_real" in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 3)])
+def test_numbers_without_axes_and_no_numbers_at_all_are_tensors_too(shape: tuple[int, ...]) -> None:
+    z = torch.randn(shape, dtype=torch.complex64)
+    assert_same(compiled(lambda z: (z * 2j, z.abs() + 1))(z), (z * 2j, z.abs() + 1))
