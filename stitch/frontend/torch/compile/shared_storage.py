@@ -236,12 +236,12 @@ class SharedStorage:
     def result(self, tensor: Tensor, output: Result) -> Any:
         """A result as a torch tensor, on our bytes where that is possible."""
         dtype = output.dtype
+        if 0 in output.shape:
+            return torch.empty(output.shape, dtype=dtype)
         if dtype in PART_TYPES:
-            if 0 in output.shape:
-                return torch.empty(output.shape, dtype=dtype)
             parts = self.result(tensor, replace(output, dtype=PART_TYPES[dtype]))
             return torch.view_as_complex(parts)
-        if len(output.views) >= MAX_VIEWS_HELD or 0 in output.shape:
+        if len(output.views) >= MAX_VIEWS_HELD:
             return torch_tensor(elements(tensor), dtype)
         shown = _Shown(tensor, output, self._shown)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)
