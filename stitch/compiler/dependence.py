@@ -108,13 +108,16 @@ def _results(operation: Operation, bodies: Sequence[Body], operands: set[int]) -
 def _operands(operation: Operation, bodies: Sequence[Body], results: set[int]) -> Iterable[int]:
     """The operands of a scan that some of its results depend on."""
     _, read = _back(operation, bodies, results)
-    return _places(bodies[operation.body].inputs, read) | _kept(operation, results)
+    condition = {0} if ScanForm.of(operation).has_condition else set()
+    return _places(bodies[operation.body].inputs, read) | _kept(operation, results) | condition
 
 
 def _kept(operation: Operation, places: set[int]) -> set[int]:
-    """The states among these that no round changes, as there is none."""
+    """The states among these that no round may change, as there may be none."""
     form = ScanForm.of(operation)
-    return set() if form.count else {i for i in places if i < form.states}
+    if form.count and not form.has_condition:
+        return set()
+    return {i for i in places if i < form.states}
 
 
 def _forth(

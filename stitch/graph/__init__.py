@@ -7,6 +7,7 @@ layouts, files.
 
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph, check_types
+from stitch.graph.conditions import choose, repeat_while
 from stitch.graph.constant_pool import array_of
 from stitch.graph.emitter import Given, Written
 from stitch.graph.json_form import as_data, as_json, from_json
@@ -36,8 +37,9 @@ __all__ = [
     "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Lifted",
     "LiftedValue", "NoDataError", "Operations", "Side", "SymbolicTensor", "Unliftable", "Wish",
     "WishError", "Written", "array_of", "as_data", "as_json", "call_function", "call_ufunc",
-    "check_types",
-    "from_json", "lift", "objects_without_duplicates", "parse_wish", "scan", "scan_in_body",
+    "check_types", "choose",
+    "from_json", "lift", "objects_without_duplicates", "parse_wish", "repeat_while", "scan",
+    "scan_in_body",
     "scan_of", "shortened", "trace", "trace_body", "user_location", "wished_layout",
     "wishes_between", "wishes_of",
 ]  # fmt: skip

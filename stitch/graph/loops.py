@@ -176,9 +176,11 @@ def scan_in_body(
     count: int | None = None,
     taken_backward: Sequence[bool] = (),
     given_backward: Sequence[bool] = (),
+    has_condition: bool = False,
 ) -> tuple[tuple[SymbolicTensor, ...], tuple[SymbolicTensor, ...]]:
     """As `scan`, whose function is given the builder of the body first. Of rounds that have neither
-    states nor elements, nothing else says where they are written."""
+    states nor elements, nothing else says where they are written. `has_condition`: a round runs
+    only while the first state is true, and `count` is the most."""
     owner = builder.innermost([*states, *sequences])
     first = [owner.tensor(state) for state in states]
     lists = [owner.tensor(sequence) for sequence in sequences]
@@ -197,7 +199,7 @@ def scan_in_body(
     body, captured = trace_body(owner, kinds, whole)
     return scan_of(
         owner, body, captured, first, lists, count=count, taken_backward=taken_backward,
-        given_backward=given_backward,
+        given_backward=given_backward, has_condition=has_condition,
     )  # fmt: skip
 
 
@@ -227,15 +229,16 @@ def scan_of(
     count: int | None = None,
     taken_backward: Sequence[bool] = (),
     given_backward: Sequence[bool] = (),
+    has_condition: bool = False,
 ) -> tuple[tuple[SymbolicTensor, ...], tuple[SymbolicTensor, ...]]:
-    """As `scan`, of a body that is there: its inputs are states, elements, what is captured."""
+    """As `scan_in_body`, of a body: its inputs are states, elements, what is captured."""
     first = [owner.tensor(state) for state in states]
     lists = [owner.tensor(sequence) for sequence in sequences]
     collected = len(body.outputs) - len(first)
     form = ScanForm(
         _rounds(lists, count), len(first), len(lists), collected,
         tuple(taken_backward) or (False,) * len(lists),
-        tuple(given_backward) or (False,) * collected,
+        tuple(given_backward) or (False,) * collected, has_condition,
     )  # fmt: skip
     operands = [*first, *lists, *captured]
     for problem in form.problems(body.input_types, body.output_types, [t.index for t in operands]):

@@ -130,7 +130,8 @@ class _Sum(Generic[K]):
         for operation in operations:
             found: Mapping[K, float]
             if is_scan(operation):
-                times, found = ScanForm.of(operation).count, self._body(operation, values, space)
+                times = ScanForm.of(operation).likely_rounds
+                found = self._body(operation, values, space)
             else:
                 times, found = 1, self.figures(work_of(operation, values, space))
             for key, number in found.items():

@@ -123,7 +123,7 @@ def multiply_adds(
     if is_scan(operation) and bodies:
         body = bodies[operation.body]
         in_round = sum(multiply_adds(o, body.values, bodies) for o in body.operations)
-        return ScanForm.of(operation).count * in_round
+        return ScanForm.of(operation).likely_rounds * in_round
     if (operation.domain, operation.op) not in _PRODUCTS:
         return 0
     inputs, outputs = (

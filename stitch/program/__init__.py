@@ -47,13 +47,14 @@ from stitch.program.program import (
     summary,
 )
 from stitch.program.read_only import Array, as_read_only, can_change
-from stitch.program.scans import MAX_ROUNDS, SCAN, ScanForm, is_scan
+from stitch.program.scans import CONDITION, MAX_ROUNDS, SCAN, ScanForm, is_scan
 from stitch.program.seams import Seam, part_ranges, seam_problems
 
 __all__ = [
-    "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool", "Constant",
-    "Contents", "DataType", "FreeNames", "InputKind", "InputSlot", "Layout", "MAX_EXPANSION",
-    "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MathFidelity", "MemoryLayout", "NO_ATTRIBUTES",
+    "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool",
+    "CONDITION", "Constant", "Contents", "DataType", "FreeNames", "InputKind", "InputSlot",
+    "Layout", "MAX_EXPANSION", "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MathFidelity",
+    "MemoryLayout", "NO_ATTRIBUTES",
     "OPAQUE_DOMAIN", "Operation",
     "OperationList", "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN",
     "ScanForm", "Scratch", "Seam", "ShardSpec", "Space", "TILE_SHAPE", "TensorDesc", "Value",

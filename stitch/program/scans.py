@@ -8,6 +8,10 @@ Operands are the first states, then sequences, of which each round takes one ele
 what all rounds share. Results are the last states, then what each round gives, collected along a
 new axis 0. The body takes states, elements and what is shared, and makes states and elements. This
 is `Scan` of ONNX with axis 0 throughout; what its body reads from outside is shared here.
+
+With `has_condition` the first state is a truth value, and a round runs only while it is true:
+`count` is the most rounds then, and there are no sequences and nothing is collected, since lengths
+are known before anything runs. That is ONNX's `Loop`; with a count of one it is a side of an `If`.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stitch.program.data_type import DataType
 from stitch.program.operation import ABSENT, AttributeValue, Operation, ValueType
 
 #: Domain and name of the operator.
@@ -23,9 +28,14 @@ SCAN = ("stitch", "Scan")
 #: Numbers, then directions.
 ATTRIBUTES = (
     "count", "num_states", "num_scan_inputs", "scan_input_directions", "scan_output_directions",
+    "has_condition",
 )  # fmt: skip
 #: The most rounds of one scan.
 MAX_ROUNDS = 1 << 31
+#: How many rounds are taken to run, in estimates, where data decide.
+LIKELY_ROUNDS = 8
+#: What decides whether a round runs.
+CONDITION = ValueType((), DataType.BOOL)
 
 
 def is_scan(operation: Operation) -> bool:
@@ -39,8 +49,9 @@ def is_scan(operation: Operation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ScanForm:
-    """How many rounds; how many operands are states and sequences, and results collected; which of
-    the sequences are taken, and which of the results given, from the last place to the first."""
+    """How many rounds, with a condition the most; how many operands are states and sequences, and
+    results collected; which of the sequences are taken, and which of the results given, from the
+    last place to the first; whether a round runs only while the first state is true."""
 
     count: int
     states: int
@@ -48,6 +59,7 @@ class ScanForm:
     collected: int
     taken_backward: tuple[bool, ...]
     given_backward: tuple[bool, ...]
+    has_condition: bool = False
 
     @staticmethod
     def of(operation: Operation) -> ScanForm:
@@ -73,12 +85,25 @@ class ScanForm:
             raise ValueError(f"{states} states, {results} results")
         taken = _directions(attributes, "scan_input_directions", sequences)
         given = _directions(attributes, "scan_output_directions", collected)
-        return ScanForm(count, states, sequences, collected, taken, given)
+        asks = attributes.get("has_condition", 0)
+        if not _is_direction(asks):
+            raise ValueError(f"has_condition is {asks!r}, not 0 or 1")
+        if asks and (not states or sequences or collected):
+            raise ValueError(
+                "a scan with a condition has states, of which it is the first, no sequences, and "
+                f"collects nothing: {states} states, {sequences} sequences, {collected} collected"
+            )
+        return ScanForm(count, states, sequences, collected, taken, given, bool(asks))
 
     @property
     def sides(self) -> int:
         """How often executors bind a body: states lie in two buffers that take turns."""
         return min(self.count, 2 if self.states else 1)
+
+    @property
+    def likely_rounds(self) -> int:
+        """How many rounds it has, for estimates."""
+        return min(self.count, LIKELY_ROUNDS) if self.has_condition else self.count
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -92,6 +117,7 @@ class ScanForm:
             "num_states": self.states,
             "num_scan_inputs": self.sequences,
             **{k: tuple(map(int, given)) for k, given in directions.items() if any(given)},
+            **({"has_condition": 1} if self.has_condition else {}),
         }
 
     def whole(self, element: ValueType) -> ValueType:
@@ -122,6 +148,8 @@ class ScanForm:
             before, after = takes[i], makes[i]
             if before is not None and after is not None and before != after:
                 yield f"state {i} is {before.text()}, and {after.text()} after a round"
+        if self.has_condition and takes and takes[0] not in (None, CONDITION):
+            yield f"its condition is {takes[0].text()}, not {CONDITION.text()}"
         for kind in (*takes, *makes):
             if kind is not None and kind.data_type.is_narrow:
                 yield f"no round takes or makes {kind.data_type.value}"

@@ -35,7 +35,9 @@ CURRENT = Version(1, 1)
 #: The ONNX operator set whose semantics programs follow.
 OPSET = 26
 #: The features that a file may require of this reader.
-FEATURES: frozenset[str] = frozenset({"bodies", "math_fidelity", "narrow_types", "scans", "seams"})
+FEATURES: frozenset[str] = frozenset(
+    {"bodies", "conditions", "math_fidelity", "narrow_types", "scans", "seams"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def _features(programs: tuple[Program, ...]) -> frozenset[str]:
     operations = [operation for part in parts for operation in part.operations]
     wanted = {
         "bodies": bool(held),
+        "conditions": any(is_scan(o) and o.attributes.get("has_condition") for o in operations),
         "math_fidelity": any(o.math_fidelity is not MathFidelity.BY_TYPE for o in operations),
         "narrow_types": narrow,
         "scans": any(map(is_scan, operations)),

@@ -14,11 +14,13 @@ import stitch
 from stitch.ttb import CURRENT, Version, encode, load
 from tests.formats.write_frozen_files import SPECIMENS, golden_text
 from tests.support.files.scanned_specimens import by_hand
+from tests.support.stitched_models import several
 
 HERE = Path(__file__).resolve().parent
 
 #: The hashes of the frozen files: nobody changes one by accident.
 FROZEN = {
+    "feature_conditions.ttb": "08bf1d23291db7e146146f96bf45031e701d5f801efd48bd359c1877380adfd6",
     "feature_scans.ttb": "9d6f2cb9e709e68583f6ca67d83f7720be16d7ee04e7b208c55e06e9c8c51df9",
     "v1.0.ttb": "ca2af03105bacb9d6268f39ac643fac670f644d30081a58e1b4afdcb2eaa318d",
     "v1.1.ttb": "99ddf34ef5f0db4d0cc64cae350e4dbe0f6a3b02c4845e45de83e1bbc4a1ab90",
@@ -53,6 +55,16 @@ def test_the_same_program_still_gives_the_bytes_that_were_frozen() -> None:
     frozen = replace(SPECIMENS[name](), version=Version(1, 0))
     assert encode(frozen) == (HERE / name).read_bytes()
     assert encode(load(HERE / name)) == (HERE / name).read_bytes()
+
+
+def test_a_frozen_loop_still_ends_where_its_data_say() -> None:
+    with stitch.open_device("host") as device:
+        run = device.load(load(HERE / "feature_conditions.ttb"))
+        x = np.full(8, 3, np.float32)
+        for goes_on, times in ((True, 5), (False, 0)):
+            last, ended = several(run(x, np.array(goes_on)))
+            assert last.numpy().tolist() == (x / 2**times).tolist()
+            assert not ended.numpy()
 
 
 def test_frozen_scans_give_what_they_always_gave() -> None:

@@ -39,11 +39,12 @@ def test_fallbacks_have_reasons_and_lines() -> None:
 
 
 def test_what_reads_a_type_that_programs_lack_says_so() -> None:
-    found = explain(lambda x: torch.complex(x, x).abs() * 2, options=ALL_PARTS)(torch.rand(3))
+    def rounded(x: Any) -> Any:
+        return torch.special.i0(x * 2).to(torch.float8_e4m3fn).to(torch.float32) * 2
+
+    found = explain(rounded, options=ALL_PARTS)(torch.rand(3))
     reasons = {row.operator: row.reason for row in found.fallbacks}
-    assert reasons["aten.complex.default"] == "no lowering"
-    assert "it reads what programs cannot" in reasons["aten.abs.default"]
-    assert "complex64" in reasons["aten.abs.default"]
+    assert any("float8_e4m3fn" in reason for reason in reasons.values())
 
 
 def test_bytes_that_cross_are_counted_in_each_direction() -> None:

@@ -13,6 +13,7 @@ from stitch.program import (
     MAX_EXPANSION,
     MAX_SCAN_DEPTH,
     DataType,
+    Operation,
     ScanForm,
     ValueType,
 )
@@ -48,9 +49,22 @@ def narrow_state() -> dict[str, Any]:
     return {"bodies": (PROGRAM.bodies[0], replace(held, values=(first, *held.values[1:])), ROUND)}
 
 
+def condition_of_numbers() -> dict[str, Any]:
+    """A scan that asks its first state, which is a row."""
+    words = {"count": 3, "num_states": 1, "has_condition": 1}
+    scan = Operation("Scan", (0,), (3,), words, "stitch", body=0)
+    return {"operations": (scan,), "outputs": PROGRAM.outputs[:1]}
+
+
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "no count": (attributes(count=None), "bad_scan", "does not say its count"),
     "a count below none": (attributes(count=-1), "bad_scan", "count is -1"),
+    "a condition that is no number": (
+        attributes(has_condition="yes"), "bad_scan", "has_condition is 'yes', not 0 or 1"),
+    "a condition and sequences": (
+        attributes(has_condition=1), "bad_scan", "a scan with a condition has states"),
+    "a condition that is no truth value": (
+        condition_of_numbers(), "bad_scan", "its condition is 8xf32, not i1"),
     "a count of text": (attributes(count="5"), "bad_scan", "not a whole number"),
     "a count beyond any": (attributes(count=2**40), "bad_scan", "is more than 2147483648"),
     "a count that the sequences lack": (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import stitch
+from stitch.graph import ComputationGraphBuilder, choose, repeat_while
 from stitch.machine import MachineShape
 from stitch.ops import KernelMemory
 from stitch.program import Array, Program
@@ -62,6 +63,24 @@ def test_a_scan_takes_no_more_than_is_said(form: str, width: int) -> None:
     assert not has_grown
     # Nor so much that what fits would be refused.
     assert said.peak < 6 * taken
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_choice_and_a_loop_by_data_take_no_more_than_is_said(width: int) -> None:
+    b = ComputationGraphBuilder("by_data")
+    x = b.input("x", (8, width), "float32")
+    sides = (lambda t: [b.tanh(b.neg(t[0]))], lambda t: [b.exp(t[0])])
+    (side,) = choose(b, b.greater(b.reduce_sum(x), 0), sides, [x], [x.type])
+    (last,) = repeat_while(
+        b, lambda s: b.greater(b.reduce_sum(s[0]), 1), lambda s: [b.div(s[0], 2)], [side]
+    )
+    b.output("last", last)
+    model = stitch.compile(b.build(), target="host")
+    said, taken, has_grown = measured(model.program, model.binary.machine)
+    assert taken <= said.peak
+    assert not has_grown
+    # What pieces of a pass keep is a megabyte for each body, however narrow rows are.
+    assert said.peak < 6 * taken + (8 << 20)
 
 
 def test_what_is_taken_within_is_free_again_and_what_was_taken_before_stays() -> None:

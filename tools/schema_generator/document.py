@@ -81,10 +81,14 @@ states, elements and what is shared, in this order, and makes states and element
 | `num_scan_inputs` | int | how many operands behind them are sequences; default 0 |
 | `scan_input_directions` | ints | for each sequence 0, or 1: taken from the end; default all 0 |
 | `scan_output_directions` | ints | for each result collected 0, or 1: from the end; default all 0 |
+| `has_condition` | int | 1: a round runs while the first state is true; default 0 |
 
 It has no other attributes and no absent operands. A state has one type before and after a round; no
 round takes or makes int4, int2, float8 or float4. Scans stand at most 16 deep within each other.
 What a scan's body comes to counts twice where states go through two rounds or more.
+
+With `has_condition`, feature `conditions`, the first state is a bool without axes, and `count` is
+the most rounds. There are no sequences then, and nothing is collected.
 """
 
 

@@ -23,6 +23,7 @@ def scan_form(
     end = form.states + form.sequences
     return {
         "count": form.count,
+        **({"has_condition": True} if form.has_condition else {}),
         "states": [
             {"first": first, "last": last}
             for first, last in zip(given[: form.states], made[: form.states], strict=True)
@@ -43,6 +44,8 @@ def scan_line(form: Mapping[str, Any], body: int) -> str:
     >>> none = {"sequences": [], "shared": [], "collected": []}
     >>> scan_line({"count": 3, "states": [{"first": "a", "last": "b"}], **none}, 0)
     '3 rounds of body 0: states a to b'
+    >>> scan_line({"count": 3, "states": [], "has_condition": True, **none}, 0)
+    'at most 3 rounds, while the first state is true, of body 0'
     """
     states = [f"{s['first']} to {s['last'] or '_'}" for s in form["states"]]
     parts = (
@@ -52,7 +55,10 @@ def scan_line(form: Mapping[str, Any], body: int) -> str:
         ("collected in", _listed(form["collected"])),
     )
     said = "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names)
-    return f"{counted(form['count'], 'round')} of body {body}" + (f": {said}" if said else "")
+    rounds = counted(form["count"], "round")
+    if form.get("has_condition"):
+        rounds = f"at most {rounds}, while the first state is true,"
+    return f"{rounds} of body {body}" + (f": {said}" if said else "")
 
 
 def _listed(sequences: Sequence[Mapping[str, Any]]) -> list[str]:

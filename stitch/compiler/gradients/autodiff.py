@@ -23,7 +23,7 @@ from stitch.compiler.gradients.stretches import Stretched, in_stretches
 from stitch.compiler.passes import fold_transposes, merge_common_subexpressions, turn_products
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.program import ABSENT, InputKind, Operation, is_scan
+from stitch.program import ABSENT, InputKind, Operation, ScanForm, is_scan
 
 
 def differentiate(
@@ -146,6 +146,13 @@ class _Backward:
         """Before any rule reads the results of a scan it is known what the scan collects."""
         for operation in self.graph.operations:
             if is_scan(operation) and not path.isdisjoint(operation.outputs):
+                if ScanForm.of(operation).has_condition:
+                    raise CompileError(
+                        f"graph {self.graph.name!r} cannot be differentiated: a loop ends where "
+                        "its data say",
+                        where=operation.location or None,
+                        remedy="a loop of a known count, whose rounds choose by Where",
+                    )
                 is_stretched = operation.outputs in self.stretched
                 body = self._stretch if is_stretched else self._round
                 self.scans[operation.outputs] = ScanGradient(

@@ -80,6 +80,7 @@ def in_rounds(
     last, collected = scan_in_body(
         builder, round_, operands[: form.states], operands[form.states : first],
         count=form.count, taken_backward=form.taken_backward, given_backward=form.given_backward,
+        has_condition=form.has_condition,
     )  # fmt: skip
     return (*last, *collected)
 

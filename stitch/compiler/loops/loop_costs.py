@@ -36,7 +36,7 @@ class LoopCosts:
     ) -> float:  # fmt: skip
         """All rounds of a scan, for so many lanes; `batched`: the inputs of the body that differ
         from lane to lane (all); `fixed`: those that are constants."""
-        turns = form.count * self.turn(body, form, lanes, batched, fixed)
+        turns = form.likely_rounds * self.turn(body, form, lanes, batched, fixed)
         return self.rates.loop_seconds + turns + self._streaming(body, form, lanes, batched)
 
     def turn(

@@ -54,6 +54,11 @@ class Writing:
             results = self.unscheduled(builder, body, form, context.operands)
         elif not any(context.batched):
             return self._write_loop(builder, body, form, context.operands, context.location)
+        elif form.has_condition:
+            return lane_by_lane(
+                builder, context,
+                lambda operands, inside: self.unscheduled(inside, body, form, operands),
+            )  # fmt: skip
         elif kept is None or not form.states or not form.count:
             return lifted_scan(builder, body, form, context, self.written)
         else:

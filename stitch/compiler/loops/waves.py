@@ -46,7 +46,7 @@ def wave_of(body: Body, form: ScanForm) -> Wave | None:
     state, final = body.inputs[0], same.get(body.outputs[0], body.outputs[0])
     if (
         inside.sequences != 1 or any(inside.taken_backward) or any(inside.given_backward)
-        or any(form.given_backward) or not inside.count
+        or any(form.given_backward) or not inside.count or inside.has_condition
     ):  # fmt: skip
         return None
     read, after = same.get(inner.inputs[first], inner.inputs[first]), final

@@ -61,7 +61,7 @@ class _Scans:
         self.pool = BodyPool()
         #: What stands for a value now.
         self.now: dict[int, int] = {}
-        self._found: dict[tuple[int, int, int, tuple[bool, ...]], _Smaller] = {}
+        self._found: dict[tuple[int, int, int, tuple[bool, ...], bool], _Smaller] = {}
 
     def written(self) -> ComputationGraph:
         """The graph with all operations written."""
@@ -83,7 +83,7 @@ class _Scans:
         """A scan with its smaller body; None where nothing goes round any more."""
         form = ScanForm.of(operation)
         wanted = tuple(v in self.read for v in operation.outputs)
-        key = operation.body, form.states, form.sequences, wanted
+        key = operation.body, form.states, form.sequences, wanted, form.has_condition
         small = self._found.get(key)
         if small is None:
             body = graph_of_body("round", self.graph.bodies[operation.body], self.graph.bodies)
@@ -101,7 +101,7 @@ class _Scans:
         now = ScanForm(
             form.count, len(small.states), len(small.sequences), len(small.given),
             tuple(form.taken_backward[i] for i in small.sequences),
-            tuple(form.given_backward[i] for i in small.given),
+            tuple(form.given_backward[i] for i in small.given), form.has_condition,
         )  # fmt: skip
         return replace(
             operation,
@@ -121,9 +121,12 @@ class _Scans:
         graph = self.passes(replace(graph, outputs=tuple(graph.outputs[i] for i in slots)))
         inputs = [slot.value for slot in graph.inputs]
         results = [slot.value for slot in graph.outputs]
-        unchanged = frozenset(i for i in states if results[i] == inputs[i])
+        condition = {0} if form.has_condition else set()
+        unchanged = frozenset(i for i in states if results[i] == inputs[i]) - condition
         collected = graph.outputs[form.states :]
         going = {i for i in states if wanted[i]} - unchanged
+        if going:
+            going |= condition
         while True:
             outputs = (*(graph.outputs[i] for i in sorted(going)), *collected)
             cut = remove_dead_code(replace(graph, outputs=outputs))

@@ -19,13 +19,26 @@ from stitch.errors import CompileError
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, ValueType
 
+
+@dataclass(frozen=True, slots=True)
+class ComplexTensor:
+    """Complex numbers, which programs have no type for: pairs of parts along a last axis."""
+
+    pairs: SymbolicTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that torch sees."""
+        return self.pairs.shape[:-1]
+
+
 Number = bool | int | float
 #: What stands where torch's schema says Tensor or Scalar.
 Value = SymbolicTensor | Number
 #: One result after the other, None where it is not read.
 Several = tuple[SymbolicTensor | None, ...]
 #: What a lowering gives: one tensor, or one per result (None where it is not read).
-Lowered = SymbolicTensor | Sequence[SymbolicTensor | None] | None
+Lowered = SymbolicTensor | ComplexTensor | Sequence[SymbolicTensor | ComplexTensor | None] | None
 Lowering = Callable[..., Lowered]
 
 
@@ -50,6 +63,8 @@ _DATA_TYPES: dict[Any, DataType] = {
     if not (kind.is_block or kind.is_narrow) and hasattr(torch, kind.value)
 }
 _TORCH_TYPES = {kind: dtype for dtype, kind in _DATA_TYPES.items()}
+#: Complex types, and that of their parts.
+PART_TYPES = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def data_type_of(dtype: Any, where: str | None = None) -> DataType:
@@ -62,6 +77,28 @@ def data_type_of(dtype: Any, where: str | None = None) -> DataType:
             expected=", ".join(kind.value for kind in _TORCH_TYPES),
         )
     return data_type
+
+
+def is_complex(value: Any) -> bool:
+    """Whether a value of torch's is a tensor of complex numbers, or one such number."""
+    return isinstance(value, complex) or (
+        isinstance(value, torch.Tensor) and value.dtype in PART_TYPES
+    )
+
+
+def type_of_tensor(tensor: Any) -> ValueType:
+    """The type of a tensor with known sizes, of complex ones that of their pairs; raises
+    `CompileError` for elements that Stitch lacks."""
+    shape = tuple(tensor.shape)
+    if is_complex(tensor):
+        return ValueType((*shape, 2), data_type_of(PART_TYPES[tensor.dtype]))
+    return ValueType(shape, data_type_of(tensor.dtype))
+
+
+def in_pairs(tensor: Any) -> Any:
+    """A complex tensor of torch's as the pairs of its parts, on its bytes where that is possible;
+    any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if is_complex(tensor) else tensor
 
 
 def torch_type_of(data_type: DataType) -> Any:
@@ -102,6 +139,8 @@ class Call:
     used: frozenset[int] = frozenset((0,))
     #: What torch traced for the operands: its tensors have no data, and say how theirs would lie.
     traced: tuple[Any, ...] = ()
+    #: Whether the first result is of complex numbers; its type is that of its pairs then.
+    is_complex: bool = False
 
     @property
     def type(self) -> ValueType:
@@ -225,7 +264,8 @@ def _widened(
     )
     if isinstance(results, SymbolicTensor):
         return call.cast(results)
-    return None if results is None else call.as_promised(results)
+    several: Any = results  # Complex numbers have no narrow types.
+    return None if several is None else call.as_promised(several)
 
 
 def _stand_in(value: Value) -> Any:

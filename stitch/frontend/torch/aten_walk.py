@@ -9,19 +9,25 @@ what cannot be compiled is noted and the walk goes on, so that all is reported a
 from __future__ import annotations
 
 import operator
-import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, InternalError, StitchError
-from stitch.frontend.torch.aten_call import Call, data_type_of
-from stitch.frontend.torch.lowering import CHECKS, lowering_of
+from stitch.frontend.torch.aten_call import (
+    Call,
+    ComplexTensor,
+    Lowering,
+    is_complex,
+    type_of_tensor,
+)
+from stitch.frontend.torch.control_flow import CONTROL, InnerGraph
+from stitch.frontend.torch.lowering import CHECKS, complex_lowering_of, lowering_of
+from stitch.frontend.torch.user_lines import location_of
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ValueType
 
@@ -76,7 +82,8 @@ class _Refusals:
         """An operator without a lowering."""
         target = _operator(node)
         tags = getattr(target, "tags", ())
-        reason = ""
+        is_known = target in CONTROL or lowering_of(target) is not None
+        reason = " for complex numbers" if is_known and has_complex(node) else ""
         if torch.Tag.nondeterministic_seeded in tags:
             reason, self._random = " (its result is random)", True
         elif torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
@@ -182,6 +189,8 @@ class _Walk:
                 if node.op == "placeholder"
                 else self.attributes(node.target)
             )
+            if isinstance(value, torch.fx.GraphModule):
+                value = InnerGraph(node.target, value)
             self.values[node] = value
         return self.values[node]
 
@@ -237,7 +246,8 @@ class _Walk:
     def _input(self, name: str, promised: Any) -> Any:
         try:
             kind = readable_type(promised)
-            return self.builder.input(name, kind.shape, kind.data_type)
+            given = self.builder.input(name, kind.shape, kind.data_type)
+            return ComplexTensor(given) if is_complex(promised) else given
         except StitchError as error:
             return Unreadable.because(error)
 
@@ -248,17 +258,45 @@ class _Walk:
             return arguments[0][arguments[1]]
         promised = node.meta["val"]
         several = isinstance(promised, list | tuple)
+        values = promised if several else (promised,)
         call = Call(
             self.builder,
-            tuple(_type_of(v) for v in (promised if several else (promised,))),
+            tuple(map(_type_of, values)),
             _used(node) if several else frozenset((0,)),
             tuple(a.meta.get("val") if isinstance(a, torch.fx.Node) else a for a in node.args),
+            bool(values) and is_complex(values[0]),
         )
-        lowering = lowering_of(node.target)
-        assert lowering is not None, "what has no lowering is refused"
-        results = lowering(call, *arguments, **named)
+        control = CONTROL.get(node.target)
+        if control is not None:
+            results: Any = control(call, self._inner, *arguments, **named)
+        else:
+            lowering = _lowering(node)
+            assert lowering is not None, "what has no lowering is refused"
+            results = lowering(call, *arguments, **named)
         _check_promise(node, call, results if several else (results,))
         return results
+
+    def _inner(self, inner: InnerGraph, operands: Sequence[Any]) -> Sequence[Any]:
+        """Adds a graph that is an operand; raises `CompileError` for all of it that is refused."""
+        graph = inner.module.graph
+        names = [node.name for node in graph.nodes if node.op == "placeholder"]
+        bindings = {
+            name: partial(_given, value) for name, value in zip(names, operands, strict=True)
+        }
+        walk = _Walk(
+            self.builder, bindings, lambda target: self.attributes(f"{inner.target}.{target}"),
+            _Refusals(""),
+        )  # fmt: skip
+        values = walk.graph(graph)
+        refused = walk.refusals.each
+        if refused:
+            lines = dict.fromkeys(f"{one.operator} ({one.reason})" for one in refused)
+            raise CompileError(f"inside it: {', '.join(lines)}", where=refused[0].where)
+        return values
+
+
+def _given(value: Any) -> Any:
+    return value
 
 
 def _check_promise(node: Any, call: Call, results: Any) -> None:
@@ -270,6 +308,8 @@ def _check_promise(node: Any, call: Call, results: Any) -> None:
         if promised is None or place not in call.used:
             continue
         result = results[place] if place < len(results) else None
+        if isinstance(result, ComplexTensor):
+            result = result.pairs
         kept = isinstance(result, SymbolicTensor) and result.type == promised
         if not kept:
             raise InternalError(
@@ -297,7 +337,21 @@ def name_of(node: Any) -> str:
 def _is_known(node: Any) -> bool:
     if node.op != "call_function":
         return False
-    return node.target is operator.getitem or lowering_of(node.target) is not None
+    if node.target in CONTROL:
+        return not has_complex(node)
+    return node.target is operator.getitem or _lowering(node) is not None
+
+
+def _lowering(node: Any) -> Lowering | None:
+    lowering = complex_lowering_of if has_complex(node) else lowering_of
+    return lowering(node.target)
+
+
+def has_complex(node: Any) -> bool:
+    """Whether a node reads or gives complex numbers."""
+    traced = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
+    written = (node.args, node.kwargs)
+    return any(map(is_complex, (*pytree.tree_leaves(traced), *pytree.tree_leaves(written))))
 
 
 def _used(node: Any) -> frozenset[int]:
@@ -321,49 +375,13 @@ def _type_of(promised: Any) -> ValueType | None:
             "the shape of its result depends on data",
             remedy="torch.where(mask, x, other), or torch.compile, which breaks the graph there",
         )
-    return ValueType(tuple(promised.shape), data_type_of(promised.dtype))
+    return type_of_tensor(promised)
 
 
 def readable_type(promised: Any) -> ValueType:
-    """The type of a tensor that programs may read; raises `CompileError` for what is none."""
+    """The type of a tensor that programs may read, of complex numbers that of their pairs; raises
+    `CompileError` for what is none."""
     kind = _type_of(promised)
     if kind is None:
         raise CompileError("programs read tensors", got=type(promised).__name__)
     return kind
-
-
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-
-
-def location_of(node: Any) -> str:
-    """`file:line` of the user's code that asked for a node."""
-    for match in reversed(list(_FRAME.finditer(node.meta.get("stack_trace") or ""))):
-        if _is_users(match["file"]):
-            return f"{PurePath(match['file']).name}:{match['line']}"
-    layers = list((node.meta.get("nn_module_stack") or {}).values())
-    path = next((path for path, _ in reversed(layers) if path), "")
-    return f"layer {_plain(path)}" if path else f"node {node.name}"
-
-
-def failure_location(error: BaseException) -> str | None:
-    """`file:line` of the innermost of the user's frames that an exception came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        if _is_users(frame.filename):
-            return f"{PurePath(frame.filename).name}:{frame.lineno}"
-    return None
-
-
-def _is_users(file: str) -> bool:
-    generated = file.startswith("<")
-    return (
-        not generated
-        and not file.startswith(_NOT_THE_USERS)
-        and "/lib/python" not in (file if "site-packages" not in file else "")
-    )
-
-
-def _plain(path: str) -> str:
-    """A layer's path as its owner writes it, without what export puts before it."""
-    return re.sub(r"^L\['self'\]\.?", "", path)

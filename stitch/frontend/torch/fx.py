@@ -18,7 +18,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import array_of, data_type_of
+from stitch.frontend.torch.aten_call import (
+    ComplexTensor,
+    array_of,
+    data_type_of,
+    in_pairs,
+    is_complex,
+)
 from stitch.frontend.torch.aten_walk import EVAL_REMEDY, lower_graph
 from stitch.frontend.torch.export import Examples, exported
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
@@ -64,18 +70,19 @@ class _Constants:
 
     def __init__(self, builder: ComputationGraphBuilder) -> None:
         self._builder = builder
-        self._made: dict[Any, SymbolicTensor] = {}
+        self._made: dict[Any, SymbolicTensor | ComplexTensor] = {}
         # Keys are addresses: their tensors must stay alive.
         self._held: list[Any] = []
 
-    def __call__(self, name: str, tensor: Any) -> SymbolicTensor:
+    def __call__(self, name: str, tensor: Any) -> SymbolicTensor | ComplexTensor:
         view = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
         memory = tensor.untyped_storage().data_ptr()
         key = (memory, *view) if memory else (name, *view)
         if key not in self._made:
             self._held.append(tensor)
             with self._builder.at(f"tensor {name}"):
-                self._made[key] = self._builder.parameter(name, array_of(tensor))
+                constant = self._builder.parameter(name, array_of(in_pairs(tensor)))
+            self._made[key] = ComplexTensor(constant) if is_complex(tensor) else constant
         return self._made[key]
 
 
@@ -95,7 +102,7 @@ def _binding(
     return lambda: _constant(program, constants, spec.target)
 
 
-def _constant(program: Any, constants: _Constants, target: str) -> SymbolicTensor:
+def _constant(program: Any, constants: _Constants, target: str) -> SymbolicTensor | ComplexTensor:
     tensor = program.constants.get(target)
     if not isinstance(tensor, torch.Tensor):
         raise CompileError(
@@ -131,6 +138,13 @@ def _declare_outputs(
     for name, value in zip(names, outputs, strict=True):
         if value is None:
             continue
+        if isinstance(value, ComplexTensor):
+            raise CompileError(
+                "the module returns complex numbers, which programs lack",
+                where=f"{title}, {name}",
+                remedy="return torch.view_as_real(x), or use "
+                'torch.compile(module, backend="stitch")',
+            )
         kept = value if isinstance(value, SymbolicTensor) else builder.constant(np.asarray(value))
         builder.output(name, kept)
         declared += 1

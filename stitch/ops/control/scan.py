@@ -2,7 +2,8 @@
 
 The body is bound twice, to fixed arrays: states lie in two buffers that take turns, one of which is
 the result itself; elements of sequences are copied in, those of results are copied out. So a round
-makes no objects but views, and costs its copies beside its kernels.
+makes no objects but views, and costs its copies beside its kernels. With a condition, which of the
+two the last round writes is known when it has run; what lies in the other is copied then.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     form = ScanForm.read(arguments.attributes, len(arguments.inputs), len(arguments.outputs))
+    operands = [arguments.given(i) for i in range(len(arguments.inputs))]
+    if form.has_condition and form.count:
+        return _while(arguments, form, operands)
     body = arguments.body
     assert body is not None, "a Scan carries a body"
-    operands = [arguments.given(i) for i in range(len(arguments.inputs))]
     first, rest = operands[: form.states], operands[form.states :]
     last, given = arguments.outputs[: form.states], arguments.outputs[form.states :]
     if not form.count:
@@ -101,6 +104,39 @@ def _nbytes(context: WorkspaceContext) -> int:
     return 2 * context.nbytes
 
 
+def _while(
+    arguments: KernelArguments, form: ScanForm, operands: Sequence[Array]
+) -> Sequence[Thunk]:
+    """The steps of a scan with a condition."""
+    body = arguments.body
+    assert body is not None, "a Scan carries a body"
+    first, shared = operands[: form.states], operands[form.states :]
+    last = arguments.outputs
+    others = [workspace(a.shape, a.dtype) for a in last]
+    ways = [(others, last), (last, others)][: form.sides]
+    rounds = [tuple(body.bind([*before, *shared], after)) for before, after in ways]
+    starts = [step for a, b in zip(first, others, strict=True) for step in copy_steps(a, b)]
+    ends = [step for a, b in zip(others, last, strict=True) for step in copy_steps(a, b)]
+    return (*starts, partial(_run_while, form.count, rounds, (others[0], last[0]), ends))
+
+
+def _run_while(
+    count: int,
+    rounds: Sequence[Sequence[Thunk]],
+    conditions: Sequence[Array],
+    ends: Sequence[Thunk],
+) -> None:
+    """Rounds while the condition, which lies in two places in turn, is true."""
+    number = 0
+    while number < count and conditions[number & 1]:
+        for step in rounds[number & 1]:
+            step()
+        number += 1
+    if not number & 1:
+        for step in ends:
+            step()
+
+
 OPERATORS = (
     OpDef(
         SCAN[1],
@@ -114,6 +150,7 @@ OPERATORS = (
             num_scan_inputs=0,
             scan_input_directions=Attribute("ints"),
             scan_output_directions=Attribute("ints"),
+            has_condition=0,
         ),
         domain=SCAN[0],
         workspace=WorkspaceRule(_nbytes, is_kept=False),

@@ -159,7 +159,7 @@ def _score(
             body = bodies[operation.body]
             calls = len(body.operations) + len(body.outputs)
             inside = _score(body.operations, body.values, bodies, for_one)
-            score += ScanForm.of(operation).count * (inside + calls / for_one.round_calls)
+            score += ScanForm.of(operation).likely_rounds * (inside + calls / for_one.round_calls)
         if operation.domain:
             continue
         score += multiply_adds(operation, values) / for_one.multiply_adds

@@ -196,7 +196,9 @@ class OperationPrices:
             inside = OperationPrices(body, self.table, self.threads, is_round=True)
             self._rounds[operation.body] = inside
         spent = sum(of(inside, i) for i in range(len(inside.program.operations)))
-        return form.count * (per_round + per_element * (form.sequences + form.collected) + spent)
+        return form.likely_rounds * (
+            per_round + per_element * (form.sequences + form.collected) + spent
+        )
 
     def _moves(self, operation: Operation) -> bool:
         """Whether it only moves elements to places that are known."""

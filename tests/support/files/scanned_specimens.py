@@ -84,6 +84,34 @@ def scanned_binary() -> Binary:
     return Binary((scanned_program(),), MACHINE, "specimens 1")
 
 
+def conditional_binary() -> Binary:
+    """A program that halves a row for as long as its sum is above one, from the second time on."""
+    flag, number = ValueType((), DataType.BOOL), ValueType((), F32)
+    halve = Body(
+        (0, 1), (6, 4),
+        tuple(map(Value, ("goes_on", "x", "one", "half", "after", "sum", "further"),
+                  (flag, ROW, number, number, ROW, number, flag))),
+        (
+            Operation("Mul", (1, 3), (4,)),
+            Operation("ReduceSum", (4,), (5,), {"keepdims": 0}),
+            Operation("Greater", (5, 2), (6,)),
+        ),
+        (Constant(2, np.array(1, np.float32)), Constant(3, np.array(0.5, np.float32))),
+    )  # fmt: skip
+    scan = Operation(
+        "Scan", (1, 0), (3, 2), {"count": 100, "num_states": 2, "has_condition": 1}, "stitch",
+        "loop.py:1", 0,
+    )  # fmt: skip
+    values = zip(("x", "goes_on", "last", "ended"), (ROW, flag, ROW, flag), strict=True)
+    program = Program(
+        "halved", (InputSlot("x", 0), InputSlot("goes_on", 1)),
+        (OutputSlot("last", 2), OutputSlot("ended", 3)),
+        tuple(Value(name, kind, Layout(kind.data_type)) for name, kind in values),
+        (scan,), (), Scratch(Space.HOST, 0), bodies=(halve,),
+    )  # fmt: skip
+    return Binary((program,), MACHINE, "specimens 1")
+
+
 def by_hand(first: Array, xs: Array) -> tuple[Array, Array]:
     """What the program gives."""
     state, collected = first, np.empty_like(xs)

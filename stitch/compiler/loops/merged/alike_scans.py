@@ -40,7 +40,7 @@ def alike_scans(
         if not is_scan(operation):
             continue
         found = lane_scan_of(operation, bodies, lane_bodies)
-        if found.form.states and found.form.count:
+        if found.form.states and found.form.count and not found.form.has_condition:
             wanted = tuple([v if v in read else ABSENT for v in found.results])
             scans[number] = LaneScan(
                 operation, found.body, found.form, found.lanes, found.operands, found.batched,

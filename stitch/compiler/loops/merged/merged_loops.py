@@ -19,7 +19,7 @@ from stitch.compiler.loops.lane_scans import (
     lanes_of_lanes,
     scan_of_lanes,
 )
-from stitch.compiler.loops.lanes import by_itself, in_rounds, lifted_scan
+from stitch.compiler.loops.lanes import by_itself, in_rounds, lane_by_lane, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.merged.alike_scans import alike_scans, same_operands
 from stitch.compiler.loops.merged.stretch_costs import CellCosts
@@ -176,6 +176,14 @@ class _Merging:
             scan = lane_scan_of(operation, bodies, self.lane_bodies)
             write = lanes_of_lanes if any(context.batched) else scan_of_lanes
             return write(builder, scan, bodies, operation, context, self._lifted)
+        if any(context.batched) and form.has_condition:
+            return lane_by_lane(
+                builder, context,
+                lambda operands, inside: in_rounds(
+                    inside, body, form, operands,
+                    lambda given, within: self._written(body, given, within),
+                ),
+            )  # fmt: skip
         if any(context.batched):
             return lifted_scan(builder, body, form, context, self._lifted)
         return in_rounds(

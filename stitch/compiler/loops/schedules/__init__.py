@@ -33,7 +33,10 @@ TABLE: Mapping[str, Schedule] = MappingProxyType(
 
 
 def candidates_for(loop: Loop, around: Surroundings) -> dict[str, Candidate]:
-    """The schedules that a loop may have, by name."""
+    """The schedules that a loop may have, by name. Where data end it, nothing that it would not
+    have computed is computed beforehand."""
+    if loop.form.has_condition:
+        return {"rounds": rounds(loop, around)}
     found = {name: schedule(loop, around) for name, schedule in TABLE.items()}
     return {name: candidate for name, candidate in found.items() if candidate is not None}
 

@@ -176,10 +176,15 @@ def _sources(graph: Any, outputs: Sequence[Any]) -> dict[Any, Any]:
         maker = makers[storage]
         kind = maker.meta["val"]
         whole = kind.is_contiguous() or unusual_strides(kind) is not None
-        same_type = kind.dtype is node.meta["val"].dtype
+        same_type = _bits(kind) == _bits(node.meta["val"])
         if count[storage] > 1 and maker.op == "call_function" and whole and same_type:
             sources[node] = maker
     return sources
+
+
+def _bits(kind: Any) -> tuple[Any, ...]:
+    """How torch reads the bytes of a tensor: those that are read alike may be shared."""
+    return kind.dtype, kind.is_neg(), kind.is_conj()
 
 
 class _Sorting:
@@ -218,8 +223,7 @@ class _Sorting:
         if argument is None or argument.name not in self.positions:
             return None
         whole = argument.meta["val"]
-        bits = [(k.dtype, k.is_neg(), k.is_conj()) for k in (kind, whole)]
-        if bits[0] != bits[1]:
+        if _bits(kind) != _bits(whole):
             return None
         offset = int(kind.storage_offset()) - int(whole.storage_offset())
         if offset < 0:

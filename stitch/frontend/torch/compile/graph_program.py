@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -21,7 +21,7 @@ import torch
 from stitch.compile_cache import CompileCache, KeptCompilation
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import array_of
+from stitch.frontend.torch.aten_call import ComplexTensor, array_of, in_pairs, is_complex
 from stitch.frontend.torch.aten_walk import (
     Refusal,
     Unreadable,
@@ -114,19 +114,22 @@ class ProgramForm:
     static: frozenset[int]
     has_key: bool
     outputs: tuple[Output, ...]
+    #: Positions of complex arguments, which it takes as pairs of parts.
+    complex: frozenset[int] = frozenset()
 
     def as_bytes(self) -> bytes:
         """Itself as bytes, for torch's cache, which holds pickles."""
         binary = None if self.binary is None else encode(self.binary)
-        rest = self.positions, self.static, self.has_key, self.outputs
+        rest = self.positions, self.static, self.has_key, self.outputs, self.complex
         return pickle.dumps((self.name, binary, *rest))
 
     @staticmethod
     def of_bytes(data: bytes) -> ProgramForm:
         """What `as_bytes` gave, of a cache that is trusted as torch trusts it."""
-        name, binary, positions, static, has_key, outputs = pickle.loads(data)
+        name, binary, positions, static, has_key, outputs, pairs = pickle.loads(data)
         decoded = None if binary is None else load(binary, verify="full")
-        return ProgramForm(name, decoded, positions, static, has_key, without_views(outputs))
+        shown = without_views(outputs)
+        return ProgramForm(name, decoded, positions, static, has_key, shown, pairs)
 
 
 def compiled_form(built: Building, device: Device) -> ProgramForm:
@@ -139,8 +142,9 @@ def compiled_form(built: Building, device: Device) -> ProgramForm:
     positions = tuple(built.positions)
     static = settings.static.intersection(positions)
     return ProgramForm(
-        settings.name, binary, positions, static, built.has_key, tuple(built.outputs)
-    )
+        settings.name, binary, positions, static, built.has_key, tuple(built.outputs),
+        frozenset(built.complex),
+    )  # fmt: skip
 
 
 def _binary(graph: ComputationGraph, device: Device, settings: GraphSettings) -> Binary:
@@ -184,11 +188,12 @@ class GraphProgram:
     @boxed
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """Run it on the graph's arguments, and empty their list; the outputs are ready."""
-        storage, prepared = self._storage, self._prepared
+        storage, prepared, form = self._storage, self._prepared, self.form
         with self._device.lock:
             results: Any = ()
             if prepared is not None:
-                given = storage.arguments(arguments, self._slots)
+                tensors = in_parts(arguments, form.complex) if form.complex else arguments
+                given = storage.arguments(tensors, self._slots)
                 if self._has_key:
                     given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
                 results = prepared.run(tuple(given))
@@ -197,6 +202,14 @@ class GraphProgram:
             outputs = shown(self._outputs, arguments, results, storage.result)
         arguments.clear()
         return outputs
+
+
+def in_parts(arguments: Sequence[Any], places: Collection[int]) -> list[Any]:
+    """Arguments with the complex ones, which are at these places, as pairs of parts."""
+    given = list(arguments)
+    for place in places:
+        given[place] = in_pairs(given[place])
+    return given
 
 
 class Building:
@@ -219,6 +232,8 @@ class Building:
         join_selected(fx_graph)
         #: Positions of the arguments that the program takes, in the order of its inputs.
         self.positions: list[int] = []
+        #: Those of complex ones.
+        self.complex: list[int] = []
         self.refusals: Sequence[Refusal] = ()
         self.builder = ComputationGraphBuilder(settings.name)
         self.graph: ComputationGraph | None = self._lowered(fx_graph) if self._results else None
@@ -245,7 +260,7 @@ class Building:
             self._declare(output, values[output.index])
         return self.builder.build()
 
-    def _input(self, node: Any) -> SymbolicTensor | Unreadable:
+    def _input(self, node: Any) -> SymbolicTensor | ComplexTensor | Unreadable:
         position, where = self._positions[node.name], f"argument {node.name}"
         try:
             kind = readable_type(node.meta["val"])
@@ -261,17 +276,23 @@ class Building:
             # It comes from the host or from another program's results, which lie there.
             self.builder.wish(parse_wish(f"input.{node.name}.space=dram"))
         with self.builder.at(where):
-            return self.builder.input(
+            given = self.builder.input(
                 node.name, kind.shape, kind.data_type,
                 InputKind.STATE if is_static else InputKind.ACTIVATION,
             )  # fmt: skip
+        if not is_complex(node.meta["val"]):
+            return given
+        self.complex.append(position)
+        return ComplexTensor(given)
 
-    def _declare(self, output: Result, value: SymbolicTensor) -> None:
-        b, name = self.builder, f"output_{output.index}"
+    def _declare(self, output: Result, value: SymbolicTensor | ComplexTensor) -> None:
+        b, name, order = self.builder, f"output_{output.index}", None
         if output.strides is not None:
             order = axes_in_memory(output.strides)
-            value = b.transpose(value, order)
-        b.output(name, value)
+        if isinstance(value, ComplexTensor):
+            order = None if order is None else (*order, len(order))
+            value = value.pairs
+        b.output(name, value if order is None else b.transpose(value, order))
         # Torch looks at results for as long as it likes: L1 is too small for that.
         if self.settings.has_dram:
             b.wish(parse_wish(f"output.{name}.space=dram"))
@@ -280,7 +301,8 @@ class Building:
         value = attrgetter(target)(self.root)
         if not isinstance(value, torch.Tensor):
             return value
-        return self.builder.parameter(target, array_of(value))
+        constant = self.builder.parameter(target, array_of(in_pairs(value)))
+        return ComplexTensor(constant) if is_complex(value) else constant
 
 
 def _given(value: Any) -> Any:

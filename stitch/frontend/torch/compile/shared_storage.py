@@ -14,7 +14,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stitch.errors import InternalError
-from stitch.frontend.torch.aten_call import array_of, data_type_of
+from stitch.frontend.torch.aten_call import PART_TYPES, array_of, data_type_of
 from stitch.frontend.torch.compile.graph_outputs import Result
 from stitch.frontend.torch.compile.graph_report import Counts
 from stitch.program import Array, DataType, TensorDesc, host_layout
@@ -205,7 +205,7 @@ class SharedStorage:
         """The result that torch shows at a place, or a tensor on the part that it shows."""
         address, shape, dtype = place
         tensor, offset = shown.tensor, address - shown.start
-        if shown.output.dtype is not dtype:
+        if tensor.data_type is not data_type_of(dtype):
             return None
         if not offset and tensor.shape == shape:
             return tensor
@@ -236,7 +236,12 @@ class SharedStorage:
     def result(self, tensor: Tensor, output: Result) -> Any:
         """A result as a torch tensor, on our bytes where that is possible."""
         dtype = output.dtype
-        if len(output.views) >= MAX_VIEWS_HELD or 0 in output.shape:
+        if 0 in output.shape:
+            return torch.empty(output.shape, dtype=dtype)
+        if dtype in PART_TYPES:
+            parts = self.result(tensor, replace(output, dtype=PART_TYPES[dtype]))
+            return torch.view_as_complex(parts)
+        if len(output.views) >= MAX_VIEWS_HELD:
             return torch_tensor(elements(tensor), dtype)
         shown = _Shown(tensor, output, self._shown)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)

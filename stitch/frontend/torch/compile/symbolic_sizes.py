@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from stitch.frontend.torch.compile.graph_program import boxed
 
@@ -107,14 +107,32 @@ class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]  # torch has no typ
         return self.results[node]
 
 
+def _size_inner_graphs(module: Any, results: Mapping[Any, Any]) -> None:
+    """Gives the graphs that operators of a graph run the sizes of what these are given."""
+    for node in module.graph.nodes:
+        inner = [
+            source.target for source in node.all_input_nodes
+            if source.op == "get_attr" and isinstance(results[source], torch.fx.GraphModule)
+        ]  # fmt: skip
+        if not inner:
+            continue
+        lists = [given for given in node.args if isinstance(given, list | tuple)]
+        operands = torch.fx.node.map_arg([v for given in lists for v in given], results.get)
+        for target in inner:
+            setattr(module, target, with_sizes_of(getattr(module, target), operands))
+
+
 def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
     """A copy of a graph module for arguments of just these shapes."""
-    mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+    # Loops ask it for the symbols that they make.
+    shapes = ShapeEnv()
+    mode = torch._subclasses.FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     sized = copy.deepcopy(module)
     with mode, torch.no_grad():
         fakes = [_fake_of(a, mode) if isinstance(a, torch.Tensor) else a for a in arguments]
         recorder = _Recorder(sized)
         recorder.run(*fakes)
+    _size_inner_graphs(sized, recorder.results)
     numbers = {n: v for n, v in recorder.results.items() if isinstance(v, _NUMBERS)}
     for node in sized.graph.nodes:
         if node.op != "output":

@@ -23,6 +23,7 @@ from stitch.frontend.torch.lowering import (
     activations,
     attention,
     backward_operators,
+    complex_numbers,
     distances,
     embedding_bags,
     grid_samples,
@@ -66,6 +67,7 @@ assert len(_ROWS) == sum(map(len, _FAMILIES)), "an overload has two lowerings"
 LOWERINGS: dict[Any, Lowering] = {
     overload: row.lowering if isinstance(row, KeptWhole) else row for overload, row in _ROWS.items()
 }
+COMPLEX_LOWERINGS: Mapping[Any, Lowering] = complex_numbers.LOWERINGS
 
 
 def lowering_of(target: Any) -> Lowering | None:
@@ -74,6 +76,11 @@ def lowering_of(target: Any) -> Lowering | None:
     if found is None and isinstance(target, torch._ops.OpOverload):
         return grouped_products.LOWERINGS_BY_NAME.get(str(target))
     return found
+
+
+def complex_lowering_of(target: Any) -> Lowering | None:
+    """The lowering of an overload whose operands or result are complex numbers."""
+    return COMPLEX_LOWERINGS.get(target)
 
 
 #: What aot_autograd is to leave whole.
@@ -89,7 +96,7 @@ CHECKS = frozenset((
 
 
 __all__ = [
-    "CHECKS", "KEEPING", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEYED", "KEY_LIMIT", "KEY_NAME",
-    "LOWERINGS", "REPLAYING", "fuse_transposed_products", "give_key", "join_selected",
-    "lowering_of",
+    "CHECKS", "COMPLEX_LOWERINGS", "KEEPING", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEYED",
+    "KEY_LIMIT", "KEY_NAME", "LOWERINGS", "REPLAYING", "complex_lowering_of",
+    "fuse_transposed_products", "give_key", "join_selected", "lowering_of",
 ]  # fmt: skip

@@ -214,6 +214,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.to.other: _cast, aten.to.dtype_layout: _cast, aten.type_as.default: _cast,
     **({torch.ops.prims.fma.default: _multiply_add} if hasattr(torch.ops.prims, "fma") else {}),
     torch.ops.prims.convert_element_type.default: _to_data_type,
+    aten._neg_view.default: partial(_unary, "Neg"), aten.resolve_neg.default: _same,
     aten.clone.default: _same, aten.contiguous.default: _same, aten.alias.default: _same,
     aten.detach.default: _same, aten.detach_.default: _same, aten.lift_fresh_copy.default: _same,
     aten.lift_fresh.default: _same, aten.dropout.default: _dropout,

@@ -130,7 +130,8 @@ class _Counting:
         on: the steps of its body, for each of its sides."""
         form, body = ScanForm.of(operation), within.bodies[operation.body]
         elements = [*body.input_types[form.states :][: form.sequences]]
-        elements += body.output_types[form.states if form.sides < 2 else 0 :]
+        has_buffers = form.sides > 1 or form.has_condition
+        elements += body.output_types[0 if has_buffers else form.states :]
         own = sum(computed_nbytes(kind) + LINE_NBYTES for kind in elements if kind is not None)
         taken = inside.taken
         passing = own + inside.moved + taken.values + LINE_NBYTES + taken.kernels

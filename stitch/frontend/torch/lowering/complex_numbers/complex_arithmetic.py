@@ -1,0 +1,281 @@
+"""ATen operators on complex numbers, one by one, in sums and in products of matrices.
+
+Comes in: a `Call` and the operands of the schema. Goes out: operations on real and imaginary parts.
+A real factor or divisor meets both parts alone, so that an infinite part makes no NaN of the other.
+Must not know: fx nodes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from stitch.errors import CompileError
+from stitch.frontend.torch.aten_call import Call, ComplexTensor, KeptWhole, Lowering
+from stitch.frontend.torch.lowering.complex_numbers.number_pairs import (
+    ComplexValue,
+    is_real,
+    joined,
+    pair_of,
+    parts_of,
+    turned,
+    wide_of,
+)
+from stitch.frontend.torch.lowering.single_elements import truth
+from stitch.frontend.torch.lowering.special_functions import LOWERINGS as SPECIAL
+from stitch.graph import SymbolicTensor
+from stitch.program import ValueType
+
+aten = torch.ops.aten
+
+# From parts, and to parts --------------------------------------------------------------------
+
+
+def _complex(call: Call, real: SymbolicTensor, imaginary: SymbolicTensor) -> ComplexTensor:
+    return joined(call, wide_of(call, real), wide_of(call, imaginary))
+
+
+def _polar(call: Call, length: SymbolicTensor, angle: SymbolicTensor) -> ComplexTensor:
+    b, (size, turn) = call.builder, (wide_of(call, length), wide_of(call, angle))
+    return joined(call, b.mul(size, b.cos(turn)), b.mul(size, b.sin(turn)))
+
+
+def _view_as_complex(call: Call, x: SymbolicTensor) -> ComplexTensor:
+    return ComplexTensor(x)
+
+
+def _view_as_real(call: Call, x: ComplexTensor) -> SymbolicTensor:
+    return x.pairs
+
+
+def _of_parts(target: Any, call: Call, x: ComplexTensor) -> SymbolicTensor:
+    """A real function of the imaginary and the real part."""
+    b = call.builder
+    real, imaginary = (b.squeeze(part, -1) for part in parts_of(call, x, x.pairs.data_type))
+    lowering = SPECIAL[target]
+    assert not isinstance(lowering, KeptWhole), "torch leaves it whole"
+    result = lowering(call, imaginary, real)
+    assert isinstance(result, SymbolicTensor)
+    return result
+
+
+def _pairs(call: Call, x: ComplexValue, *_: Any, **__: Any) -> ComplexTensor:
+    """The same numbers; real ones become complex, others pass to another width."""
+    return ComplexTensor(pair_of(call, x))
+
+
+def _to_type(call: Call, x: ComplexTensor, *_: Any, **__: Any) -> ComplexTensor | SymbolicTensor:
+    """To another width; of what is made real, torch drops the imaginary part."""
+    if call.is_complex:
+        return _pairs(call, x)
+    real = parts_of(call, x, x.pairs.data_type)[0]
+    return call.cast(call.builder.squeeze(real, -1))
+
+
+def _full(call: Call, _: Any, value: ComplexValue, **__: Any) -> ComplexTensor:
+    """Also full_like, new_full, copy and fill: the result's type says it all."""
+    return ComplexTensor(call.builder.broadcast(pair_of(call, value), call.shape))
+
+
+def _filled(number: complex, call: Call, *_: Any, **__: Any) -> ComplexTensor:
+    return _full(call, None, number)
+
+
+def _conjugate(call: Call, x: ComplexValue) -> ComplexTensor:
+    return ComplexTensor(turned(call, pair_of(call, x)))
+
+
+# Arithmetic ----------------------------------------------------------------------------------
+
+
+def _sum_of_two(
+    sign: int, call: Call, a: ComplexValue, b: ComplexValue, alpha: complex = 1
+) -> ComplexTensor:
+    first, second = pair_of(call, a), pair_of(call, b)
+    if alpha != 1:
+        factor = alpha if isinstance(alpha, complex) else wide_of(call, alpha)
+        second = _product(call, ComplexTensor(second), factor)
+    return ComplexTensor(
+        call.builder.add(first, second) if sign > 0 else call.builder.sub(first, second)
+    )
+
+
+def _product(call: Call, a: ComplexValue, b: ComplexValue) -> SymbolicTensor:
+    """Products as pairs, of operands one of which is complex."""
+    builder = call.builder
+    if is_real(a):
+        a, b = b, a
+    if is_real(b):
+        return builder.mul(pair_of(call, a), wide_of(call, b))
+    (p, q), (r, s) = parts_of(call, a), parts_of(call, b)
+    real = builder.sub(builder.mul(p, r), builder.mul(q, s))
+    return builder.concat([real, builder.add(builder.mul(p, s), builder.mul(q, r))], -1)
+
+
+def _multiply(call: Call, a: ComplexValue, b: ComplexValue) -> ComplexTensor:
+    return ComplexTensor(call.builder.broadcast(_product(call, a, b), call.shape))
+
+
+def _divide(call: Call, a: ComplexValue, b: ComplexValue) -> ComplexTensor:
+    """By the larger part of the divisor, whose square may leave the range."""
+    builder = call.builder
+    if is_real(b):
+        return ComplexTensor(builder.div(pair_of(call, a), wide_of(call, b)))
+    (p, q), (r, s) = parts_of(call, a), parts_of(call, b)
+    is_wide = builder.greater(builder.abs(s), builder.abs(r))
+    large, small = builder.where(is_wide, s, r), builder.where(is_wide, r, s)
+    share = builder.div(small, large)
+    size = builder.add(large, builder.mul(small, share))
+    # (p + qi) / (r + si) for |r| >= |s|; else that of (q - pi) / (s - ri).
+    u, v = builder.where(is_wide, q, p), builder.where(is_wide, builder.neg(p), q)
+    flip = builder.where(is_wide, builder.neg(share), share)
+    real = builder.add(u, builder.mul(v, flip))
+    imaginary = builder.sub(v, builder.mul(u, flip))
+    return joined(call, builder.div(real, size), builder.div(imaginary, size))
+
+
+def _reciprocal(call: Call, x: ComplexTensor) -> ComplexTensor:
+    return _divide(call, 1.0 + 0j, x)
+
+
+def _negative(call: Call, x: ComplexTensor) -> ComplexTensor:
+    return ComplexTensor(call.builder.neg(x.pairs))
+
+
+def _exponential(call: Call, x: ComplexTensor) -> ComplexTensor:
+    b, (real, imaginary) = call.builder, parts_of(call, x)
+    size = b.exp(real)
+    return joined(call, b.mul(size, b.cos(imaginary)), b.mul(size, b.sin(imaginary)))
+
+
+def _power(call: Call, x: ComplexValue, exponent: Any) -> ComplexTensor:
+    if isinstance(exponent, bool | int | float) and exponent in (1, 2, 3) and call.is_complex:
+        power = result = ComplexTensor(pair_of(call, x))
+        for _ in range(int(exponent) - 1):
+            result = ComplexTensor(_product(call, result, power))
+        return result
+    raise CompileError(
+        "powers of complex numbers have whole exponents up to three", got=repr(exponent)
+    )
+
+
+def _sign(call: Call, x: ComplexTensor) -> ComplexTensor:
+    """Numbers of length one in the same direction; zero of zero."""
+    b, kind = call.builder, x.pairs.data_type
+    size = _of_parts(aten.hypot.default, Call(b, (ValueType(x.shape, kind),)), x)
+    length = b.unsqueeze(size, -1)
+    is_zero = b.equal(length, 0)
+    return ComplexTensor(b.where(is_zero, 0.0, b.div(x.pairs, b.where(is_zero, 1.0, length))))
+
+
+def _equal(differ: bool, call: Call, x: ComplexValue, y: ComplexValue) -> SymbolicTensor:
+    b = call.builder
+    kinds = [v.pairs.data_type for v in (x, y) if isinstance(v, ComplexTensor)]
+    first, second = (pair_of(call, v, kinds[0]) for v in (x, y))
+    (p, q), (r, s) = (
+        [b.squeeze(part, -1) for part in b.split(pair, 1, -1)] for pair in (first, second)
+    )
+    same = b.broadcast(b.logical_and(b.equal(p, r), b.equal(q, s)), call.shape)
+    return b.logical_not(same) if differ else same
+
+
+def _where(
+    call: Call, condition: SymbolicTensor, a: ComplexValue, b: ComplexValue
+) -> ComplexTensor:
+    builder, kept = call.builder, truth(call, condition)
+    wide = builder.unsqueeze(kept, -1) if kept.shape else kept
+    chosen = builder.op("Where", wide, pair_of(call, a), pair_of(call, b))
+    return ComplexTensor(builder.broadcast(chosen, call.shape))
+
+
+def _masked_fill(
+    call: Call, x: ComplexTensor, mask: SymbolicTensor, value: ComplexValue
+) -> ComplexTensor:
+    return _where(call, mask, value, x)
+
+
+# Sums and products of many -------------------------------------------------------------------
+
+
+def _reduce(
+    kind: str, call: Call, x: ComplexTensor, dim: Any = None, keepdim: bool = False, **_: Any
+) -> ComplexTensor:
+    pairs, rank = pair_of(call, x), len(x.shape)
+    if not rank:
+        return ComplexTensor(pairs)
+    dims = [dim] if isinstance(dim, int) else dim or range(rank)
+    return ComplexTensor(call.builder.reduce(kind, pairs, [d % rank for d in dims], keepdim))
+
+
+def _matmul(call: Call, a: ComplexValue, b: ComplexValue) -> ComplexTensor:
+    """Products of matrices: of a real and a complex one two, of two complex ones four."""
+    builder = call.builder
+    (p, q), (r, s) = (
+        [builder.squeeze(part, -1) for part in parts_of(call, value)] for value in (a, b)
+    )
+    real = builder.sub(builder.matmul(p, r), builder.matmul(q, s))
+    imaginary = builder.add(builder.matmul(p, s), builder.matmul(q, r))
+    return ComplexTensor(builder.stack([real, imaginary], -1 % (len(real.shape) + 1)))
+
+
+def _add_product(
+    call: Call, added: ComplexValue, first: ComplexValue, second: ComplexValue, *,
+    beta: complex = 1, alpha: complex = 1,
+) -> ComplexTensor:  # fmt: skip
+    product: ComplexValue = _matmul(call, first, second)
+    if alpha != 1:
+        product = ComplexTensor(_product(call, product, alpha))
+    if beta == 0:
+        assert isinstance(product, ComplexTensor)
+        return product
+    kept = added
+    if beta != 1:
+        kept = ComplexTensor(_product(call, ComplexTensor(pair_of(call, added)), beta))
+    return ComplexTensor(call.builder.add(pair_of(call, product), pair_of(call, kept)))
+
+
+_OF_TWO: dict[Any, Lowering] = {
+    aten.add: partial(_sum_of_two, 1), aten.sub: partial(_sum_of_two, -1), aten.mul: _multiply,
+    aten.div: _divide, aten.eq: partial(_equal, False), aten.ne: partial(_equal, True),
+}  # fmt: skip
+LOWERINGS: dict[Any, Lowering] = {
+    **{packet.Tensor: lowering for packet, lowering in _OF_TWO.items()},
+    **{packet.Scalar: lowering for packet, lowering in _OF_TWO.items()},
+    aten.complex.default: _complex, aten.polar.default: _polar,
+    aten.view_as_complex.default: _view_as_complex, aten.view_as_real.default: _view_as_real,
+    aten.abs.default: partial(_of_parts, aten.hypot.default),
+    aten.angle.default: partial(_of_parts, aten.atan2.default),
+    **dict.fromkeys((
+        aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default,
+        aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.resolve_conj.default,
+        aten.resolve_neg.default, aten.scalar_tensor.default,
+    ), _pairs),
+    **dict.fromkeys((
+        aten._to_copy.default, torch.ops.prims.convert_element_type.default,
+    ), _to_type),
+    **dict.fromkeys((
+        aten._conj.default, aten._conj_physical.default, aten.conj_physical.default,
+    ), _conjugate),
+    **dict.fromkeys((
+        aten.full.default, aten.full_like.default, aten.new_full.default, aten.copy.default,
+        aten.fill.Scalar, aten.fill.Tensor,
+    ), _full),
+    **dict.fromkeys((
+        aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
+        aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
+        aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default,
+    ), partial(_filled, 0)),
+    **dict.fromkeys(
+        (aten.ones.default, aten.ones_like.default, aten.new_ones.default), partial(_filled, 1)),
+    aten.neg.default: _negative, aten._neg_view.default: _negative,
+    aten.reciprocal.default: _reciprocal,
+    aten.exp.default: _exponential, aten.pow.Tensor_Scalar: _power, aten.sgn.default: _sign,
+    aten.where.self: _where, aten.where.ScalarSelf: _where, aten.where.ScalarOther: _where,
+    aten.masked_fill.Scalar: _masked_fill, aten.masked_fill.Tensor: _masked_fill,
+    aten.sum.default: partial(_reduce, "sum"), aten.sum.dim_IntList: partial(_reduce, "sum"),
+    aten.mean.default: partial(_reduce, "mean"), aten.mean.dim: partial(_reduce, "mean"),
+    aten.mm.default: _matmul, aten.bmm.default: _matmul, aten.mv.default: _matmul,
+    aten.addmm.default: _add_product, aten.baddbmm.default: _add_product,
+}  # fmt: skip
