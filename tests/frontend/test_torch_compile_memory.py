@@ -16,14 +16,21 @@ from torch import nn
 import stitch
 from stitch.budget import BUDGET
 from stitch.frontend.torch.compile import shared_storage
-from stitch.frontend.torch.compile.shared_storage import CALLS_BETWEEN_LOOKS, ArgumentSlot
+from stitch.frontend.torch.compile.shared_storage import (
+    CALLS_BETWEEN_LOOKS,
+    COPIED_BELOW,
+    ArgumentSlot,
+)
 from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import RuntimeDevice, Tensor
+from stitch.runtime.known_work import KnownWork
 from tests.support import garbage
 from tests.support.stitched_models import one
 from tests.support.torch.compiled import assert_gone, assert_same, compiled, storage_of
 
 TARGETS = ("host", "wormhole_n150")
+#: Rows of 64 numbers that are not too few to be read in place.
+ROWS = COPIED_BELOW // 256
 
 
 def _both(first: nn.Module, second: nn.Module, between: Callable[[Any], Any]) -> Any:
@@ -48,7 +55,7 @@ def test_a_tensor_stays_on_the_device_over_a_graph_break(target: str) -> None:
     first, second = nn.Linear(64, 64), nn.Linear(64, 64)
     function = _both(first, second, lambda made: made.view(-1, 64))
     run, account = compiled(function, target=target), storage_of(target=target)
-    x = torch.randn(4, 64)
+    x = torch.randn(ROWS, 64)
     with torch.no_grad():
         for _ in range(3):
             assert_same(run(x), function(x))
@@ -57,7 +64,7 @@ def test_a_tensor_stays_on_the_device_over_a_graph_break(target: str) -> None:
             account.copied,
             _written(account.device),
         )
-        fresh = [torch.randn(4, 64) for _ in range(3)]
+        fresh = [torch.randn(ROWS, 64) for _ in range(3)]
         for batch in fresh:
             assert_same(run(batch), function(batch))
     # Only the batch enters; what the first program made is read where it lies.
@@ -101,11 +108,12 @@ def test_copies_elsewhere_are_void_when_torch_has_written_a_result() -> None:
 
 
 def test_parts_of_a_result_are_read_where_they_lie() -> None:
-    module = nn.Linear(16, 16)
+    module = nn.Linear(1024, 1024)
     run, account = compiled(module), storage_of()
     with torch.no_grad():
-        made = run(torch.randn(6, 16))
-        for part in (made[2:4], made.view(3, 2, 16)[1], made.detach()):
+        made = run(torch.randn(6, 1024))
+        assert made.nbytes > COPIED_BELOW
+        for part in (made[2:4], made.view(3, 2, 1024)[1], made.detach()):
             copied = account.copied
             assert_same(run(part), module(part))
             assert account.copied == copied
@@ -113,11 +121,57 @@ def test_parts_of_a_result_are_read_where_they_lie() -> None:
 
 def test_a_result_is_a_view_of_the_devices_bytes() -> None:
     run, device = compiled(lambda x: x + 1), storage_of().device
-    made = run(torch.zeros(1000))
+    made = run(torch.zeros(COPIED_BELOW // 4))
     start = device.memory("host").ctypes.data
     assert start <= made.data_ptr() < start + device.memory("host").nbytes
     made.fill_(7.0)
-    assert (device.memory("host")[made.data_ptr() - start :][:4000].view("float32") == 7).all()
+    lies = device.memory("host")[made.data_ptr() - start :][:COPIED_BELOW]
+    assert (lies.view("float32") == 7).all()
+
+
+def test_of_small_results_torch_gets_copies_and_no_account_is_kept() -> None:
+    run, account = compiled(lambda x: x + 1), storage_of()
+    x = torch.zeros(COPIED_BELOW // 4 - 1)
+    for _ in range(3):
+        run(x)
+    entries = len(account)
+    kept = [run(x) for _ in range(5)]
+    assert len(account) == entries
+    kept[0].fill_(7.0)
+    assert_same([*kept[1:], run(x)], [x + 1] * 5)
+
+
+def test_in_the_steady_state_nothing_is_looked_up_nor_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, x = nn.Linear(8, 8), nn.Linear(8, 8), torch.randn(4, 8)
+
+    def function(x: Any) -> Any:
+        return second(torch.special.i0(first(x)))
+
+    # Two programs, which run in turn.
+    run, account = compiled(function, fallback="torch", min_operations=1), storage_of()
+    device = account.device
+    asked: list[str] = []
+    find, read = KnownWork.find, device.deaths.read
+
+    def found(known: KnownWork[Any], *arguments: Any) -> Any:
+        asked.append("find")
+        return find(known, *arguments)
+
+    def was_read(now: int, *, resting: bool) -> None:
+        asked.append("read")
+        read(now, resting=resting)
+
+    with torch.no_grad(), garbage.only_of_here():
+        account.look()
+        for _ in range(10):
+            run(x)
+        monkeypatch.setattr(KnownWork, "find", found)
+        monkeypatch.setattr(device.deaths, "read", was_read)
+        for _ in range(10):
+            assert_same(run(x), function(x))
+    assert asked == []
 
 
 def test_arguments_that_come_again_are_read_in_place() -> None:

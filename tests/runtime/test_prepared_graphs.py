@@ -11,6 +11,7 @@ import stitch
 from stitch.errors import StitchError, TaskError, UsageError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.report import Device
+from stitch.runtime import lend
 from stitch.tasks import TaskGraph, task
 from tests.support.stitched_models import consuming, one, scaled, several, used
 
@@ -102,6 +103,56 @@ def test_held_results_stay_as_they_are() -> None:
         for i, results in enumerate(held):
             for got, wanted in zip(results, mixed_reference(X + i, X), strict=True):
                 np.testing.assert_array_equal(got.numpy(), wanted)
+
+
+def test_graphs_that_run_in_turn_run_into_what_they_made_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_tiny() as device:
+        pipelines = [stitch.Pipeline([device.load(scaled(f"p{n}", n + 2.0))]) for n in range(3)]
+
+        def turn(given: Array) -> None:
+            for number, pipeline in enumerate(pipelines):
+                made = one(pipeline(given)).numpy()
+                np.testing.assert_array_equal(made, given * (number + 2) + 1)
+
+        for _ in range(4):
+            turn(X)
+        read: list[object] = []
+        monkeypatch.setattr(type(device), "run_queue", read.append)
+        for number in range(4):
+            turn(X + number)
+        monkeypatch.undo()
+        assert read == []
+
+
+def test_what_was_dropped_is_freed_before_the_next_run_of_a_graph() -> None:
+    with open_tiny() as device:
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0))])
+        for _ in range(4):
+            pipeline(X)
+        held = device.empty(TensorDesc(SHAPE, Layout(DataType.FLOAT32, Space.DRAM)))
+        place = (held.space, held.address)
+        pipeline(X)
+        pipeline(X)
+        del held
+        assert place in device.records.buffers
+        pipeline(X)
+        assert place not in device.records.buffers
+
+
+@pytest.mark.parametrize("target", ["host", "tiny"])
+def test_what_is_written_to_lent_bytes_is_read_at_every_run(target: str) -> None:
+    with stitch.open_device(target) as device:
+        program = stitch.compile(lambda v: v * 3.0, (X,), target=target)
+        graph = TaskGraph()
+        x = graph.input(DESC, "x")
+        graph.output(graph.call(program, x))
+        prepared, bytes_of_another = device.prepare(graph), X.copy()
+        tensor = lend(device, bytes_of_another, "another")
+        for number in range(5):
+            bytes_of_another[:] = X + number
+            np.testing.assert_array_equal(one(prepared(tensor)).numpy(), (X + number) * 3)
 
 
 def test_tensors_enter_where_they_lie_and_one_that_is_updated_is_gone() -> None:

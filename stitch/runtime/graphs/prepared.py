@@ -8,8 +8,7 @@ it runs what does not depend on one that fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,70 +18,21 @@ from stitch.argument_kinds import arranged
 from stitch.program import Array
 from stitch.runtime.arguments import link_argument
 from stitch.runtime.device import RuntimeDevice
-from stitch.runtime.graphs.placed_graph import MadeValue, PlacedGraph
+from stitch.runtime.graphs.once_more import Again, Details, only_of_leases
+from stitch.runtime.graphs.placed_graph import PlacedGraph
 from stitch.runtime.known_work import Entries, KnownWork
 from stitch.runtime.queue import Done
 from stitch.runtime.recording import (
     Binding,
     Ran,
-    Straight,
     perform,
     stopped_by,
     tell_run,
     tell_stopped,
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
-from stitch.runtime.values import InstanceRef, Lease, Status, ValueRecord
+from stitch.runtime.values import Lease, LeaseHolder, Status, ValueRecord
 from stitch.tasks import TaskTable
-
-READY = Status.READY
-
-
-@dataclass(slots=True, eq=False)
-class _Again:
-    """How a lease is run into once more while the generation of the records is the same.
-
-    `known`: whose work it is. `entries`: what it was given, None if arrays only. `note`: what the
-    handle on its only result calls in the end.
-    """
-
-    known: object
-    generation: int
-    entries: Entries | None
-    binding: Binding
-    straight: Straight
-    run: Callable[..., Ran]
-    note: Callable[[], object]
-
-    def arrays(self, entries: Entries, arguments: Sequence[Any]) -> list[Any] | None:
-        """The arrays among the arguments; None where a tensor is none of the entries, or is not to
-        be read as it lies."""
-        arrays = []
-        for entry, argument in zip(entries, arguments, strict=True):
-            if type(argument) is Tensor:
-                value = argument._record
-                if value is not entry or value.status is not READY:
-                    return None
-                if value.consumed or value.is_exposed:
-                    return None
-            elif entry is None:
-                arrays.append(argument)
-            else:
-                return None
-        return arrays
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Details:
-    """Of a recording: its results that lie in leases, and those that lie in the buffers of entries.
-
-    `order`: for each output of the graph its position among both; None where it is the same.
-    """
-
-    own: tuple[MadeValue, ...]
-    #: Position of the entry, how the result lies there, and the result.
-    carried: tuple[tuple[int, InstanceRef, MadeValue], ...]
-    order: tuple[int, ...] | None
 
 
 class PreparedGraph:
@@ -114,7 +64,9 @@ class PreparedGraph:
         }
         gone |= {at: why for at, why in graph.taken_over.items() if at < self._count}
         self._donated = tuple(sorted(gone.items()))
-        self._known: KnownWork[_Details] = KnownWork(device)
+        self._known: KnownWork[Details] = KnownWork(device)
+        #: Whose leases remember how they are run into once more.
+        self._last: LeaseHolder[Binding] | None = None
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
         self._lock, self._records = device.quick_lock, device.records
@@ -127,41 +79,9 @@ class PreparedGraph:
         # What is called is a local: a method that an object only has costs 20 ns more to be found.
         runs_here = self._runs_here
         with self.device.lock if runs_here() else self._lock:
-            dropped, records = self._dropped, self._records
-            if len(dropped) == 1:
-                value = dropped[0]
-                lease = value.lease
-                again = None if lease is None else lease.again
-                if (
-                    again is not None
-                    and again.known is self._known
-                    and again.generation == records.generation
-                    and value.handles == 1
-                    # Else an interrupted window may read what the last run made.
-                    and self._tasks.is_idle
-                    and records.is_whole
-                ):
-                    run, entries = again.run, again.entries
-                    try:
-                        if entries is None:
-                            ran = run(arguments)
-                        else:
-                            arrays = again.arrays(entries, arguments)
-                            ran = arrays is not None and run(arrays)
-                    except BaseException as error:
-                        tell_stopped(self.device, again.binding, again.straight.stopped(error))
-                        raise
-                    if ran:
-                        # Nobody holds what the last run made, so it is this one's already; the
-                        # note of its last handle goes as the new one comes.
-                        handle, note = Tensor(), again.note
-                        # All at once: nothing can come in between these.
-                        del dropped[0]
-                        handle._record = value
-                        handle.__del__ = note
-                        if ran is not True:
-                            tell_run(self.device, again.binding, ran)
-                        return handle
+            handle = self._into_dropped(arguments)
+            if handle is not None:
+                return handle
             results = self._run_past_queue(arguments)
             if results is not None:
                 return results
@@ -170,13 +90,51 @@ class PreparedGraph:
         with self.device.lock:
             return self._run(given)
 
+    def _into_dropped(self, arguments: Sequence[Any]) -> Tensor | None:
+        """Run into the place of its last result, of which the oldest note says that its last handle
+        was dropped; None where it says anything else. Graphs that run in turn leave each other's
+        notes alone."""
+        dropped = self._dropped
+        if not dropped or (len(dropped) > 1 and not only_of_leases(dropped)):
+            return None
+        value = dropped[0]
+        lease = value.lease
+        again = None if lease is None else lease.again
+        if (
+            again is None
+            or again.known is not self._known
+            or again.generation != self._records.generation
+            or again.note is None
+            or value.handles != 1
+            # Else an interrupted window may read what the last run made.
+            or not self._tasks.is_idle
+            or not self._records.is_whole
+        ):
+            return None
+        ran = again.ran(arguments)
+        if not ran:
+            return None
+        # Nobody holds what the last run made, so it is this one's already; the note of its last
+        # handle goes as the new one comes.
+        handle, note = Tensor(), again.note
+        # All at once: nothing can come in between these.
+        del dropped[0]
+        handle._record = value
+        handle.__del__ = note
+        if ran is not True:
+            tell_run(self.device, again.binding, ran)
+        return handle
+
     def run(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...]:
         """As a call, on arrays and tensors, for those who hold the device's lock."""
+        handle = self._into_dropped(arguments)
+        if handle is not None:
+            return handle
         results = self._run_past_queue(arguments)
         return self._run(self._linked(arguments)) if results is None else results
 
     def _results(
-        self, lease: Lease[Binding], binding: Binding, details: _Details, ran: Ran
+        self, lease: Lease[Binding], binding: Binding, details: Details, ran: Ran
     ) -> Tensor | tuple[Tensor, ...]:
         """Handles on what a run has just left in an idle lease."""
         device = self.device
@@ -196,7 +154,7 @@ class PreparedGraph:
     def _run_past_queue(self, arguments: tuple[Any, ...]) -> Tensor | tuple[Tensor, ...] | None:
         """Run what was recorded for values of these forms at these places; None where nothing was,
         or its guard does not hold."""
-        device = self.device
+        device, dropped, records = self.device, self._dropped, self._records
         if device.queues_here():
             device.check_outside()
         if device.is_closed:
@@ -204,7 +162,21 @@ class PreparedGraph:
         device.check_whole()
         if self._calls_host:
             return None
-        if device.deaths.dropped or not device.tasks.is_idle or device.deaths.notes.left:
+        if device.deaths.notes.left or not self._tasks.is_idle or not only_of_leases(dropped):
+            device.run_queue()
+        lease = None if self._last is None else self._last.ready()
+        again: Again | None = None if lease is None else lease.again
+        if (
+            lease is not None
+            and again is not None
+            and again.known is self._known
+            and again.generation == records.generation
+        ):
+            ran = again.ran(arguments)
+            if ran:
+                results = self._results(lease, again.binding, again.details, ran)
+                return _in_order(results, again.details.order)
+        if dropped:
             device.run_queue()
         arrays: list[Array] = []
         values: list[ValueRecord | None] = []
@@ -234,7 +206,7 @@ class PreparedGraph:
         assert lease is not None, "known recordings have leases"
         if self._donated:
             return self._run_donated(binding, lease, known.details, entries, arrays)
-        generation = device.records.generation
+        generation = records.generation
         try:
             ran = perform(device, binding, arrays)
         except BaseException as error:
@@ -242,18 +214,20 @@ class PreparedGraph:
             raise
         results = self._results(lease, binding, known.details, ran)
         straight = binding.straight
-        if (
-            lease.is_single and type(results) is Tensor and all_given and straight and not exposed
-            and known.details.order is None
-        ):  # fmt: skip
-            lease.again = _Again(
-                self._known, generation, entries if any(entries) else None, binding, straight,
-                straight.run, results.__del__,
+        if straight is not None and all_given and not known.exports:
+            note = None
+            if lease.is_single and isinstance(results, Tensor) and known.details.order is None:
+                note = results.__del__
+            lease.again = Again(
+                device, self._known, generation, entries if any(entries) else None,
+                tuple([value is not None and value.is_exposed for value in entries]),
+                binding, known.details, straight, straight.run, note,
             )  # fmt: skip
+            self._last = binding.recording
         return _in_order(results, known.details.order)
 
     def _run_donated(
-        self, binding: Binding, lease: Lease[Binding], details: _Details, entries: Entries,
+        self, binding: Binding, lease: Lease[Binding], details: Details, entries: Entries,
         arrays: list[Array],
     ) -> Tensor | tuple[Tensor, ...] | None:  # fmt: skip
         """Run what takes entries over, which are gone then, with whatever they shared; None where
@@ -359,7 +333,7 @@ class PreparedGraph:
         lying = {n: at for at, n in enumerate([*recording.own, *[c.result for c in carried]])}
         outputs = dict(zip(made, self._outputs, strict=True))
         order = range(len(made)) if self._order is None else self._order
-        details = _Details(
+        details = Details(
             tuple([outputs[number] for number in recording.own]),
             tuple([(numbers.index(c.entry), c.ref, outputs[c.result]) for c in carried]),
             _unless_same([lying[made[position]] for position in order]),

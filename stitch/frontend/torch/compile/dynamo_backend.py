@@ -273,6 +273,7 @@ def _compiler(
             Space.DRAM in storage.device.machine.shape.spaces, role,
             settings.fallback == "error", settings.min_operations, settings.rng == "torch",
             None if settings.cache is None else program_cache(_folder(settings)),
+            copies_results=role == "inference",
         )  # fmt: skip
         # The modes that trace: constants of the graph are read here, and have data.
         with _disable_current_modes():

@@ -7,6 +7,7 @@ Must not know: builders, devices.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,14 +52,20 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An output of the program; `strides` where they are not those of a dense row-major tensor."""
+    """An output of the program; `strides` where they are not those of a dense row-major tensor;
+    `may_be_copied`: torch's code reads it, and no backward pass."""
 
     index: int
     dtype: Any
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
+    may_be_copied: bool
     #: One entry for each tensor that torch holds as a view of our bytes.
     views: set[int] = field(default_factory=set)
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", math.prod(self.shape) * self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,7 @@ def _strided(tensor: Any, output: Result) -> Any:
 
 
 def sorted_outputs(
-    graph: Any, positions: Mapping[str, int], exact: int, *, share: bool
+    graph: Any, positions: Mapping[str, int], exact: int, *, share: bool, may_copy: bool = False
 ) -> tuple[tuple[Result, ...], tuple[Output, ...]]:
     """What a program has to make, which is what the graph gives then; and what each output is.
 
@@ -141,7 +148,8 @@ def sorted_outputs(
     end = next(node for node in graph.nodes if node.op == "output")
     arguments = {storage_of(n): n for n in graph.nodes if n.op == "placeholder" and _is_tensor(n)}
     arguments.pop(None, None)
-    sorting = _Sorting(positions, _sources(graph, end.args[0][:exact]) if share else {}, arguments)
+    sources = _sources(graph, end.args[0][:exact]) if share else {}
+    sorting = _Sorting(positions, sources, arguments, may_copy)
     for place, value in enumerate(end.args[0]):
         sorting.add(place, value, is_exact=place < exact)
     end.args = (tuple(sorting.wanted),)
@@ -191,9 +199,11 @@ class _Sorting:
     """One walk over the outputs of a graph."""
 
     def __init__(
-        self, positions: Mapping[str, int], sources: Mapping[Any, Any], arguments: Mapping[Any, Any]
-    ) -> None:
+        self, positions: Mapping[str, int], sources: Mapping[Any, Any],
+        arguments: Mapping[Any, Any], may_copy: bool,
+    ) -> None:  # fmt: skip
         self.positions, self.sources, self.arguments = positions, sources, arguments
+        self.may_copy = may_copy
         self.outputs: list[Output] = []
         self.wanted: list[Any] = []
         self.results: list[Result] = []
@@ -244,7 +254,7 @@ class _Sorting:
     def _result(self, value: Any, is_exact: bool) -> Result:
         kind = value.meta["val"]
         strides = unusual_strides(kind) if is_exact else None
-        result = Result(len(self.wanted), kind.dtype, tuple(kind.shape), strides)
+        result = Result(len(self.wanted), kind.dtype, tuple(kind.shape), strides, self.may_copy)
         self.wanted.append(value)
         self.results.append(result)
         return result

@@ -69,7 +69,7 @@ class GraphSettings:
     of one value are to share its bytes. `raises`: what cannot be compiled is an error.
     `min_operations`: where a graph is cut, parts with fewer are left to torch. `torch_draws`:
     random numbers are those that eager torch would draw. `programs`: where programs are kept on
-    disk.
+    disk. `copies_results`: torch may get copies of results, for no backward pass reads them.
     """
 
     name: str
@@ -82,6 +82,7 @@ class GraphSettings:
     min_operations: int = 1
     torch_draws: bool = False
     programs: CompileCache | None = None
+    copies_results: bool = False
 
     @property
     def shares_outputs(self) -> bool:
@@ -226,8 +227,9 @@ class Building:
         self.has_key = give_key(fx_graph)
         self._tensors = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         self._results, self.outputs = sorted_outputs(
-            fx_graph, self._positions, settings.exact_outputs, share=settings.shares_outputs
-        )
+            fx_graph, self._positions, settings.exact_outputs, share=settings.shares_outputs,
+            may_copy=settings.copies_results,
+        )  # fmt: skip
         fuse_transposed_products(fx_graph)
         join_selected(fx_graph)
         #: Positions of the arguments that the program takes, in the order of its inputs.

@@ -197,7 +197,7 @@ class _Update:
             slot = self._slot(output.name)
             if isinstance(slot, _Slot):
                 kind = program.values[output.value].type
-                slot.result = Result(i, torch.float32, kind.shape, None)
+                slot.result = Result(i, torch.float32, kind.shape, None, may_be_copied=False)
             self.outputs.append(slot)
         loaded = device.load(Binary((program,), device.machine.shape, _PRODUCER))
         table, _ = chain_graph((loaded,), ({},), "optimizer step")

@@ -1,11 +1,12 @@
 """Storages that torch and a device both look at, so that nothing is copied between them.
 
 Comes in: torch tensors of a call, results of programs. Goes out: what a program is called with (a
-Stitch tensor where the bytes are known, else an array), and results as torch tensors on our bytes.
-A result is pinned and kept for as long as torch holds its storage. What torch owns (parameters) is
-lent to the device: the machine `host` reads it in place, others copy it, and the runtime compares
-the copy with it at every call. Torch's version counters are not asked: fused optimizers, `.data`,
-NumPy and DLPack write without moving them. Calls hold the device's lock. Must not know: graphs.
+Stitch tensor where the bytes are known, else an array), and results as torch tensors: on our bytes,
+which are pinned and kept for as long as torch holds their storage, or copies, where they are few.
+What torch owns (parameters) is lent to the device: the machine `host` reads it in place, others
+copy it, and the runtime compares the copy with it at every call. Torch's version counters are not
+asked: fused optimizers, `.data`, NumPy and DLPack write without moving them. Calls hold the
+device's lock. Must not know: graphs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ from stitch.runtime import Tensor, elements, export, lend, reshaped, take_back
 #: Results of one output that torch may hold as views of our bytes; further ones it gets as copies,
 #: for each of them is bound to places of its own.
 MAX_VIEWS_HELD = 4
+#: Results of fewer bytes, which no backward pass reads, torch gets as copies where the host is the
+#: whole device: to see to who holds them takes longer than to copy them out, and in where they come
+#: back (4 us).
+COPIED_BELOW = 16 << 10
 #: Places in one storage that are lent at a time, but for those that are static.
 MAX_PARTS = 64
 #: Calls between two looks for owners that are gone.
@@ -112,10 +117,12 @@ class SharedStorage:
         #: Results by address: that is the device's, so whatever begins there has these bytes.
         self._shown: dict[int, _Shown] = {}
         self._reads_in_place = device.reads_in_place
+        #: What is computed nowhere cannot be copied.
+        self._copied_below = COPIED_BELOW if device.reads_in_place and device.computes else 0
         self._calls = 0
         #: How many arguments were recognised, lent for the first time, or copied.
         self.recognised = self.lent = self.copied = 0
-        #: The bytes of those that were copied.
+        #: The bytes of those that were copied, and of results that were.
         self.copied_nbytes = 0
         #: What became of the graphs that run on the device.
         self.counts = Counts()
@@ -234,14 +241,16 @@ class SharedStorage:
     # -- out ---------------------------------------------------------------------------------------
 
     def result(self, tensor: Tensor, output: Result) -> Any:
-        """A result as a torch tensor, on our bytes where that is possible."""
+        """A result as a torch tensor, on our bytes where that is possible and worth it."""
         dtype = output.dtype
         if 0 in output.shape:
             return torch.empty(output.shape, dtype=dtype)
         if dtype in PART_TYPES:
             parts = self.result(tensor, replace(output, dtype=PART_TYPES[dtype]))
             return torch.view_as_complex(parts)
-        if len(output.views) >= MAX_VIEWS_HELD:
+        is_small = output.may_be_copied and output.nbytes < self._copied_below
+        if is_small or len(output.views) >= MAX_VIEWS_HELD:
+            self.copied_nbytes += output.nbytes
             return torch_tensor(elements(tensor), dtype)
         shown = _Shown(tensor, output, self._shown)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)
