@@ -9,7 +9,7 @@ know: devices, files.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +32,7 @@ from stitch.compiler import (
     optimize,
 )
 from stitch.errors import CompileError, UsageError
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, Side, Wish
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, JsonObject, Side, Wish
 from stitch.machine import Machine
 from stitch.program import (
     DataType,
@@ -117,6 +117,10 @@ class TrainingOptions:
                              got=f"clip_grad_norm={self.clip_grad_norm}")  # fmt: skip
         if not self.precision.is_floating or self.precision.is_block or self.precision.is_narrow:
             raise UsageError("programs compute in a floating type", got=self.precision.value)
+
+
+#: The words of the options, as a file has them.
+OPTION_WORDS = tuple(field.name for field in fields(TrainingOptions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +359,7 @@ def slot_places(
 
 
 def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) -> dict[str, Any]:
-    """How a model is trained, as plain data; `options_from_config` reads the options back."""
+    """How a model is trained, as plain data; `options_from_record` reads the options back."""
     return {
         "loss": loss.config(),
         "optimizer": optimizer.config(),
@@ -367,12 +371,12 @@ def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) 
     }
 
 
-def options_from_config(config: Mapping[str, Any]) -> TrainingOptions:
-    """The options in what `training_config` gave; raises `UsageError`, `KeyError`, `ValueError`."""
-    return TrainingOptions(
-        config["recompute"],
-        config["accumulation_steps"],
-        config["clip_grad_norm"],
-        config["precision"],
-        config["spaces"],
-    )
+def options_from_record(record: JsonObject) -> TrainingOptions | None:
+    """The options in what `training_config` gave; None where a defect was noted."""
+    given: dict[str, Any] = {}
+    for word in OPTION_WORDS:
+        # One at a time, so that what is wrong is said of its own key.
+        option = record.made(word, lambda value, word=word: TrainingOptions(**{word: value}))
+        if option is not None:
+            given[word] = getattr(option, word)
+    return TrainingOptions(**given) if len(given) == len(OPTION_WORDS) else None
