@@ -10,7 +10,7 @@ import base64
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stitch.errors import Problem, StitchError, closest
 
@@ -119,7 +119,7 @@ class JsonObject:
             self.problem("bad_value", key, f"not base64: {error}")
             return None
 
-    def made(self, key: str, make: Callable[[object], _Made]) -> _Made | None:
+    def made(self, key: str, make: Callable[[Any], _Made]) -> _Made | None:
         """What is made of a field, whatever it is; what refuses it says why. None where it does."""
         if key not in self._fields:
             self._wrong(key, "a value", None)

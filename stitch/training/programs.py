@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -374,9 +375,12 @@ def training_config(loss: Loss, optimizer: Optimizer, options: TrainingOptions) 
 def options_from_record(record: JsonObject) -> TrainingOptions | None:
     """The options in what `training_config` gave; None where a defect was noted."""
     given: dict[str, Any] = {}
+
+    def option(word: str, value: Any) -> TrainingOptions:
+        return TrainingOptions(**{word: value})
+
     for word in OPTION_WORDS:
         # One at a time, so that what is wrong is said of its own key.
-        option = record.made(word, lambda value, word=word: TrainingOptions(**{word: value}))
-        if option is not None:
-            given[word] = getattr(option, word)
+        if record.made(word, partial(option, word)) is not None:
+            given[word] = record.get(word)
     return TrainingOptions(**given) if len(given) == len(OPTION_WORDS) else None
