@@ -25,7 +25,7 @@ from stitch.training.from_torch import (
     parameter_names,
     replace_methods,
 )
-from stitch.training.futures import LossTensor, TensorFuture
+from stitch.training.futures import TensorFuture
 from stitch.training.graphs import (
     Parameter,
     Trainable,
@@ -38,6 +38,7 @@ from stitch.training.graphs import (
     with_weights,
 )
 from stitch.training.instance import TrainingInstance
+from stitch.training.loss_tensor import LossTensor
 from stitch.training.losses import (
     LOSS_KIND,
     LOSSES,
