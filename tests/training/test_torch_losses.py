@@ -74,7 +74,7 @@ def test_a_loss_of_torch_is_taken_as_it_is(make: Any, label: Any, reduction: str
     compare(network(), make(reduction), label)
 
 
-class Shift(nn.Module):
+class Shift(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Its parameter's gradient is that of its prediction."""
 
     def __init__(self, count: int) -> None:
