@@ -9,11 +9,8 @@ what cannot be compiled is noted and the walk goes on, so that all is reported a
 from __future__ import annotations
 
 import operator
-import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -22,14 +19,12 @@ from torch.utils import _pytree as pytree
 from stitch.errors import CompileError, InternalError, StitchError
 from stitch.frontend.torch.aten_call import Call, data_type_of
 from stitch.frontend.torch.lowering import CHECKS, lowering_of
+from stitch.frontend.torch.node_places import location_of, operator_of
+from stitch.frontend.torch.refused_nodes import COMPILE_REMEDY, Refusal, RefusedNodes, briefly
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ValueType
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-#: Lines of one message; what goes beyond is counted.
-MAX_LINES = 60
-COMPILE_REMEDY = "torch.compile, which breaks the graph where code is left to torch"
-EVAL_REMEDY = "call .eval() on the module if it is in training mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,78 +36,10 @@ class Unreadable:
     @staticmethod
     def because(error: StitchError) -> Unreadable:
         """A value of a type that programs have not."""
-        return Unreadable(f"it reads what programs cannot: {_briefly(error)}")
-
-
-def _briefly(error: StitchError) -> str:
-    return error.brief() + (f" (got {error.got})" if error.got else "")
+        return Unreadable(f"it reads what programs cannot: {briefly(error)}")
 
 
 _FAILED = Unreadable("it reads what is not compiled")
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A node that is not compiled, and why."""
-
-    node: Any
-    operator: str
-    where: str
-    reason: str
-
-
-@dataclass
-class _Refusals:
-    """Collects what cannot be compiled; `raise_any` ends it with one error for all."""
-
-    title: str
-    remedy: str = COMPILE_REMEDY
-    each: list[Refusal] = field(default_factory=list)
-    _places: dict[str, list[str]] = field(default_factory=dict)
-    _errors: list[tuple[str, StitchError]] = field(default_factory=list)
-    _random: bool = False
-
-    def unsupported(self, node: Any, where: str) -> None:
-        """An operator without a lowering."""
-        target = _operator(node)
-        tags = getattr(target, "tags", ())
-        reason = ""
-        if torch.Tag.nondeterministic_seeded in tags:
-            reason, self._random = " (its result is random)", True
-        elif torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
-            reason = " (its result's shape depends on data)"
-        self.note(node, where, f"no lowering{reason}")
-        places = self._places.setdefault(f"{target}{reason}", [])
-        if where not in places:
-            places.append(where)
-
-    def failed(self, node: Any, where: str, error: StitchError) -> None:
-        """An operator whose operands its lowering refuses."""
-        self.note(node, where, _briefly(error))
-        self._errors.append((where, error))
-
-    def note(self, node: Any, where: str, reason: str) -> None:
-        """A node that is not compiled for a reason, which alone is no error."""
-        self.each.append(Refusal(node, name_of(node), where, reason))
-
-    def raise_any(self) -> None:
-        """Raises one `CompileError` for all that was collected; nothing if that is nothing."""
-        lines = [
-            f"operator {name} is not supported: {', '.join(places)}"
-            for name, places in self._places.items()
-        ]
-        lines += [f"{where}: {error.sentence()}" for where, error in self._errors]
-        if not lines:
-            return
-        more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-        # Who has torch.compile already is told what helps there.
-        remedies = [EVAL_REMEDY] if self._random and self.remedy == COMPILE_REMEDY else []
-        remedies += [error.remedy for _, error in self._errors if error.remedy]
-        raise CompileError(
-            "the module cannot be compiled:\n  - " + "\n  - ".join([*lines[:MAX_LINES], *more]),
-            where=self.title,
-            remedy="; ".join(dict.fromkeys(remedies)) or self.remedy,
-        )
 
 
 def lower_graph(
@@ -129,7 +56,7 @@ def lower_graph(
     target; both are asked only for values that are read. Raises one `CompileError` for all
     operators that cannot be compiled, each with its source line.
     """
-    walk = _Walk(builder, bindings, attributes, _Refusals(title, remedy))
+    walk = _Walk(builder, bindings, attributes, RefusedNodes(title, remedy))
     values = walk.graph(graph)
     walk.refusals.raise_any()
     unread = any(isinstance(value, Unreadable) for value in pytree.tree_leaves(values))
@@ -147,7 +74,7 @@ def try_lowering(
     be thrown away. What a refused node gives is taken for an input, so that a node is refused for
     itself alone, or because no program can read what it reads.
     """
-    walk = _Walk(builder, bindings, attributes, _Refusals(""), goes_on=True)
+    walk = _Walk(builder, bindings, attributes, RefusedNodes(""), goes_on=True)
     values = walk.graph(graph)
     return values, walk.refusals.each
 
@@ -157,7 +84,7 @@ class _Walk:
     builder: ComputationGraphBuilder
     bindings: Mapping[str, Callable[[], Any]]
     attributes: Callable[[str], Any]
-    refusals: _Refusals
+    refusals: RefusedNodes
     #: What is refused is run by others: what it gives is an input.
     goes_on: bool = False
     values: dict[Any, Any] = field(default_factory=dict)
@@ -273,25 +200,13 @@ def _check_promise(node: Any, call: Call, results: Any) -> None:
         kept = isinstance(result, SymbolicTensor) and result.type == promised
         if not kept:
             raise InternalError(
-                f"internal error: the lowering of operator {_operator(node)} does not keep "
+                f"internal error: the lowering of operator {operator_of(node)} does not keep "
                 f"what torch promises for its result {place}",
                 where=location_of(node),
                 expected=promised.text(),
                 got=result.type.text() if isinstance(result, SymbolicTensor) else repr(result),
                 remedy="please report it; " + COMPILE_REMEDY,
             )
-
-
-def _operator(node: Any) -> Any:
-    """The operator of a node, also of one that torch keeps in order because it may raise."""
-    if node.target is torch.ops.higher_order.with_effects:
-        return node.args[1]
-    return node.target
-
-
-def name_of(node: Any) -> str:
-    """The name of a node's operator, as torch writes it."""
-    return str(_operator(node))
 
 
 def _is_known(node: Any) -> bool:
@@ -330,40 +245,3 @@ def readable_type(promised: Any) -> ValueType:
     if kind is None:
         raise CompileError("programs read tensors", got=type(promised).__name__)
     return kind
-
-
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
-
-
-def location_of(node: Any) -> str:
-    """`file:line` of the user's code that asked for a node."""
-    for match in reversed(list(_FRAME.finditer(node.meta.get("stack_trace") or ""))):
-        if _is_users(match["file"]):
-            return f"{PurePath(match['file']).name}:{match['line']}"
-    layers = list((node.meta.get("nn_module_stack") or {}).values())
-    path = next((path for path, _ in reversed(layers) if path), "")
-    return f"layer {_plain(path)}" if path else f"node {node.name}"
-
-
-def failure_location(error: BaseException) -> str | None:
-    """`file:line` of the innermost of the user's frames that an exception came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        if _is_users(frame.filename):
-            return f"{PurePath(frame.filename).name}:{frame.lineno}"
-    return None
-
-
-def _is_users(file: str) -> bool:
-    generated = file.startswith("<")
-    return (
-        not generated
-        and not file.startswith(_NOT_THE_USERS)
-        and "/lib/python" not in (file if "site-packages" not in file else "")
-    )
-
-
-def _plain(path: str) -> str:
-    """A layer's path as its owner writes it, without what export puts before it."""
-    return re.sub(r"^L\['self'\]\.?", "", path)

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, StitchError, UsageError
 from stitch.frontend.torch.aten_call import torch_type_of
-from stitch.frontend.torch.aten_walk import failure_location
 from stitch.frontend.torch.lowering import KEPT_WHOLE
+from stitch.frontend.torch.node_places import failure_location
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
 from stitch.program import TensorDesc, ValueType
 

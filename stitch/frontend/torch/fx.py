@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import array_of, data_type_of
-from stitch.frontend.torch.aten_walk import EVAL_REMEDY, lower_graph
+from stitch.frontend.torch.aten_walk import lower_graph
 from stitch.frontend.torch.export import Examples, exported
+from stitch.frontend.torch.refused_nodes import EVAL_REMEDY
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 
 _INPUT = torch.export.graph_signature.InputKind
