@@ -69,13 +69,7 @@ from stitch.training.optimizers import (
     RMSprop,
     optimizer_from_config,
 )
-from stitch.training.programs import (
-    TrainingGraphs,
-    TrainingOptions,
-    TrainingPrograms,
-    home_space,
-    slot_places,
-)
+from stitch.training.programs import TrainingGraphs, TrainingPrograms, home_space, slot_places
 from stitch.training.schedules import (
     ConstantLR,
     CosineAnnealingLR,
@@ -95,6 +89,7 @@ from stitch.training.search import (
     optimize,
     place_inference,
 )
+from stitch.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     from stitch.training.checkpoints import (

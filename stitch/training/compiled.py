@@ -31,18 +31,20 @@ from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
 from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import (
-    OPTION_WORDS,
     TrainingGraphs,
-    TrainingOptions,
     TrainingPrograms,
     compile_training,
     compile_update,
     graphs_of,
-    options_from_record,
-    training_config,
 )
 from stitch.training.search import AlgorithmConfig, SearchResult, optimize
 from stitch.training.tensors import COUNTS
+from stitch.training.training_options import (
+    OPTION_WORDS,
+    TrainingOptions,
+    options_from_record,
+    training_config,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""`stitch-inspect` shows every frozen file, also one whose operations this version cannot compute."""
+"""`stitch-inspect` shows every frozen file, also one whose operations nothing here computes."""
 
 from __future__ import annotations
 

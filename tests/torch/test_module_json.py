@@ -1,4 +1,4 @@
-"""The JSON of a module that torch runs: read back to the bit, or refused by the place of the fault."""
+"""The JSON of a module that torch runs: read back to the bit, or refused with what is wrong."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def assert_gradients(net: Any, model: Any, rtol: float = 1e-5) -> None:
 
 COMPUTED: list[Callable[[Any], Any]] = [
     lambda loss: loss / 4, lambda loss: loss * 0.5, lambda loss: 3 * loss, lambda loss: -loss,
-    lambda loss: loss + 1.5, lambda loss: 2 - loss, lambda loss: loss + loss * 2, lambda loss: +loss,
+    lambda loss: loss + 1.5, lambda loss: 2 - loss, lambda loss: loss + loss * 2,
+    lambda loss: +loss,
     lambda loss: loss**2, lambda loss: 1 / loss, lambda loss: 2**loss, lambda loss: loss * loss,
     lambda loss: abs(loss - 0.9) + 0.9, lambda loss: abs(loss - 9.0),
     lambda loss: loss * np.float32(0.3), lambda loss: loss * torch.tensor(0.3),

@@ -103,7 +103,7 @@ class SearchResult(Generic[G_co]):
 
     @staticmethod
     def from_record(record: JsonObject, graph: G) -> SearchResult[G]:
-        """What `as_data` wrote, with its graphs; defects are noted, with stand-ins in their places."""
+        """What `as_data` wrote, with its graphs; stand-ins where a defect was noted."""
         record.refuse_other_keys(("tensors", "solution", "costs"))
         solution, costs = record.record("solution"), record.record("costs")
         solution.refuse_other_keys(("algorithm", "recompute", "compared", "operators"))
