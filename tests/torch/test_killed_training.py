@@ -33,10 +33,12 @@ def begun(folder: Path) -> subprocess.Popen[str]:
 def kill(process: subprocess.Popen[str], how: str, folder: Path, rng: random.Random) -> None:
     """Kill a training at a random moment after its first step: while it writes, or at any time."""
     assert process.stdout is not None
+    # Those of the dead are swept later.
+    before = set(folder.glob(".*.part"))
     assert process.stdout.readline(), process.communicate()[1]
     time.sleep(rng.uniform(0, 0.3))
     if how == "while it writes":
-        while process.poll() is None and not list(folder.glob(".*.part")):
+        while process.poll() is None and before.issuperset(folder.glob(".*.part")):
             pass
     process.send_signal(signal.SIGKILL)
     process.communicate()
