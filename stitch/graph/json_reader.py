@@ -6,13 +6,16 @@ field is defective) and `Problem`s. Must not know: graphs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import base64
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from stitch.errors import Problem, closest
+from stitch.errors import Problem, StitchError, closest
 
 _Choice = TypeVar("_Choice")
+_Made = TypeVar("_Made")
 #: More defects than this are not worth listing.
 MAX_PROBLEMS = 50
 #: No place and no sentence of a defect is longer, whatever it repeats of the text.
@@ -59,6 +62,9 @@ class JsonObject:
         """Whether more defects would not be listed, so that nobody need look for words."""
         return len(self._problems) >= MAX_PROBLEMS
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._fields
+
     def get(self, key: str) -> object:
         """The field as it is, or None."""
         return self._fields.get(key)
@@ -87,6 +93,42 @@ class JsonObject:
             return int(value)  # type: ignore[call-overload, no-any-return]  # checked above
         self._wrong(key, "a whole number of 64 bits", value)
         return 0
+
+    def number(self, key: str) -> float:
+        """A finite number."""
+        value = self._fields.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+            if math.isfinite(number):
+                return number
+        self._wrong(key, "a finite number", value)
+        return 0.0
+
+    def data(self, key: str) -> bytes | None:
+        """The bytes that a string of base64 holds; None where it is none."""
+        text = self._fields.get(key)
+        if not isinstance(text, str):
+            self._wrong(key, "a string of base64", text)
+            return None
+        try:
+            return base64.b64decode(text, validate=True)
+        except ValueError as error:
+            self.problem("bad_value", key, f"not base64: {error}")
+            return None
+
+    def made(self, key: str, make: Callable[[Any], _Made]) -> _Made | None:
+        """What is made of a field, whatever it is; what refuses it says why. None where it does."""
+        if key not in self._fields:
+            self._wrong(key, "a value", None)
+            return None
+        try:
+            return make(self._fields[key])
+        except StitchError as error:
+            self.problem("bad_value", key, "; ".join(map(str.strip, str(error).splitlines())))
+            return None
 
     def integers(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers of 64 bits."""
@@ -157,9 +199,15 @@ class JsonObject:
                 near = closest(key, words) or f"allowed: {', '.join(words)}"
                 self.problem("unknown_key", key, f"it has no meaning here; {near}")
 
+    def bad_value(self, key: str, wanted: str, value: object) -> None:
+        """Notes that a part of a field is not what is wanted."""
+        self.problem("bad_value", key, f"{wanted} is needed, not {_kind(value)}")
+
     def _wrong(self, key: str, wanted: str, value: object) -> None:
-        kind = "missing_key" if key not in self._fields else "bad_value"
-        self.problem(kind, key, f"{wanted} is needed, not {_kind(value)}")
+        if key in self._fields:
+            self.bad_value(key, wanted, value)
+        else:
+            self.problem("missing_key", key, f"{wanted} is needed, not {_kind(value)}")
 
     def _note(self, kind: str, where: str, detail: str) -> None:
         if not self.is_full:

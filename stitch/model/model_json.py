@@ -6,7 +6,6 @@ how the fields are meant; a text without one is of version 1. Must not know: dev
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,23 +68,34 @@ def read_model(text: str) -> ModelParts:
         options = CompileOptions(
             wishes=tuple(map(parse_wish, wishes)), name=name, role=role, math_fidelity=fidelity
         )
-        return _parts(graph, target, options, body)
-    except (AttributeError, IndexError, KeyError, TypeError, UsageError, ValueError) as error:
+        parts = _parts(graph, target, options, root)
+    except (RecursionError, UsageError) as error:
         raise _no_model(str(error)) from error
+    if problems or parts is None:
+        raise _no_model("its fields are not those that dump writes", tuple(problems))
+    return parts
 
 
 def _parts(
-    graph: ComputationGraph, target: str, options: CompileOptions, body: dict[str, Any]
-) -> ModelParts:
-    if "training" not in body and "search" not in body:
+    graph: ComputationGraph, target: str, options: CompileOptions, root: JsonObject
+) -> ModelParts | None:
+    """The parts; None where a defect was noted."""
+    has_training, has_search = "training" in root, "search" in root
+    if not has_training and not has_search:
         return ModelParts(graph, target, options)
     from stitch.training import CompiledTraining, InferenceGraphs, SearchResult
 
-    if "training" not in body:
-        found = SearchResult.from_data(body["search"], InferenceGraphs(graph))
+    if not has_training:
+        found = SearchResult.from_record(root.record("search"), InferenceGraphs(graph))
         return ModelParts(graph, target, options, search_result=found)
-    binary = load_binary(base64.b64decode(body["programs"], validate=True))
-    training = CompiledTraining.from_data(body["training"], binary.programs, body.get("search"))
+    data = root.data("programs")
+    if data is None:
+        return None
+    binary = load_binary(data)
+    search = root.record("search") if has_search else None
+    training = CompiledTraining.from_record(root.record("training"), binary.programs, search)
+    if training is None:
+        return None
     return ModelParts(graph, target, options, binary, training, training.search_result)
 
 

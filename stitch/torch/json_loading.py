@@ -16,6 +16,7 @@ from typing import IO, Any
 from stitch.argument_kinds import PATH, READABLE, either, takes
 from stitch.errors import UsageError
 from stitch.files import text_of
+from stitch.graph import objects_without_duplicates
 from stitch.model import CompiledModel
 from stitch.torch.module_json import KIND, restore_module
 from stitch.training import TorchOptimizer, parameter_names
@@ -33,7 +34,7 @@ def load(file: str | Path | IO[str], module: Any = None, optimizer: Any = None) 
     inside = getattr(module, "_orig_mod", module)
     text = text_of(file)
     try:
-        body = json.loads(text)
+        body = json.loads(text, object_pairs_hook=objects_without_duplicates)
     except (RecursionError, ValueError):
         body = None
     if isinstance(body, dict) and body.get("stitch") == KIND:

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from stitch.errors import FormatError, UsageError
+from stitch.errors import FormatError, Problem, UsageError
 from stitch.files import write_file
 from stitch.frontend import loop_over
+from stitch.graph import JsonObject
 from stitch.torch.module_tensors import torch
+from stitch.training import OPTIMIZERS
 
 KIND = "module"
 VERSION = 1
-#: What stands for a tensor, and for a tuple, which JSON has not.
-_TENSOR, _TUPLE = "tensor", "tuple"
+#: What stands for a tensor, a tuple, and a mapping with keys that are no texts: JSON has none.
+_TENSOR, _TUPLE, _ITEMS = "tensor", "tuple", "items"
 
 
 def module_json(module: Any, optimizer: Any = None) -> str:
@@ -43,38 +47,77 @@ def module_json(module: Any, optimizer: Any = None) -> str:
     return json.dumps(body)
 
 
-def restore_module(body: Mapping[str, Any], module: Any, optimizer: Any) -> None:
+def restore_module(body: object, module: Any, optimizer: Any) -> None:
     """What `module_json` wrote, back into a module and an optimizer; nothing changes unless all of
     it fits. Raises `FormatError`, and `UsageError` for another module or optimizer."""
-    if body.get("version") != VERSION:
+    problems: list[Problem] = []
+    root = JsonObject(body, "module", problems)
+    if root.get("version") != VERSION or isinstance(root.get("version"), bool):
         raise FormatError(
             "this JSON of a module is of a version that is not read here",
-            expected=f"version {VERSION}", got=f"version {body.get('version')!r}"[:100],
+            expected=f"version {VERSION}", got=f"version {root.get('version')!r}"[:100],
+            remedy="read it with the Stitch that wrote it, and dump it there for this one",
         )  # fmt: skip
-    try:
-        tensors = {name: _in(data) for name, data in body["tensors"].items()}
-        kept = body["optimizer"]
-        state = None if kept is None else _in(kept["state"])
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise FormatError(f"this is no JSON of a module: {error}",
-                          remedy="write it with Module.dump") from error  # fmt: skip
-    problems = _differences(tensors, module)
+    root.refuse_other_keys(("stitch", "version", "module", "tensors", "optimizer"))
+    tensors = {name: _tensor_in(record) for name, record in root.named_records("tensors").items()}
+    kept = None
+    if root.get("optimizer") is not None or "optimizer" not in root:
+        kept = root.record("optimizer")
+        kept.refuse_other_keys(("kind", "state"))
+        kind, state = kept.text("kind"), None
+        try:
+            state = _in(kept.get("state"), f"{kept.where}.state", problems)
+        except RecursionError:
+            kept.problem("too_deep", "state", "it is nested too deeply")
     if problems:
-        raise UsageError("this is the JSON of another module: " + "; ".join(problems[:8]))
+        raise FormatError("this is no JSON of a module: its fields are not those that dump writes",
+                          problems=tuple(problems), remedy="write it with Module.dump")  # fmt: skip
+    differences = _differences(tensors, module)
+    if differences:
+        raise UsageError("this is the JSON of another module: " + "; ".join(differences[:8]))
     if optimizer is not None:
-        if kept is None or kept["kind"] != type(optimizer).__name__:
+        if kept is None or kind != type(optimizer).__name__:
             raise UsageError(
                 "this JSON has no state for this optimizer", expected=type(optimizer).__name__,
-                got="none" if kept is None else str(kept["kind"]),
+                got="none" if kept is None else kind[:100],
             )  # fmt: skip
-        # It checks the groups before it changes anything.
-        try:
-            optimizer.load_state_dict(state)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"this JSON has another optimizer's state: {error}") from error
+        _restore_optimizer(state, optimizer)
     with torch.no_grad():
         for name, tensor in module.state_dict().items():
             tensor.copy_(tensors[name])
+
+
+def _restore_optimizer(state: Any, optimizer: Any) -> None:
+    """Raises `UsageError`, and leaves the optimizer as it was, for a state that is not its own."""
+    before = optimizer.state, optimizer.param_groups
+    try:
+        optimizer.load_state_dict(state)
+        wrong = _states_of_another_shape(optimizer)
+        if wrong:
+            raise ValueError("; ".join(wrong[:8]))
+    except (
+        AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
+    ) as error:  # fmt: skip
+        # It sets both before it looks into them.
+        optimizer.state, optimizer.param_groups = before
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UsageError(f"this JSON has another optimizer's state: {why}"[:400],
+                         expected=type(optimizer).__name__) from error  # fmt: skip
+
+
+def _states_of_another_shape(optimizer: Any) -> list[str]:
+    """What is kept beside each element of a parameter, and has not its shape."""
+    beside = {state for kind in OPTIMIZERS for state in kind.states}
+    beside -= {state for kind in OPTIMIZERS for state in kind.scalar_states}
+    return [
+        f"{name} of a parameter {list(parameter.shape)} is "
+        + (f"{list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:40])
+        for parameter, states in optimizer.state.items()
+        if isinstance(parameter, torch.Tensor)
+        for name, value in states.items()
+        if name in beside and value is not None
+        and (not isinstance(value, torch.Tensor) or value.shape != parameter.shape)
+    ]  # fmt: skip
 
 
 def _differences(tensors: Mapping[str, Any], module: Any) -> list[str]:
@@ -104,23 +147,55 @@ def _out(value: Any) -> Any:
     if isinstance(value, list):
         return [_out(item) for item in value]
     if isinstance(value, Mapping):
-        return {"items": [[key, _out(item)] for key, item in value.items()]}
+        return {_ITEMS: [[key, _out(item)] for key, item in value.items()]}
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _in(value: Any) -> Any:
+def _in(value: Any, where: str, problems: list[Problem]) -> Any:
+    """What `_out` wrote; defects are noted, with None in their places."""
     if isinstance(value, list):
-        return [_in(item) for item in value]
+        return [_in(item, f"{where}[{i}]", problems) for i, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    if _TUPLE in value:
-        return tuple(_in(item) for item in value[_TUPLE])
+    record = JsonObject(value, where, problems)
     if _TENSOR in value:
-        dtype = getattr(torch, value["dtype"])
-        raw = bytearray(base64.b64decode(value[_TENSOR], validate=True))
-        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-        return flat.reshape(value["shape"])
-    return {key: _in(item) for key, item in value["items"]}
+        return _tensor_in(record)
+    if _TUPLE in value:
+        record.refuse_other_keys((_TUPLE,))
+        return tuple(_in(list(record.items(_TUPLE)), where, problems))
+    record.refuse_other_keys((_ITEMS,))
+    items: dict[Any, Any] = {}
+    for i, pair in enumerate(record.items(_ITEMS)):
+        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int):
+            items[pair[0]] = _in(pair[1], f"{where}.{pair[0]}", problems)
+        else:
+            record.bad_value(f"{_ITEMS}[{i}]", "a pair of a key and a value", pair)
+    return items
+
+
+def _tensor_in(record: JsonObject) -> Any:
+    """A tensor; None where a defect was noted."""
+    record.refuse_other_keys((_TENSOR, "shape", "dtype"))
+    shape, raw = record.integers("shape"), record.data(_TENSOR)
+    dtype = record.choice("dtype", _dtypes(), None)
+    if raw is None or dtype is None:
+        return None
+    wanted = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or len(raw) != wanted:
+        text = f"{list(shape)} of {record.get('dtype')} is {wanted} bytes, not {len(raw)}"
+        record.problem("bad_length", _TENSOR, text)
+        return None
+    data = bytearray(raw)
+    flat = torch.frombuffer(data, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape)
+
+
+@cache
+def _dtypes() -> dict[str, Any]:
+    """The types of torch by name, each by its own name alone."""
+    kinds = {str(kind) for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+    names = (kind.removeprefix("torch.") for kind in sorted(kinds))
+    return {name: getattr(torch, name) for name in names}
 
 
 def written(file: str | Path | IO[str], text: str) -> None:

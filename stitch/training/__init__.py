@@ -25,7 +25,7 @@ from stitch.training.from_torch import (
     parameter_names,
     replace_methods,
 )
-from stitch.training.futures import LossTensor, TensorFuture
+from stitch.training.futures import TensorFuture
 from stitch.training.graphs import (
     Parameter,
     Trainable,
@@ -38,6 +38,7 @@ from stitch.training.graphs import (
     with_weights,
 )
 from stitch.training.instance import TrainingInstance
+from stitch.training.loss_tensor import LossTensor
 from stitch.training.losses import (
     LOSS_KIND,
     LOSSES,
@@ -68,13 +69,7 @@ from stitch.training.optimizers import (
     RMSprop,
     optimizer_from_config,
 )
-from stitch.training.programs import (
-    TrainingGraphs,
-    TrainingOptions,
-    TrainingPrograms,
-    home_space,
-    slot_places,
-)
+from stitch.training.programs import TrainingGraphs, TrainingPrograms, home_space, slot_places
 from stitch.training.schedules import (
     ConstantLR,
     CosineAnnealingLR,
@@ -94,6 +89,7 @@ from stitch.training.search import (
     optimize,
     place_inference,
 )
+from stitch.training.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     from stitch.training.checkpoints import (

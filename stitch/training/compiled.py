@@ -8,6 +8,7 @@ not know: front ends, paths.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError, closest
+from stitch.graph import JsonObject
 from stitch.machine import Machine
-from stitch.program import Array, DataType, Program
+from stitch.program import Array, DataType, Program, ValueType
 from stitch.report import Device
 from stitch.training.array_parts import part_of, with_part
 from stitch.training.costs import SimulatedTime
@@ -30,15 +32,19 @@ from stitch.training.optimizers import Optimizer, optimizer_from_config
 from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import (
     TrainingGraphs,
-    TrainingOptions,
     TrainingPrograms,
     compile_training,
     compile_update,
     graphs_of,
-    options_from_config,
-    training_config,
 )
 from stitch.training.search import AlgorithmConfig, SearchResult, optimize
+from stitch.training.tensors import COUNTS
+from stitch.training.training_options import (
+    OPTION_WORDS,
+    TrainingOptions,
+    options_from_record,
+    training_config,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,44 +144,65 @@ class CompiledTraining:
         return body
 
     @staticmethod
-    def from_data(
-        body: Mapping[str, Any], programs: tuple[Program, ...],
-        search: Mapping[str, Any] | None = None,
-    ) -> CompiledTraining:  # fmt: skip
-        """What `as_data` wrote, the programs, and what the search found.
-
-        Raises `UsageError`, `KeyError`, `ValueError`; for values that do not fit the programs with
-        all of them.
-        """
+    def from_record(
+        record: JsonObject, programs: tuple[Program, ...], search: JsonObject | None = None
+    ) -> CompiledTraining | None:
+        """What `as_data` wrote, the programs, and what the search found; None where a defect was
+        noted. Raises `UsageError` for programs that are those of no training."""
         made = TrainingPrograms.of(programs)
-        values: dict[str, Array] = {}
-        for name, data in body.get("values", {}).items():
-            raw = base64.b64decode(data["base64"], validate=True)
-            values[name] = np.frombuffer(raw, DataType(data["type"]).dtype).reshape(data["shape"])
-        _check_values(values, made)
-        found = None
-        if search is not None:
-            found = SearchResult.from_data(search, graphs_of(made))
-        return CompiledTraining(
-            made, loss_from_config(body["loss"]), optimizer_from_config(body["optimizer"]),
-            options_from_config(body), values, found,
-        )  # fmt: skip
+        record.refuse_other_keys(("loss", "optimizer", *OPTION_WORDS, "values"))
+        values = {}
+        if record.get("values") is not None:
+            for name, field_of in record.named_records("values").items():
+                values[name] = _array_in(field_of)
+            _check_values(record, values, made)
+        loss = record.made("loss", loss_from_config)
+        optimizer = record.made("optimizer", optimizer_from_config)
+        options = options_from_record(record)
+        found = None if search is None else SearchResult.from_record(search, graphs_of(made))
+        if loss is None or optimizer is None or options is None:
+            return None
+        arrays = {name: array for name, array in values.items() if array is not None}
+        return CompiledTraining(made, loss, optimizer, options, arrays, found)
 
 
-def _check_values(values: Mapping[str, Array], programs: TrainingPrograms) -> None:
-    """Raise `UsageError` naming every value that no slot of the programs takes as it is."""
+def _array_in(record: JsonObject) -> Array | None:
+    """An array that `_array_data` wrote; None where a defect was noted."""
+    record.refuse_other_keys(("type", "shape", "base64"))
+    kinds = {kind.value: kind for kind in DataType if not kind.is_block}
+    kind = record.choice("type", kinds, DataType.FLOAT32)
+    shape, raw = record.integers("shape"), record.data("base64")
+    if raw is None or kind.value != record.get("type"):
+        return None
+    wanted = math.prod(shape) * kind.dtype.itemsize
+    if min(shape, default=0) < 0 or len(raw) != wanted:
+        text = f"{list(shape)} of {kind.value} is {wanted} bytes, not {len(raw)}"
+        record.problem("bad_length", "base64", text)
+        return None
+    return np.frombuffer(raw, kind.dtype).reshape(shape)
+
+
+def _check_values(
+    record: JsonObject, values: Mapping[str, Array | None], programs: TrainingPrograms
+) -> None:
+    """Note every value that no slot of the programs takes as it is."""
     kinds = {
         slot.name: program.values[slot.value].type
         for program in (programs.forward, programs.update)
         for slot in program.inputs
     }
-    wrong = []
+    kinds |= dict.fromkeys((f"training.{count}" for count in COUNTS), ValueType((), DataType.INT64))
     for name, array in values.items():
         kind = kinds.get(name)
-        if kind is not None and array.shape != kind.shape:
-            wrong.append(f"{name} is {list(array.shape)}, expected {kind.text()}")
-    if wrong:
-        raise UsageError("values of another shape than the programs take: " + "; ".join(wrong[:8]))
+        if kind is None or array is None:
+            continue
+        is_other = array.dtype != kind.data_type.dtype
+        # Until training has begun, weights are those of the source, in its own floating type.
+        if is_other and DataType.from_dtype(array.dtype).is_floating and kind.data_type.is_floating:
+            is_other = False
+        if array.shape != kind.shape or is_other:
+            detail = f"{array.dtype}{list(array.shape)}, where the programs take {kind.text()}"
+            record.problem("bad_value", f"values.{name}", detail)
 
 
 def compile_model(

@@ -1,15 +1,13 @@
-"""What the training loop holds: the prediction as a future, and the loss, which can go backward."""
+"""`TensorFuture`: the prediction as the training loop holds it, for a loss to judge."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-import numpy as np
-
 from stitch.errors import UsageError
-from stitch.program import Array
 from stitch.runtime import Tensor
 from stitch.training.from_torch import is_loss_call, loss_of_call
+from stitch.training.loss_tensor import LossTensor
 from stitch.training.losses import Loss
 from stitch.training.pending_values import CaptureCall, PendingValue
 
@@ -30,9 +28,6 @@ class ModelInTraining(Protocol):
 
     def judge(self, label: Any) -> LossTensor:
         """The loss of the last prediction."""
-
-    def backward_of(self, loss: LossTensor) -> None:
-        """Queue the backward program for a loss."""
 
 
 class TensorFuture(PendingValue):
@@ -76,53 +71,3 @@ class TensorFuture(PendingValue):
                 remedy="call loss_fn(pred, label) before the model is called again",
             )
         return instance.judge(label)
-
-
-class LossTensor:
-    """A scalar loss. `item` reads it; `backward` queues the backward program, once."""
-
-    __slots__ = ("_instance", "_tensor", "_value")
-
-    def __init__(self, instance: ModelInTraining, tensor: Tensor) -> None:
-        self._instance = instance
-        self._tensor: Tensor | None = tensor
-        self._value: float | None = None
-
-    def backward(self) -> None:
-        """Queue the gradients of all parameters; they are added to those that are there already.
-
-        Raises `UsageError` a second time, and for a loss that is not the last one.
-        """
-        self._instance.backward_of(self)
-
-    def item(self) -> float:
-        """The loss as a Python number; runs what is queued, the first time."""
-        tensor = self._tensor
-        if tensor is not None:
-            self._value = float(tensor.numpy())
-            # A caller that keeps all losses keeps numbers, not places on the device.
-            self._tensor = None
-        assert self._value is not None
-        return self._value
-
-    def numpy(self) -> Array:
-        """The loss as an array without axes."""
-        return np.asarray(self.item(), np.float32)
-
-    def __float__(self) -> float:
-        return self.item()
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __eq__(self, other: object) -> bool:
-        return self is other if isinstance(other, LossTensor) else self.item() == other
-
-    __hash__ = object.__hash__
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec)
-
-    def __repr__(self) -> str:
-        shown = "pending" if self._value is None else repr(self._value)
-        return f"<LossTensor {shown}>"

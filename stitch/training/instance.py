@@ -19,12 +19,13 @@ from stitch.errors import TaskError, UsageError
 from stitch.program import Array, InputKind, Program
 from stitch.report import Device
 from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
-from stitch.training.futures import LossTensor, TensorFuture
+from stitch.training.futures import TensorFuture
 from stitch.training.graphs import KEPT_KINDS, MASTER, MORE, rate_name
+from stitch.training.loss_tensor import LossTensor
 from stitch.training.losses import Loss
 from stitch.training.observing import LayerTime, culprit, profiled
 from stitch.training.optimizers import Optimizer
-from stitch.training.pending_values import CaptureCall
+from stitch.training.pending_values import CaptureCall, PendingValue
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
 from stitch.training.stitching import NamedCells, Stitched, fitted, wiring_of
 from stitch.training.tensors import TrainingTensors, alone
@@ -164,14 +165,14 @@ class TrainingInstance(TrainingTensors):
         self._last_loss = LossTensor(self, loss)
         return self._last_loss
 
-    def backward_of(self, loss: LossTensor) -> None:
-        """`LossTensor.backward`: queue the backward program for this loss."""
+    def backward_of(self, loss: LossTensor, by: float) -> None:
+        """`LossTensor.backward`: queue the backward program for this loss, `by` times."""
         if loss is not self._last_loss:
             raise UsageError(
                 "backward() goes back once, from the last loss: its activations are gone",
                 remedy="call the model and the loss again",
             )
-        self.backward()
+        self.backward(by)
 
     @alone
     def zero_grad(self) -> None:
@@ -206,13 +207,21 @@ class TrainingInstance(TrainingTensors):
         return times
 
     @alone
-    def backward(self) -> tuple[LayerTime, ...] | None:
-        """Queue the backward program of the last loss; gradients are added to those there are."""
+    def backward(self, by: float = 1.0) -> tuple[LayerTime, ...] | None:
+        """Queue the backward program of the last loss; gradients, multiplied by a number, are added
+        to those there are."""
         self._check_open()
         loss = self._last_loss
         if loss is None:
             raise UsageError("there is no loss to go back from", remedy="judge(label) first")
-        times = self._add() if self._has_gradients else self._run_with_previous(self._backward)
+        seeds = [] if by == 1.0 else self._cells.tensors(self._wiring.seeds)
+        try:
+            self._cells.restore((number, _multiplied(seed, by)) for number, seed in seeds)
+            times = self._add() if self._has_gradients else self._run_with_previous(self._backward)
+        except BaseException:
+            self._cells.restore(seeds)
+            raise
+        del seeds
         self._cells.drop(self._wiring.passing)
         self._losses.append(loss)
         self._last_loss = None
@@ -342,3 +351,8 @@ class TrainingInstance(TrainingTensors):
 
 def _loaded(device: RuntimeDevice, program: Program) -> LoadedProgram:
     return device.load(Binary((program,), device.machine.shape, "stitch training"))
+
+
+def _multiplied(tensor: Tensor | None, by: float) -> Tensor:
+    assert tensor is not None, "a loss that was judged has a gradient to go back from"
+    return PendingValue(tensor).multiplied(by).tensor

@@ -173,6 +173,15 @@ class PendingValue:
     def __abs__(self) -> PendingValue:
         return self._apply(("abs",), operator.abs)
 
+    def multiplied(self, by: float) -> PendingValue:
+        """Times a number, in its own type and by one program whatever the number is."""
+        kind = self.tensor.data_type
+
+        def product(x: Any, y: Any) -> Any:
+            return (x.cast(DataType.FLOAT32) * y).cast(kind)
+
+        return self._apply(("multiplied",), product, np.asarray(by, np.float32))
+
     def _apply(
         self, key: tuple[Any, ...], function: Callable[..., Any], *operands: Any
     ) -> PendingValue:

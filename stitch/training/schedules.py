@@ -131,12 +131,12 @@ def schedule_from_config(config: Schedule | str | dict[str, Any] | None) -> Sche
         return config
     either(instance_of("a schedule", Schedule), TEXT, MAPPING).check("training", "schedule", config)
     given: dict[str, Any] = {"schedule": config} if isinstance(config, str) else dict(config)
-    kind = _BY_NAME.get(given.pop("schedule", ""))
+    kind = _BY_NAME.get(str(given.pop("schedule", "")))
     if kind is None:
-        raise UsageError("no such schedule", expected=", ".join(_BY_NAME), got=repr(config))
+        raise UsageError("no such schedule", expected=", ".join(_BY_NAME), got=repr(config)[:100])
     if "then" in given:
         given["then"] = schedule_from_config(given["then"])
     try:
         return kind(**given)
     except TypeError as error:
-        raise UsageError(f"schedule {kind.name!r}: {error}", got=repr(config)) from error
+        raise UsageError(f"schedule {kind.name!r}: {error}", got=repr(config)[:100]) from error

@@ -140,6 +140,8 @@ class Wiring:
     reread: tuple[int, ...]
     prediction: int
     loss: int
+    #: What a loss gives backward: the gradient of the prediction.
+    seeds: tuple[int, ...]
     gradients: tuple[int, ...]
     #: What only backward still needs: gone once it is queued. What only one step needs. The same
     #: with the prediction: gone with the next forward pass.
@@ -163,12 +165,13 @@ def wiring_of(
     gradients = tuple(numbers[parameter.gradient] for parameter in programs.parameters)
     prediction, judged = numbers[programs.prediction], numbers[LOSS]
     passing = [n for n in forward.outputs if n not in buffers and n != prediction]
-    passing += [n for n in loss.outputs if n != judged]
+    seeds = tuple(n for n in loss.outputs if n != judged)
+    passing += seeds
     names = [*inputs, LABEL, LOSS, *({GRADIENT_NORM} & numbers.keys())]
     momentary = (*passing, *[numbers[name] for name in names])
     return Wiring(
         inputs, keys, buffers, tuple(n for n in buffers if n in backward.inputs), prediction,
-        judged, gradients, tuple(passing), momentary, (*momentary, prediction),
+        judged, seeds, gradients, tuple(passing), momentary, (*momentary, prediction),
     )  # fmt: skip
 
 

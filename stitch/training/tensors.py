@@ -26,6 +26,8 @@ from stitch.training.stitching import NamedCells, Stitched
 #: What mixes seeds and numbers of forward passes into keys (SplitMix64).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
+#: The state of a training that is no tensor; in a state dict after `training.`.
+COUNTS = ("steps", "forwards", "seed")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -167,8 +169,8 @@ class TrainingTensors:
         Parameters, buffers, optimizer state, and under `training.…` the counts and the seed.
         """
         tensors = {name: self._elements(name) for name in self._kept_names}
-        counts = {"steps": self.steps, "forwards": self.forwards, "seed": self.seed}
-        return tensors | {f"training.{k}": np.asarray(v, np.int64) for k, v in counts.items()}
+        counts = {f"training.{name}": np.asarray(getattr(self, name), np.int64) for name in COUNTS}
+        return tensors | counts
 
     @property
     def _optimizer_names(self) -> tuple[str, ...]:
@@ -199,8 +201,7 @@ class TrainingTensors:
 
         Raises `UsageError` listing what is missing, unknown, or of another shape or type.
         """
-        counts = ("steps", "forwards", "seed")
-        wanted = {*self._kept_names, *(f"training.{name}" for name in counts)}
+        wanted = {*self._kept_names, *(f"training.{name}" for name in COUNTS)}
         problems = [f"{name} is missing" for name in sorted(wanted - state.keys())]
         problems += [f"{name} is unknown" for name in sorted(state.keys() - wanted)]
         cells = self._cells
@@ -218,7 +219,7 @@ class TrainingTensors:
             )
         for name in self._kept_names:
             cells.put(name, np.asarray(state[name]))
-        self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in counts)
+        self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in COUNTS)
 
     def _key(self, port: Any) -> Array:
         """The key of this forward pass: the seed and its number, mixed."""

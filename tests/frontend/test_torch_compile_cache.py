@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -247,3 +249,50 @@ def test_a_torch_whose_files_are_not_listed_is_known_by_its_source(
 ) -> None:
     monkeypatch.setattr(kept_graphs, "distribution", installed(""))
     assert kept_graphs._torch_digest() == codecache.torch_key()
+
+
+def begun(folder: Path) -> subprocess.Popen[str]:
+    """A process that compiles, or reads, what `PROGRAM` asks for."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def said(process: subprocess.Popen[str]) -> list[str]:
+    """What a process printed, which must have ended well."""
+    out, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    return out.split()
+
+
+@pytest.fixture(scope="module")
+def alone(processes: list[list[str]]) -> str:
+    """What a process gives whose folder no other fills meanwhile."""
+    return processes[0][2]
+
+
+def test_two_processes_that_fill_one_folder_at_once_are_both_right(
+    alone: str, tmp_path: Path
+) -> None:
+    both = [begun(tmp_path) for _ in range(2)]
+    assert [said(process)[2] for process in both] == [alone, alone]
+
+
+@pytest.mark.parametrize(
+    "kills", [1, pytest.param(10, marks=pytest.mark.full)], ids="{} kills".format
+)
+def test_a_process_that_is_killed_while_it_writes_leaves_a_folder_that_serves(
+    kills: int, alone: str, tmp_path: Path
+) -> None:
+    rng, seen = random.Random(kills), 0
+    for _ in range(kills):
+        process = begun(tmp_path)
+        # Another file than before: it is in the middle of writing, or right after a file.
+        wanted = seen + rng.randrange(1, 4)
+        while process.poll() is None and seen < wanted:
+            seen = sum(path.is_file() for path in tmp_path.rglob("*"))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert said(begun(tmp_path))[2] == alone

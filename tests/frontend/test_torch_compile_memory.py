@@ -119,6 +119,42 @@ def test_parts_of_a_result_are_read_where_they_lie() -> None:
             assert account.copied == copied
 
 
+def test_a_result_that_is_looked_at_as_another_type_is_read_as_that() -> None:
+    made = compiled(lambda x: x + 1)(torch.rand(5, 3))
+    bits = made.view(torch.int32)
+    assert torch.equal(compiled(lambda x: x + 1, dynamic=False)(bits), bits + 1)
+
+
+def test_what_begins_where_a_result_does_and_is_longer_is_read_to_its_end() -> None:
+    made, device = (
+        compiled(lambda x: x + 1)(torch.ones(8000, dtype=torch.int32)),
+        storage_of().device,
+    )
+    whole = device.memory("host")
+    start = made.data_ptr() - whole.ctypes.data
+    longer = torch.from_numpy(whole[start : start + 64_000].view(np.int32))
+    assert longer.data_ptr() == made.data_ptr()
+    assert torch.equal(compiled(lambda x: x * 3, dynamic=False)(longer), longer * 3)
+
+
+def test_four_results_of_an_output_are_views_and_further_ones_copies_while_these_are_held() -> None:
+    run, device = compiled(lambda x: x + 1, dynamic=False), storage_of().device
+    memory = device.memory("host")
+    start, end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+
+    def views(results: list[Any]) -> list[bool]:
+        return [start <= result.data_ptr() < end for result in results]
+
+    held = [run(torch.full((COPIED_BELOW // 4,), float(number))) for number in range(6)]
+    assert views(held) == [True] * 4 + [False] * 2
+    del held[1]
+    gc.collect()
+    more = [run(torch.full((COPIED_BELOW // 4,), float(number))) for number in (6, 7)]
+    assert views(more) == [True, False]
+    for result, number in zip([*held, *more], (0, 2, 3, 4, 5, 6, 7), strict=True):
+        assert (result == number + 1).all()
+
+
 def test_a_result_is_a_view_of_the_devices_bytes() -> None:
     run, device = compiled(lambda x: x + 1), storage_of().device
     made = run(torch.zeros(COPIED_BELOW // 4))

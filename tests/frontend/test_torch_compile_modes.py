@@ -57,6 +57,17 @@ def test_autotuning_tries_every_executor_on_every_program(mode: str) -> None:
         assert {name for name, _ in times} == {"numpy", "auto", "onnxruntime", "torch"}
 
 
+def test_autotuning_takes_a_table_of_prices() -> None:
+    module = torch.nn.Linear(4, 4)
+    options = {"executor": "fastest", "prices": "x86_avx512_amd"}
+    run = torch.compile(module, backend="stitch", options=options)
+    x = torch.randn(3, 4)
+    assert_same(run(x), module(x))
+    prices = storage_of(**options).device.prices
+    assert prices is not None
+    assert prices.name == "x86_avx512_amd"
+
+
 def test_an_unknown_mode_is_answered_with_the_nearest() -> None:
     run, _ = run_in_mode("max_autotune")
     said = refusal(run)

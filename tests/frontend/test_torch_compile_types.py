@@ -261,6 +261,37 @@ def test_scaled_losses_in_float16_train_as_in_eager_torch() -> None:
     assert losses(module, compiled(module)) == pytest.approx(wanted, rel=2.0**-8)
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_steps_that_a_scaler_skips_are_those_that_it_skips_in_eager_torch(narrow: bool) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3))
+    twin, labels = copy.deepcopy(module), torch.tensor([0, 2, 1, 0, 1, 2])
+
+    def scales(network: nn.Module, run: Any) -> list[float]:
+        scaler, found = torch.amp.GradScaler("cpu", init_scale=2.0**30, growth_interval=3), []
+        optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
+        generator = torch.Generator().manual_seed(1)
+        for number in range(12):
+            x = torch.randn(6, 8, generator=generator)
+            with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+                # Of some steps the scaled gradients overflow, and by far.
+                loss = F.cross_entropy(run(x), labels) * (1e38 if number in (1, 7) else 1)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            found.append(scaler.get_scale())
+        return found
+
+    wanted = scales(twin, twin)
+    assert wanted[1] < wanted[0] and wanted[4] > wanted[3], "some are skipped, others taken"
+    assert scales(module, compiled(module)) == wanted
+    found, expected = ([p.detach() for p in m.parameters()] for m in (module, twin))
+    _assert_near(found, expected, 2.0**-5 if narrow else 1e-6)
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float64"])
 def test_an_encoder_layer_on_a_device_with_dram_trains_as_in_eager_torch(precision: str) -> None:
     torch.manual_seed(0)

@@ -142,7 +142,7 @@ def test_what_a_program_gives_the_next_takes_without_a_copy() -> None:
             lambda z: fft.ifft(z).real * 2, backend="stitch", options={"fallback": "error"}
         ),
     )
-    x = torch.randn(4, 8)
+    x = torch.randn(64, 64)
     for _ in range(3):
         back(run(x))
     before, waves = storage_of().copied, run(x)

@@ -255,6 +255,31 @@ def test_a_saved_tensor_is_put_into_the_strides_that_were_promised() -> None:
     assert restrided(dense, (3, 1)) is dense
 
 
+@pytest.mark.parametrize("role", ["backward", "inference"])
+def test_what_a_backward_pass_is_given_is_put_into_the_strides_that_were_promised(
+    role: str,
+) -> None:
+    """A program of the forward pass has made it, perhaps; what torch gives has its strides."""
+    module = _traced(lambda x: (torch.special.i0(x),), [torch.rand(3, 4).t()])
+    dense = torch.rand(4, 3)
+    ((result,), _) = _run(module, {}, [dense], role=role)
+    assert_same(result, torch.special.i0(dense), strides=False)
+    assert result.stride() == ((1, 4) if role == "backward" else (3, 1))
+
+
+def test_arguments_of_a_part_that_are_the_same_at_every_call_are_lent_at_the_first() -> None:
+    def function(u: Any, x: Any, w: Any) -> Any:
+        return (torch.special.i0(u), x @ w)
+
+    arguments = [torch.rand(2, 2), torch.rand(3, 4), torch.rand(4, 5)]
+    module, account = _traced(function, arguments), storage_of(executor="numpy")
+    settings = GraphSettings("cut", static=frozenset({2}), exact_outputs=2)
+    run = stitched(module, account, settings, lambda report: None)
+    lent, copied = account.lent, account.copied
+    assert_same(run(list(arguments)), function(*arguments))
+    assert (account.lent - lent, account.copied - copied) == (1, 1)
+
+
 def test_who_reads_what_was_written_waits_for_the_writer() -> None:
     """Through another tensor on the same bytes, of which no value passes between the two."""
 

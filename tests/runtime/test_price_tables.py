@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +127,79 @@ def test_what_is_wrong_with_a_file_is_one_problem_with_its_line(
 def test_all_problems_of_a_file_are_told_at_once() -> None:
     text = changed("call_us: 0.6", "call_us: x").replace("node_us: 0.7", "node_us: -7", 1)
     assert len(problems_of(text)) == 2
+
+
+def smallest() -> str:
+    """A table of NumPy's prices alone."""
+    return text_of().partition("\nonnxruntime:")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the file holds nothing"),
+        ("- 1\n", "must be a mapping"),
+        (smallest()[:700], "mine.yaml"),
+        (smallest() + "\nname: other\n", "the key 'name' stands twice"),
+        ("version: 2\n" + smallest(), "version: there is no such key"),
+        ("a: " + "[" * 5000 + "]" * 5000, "this YAML goes beyond 16 levels"),
+        ("a: &a [*a]\n", "aliases make this YAML too large"),
+        (smallest() + "#" * (1 << 20), "expected: at most 1048576 bytes"),
+        (smallest() + "\n---\n" + smallest(), "another document"),
+        (smallest().replace("0.6", "9" * 5000), "not a number that is understood here"),
+        (smallest().replace("0.6", "1e999"), "must be a finite number from 0, not '1e999'"),
+        (smallest().replace("0.6", "!!python/name:os.system x"), "mine.yaml:"),
+    ],
+)
+def test_what_is_no_table_at_all_is_said_in_one_error(text: str, said: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        parse_prices(text.encode(), "mine.yaml")
+    assert said in str(caught.value)
+    assert "mine.yaml" in str(caught.value)
+    assert len(str(caught.value)) < 20_000
+
+
+WRONG = (
+    "", ".nan", "-.inf", "-1", "1e400", "true", "null", "[1]", "{a: 1}", "{1: 2, 1: 3}", "x",
+    "!!python/object:os.system x", "&a 1", "*a", "2026-01-01", "{value: 1, source: 3}", "|\n",
+    "{262143: x}", "{: 1}", "[", "- 1", "\0", "\t", "#", "9" * 30,
+)  # fmt: skip
+
+
+def damaged(lines: list[str], rng: random.Random) -> list[str]:
+    """The lines of a table after one damage."""
+    i, kind = rng.randrange(len(lines)), rng.randrange(6)
+    line, before, after = lines[i], lines[:i], lines[i + 1 :]
+    if kind == 0:
+        return [*before, *(after or [""])]
+    if kind == 1:
+        return [*before, line, rng.choice(lines), *after]
+    if kind == 2:
+        return [*before, f"{line.partition(':')[0]}: {rng.choice(WRONG)}", *after]
+    if kind == 3:
+        number = re.sub(r"\d+(\.\d+)?", lambda _: rng.choice(WRONG), line, count=1)
+        return [*before, number, *after]
+    if kind == 4:
+        return [*before, "  " * rng.randrange(4) + line.strip(), *after]
+    j = rng.randrange(len(line) + 1)
+    sign = rng.choice("{}[]:,-#&*!|>'\"%@` \t\0é")
+    return [*before, line[:j] + sign + line[j + rng.randrange(2) :], *after]
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(3_000, marks=pytest.mark.full)])
+def test_damaged_tables_are_tables_or_problems_with_their_lines(count: int) -> None:
+    rng, refused = random.Random(13), 0
+    for _ in range(count):
+        lines = smallest().split("\n")
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            lines = damaged(lines, rng)
+        try:
+            parse_prices("\n".join(lines).encode(), "mine.yaml")
+        except FormatError as error:
+            assert "mine.yaml" in str(error)
+            assert all(re.fullmatch(r"mine\.yaml:\d+", p.where) for p in error.problems)
+            refused += 1
+    assert count // 2 < refused < count
 
 
 def test_a_table_that_there_is_not_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
@@ -278,7 +354,27 @@ def test_a_device_takes_the_table_of_a_file_also_on_several_threads(tmp_path: Pa
 def test_an_executor_that_has_no_choice_takes_no_prices(executor: str) -> None:
     with pytest.raises(UsageError, match=f"{executor!r} takes no prices") as failure:
         stitch.open_device("host", executor=executor, prices="x86_avx512_intel")
-    assert "auto or torch" in str(failure.value)
+    assert "auto or torch or fastest" in str(failure.value)
+
+
+def test_the_fastest_is_looked_for_among_those_that_choose_by_the_table(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text_of().replace("name: x86_avx512_intel", "name: mine"))
+    with stitch.open_device("host", executor="fastest", prices=file) as device:
+        executor: Any = device.backend.executor
+        chosen = {one.name: one.prices and one.prices.name for one in executor.tried}
+        assert "by the prices 'mine'" in device.explain()
+    assert chosen == {"numpy": None, "auto": "mine", "onnxruntime": None, "torch": "mine"}
+
+
+def test_a_table_that_is_not_sound_is_refused_where_the_fastest_is_looked_for(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\n")
+    with pytest.raises(FormatError, match="not a sound table of prices"):
+        stitch.open_device("host", executor="fastest", prices=tmp_path / "mine.yaml")
+    with pytest.raises(UsageError, match="cannot read the prices"):
+        stitch.open_device("host", executor="fastest", prices=tmp_path / "none.yaml")
 
 
 def test_an_executor_that_is_made_already_takes_no_other_prices() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import FormatError, UsageError
+from stitch.errors import FormatError, StitchError, UsageError
 from stitch.program import Space
+from tests.support.json_damage import at, damaged_json
 from tests.support.training.models import batches, compiled, mlp, train
 
 
@@ -98,14 +100,82 @@ def test_values_of_another_shape_are_all_named() -> None:
     for name in names:
         values[name]["shape"].reverse()
     told = refusal(json.dumps(body))
-    assert "values of another shape than the programs take" in told
-    assert all(name in told for name in names)
+    for name in names:
+        there, here = values[name]["shape"], values[name]["shape"][::-1]
+        wanted = f"{'x'.join(map(str, here))}xf32"
+        place = f"model.training.values.{name}: float32{there}, where the programs take {wanted}"
+        assert place in told
 
 
 def test_a_place_that_there_is_not_is_refused() -> None:
     body = json.loads(searched().as_json())
     body["search"]["tensors"]["x"] = [0, "l2"]
-    assert "l2" in refusal(json.dumps(body))
+    told = refusal(json.dumps(body))
+    assert "model.search.tensors.x: a pair of a device and a space (host or dram or l1)" in told
+    assert "'l2'" in told
+
+
+_STEPS = {"type": "int64", "shape": [1], "base64": "AAAAAAAAAAA="}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("values fc1.bias type", "int32", ".values.fc1.bias: int32[64], where the programs take"),
+        ("values fc1.bias type", "float23", ".values.fc1.bias.type: "),
+        ("values fc1.bias base64", "AAAA", ".values.fc1.bias.base64: [64] of float32 is 256 bytes"),
+        ("values fc1.bias shape", [-64], ".values.fc1.bias.base64: [-64] of float32 is -256 bytes"),
+        ("values training.steps", _STEPS, ".values.training.steps: int64[1], where the programs"),
+        ("loss", 7, ".loss: training takes a loss of stitch.losses, its name, or a mapping"),
+        ("loss loss", "mes", ".loss: no such loss"),
+        ("optimizer betas", 3, ".optimizer: Adam takes two numbers as betas"),
+        ("optimizer groups", [1], ".optimizer: training takes mappings as groups"),
+        ("optimizer schedule schedule", [], ".optimizer: no such schedule"),
+        ("precision", "float23", ".precision: TrainingOptions takes a DataType or its word"),
+        ("spaces", {"x": "l2"}, ".spaces: TrainingOptions takes a mapping of names"),
+        ("clip_grad_norm", -1, ".clip_grad_norm: gradients are clipped to a norm above 0"),
+        ("extra", 1, ".extra: it has no meaning here"),
+    ],
+)
+def test_what_is_wrong_in_a_training_is_said_with_its_place(
+    place: str, value: Any, said: str
+) -> None:
+    body = json.loads(searched().as_json())
+    *outer, last = place.split()
+    at(body["training"], tuple(outer))[last] = value
+    assert f"  - model.training{said}" in refusal(json.dumps(body))
+
+
+@pytest.mark.parametrize("word", ["loss", "optimizer", "precision", "recompute"])
+def test_what_is_missing_in_a_training_is_said_with_its_place(word: str) -> None:
+    body = json.loads(searched().as_json())
+    del body["training"][word]
+    assert f"- model.training.{word}: a value is needed, not nothing" in refusal(json.dumps(body))
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        ("inference", 700), ("training", 300),
+        pytest.param("inference", 10_000, marks=pytest.mark.full),
+        pytest.param("training", 2_000, marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+def test_damaged_json_is_a_model_or_an_error_of_ours(kind: str, count: int) -> None:
+    graph = mlp(hidden=8)
+    text = (
+        stitch.compile(graph, target="host")
+        if kind == "inference"
+        else compiled(stitch.Adam(lr=0.01, weight_decay=0.1), graph=graph, algorithm="search")
+    ).as_json()
+    rng, refused = random.Random(11), 0
+    for _ in range(count):
+        try:
+            stitch.CompiledModel.load(io.StringIO(damaged_json(text, rng)))
+        except StitchError as error:
+            assert len(str(error)) < 20_000
+            refused += 1
+    assert count // 2 < refused < count
 
 
 # -- tensors of a model, whole and in parts --------------------------------------------------------

@@ -74,6 +74,53 @@ def test_a_loss_of_torch_is_taken_as_it_is(make: Any, label: Any, reduction: str
     compare(network(), make(reduction), label)
 
 
+class Shift(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Its parameter's gradient is that of its prediction."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(count))
+
+    def forward(self, x: Any) -> Any:
+        return x + self.by
+
+
+BENDS = [0.0, 1e-45, 1e-40, 1e-30, 1e-3, 0.5, 1.0, 7, 1e30, float("inf")]
+AROUND = [0.0, -0.0, 0.25, 0.5, -0.5, 1.0, 1.0000001, -1.0, 3.0, 1e-30, 1e-20, -1e15]
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        *(nn.SmoothL1Loss(beta=bend, reduction="sum") for bend in BENDS),
+        *(nn.HuberLoss(delta=bend, reduction="sum") for bend in BENDS if bend),
+    ],
+    ids=repr,
+)
+def test_bent_losses_are_torchs_around_every_bend(loss_fn: Any) -> None:
+    net, x = Shift(len(AROUND)), torch.tensor(AROUND)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    model = stitch.compile(net, (x,), target="host", optimizer=optimizer, loss=loss_fn)
+    found, expected = loss_fn(model(x), torch.zeros_like(x)), loss_fn(net(x), torch.zeros_like(x))
+    found.backward()
+    expected.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    gradient = model.instance.get_tensor("by.grad")
+    np.testing.assert_allclose(gradient, net.by.grad, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "bend"),
+    [
+        (stitch.losses.SmoothL1Loss, "beta", -0.5), (stitch.losses.SmoothL1Loss, "beta", np.nan),
+        (stitch.losses.HuberLoss, "delta", 0), (stitch.losses.HuberLoss, "delta", np.nan),
+    ],
+)  # fmt: skip
+def test_a_bend_that_torch_refuses_is_refused(kind: Any, word: str, bend: float) -> None:
+    with pytest.raises(UsageError, match=f"{word} of {kind.__name__} is"):
+        kind(**{word: bend})
+
+
 def test_probabilities_go_through_a_binary_cross_entropy() -> None:
     compare(network(nn.Sigmoid()), nn.BCELoss(weight=COUNTED), shares())
 

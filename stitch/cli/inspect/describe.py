@@ -193,14 +193,21 @@ def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
     memory: dict[str, Any] = {"spaces": spaces, "parts": parts, "constants_nbytes": constants}
     if program.is_opaque:
         return memory  # Nothing on the host computes it.
-    on_host = make_executor(HOST_EXECUTOR).host_bytes(program)
-    memory["host"] = {
-        "executor": HOST_EXECUTOR,
-        "peak_nbytes": program_peak(program, shape, on_host),
-        "kernels_nbytes": on_host.kernels,
-        "largest_operation": on_host.largest,
-    }
+    memory["host"] = {"executor": HOST_EXECUTOR, **_on_host(program, shape)}
     return memory
+
+
+def _on_host(program: Program, shape: MachineShape) -> dict[str, Any]:
+    """What a run takes of the host's memory; of operations that are not ours, why nobody knows."""
+    try:
+        taken = make_executor(HOST_EXECUTOR).host_bytes(program)
+    except StitchError as error:
+        return {"problem": str(error)}
+    return {
+        "peak_nbytes": program_peak(program, shape, taken),
+        "kernels_nbytes": taken.kernels,
+        "largest_operation": taken.largest,
+    }
 
 
 def head_lines(path: str, described: Mapping[str, Any]) -> list[str]:
@@ -305,6 +312,10 @@ def _memory_lines(memory: Mapping[str, Any]) -> list[str]:
         out.append(f"    {part['space']:4} {part['bytes_per_bank']:>9} B  {part['what']}{at}")
     host = memory.get("host")
     if host is None:
+        return out
+    if "problem" in host:
+        why = host["problem"].splitlines()[0]
+        out.append(f"  host memory: no run here, {host['executor']} does not compute it: {why}")
         return out
     line = f"  host memory: a run takes at most {host['peak_nbytes']} B ({host['executor']})"
     if host["largest_operation"]:

@@ -27,15 +27,12 @@ from stitch.frontend.torch.aten_call import (
 )
 from stitch.frontend.torch.control_flow import CONTROL, InnerGraph
 from stitch.frontend.torch.lowering import CHECKS, complex_lowering_of, lowering_of
-from stitch.frontend.torch.user_lines import location_of
+from stitch.frontend.torch.node_places import location_of, operator_of
+from stitch.frontend.torch.refused_nodes import COMPILE_REMEDY, Refusal, RefusedNodes, briefly
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ValueType
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-#: Lines of one message; what goes beyond is counted.
-MAX_LINES = 60
-COMPILE_REMEDY = "torch.compile, which breaks the graph where code is left to torch"
-EVAL_REMEDY = "call .eval() on the module if it is in training mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,79 +44,10 @@ class Unreadable:
     @staticmethod
     def because(error: StitchError) -> Unreadable:
         """A value of a type that programs have not."""
-        return Unreadable(f"it reads what programs cannot: {_briefly(error)}")
-
-
-def _briefly(error: StitchError) -> str:
-    return error.brief() + (f" (got {error.got})" if error.got else "")
+        return Unreadable(f"it reads what programs cannot: {briefly(error)}")
 
 
 _FAILED = Unreadable("it reads what is not compiled")
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A node that is not compiled, and why."""
-
-    node: Any
-    operator: str
-    where: str
-    reason: str
-
-
-@dataclass
-class _Refusals:
-    """Collects what cannot be compiled; `raise_any` ends it with one error for all."""
-
-    title: str
-    remedy: str = COMPILE_REMEDY
-    each: list[Refusal] = field(default_factory=list)
-    _places: dict[str, list[str]] = field(default_factory=dict)
-    _errors: list[tuple[str, StitchError]] = field(default_factory=list)
-    _random: bool = False
-
-    def unsupported(self, node: Any, where: str) -> None:
-        """An operator without a lowering."""
-        target = _operator(node)
-        tags = getattr(target, "tags", ())
-        is_known = target in CONTROL or lowering_of(target) is not None
-        reason = " for complex numbers" if is_known and has_complex(node) else ""
-        if torch.Tag.nondeterministic_seeded in tags:
-            reason, self._random = " (its result is random)", True
-        elif torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:
-            reason = " (its result's shape depends on data)"
-        self.note(node, where, f"no lowering{reason}")
-        places = self._places.setdefault(f"{target}{reason}", [])
-        if where not in places:
-            places.append(where)
-
-    def failed(self, node: Any, where: str, error: StitchError) -> None:
-        """An operator whose operands its lowering refuses."""
-        self.note(node, where, _briefly(error))
-        self._errors.append((where, error))
-
-    def note(self, node: Any, where: str, reason: str) -> None:
-        """A node that is not compiled for a reason, which alone is no error."""
-        self.each.append(Refusal(node, name_of(node), where, reason))
-
-    def raise_any(self) -> None:
-        """Raises one `CompileError` for all that was collected; nothing if that is nothing."""
-        lines = [
-            f"operator {name} is not supported: {', '.join(places)}"
-            for name, places in self._places.items()
-        ]
-        lines += [f"{where}: {error.sentence()}" for where, error in self._errors]
-        if not lines:
-            return
-        more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-        # Who has torch.compile already is told what helps there.
-        remedies = [EVAL_REMEDY] if self._random and self.remedy == COMPILE_REMEDY else []
-        remedies += [error.remedy for _, error in self._errors if error.remedy]
-        raise CompileError(
-            "the module cannot be compiled:\n  - " + "\n  - ".join([*lines[:MAX_LINES], *more]),
-            where=self.title,
-            remedy="; ".join(dict.fromkeys(remedies)) or self.remedy,
-        )
 
 
 def lower_graph(
@@ -136,7 +64,7 @@ def lower_graph(
     target; both are asked only for values that are read. Raises one `CompileError` for all
     operators that cannot be compiled, each with its source line.
     """
-    walk = _Walk(builder, bindings, attributes, _Refusals(title, remedy))
+    walk = _Walk(builder, bindings, attributes, RefusedNodes(title, remedy))
     values = walk.graph(graph)
     walk.refusals.raise_any()
     unread = any(isinstance(value, Unreadable) for value in pytree.tree_leaves(values))
@@ -154,7 +82,7 @@ def try_lowering(
     be thrown away. What a refused node gives is taken for an input, so that a node is refused for
     itself alone, or because no program can read what it reads.
     """
-    walk = _Walk(builder, bindings, attributes, _Refusals(""), goes_on=True)
+    walk = _Walk(builder, bindings, attributes, RefusedNodes(""), goes_on=True)
     values = walk.graph(graph)
     return values, walk.refusals.each
 
@@ -164,7 +92,7 @@ class _Walk:
     builder: ComputationGraphBuilder
     bindings: Mapping[str, Callable[[], Any]]
     attributes: Callable[[str], Any]
-    refusals: _Refusals
+    refusals: RefusedNodes
     #: What is refused is run by others: what it gives is an input.
     goes_on: bool = False
     values: dict[Any, Any] = field(default_factory=dict)
@@ -211,7 +139,7 @@ class _Walk:
         with self.builder.at(where):
             try:
                 if not _is_known(node):
-                    self.refusals.unsupported(node, where)
+                    self.refusals.unsupported(node, where, _case(node))
                     self.values[node] = self._given(node)
                 elif (unread := self._unreadable(operands)) is not None:
                     if self.goes_on:
@@ -285,7 +213,7 @@ class _Walk:
         }
         walk = _Walk(
             self.builder, bindings, lambda target: self.attributes(f"{inner.target}.{target}"),
-            _Refusals(""),
+            RefusedNodes(""),
         )  # fmt: skip
         values = walk.graph(graph)
         refused = walk.refusals.each
@@ -313,7 +241,7 @@ def _check_promise(node: Any, call: Call, results: Any) -> None:
         kept = isinstance(result, SymbolicTensor) and result.type == promised
         if not kept:
             raise InternalError(
-                f"internal error: the lowering of operator {_operator(node)} does not keep "
+                f"internal error: the lowering of operator {operator_of(node)} does not keep "
                 f"what torch promises for its result {place}",
                 where=location_of(node),
                 expected=promised.text(),
@@ -322,24 +250,18 @@ def _check_promise(node: Any, call: Call, results: Any) -> None:
             )
 
 
-def _operator(node: Any) -> Any:
-    """The operator of a node, also of one that torch keeps in order because it may raise."""
-    if node.target is torch.ops.higher_order.with_effects:
-        return node.args[1]
-    return node.target
-
-
-def name_of(node: Any) -> str:
-    """The name of a node's operator, as torch writes it."""
-    return str(_operator(node))
-
-
 def _is_known(node: Any) -> bool:
     if node.op != "call_function":
         return False
     if node.target in CONTROL:
         return not has_complex(node)
     return node.target is operator.getitem or _lowering(node) is not None
+
+
+def _case(node: Any) -> str:
+    """For which values alone an operator has no lowering, in words."""
+    is_known = node.target in CONTROL or lowering_of(operator_of(node)) is not None
+    return " for complex numbers" if is_known and has_complex(node) else ""
 
 
 def _lowering(node: Any) -> Lowering | None:

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from stitch.errors import CompileError, StitchError, UsageError
 from stitch.frontend.torch.aten_call import torch_type_of
 from stitch.frontend.torch.lowering import KEPT_WHOLE
+from stitch.frontend.torch.node_places import failure_location
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
-from stitch.frontend.torch.user_lines import failure_location
 from stitch.program import TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]

@@ -25,8 +25,9 @@ from stitch.frontend.torch.aten_call import (
     in_pairs,
     is_complex,
 )
-from stitch.frontend.torch.aten_walk import EVAL_REMEDY, lower_graph
+from stitch.frontend.torch.aten_walk import lower_graph
 from stitch.frontend.torch.export import Examples, exported
+from stitch.frontend.torch.refused_nodes import EVAL_REMEDY
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 
 _INPUT = torch.export.graph_signature.InputKind

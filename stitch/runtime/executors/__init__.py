@@ -3,6 +3,7 @@
 Comes in: programs and regions of bytes. Goes out: steps to call. Must not know plans or devices.
 """
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -55,8 +56,8 @@ EXECUTORS: dict[str, tuple[str, str]] = {
 THREADED = ("onnxruntime", "auto")
 #: Those that may fuse operations across seams.
 FUSING = ("onnxruntime", "auto")
-#: Those that choose by a table of prices.
-PRICED = ("auto", "torch")
+#: Those that choose by a table of prices, and the one that tries those.
+PRICED = ("auto", "torch", "fastest")
 _THREADS_ELSEWHERE = {
     "numpy": "NumPy's threads are set before it is loaded, as in OMP_NUM_THREADS=4",
     "torch": "PyTorch's threads are those of torch.set_num_threads, or of OMP_NUM_THREADS",
@@ -107,11 +108,12 @@ def make_executor(
     module, class_name = EXECUTORS[name]
     words: dict[str, Any] = {} if threads is None else {"intra_op_threads": threads}
     if name == "fastest":
-        words["make"] = make_executor
+        # Read once, and here: an executor that refuses a table is not one that is not installed.
+        words["make"] = partial(_tried, None if prices is None else load_prices(prices))
+    elif prices is not None:
+        words["prices"] = prices
     if fuse_across_seams and name in FUSING:
         words["fuse_across_seams"] = True
-    if prices is not None:
-        words["prices"] = prices
     try:
         executor = getattr(import_module(module), class_name)(**words)
     except ModuleNotFoundError as error:
@@ -123,6 +125,11 @@ def make_executor(
         ) from error
     assert isinstance(executor, Executor)
     return executor
+
+
+def _tried(prices: PriceTable | None, name: str) -> Executor:
+    """One that `fastest` tries, by the table if it chooses by one."""
+    return make_executor(name, prices=prices if name in PRICED else None)
 
 
 __all__ = [

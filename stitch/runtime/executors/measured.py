@@ -47,6 +47,8 @@ class MeasuredExecutor(Executor):
         for name in TRIED:
             with suppress(UsageError):
                 self.tried.append(make(name))
+        #: By which those of them choose that have a choice: the clock compares what they chose.
+        self.prices = next((one.prices for one in self.tried if one.prices is not None), None)
         self._clock = clock
         #: By the name of a program: what each executor took, in nanoseconds, the fastest first.
         self.measured: dict[str, tuple[tuple[str, int], ...]] = {}

@@ -48,7 +48,8 @@ from stitch.training.local_backend.task_slots import (
 from stitch.training.local_backend.update_slots import update_slots
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
-from stitch.training.programs import LABEL, LOSS, TrainingOptions, loss_graph
+from stitch.training.programs import LABEL, LOSS, loss_graph
+from stitch.training.training_options import TrainingOptions
 
 #: What every program's task is told, beside what belongs to it.
 _PROFILING = MappingProxyType({"profiling": RuntimeArgument.PROFILING})

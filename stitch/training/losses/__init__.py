@@ -50,6 +50,7 @@ def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
     """A loss by name (`mse`, `mse_sum` ...) or by what `Loss.config` gave; raises `UsageError`."""
     if isinstance(config, Loss):
         return config
+    LOSS_KIND.check("training", "loss", config)
     if isinstance(config, str):
         name, _, last = config.rpartition("_")
         config = {"loss": config}

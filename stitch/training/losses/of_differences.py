@@ -65,20 +65,12 @@ class L1Loss(_Elementwise):
 class _Bent(_Elementwise):
     """Squared differences up to a bend, absolute ones beyond it."""
 
-    def _bend(self, word: str, value: float) -> float:
+    def _bend(self, word: str, value: float, *, may_be_zero: bool) -> float:
         NUMBER.check(type(self).__name__, word, value)
-        if not value > 0:
-            raise UsageError(f"{word} of {type(self).__name__} is above 0", got=str(value))
+        if not (value > 0 or (may_be_zero and value == 0)):
+            least = "at least 0" if may_be_zero else "above 0"
+            raise UsageError(f"{word} of {type(self).__name__} is {least}", got=str(value))
         return float(value)
-
-    def _bent(
-        self, b: ComputationGraphBuilder, pred: Any, label: Any, bend: float, factor: float
-    ) -> Any:
-        """`factor` times: d² / 2 up to the bend, bend (d - bend / 2) beyond."""
-        distance = b.op("Abs", pred - label)
-        beyond = (distance - 0.5 * bend) * (bend * factor)
-        within = distance * distance * (0.5 * factor)
-        return b.op("Where", b.op("Less", distance, bend), within, beyond)
 
 
 @final
@@ -89,10 +81,14 @@ class SmoothL1Loss(_Bent):
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
         super().__init__(reduction)
-        self.beta = self._bend("beta", beta)
+        self.beta = self._bend("beta", beta, may_be_zero=True)
 
     def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
-        return self._bent(b, pred, label, self.beta, 1.0 / self.beta)
+        distance, beta = b.op("Abs", pred - label), np.float32(self.beta)
+        if not beta:
+            return distance
+        bent = b.op("Min", distance, beta)
+        return bent / beta * (distance - bent * 0.5)
 
     def settings(self) -> dict[str, Any]:
         return {"beta": self.beta}
@@ -106,10 +102,12 @@ class HuberLoss(_Bent):
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(reduction)
-        self.delta = self._bend("delta", delta)
+        self.delta = self._bend("delta", delta, may_be_zero=False)
 
     def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
-        return self._bent(b, pred, label, self.delta, 1.0)
+        distance = b.op("Abs", pred - label)
+        bent = b.op("Min", distance, np.float32(self.delta))
+        return bent * (distance - bent * 0.5)
 
     def settings(self) -> dict[str, Any]:
         return {"delta": self.delta}

@@ -22,9 +22,10 @@ from stitch.training.costs import CostEstimator
 from stitch.training.graphs import KEPT_KINDS, Trainable
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
-from stitch.training.programs import TrainingGraphs, TrainingOptions, training_graphs
+from stitch.training.programs import TrainingGraphs, training_graphs
 from stitch.training.search.search_result import CostValues, InferenceGraphs, SearchResult
 from stitch.training.search.tensor_places import STEP_PROGRAMS, Case
+from stitch.training.training_options import TrainingOptions
 
 ALGORITHMS = ("none", "greedy", "search")
 

@@ -6,12 +6,12 @@ programs, from which they come back. Must not know: how it was found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
-from stitch.graph import ComputationGraph
+from stitch.graph import ComputationGraph, JsonObject
 from stitch.program import Role, Space
 
 
@@ -102,19 +102,52 @@ class SearchResult(Generic[G_co]):
         }  # fmt: skip
 
     @staticmethod
-    def from_data(body: Mapping[str, Any], graph: G) -> SearchResult[G]:
-        """What `as_data` wrote, with its graphs; raises `KeyError`, `TypeError`, `ValueError`."""
-        solution = body["solution"]
-        operators: Sequence[Any] = solution["operators"]
+    def from_record(record: JsonObject, graph: G) -> SearchResult[G]:
+        """What `as_data` wrote, with its graphs; stand-ins where a defect was noted."""
+        record.refuse_other_keys(("tensors", "solution", "costs"))
+        solution, costs = record.record("solution"), record.record("costs")
+        solution.refuse_other_keys(("algorithm", "recompute", "compared", "operators"))
+        costs.refuse_other_keys(_COSTS)
+        places = {
+            name: _place_in(record, f"tensors.{name}", place)
+            for name, place in record.fields("tensors").items()
+        }
+        operators = [
+            _operator_in(solution, f"operators[{i}]", operator)
+            for i, operator in enumerate(solution.items("operators"))
+        ]
         return SearchResult(
-            graph,
-            MappingProxyType({
-                name: TensorPlace(device, Space(space))
-                for name, (device, space) in body["tensors"].items()
-            }),
+            graph, MappingProxyType(places),
             SearchSolution(
-                solution["algorithm"], solution["recompute"],
-                tuple([OperatorPlace(*operator) for operator in operators]), solution["compared"],
+                solution.text("algorithm"), solution.text("recompute"), tuple(operators),
+                solution.integer("compared"),
             ),
-            CostValues(**body["costs"]),
+            CostValues(costs.number("seconds"), *(costs.integer(key) for key in _COSTS[1:])),
         )  # fmt: skip
+
+
+_COSTS = tuple(field.name for field in fields(CostValues))
+
+
+def _place_in(record: JsonObject, key: str, place: object) -> TensorPlace:
+    spaces = {space.value: space for space in Space}
+    if isinstance(place, list) and len(place) == 2:
+        device, space = place
+        if _is_device(device) and isinstance(space, str) and space in spaces:
+            return TensorPlace(device, spaces[space])
+        place = space if _is_device(device) else device
+    record.bad_value(key, f"a pair of a device and a space ({' or '.join(spaces)})", place)
+    return TensorPlace(0, Space.HOST)
+
+
+def _operator_in(record: JsonObject, key: str, operator: object) -> OperatorPlace:
+    if isinstance(operator, list) and len(operator) == 4:
+        program, name, op, device = operator
+        if all(isinstance(word, str) for word in (program, name, op)) and _is_device(device):
+            return OperatorPlace(program, name, op, device)
+    record.bad_value(key, "a list of a program, a name, an operator and a device", operator)
+    return OperatorPlace("", "", "", 0)
+
+
+def _is_device(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -23,7 +23,6 @@ from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import ComplexTensor, array_of, in_pairs, is_complex
 from stitch.frontend.torch.aten_walk import (
-    Refusal,
     Unreadable,
     lower_graph,
     readable_type,
@@ -45,6 +44,7 @@ from stitch.frontend.torch.lowering import (
     give_key,
     join_selected,
 )
+from stitch.frontend.torch.refused_nodes import Refusal
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind
 from stitch.report import Device

@@ -246,7 +246,8 @@ class SharedStorage:
         if 0 in output.shape:
             return torch.empty(output.shape, dtype=dtype)
         if dtype in PART_TYPES:
-            parts = self.result(tensor, replace(output, dtype=PART_TYPES[dtype]))
+            pairs = replace(output, dtype=PART_TYPES[dtype], shape=(*output.shape, 2))
+            parts = self.result(tensor, pairs)
             return torch.view_as_complex(parts)
         is_small = output.may_be_copied and output.nbytes < self._copied_below
         if is_small or len(output.views) >= MAX_VIEWS_HELD:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError, InternalError
-from stitch.frontend.torch.aten_walk import MAX_LINES, Refusal, name_of
 from stitch.frontend.torch.compile.drawn_numbers import (
     DRAWN_BY_DATA,
     random_nodes,
@@ -52,7 +51,8 @@ from stitch.frontend.torch.compile.symbolic_sizes import (
     has_symbols,
     is_static,
 )
-from stitch.frontend.torch.user_lines import location_of
+from stitch.frontend.torch.node_places import location_of, name_of
+from stitch.frontend.torch.refused_nodes import MAX_LINES, Refusal
 
 #: A function of a list of arguments, which it empties.
 Run = Callable[[list[Any]], Sequence[Any]]

@@ -1,6 +1,7 @@
-"""Lines of the user's code: of a node of a graph, of a failure while it is captured.
+"""Which operator a node of torch's graph calls, and which line of the user's code asked for it.
 
-Comes in: fx nodes, exceptions. Goes out: `file:line`. Must not know: builders.
+Comes in: nodes of fx graphs, exceptions. Goes out: names and places for messages. Must not know:
+what is said of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,18 @@ import torch
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+
+
+def operator_of(node: Any) -> Any:
+    """The operator of a node, also of one that torch keeps in order because it may raise."""
+    if node.target is torch.ops.higher_order.with_effects:
+        return node.args[1]
+    return node.target
+
+
+def name_of(node: Any) -> str:
+    """The name of a node's operator, as torch writes it."""
+    return str(operator_of(node))
 
 
 def location_of(node: Any) -> str:

@@ -1,0 +1,40 @@
+"""`stitch-inspect` shows every frozen file, also one whose operations nothing here computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FORMATS = Path(__file__).resolve().parents[1] / "formats"
+FROZEN = sorted(FORMATS.rglob("*.tt[bn]*"))
+
+Cli = Callable[..., Any]
+
+
+def test_there_are_frozen_files_of_both_kinds() -> None:
+    assert {path.suffix for path in FROZEN} == {".ttb", ".ttnn"}
+
+
+@pytest.mark.parametrize("path", FROZEN, ids=lambda path: path.name)
+@pytest.mark.parametrize("words", [(), ("--section=all", "--verify=full"), ("--json",)])
+def test_every_frozen_file_is_shown(cli: Cli, path: Path, words: tuple[str, ...]) -> None:
+    done = cli("inspect", str(path), *words)
+    assert (done.code, done.err) == (0, "")
+    assert done.out
+
+
+def test_of_operations_that_are_not_ours_the_reason_stands_where_the_host_memory_would(
+    cli: Cli,
+) -> None:
+    path = str(FORMATS / "v1.1.ttb")
+    said = "host memory: no run here, numpy does not compute it: unknown operator 'stitch.Mix'"
+    assert said in cli("inspect", path).out
+    found = json.loads(cli("inspect", path, "--json").out)
+    hosts = [program["memory"]["host"] for program in found["programs"]]
+    assert [host["problem"].splitlines()[0] for host in hosts] == [
+        "Where has no attribute 'perm'", "unknown operator 'stitch.Mix'",
+    ]  # fmt: skip

@@ -1,0 +1,178 @@
+"""Losses are computed with as in torch: read as numbers, gone back from by the chain rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import stitch
+from stitch.errors import UsageError
+
+LOSS = torch.nn.MSELoss()
+
+
+def made(target: str = "host", **options: Any) -> tuple[Any, Any]:
+    """A layer of torch's, and the model of it."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = stitch.compile(
+        net, (torch.ones(8, 6),), target=target, optimizer=optimizer, loss=LOSS, **options
+    )
+    return net, model
+
+
+def batch(seed: int = 0) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 6, generator=generator), torch.rand(8, 5, generator=generator)
+
+
+def assert_gradients(net: Any, model: Any, rtol: float = 1e-5) -> None:
+    for name, parameter in net.named_parameters():
+        found = model.instance.get_tensor(f"{name}.grad")
+        np.testing.assert_allclose(found, parameter.grad, rtol=rtol, atol=1e-7)
+
+
+COMPUTED: list[Callable[[Any], Any]] = [
+    lambda loss: loss / 4, lambda loss: loss * 0.5, lambda loss: 3 * loss, lambda loss: -loss,
+    lambda loss: loss + 1.5, lambda loss: 2 - loss, lambda loss: loss + loss * 2,
+    lambda loss: +loss,
+    lambda loss: loss**2, lambda loss: 1 / loss, lambda loss: 2**loss, lambda loss: loss * loss,
+    lambda loss: abs(loss - 0.9) + 0.9, lambda loss: abs(loss - 9.0),
+    lambda loss: loss * np.float32(0.3), lambda loss: loss * torch.tensor(0.3),
+    lambda loss: torch.tensor(0.3) * loss, lambda loss: np.float64(0.25) * loss,
+    lambda loss: loss * loss.detach(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["host", "wormhole_n150"])
+@pytest.mark.parametrize("compute", COMPUTED)
+def test_what_is_computed_from_a_loss_goes_back_as_in_torch(
+    compute: Callable[[Any], Any], target: str
+) -> None:
+    net, model = made(target)
+    x, y = batch()
+    found, expected = compute(LOSS(model(x), y)), compute(LOSS(net(x), y))
+    found.backward()
+    expected.backward()
+    assert_gradients(net, model)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_quarters_of_losses_of_four_batches_step_as_their_mean() -> None:
+    net, model = made()
+    for seed in range(4):
+        x, y = batch(seed)
+        (LOSS(model(x), y) / 4).backward()
+        (LOSS(net(x), y) / 4).backward()
+    assert_gradients(net, model)
+
+
+def test_programs_in_bfloat16_go_back_from_a_part_of_a_loss() -> None:
+    net, model = made(precision="bfloat16")
+    x, y = batch()
+    (LOSS(model(x), y) * 0.125).backward()
+    (LOSS(net(x), y) * 0.125).backward()
+    for name, parameter in net.named_parameters():
+        found = model.instance.get_tensor(f"{name}.grad").astype(np.float32)
+        np.testing.assert_allclose(found, parameter.grad, rtol=0.05, atol=1e-3)
+
+
+def test_a_loss_is_read_in_every_way_that_a_number_is() -> None:
+    _, model = made()
+    x, y = batch()
+    loss = LOSS(model(x), y)
+    number = loss.item()
+    assert float(loss) == number == loss.detach().item() == loss.detach().cpu().numpy()
+    assert loss.tolist() == number and np.asarray(loss) == np.float32(number)
+    assert round(loss, 2) == round(number, 2) and not math.isnan(loss)
+    assert loss < number + 1 and loss <= number and loss > 0 and loss >= loss.detach()
+    assert int(loss * 100) == int(np.float32(number) * np.float32(100))
+    assert f"{loss / 2:.3f}" == f"{number / 2:.3f}"
+
+
+def test_factors_that_differ_from_step_to_step_compile_nothing() -> None:
+    _, model = made()
+    x, y = batch()
+    loaded = []
+    for step in range(6):
+        (LOSS(model(x), y) * (0.1 + step)).backward()
+        model.training.optimizer.step()
+        model.training.optimizer.zero_grad()
+        loaded.append(model.instance.device.statistics().plans_made)
+    assert len(set(loaded[3:])) == 1
+
+
+def test_a_running_sum_over_many_steps_is_read() -> None:
+    _, model = made()
+    x, y = batch()
+    loss = LOSS(model(x), y)
+    total: Any = 0
+    for _ in range(5000):
+        total += loss
+    assert total.item() == pytest.approx(5000 * loss.item(), rel=1e-3)
+    total.backward()
+    assert model.instance.get_tensor("bias.grad").shape == (5,)
+
+
+def test_a_sum_of_two_batches_is_read_and_not_gone_back_from() -> None:
+    _, model = made()
+    first = LOSS(model(batch(0)[0]), batch(0)[1])
+    second = LOSS(model(batch(1)[0]), batch(1)[1])
+    total = first + second
+    assert total.item() == pytest.approx(first.item() + second.item())
+    with pytest.raises(UsageError, match="goes back from one loss") as caught:
+        total.backward()
+    assert "gradients are added up" in str(caught.value)
+    second.backward()
+
+
+def test_a_computed_loss_goes_back_once_and_only_from_the_last_batch() -> None:
+    _, model = made()
+    x, y = batch()
+    early = LOSS(model(x), y) / 2
+    late = LOSS(model(x), y) / 2
+    with pytest.raises(UsageError, match="goes back once, from the last loss"):
+        early.backward()
+    late.backward()
+    with pytest.raises(UsageError, match="goes back once, from the last loss"):
+        late.backward()
+
+
+@pytest.mark.parametrize(
+    ("compute", "said"),
+    [
+        (lambda loss: loss.detach(), "this loss was detached"),
+        (lambda loss: loss / 0, "does not change with its loss by a finite number"),
+    ],
+)
+def test_what_cannot_go_back_says_why_and_the_loss_still_does(
+    compute: Callable[[Any], Any], said: str
+) -> None:
+    net, model = made()
+    x, y = batch()
+    loss = LOSS(model(x), y)
+    with pytest.raises(UsageError, match=said):
+        compute(loss).backward()
+    loss.backward()
+    LOSS(net(x), y).backward()
+    assert_gradients(net, model)
+
+
+def test_what_has_a_gradient_of_its_own_is_named_with_what_to_do() -> None:
+    net, model = made()
+    x, y = batch()
+    pred = model(x)
+    loss = LOSS(pred, y)
+    penalty = net.weight.square().sum()
+    for with_gradient in (penalty, pred.sum()):
+        for left, right in ((loss, with_gradient), (with_gradient, loss)):
+            with pytest.raises(UsageError, match="nothing goes back to this value"):
+                left + right
+    with pytest.raises(TypeError):
+        loss + "1"
