@@ -85,7 +85,9 @@ def _parts(
         found = SearchResult.from_data(body["search"], InferenceGraphs(graph))
         return ModelParts(graph, target, options, search_result=found)
     binary = load_binary(base64.b64decode(body["programs"], validate=True))
-    training = CompiledTraining.from_data(body["training"], binary.programs, body.get("search"))
+    training = CompiledTraining.from_data(
+        body["training"], binary.programs, graph, body.get("search")
+    )
     return ModelParts(graph, target, options, binary, training, training.search_result)
 
 

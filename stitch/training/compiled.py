@@ -8,7 +8,7 @@ not know: front ends, paths.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError, closest
+from stitch.graph import ComputationGraph
 from stitch.machine import Machine
 from stitch.program import Array, DataType, Program
 from stitch.report import Device
@@ -52,6 +53,10 @@ class CompiledTraining:
     values: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     #: What `algorithm=` found.
     search_result: SearchResult[TrainingGraphs] | None = None
+    #: What the programs were compiled with, by the names that the model has: what is frozen.
+    constants: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    #: Who hears of each instance that is started.
+    watchers: list[Callable[[TrainingInstance], object]] = field(default_factory=list, repr=False)
     #: The instance that the model's first call started.
     _started: list[TrainingInstance] = field(default_factory=list, repr=False)
 
@@ -93,7 +98,7 @@ class CompiledTraining:
         instance = TrainingInstance(
             self.programs, device, values,
             loss=self.loss, optimizer=self.optimizer, seed=seed, owns_device=owns_device,
-            capture_call=capture_call,
+            capture_call=capture_call, constants=self.constants,
             compile_update=partial(
                 compile_update, options=self.options, machine=device.machine
             ),
@@ -101,6 +106,12 @@ class CompiledTraining:
         counts = [name for name in values if name.startswith("training.")]
         if counts and not weights:
             instance.load_state_dict(values)
+        try:
+            for watcher in self.watchers:
+                watcher(instance)
+        except BaseException:
+            instance.close()
+            raise
         self._started[:] = [instance]
         return instance
 
@@ -115,10 +126,17 @@ class CompiledTraining:
         if self.instance is not None:
             self.instance.set_tensor(name, array, index)
             return
+        if name in self.constants:
+            raise UsageError(
+                f"{name} is frozen: the programs of this training have it as a constant",
+                remedy="compile the model again with another value",
+            )
         value = with_part(name, self._value(name), array, index)
         object.__setattr__(self, "values", MappingProxyType({**self.values, name: value}))
 
     def _value(self, name: str) -> Array:
+        if name in self.constants:
+            return self.constants[name]
         if name not in self.values:
             raise UsageError(
                 f"training does not begin with a tensor {name!r}",
@@ -139,10 +157,10 @@ class CompiledTraining:
 
     @staticmethod
     def from_data(
-        body: Mapping[str, Any], programs: tuple[Program, ...],
+        body: Mapping[str, Any], programs: tuple[Program, ...], graph: ComputationGraph,
         search: Mapping[str, Any] | None = None,
     ) -> CompiledTraining:  # fmt: skip
-        """What `as_data` wrote, the programs, and what the search found.
+        """What `as_data` wrote, the programs, the model's graph, and what the search found.
 
         Raises `UsageError`, `KeyError`, `ValueError`; for values that do not fit the programs with
         all of them.
@@ -158,7 +176,7 @@ class CompiledTraining:
             found = SearchResult.from_data(search, graphs_of(made))
         return CompiledTraining(
             made, loss_from_config(body["loss"]), optimizer_from_config(body["optimizer"]),
-            options_from_config(body), values, found,
+            options_from_config(body), values, found, constants_of(graph),
         )  # fmt: skip
 
 
@@ -195,7 +213,14 @@ def compile_model(
     programs = compile_training(search.graph, machine, search.spaces, executor)
     values = {**model.values, **(state or {})}
     chosen = replace(options, recompute=search.solution.recompute)
-    return CompiledTraining(programs, judged, stepped, chosen, values, search)
+    return CompiledTraining(
+        programs, judged, stepped, chosen, values, search, constants_of(model.graph)
+    )
+
+
+def constants_of(graph: ComputationGraph) -> Mapping[str, Array]:
+    """A graph's constants by name."""
+    return MappingProxyType({graph.values[c.value].name: c.data for c in graph.constants})
 
 
 def _array_data(array: Array) -> dict[str, Any]:
