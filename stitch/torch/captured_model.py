@@ -158,6 +158,12 @@ class CapturedModel:
         return self._model is not None
 
     @property
+    def is_over(self) -> bool:
+        """Whether it was in training, and that was closed: the module has what it learned."""
+        training = None if self._model is None else self._model.training
+        return training is not None and training.is_over
+
+    @property
     def model(self) -> CompiledModel:
         """The compiled model; raises `UsageError` before there is one."""
         if self._model is None:
@@ -189,14 +195,16 @@ class CapturedModel:
         self.model.dump(file, weights=weights)
 
     def get_tensor(self, name: str, index: Any = ...) -> Array:
-        """As of the compiled model; before there is one those of the module."""
-        if self._model is not None:
+        """As of the compiled model; before there is one, and after a training, those of the
+        module."""
+        if self._model is not None and not self.is_over:
             return self._model.get_tensor(name, index)
         return tensor_of(self.module, name, index)
 
     def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
-        """As of the compiled model; before there is one those of the module."""
-        if self._model is not None:
+        """As of the compiled model; before there is one, and after a training, those of the
+        module."""
+        if self._model is not None and not self.is_over:
             self._model.set_tensor(name, array, index)
         else:
             set_tensor_of(self.module, name, array, index)

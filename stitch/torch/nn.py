@@ -49,7 +49,9 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
     def _model(self) -> CapturedModel | None:
         known = _captured.get(self)
         captured = None if known is None else known()
-        return captured if captured is not None and captured.is_captured else None
+        if captured is None or not captured.is_captured or captured.is_over:
+            return None
+        return captured
 
     def as_json(self, *, weights: bool = True) -> str:
         """The model that `compile` gave as JSON, with the state of its training; else the module's

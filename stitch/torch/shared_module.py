@@ -79,6 +79,12 @@ class SharedModule:
                 held.constant = instance.constants[held.name]
                 held.put(held.tensor)
             self._held.append(held)
+        # The rest is no business of the programs.
+        known = self._parameters
+        self._held = [
+            held for held in self._held
+            if held.name in arrays or held.differs is not None or id(held.tensor) in known
+        ]  # fmt: skip
         taken = [name for number, (name, _) in self._parameters.items() if number in _sharers]
         if taken:
             raise UsageError(
@@ -94,7 +100,13 @@ class SharedModule:
             _sharers[number] = self
             kind: Any = type(parameter)
             parameter.__class__ = _followed(kind)
-        for name, array in instance.share(self, arrays).items():
+        self._dtypes = {name: array.dtype for name, array in arrays.items()}
+        try:
+            given = instance.share(self, arrays)
+        except BaseException:
+            self.end()
+            raise
+        for name, array in given.items():
             if array is not arrays[name]:
                 self.moved(name, array)
 
@@ -184,26 +196,27 @@ class SharedModule:
         if self.hides_gradients or own is not None or instance is None or instance.is_closed:
             return own
         name, _ = self._parameters[id(parameter)]
-        array = instance.gradient(name, _array_on(parameter.data).dtype)
+        array = instance.gradient(name, self._dtypes[name])
         if array is None:
             return None
         known = self._gradients.get(name)
         if known is None or known[0] is not array:
-            known = self._gradients[name] = array, _torch_on(array, parameter.dtype)
+            # Somebody may ask in the middle of torch's tracing.
+            with torch.utils._python_dispatch._disable_current_modes():
+                known = self._gradients[name] = array, _torch_on(array, parameter.dtype)
         return known[1]
 
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
         """`parameter.grad = gradient`: the training's, if it has one; None drops it."""
         name, _ = self._parameters[id(parameter)]
         there, instance = self.gradient(parameter), self._instance()
-        if _own_gradient(parameter) is not None or there is None or instance is None:
+        if instance is None or instance.is_closed or _own_gradient(parameter) is not None:
             _set_own_gradient(parameter, gradient)
         elif gradient is None:
             self._gradients.pop(name, None)
             instance.drop_gradient(name)
-        elif gradient is not there:
-            with torch.no_grad():
-                there.copy_(gradient)
+        elif gradient is not there and not instance.set_gradient(name, _array_on(gradient)):
+            _set_own_gradient(parameter, gradient)
 
 
 def _check_constant(held: _Held) -> None:

@@ -111,6 +111,14 @@ class TrainingTensors:
         """From now on somebody has these tensors too, and is told what happens to them: the arrays
         that have their elements (see `SharedTensors.share`)."""
         self._check_open()
+        descs, numbers = self._cells.descs, self._cells.numbers
+        wrong = [
+            f"{name} is {list(array.shape)}, expected {list(descs[numbers[name]].shape)}"
+            for name, array in tensors.items()
+            if array.shape != descs[numbers[name]].shape
+        ]
+        if wrong:
+            raise UsageError("these are the tensors of another model: " + "; ".join(wrong[:8]))
         given = {name: self._shared.share(name, array, sharer) for name, array in tensors.items()}
         self._sharer = sharer
         return given
@@ -128,9 +136,21 @@ class TrainingTensors:
         return None if name in self._dropped else self._shared.gradient(name, dtype)
 
     @alone
+    def set_gradient(self, name: str, array: Array) -> bool:
+        """A parameter's gradient is another one; False where there is none to replace."""
+        self._check_open()
+        if self._cells.get(f"{name}.grad") is None:
+            return False
+        self._shared.write(f"{name}.grad", array)
+        self._dropped.discard(name)
+        return True
+
+    @alone
     def drop_gradient(self, name: str) -> None:
         """A parameter's gradient is gone; the next backward begins it anew."""
         self._check_open()
+        if self._cells.get(f"{name}.grad") is None:
+            return
         names = {parameter.name for parameter in self.programs.parameters}
         self._shared.clear_gradient(name)
         self._dropped.add(name)

@@ -247,6 +247,9 @@ def test_after_the_end_the_module_has_what_was_trained(target: str, end: str) ->
     model = twins.model
     if end == "close":
         model.instance.close()
+        for name, tensor in twins.net.named_parameters():
+            for one in (twins.net, model):
+                np.testing.assert_array_equal(one.get_tensor(name), tensor.detach())
     twins.model, twins.both, model = None, (), None
     gc.collect()
     for one, other in zip(every(twins.eager), every(twins.net), strict=True):
@@ -355,6 +358,46 @@ def test_a_frozen_parameter_is_read_by_name_and_not_changed_unseen(target: str) 
     np.testing.assert_array_equal(twins.model.get_tensor("last.weight"), before)
     frozen.data.copy_(kept)
     twins.model(torch.randn(12, 6))
+
+
+def test_a_gradient_that_is_dropped_and_set_again_is_stepped_with() -> None:
+    def anew(net: Any) -> None:
+        for parameter in net.parameters():
+            gradient, parameter.grad = parameter.grad * 0.5, None
+            assert parameter.grad is None
+            parameter.grad = gradient
+            torch.testing.assert_close(parameter.grad, gradient)
+
+    twins = Twins("tiny")
+    twins.step(3, between=anew)
+    twins.compare()
+
+
+def test_what_no_program_reads_may_be_replaced() -> None:
+    def make() -> Net:
+        net = Net()
+        net.beside = nn.Linear(2, 2)
+        return net
+
+    twins = Twins("host", make)
+    twins.step()
+    twins.net.beside.weight = torch.nn.Parameter(torch.zeros(2, 2))
+    twins.step()
+
+
+@pytest.mark.parametrize("backend", ["eager", "stitch"])
+def test_a_module_in_training_is_compiled_by_torch_for_evaluation(backend: str) -> None:
+    twins = Twins("host")
+    x = torch.randn(12, 6)
+    compiled = torch.compile(twins.net.eval(), backend=backend)
+    for _ in range(2):
+        twins.net.train()
+        twins.step()
+        twins.net.eval(), twins.eager.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), twins.eager(x), rtol=1e-4, atol=1e-5)
+        twins.eager.train()
+    torch._dynamo.reset()
 
 
 def test_a_parameter_that_is_replaced_is_refused() -> None:
