@@ -90,7 +90,7 @@ class TrainingInstance(TrainingTensors):
         self._more: tuple[Stitched, Stitched] | None = None
         self._evaluation = _loaded(device, programs.evaluation)
         self._wiring = wiring_of(programs, cells, self._forward, self._loss, self._backward)
-        self.inputs = self._wiring.inputs
+        self.inputs, self._gradient_cells = self._wiring.inputs, self._wiring.gradients
         (self._label,) = self._loss.entering
         self._batch = [port for port in self._forward.entering if port.name in self.inputs]
 
@@ -207,7 +207,7 @@ class TrainingInstance(TrainingTensors):
         ]
         times = self._run(self._forward, entering)
         self._has_forward = True
-        self._show(self.programs.changed_buffers)
+        self._show(self._changed_buffers)
         return times
 
     @alone
@@ -223,7 +223,7 @@ class TrainingInstance(TrainingTensors):
         self._last_loss = None
         self._has_forward = False
         self._dropped.clear()
-        self._show([parameter.gradient for parameter in self.programs.parameters])
+        self._show(self._gradient_names)
         return times
 
     def _add(self) -> tuple[LayerTime, ...] | None:
@@ -275,7 +275,7 @@ class TrainingInstance(TrainingTensors):
             self._rates = rates
         times = self._run(self._update, then=partial(self._stepped, self.steps + 1))
         self.device.flush()
-        self._show([parameter.name for parameter in self.programs.parameters])
+        self._show(self._parameter_names)
         return times
 
     def _renew_update(self) -> None:
@@ -324,7 +324,7 @@ class TrainingInstance(TrainingTensors):
         self._drop_gradients()
         self._cells.drop(self._wiring.momentary)
         self._before, self._losses, self._has_forward = [], [], False
-        self._show(self.programs.changed_buffers)
+        self._show(self._changed_buffers)
         raise TaskError(
             f"the loss of step {self.steps} is {value}",
             where=where,

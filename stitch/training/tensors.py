@@ -78,7 +78,13 @@ class TrainingTensors:
         self._closed = False
         #: The thread that is in the middle of a call.
         self.inside: int | None = None
-        self._shared = SharedTensors(cells, programs.changed_buffers)
+        # What each step asks for.
+        self._parameter_names = tuple([parameter.name for parameter in programs.parameters])
+        self._gradient_names = tuple([parameter.gradient for parameter in programs.parameters])
+        self._changed_buffers = programs.changed_buffers
+        #: The cells of the gradients, once all programs are loaded.
+        self._gradient_cells: tuple[int, ...] = ()
+        self._shared = SharedTensors(cells, self._changed_buffers)
         #: Who has its tensors too, if anybody does; parameters whose gradients it has dropped.
         self._sharer: Sharer | None = None
         self._dropped: set[str] = set()
@@ -151,16 +157,14 @@ class TrainingTensors:
         self._check_open()
         if self._cells.get(f"{name}.grad") is None:
             return
-        names = {parameter.name for parameter in self.programs.parameters}
         self._shared.clear_gradient(name)
         self._dropped.add(name)
-        if self._dropped == names:
+        if self._dropped == {*self._parameter_names}:
             self._drop_gradients()
 
     def _drop_gradients(self) -> None:
         """There are no gradients any more."""
-        names = [parameter.gradient for parameter in self.programs.parameters]
-        self._cells.drop(tuple([self._cells.numbers[name] for name in names]))
+        self._cells.drop(self._gradient_cells)
         self._dropped.clear()
         if self._sharer is not None:
             self._shared.gradients_dropped()
