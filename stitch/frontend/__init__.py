@@ -17,19 +17,26 @@ from stitch.frontend.modules import (
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.frontend.torch import Explanation, explain, from_fx, graph_counts, loop_over
+    from stitch.frontend.torch import (
+        Explanation,
+        ParameterHomes,
+        explain,
+        from_fx,
+        graph_counts,
+        loop_over,
+    )
     from stitch.frontend.yaml import MODULE_KEYS, load_module, module_from_text
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "torch": "Explanation explain from_fx graph_counts loop_over",
+            "torch": "Explanation ParameterHomes explain from_fx graph_counts loop_over",
             "yaml": "MODULE_KEYS load_module module_from_text",
         },
     )
 
 __all__ = [
-    "MODULE_KEYS", "Explanation", "batched_shapes", "explain", "from_fx", "graph_counts",
-    "graph_of_torch_call", "is_torch", "load_module", "loop_over", "module_from_text", "read_graph",
-    "read_trainable", "torch_device",
+    "MODULE_KEYS", "Explanation", "ParameterHomes", "batched_shapes", "explain", "from_fx",
+    "graph_counts", "graph_of_torch_call", "is_torch", "load_module", "loop_over",
+    "module_from_text", "read_graph", "read_trainable", "torch_device",
 ]  # fmt: skip

@@ -122,10 +122,9 @@ class CompiledModel(ModelOfBinary):
         """
         if self.training is not None:
             return self.training.get_tensor(name, index)
-        from stitch.training import part_of
+        from stitch.training import constants_of, part_of
 
-        graph = self.graph
-        constants = {graph.values[c.value].name: c.data for c in graph.constants}
+        constants = constants_of(self.graph)
         if name not in constants:
             raise UsageError(f"this model has no constant {name!r}",
                              remedy=closest(name, constants) or None)  # fmt: skip

@@ -93,7 +93,7 @@ def _parts(
         return None
     binary = load_binary(data)
     search = root.record("search") if has_search else None
-    training = CompiledTraining.from_record(root.record("training"), binary.programs, search)
+    training = CompiledTraining.from_record(root.record("training"), binary.programs, graph, search)
     if training is None:
         return None
     return ModelParts(graph, target, options, binary, training, training.search_result)

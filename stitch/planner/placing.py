@@ -188,7 +188,7 @@ def _shared(request: PlanRequest, values: Iterable[int]) -> set[int]:
 
 def _form(buffer: Buffer) -> tuple[object, ...]:
     is_outside = buffer.address is None
-    return buffer.space, buffer.size_per_bank, buffer.desc, buffer.pinned, is_outside
+    return buffer.space, buffer.size_per_bank, buffer.desc, buffer.pinned, buffer.shared, is_outside
 
 
 def _by_number(request: PlanRequest) -> dict[int, Buffer]:

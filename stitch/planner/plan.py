@@ -39,7 +39,8 @@ class Buffer:
     """One allocation. `address` is per bank; None means a host array outside the spaces.
 
     `desc` describes the whole buffer (to move it to another space); `origin` says which
-    task or call made it.
+    task or call made it. What is `pinned` stays where it is, and is not overwritten, unless it is
+    `shared`: then an output may take the place of the donated value in it.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Buffer:
     desc: TensorDesc
     origin: str
     pinned: bool = False
+    shared: bool = False
 
     def where(self, addresses: Mapping[int, int]) -> Buffer:
         """It where it lies (number → address), if that is elsewhere than it says."""
@@ -57,7 +59,7 @@ class Buffer:
             return self
         return Buffer(
             self.number, self.space, address, self.size_per_bank, self.desc, self.origin,
-            self.pinned,
+            self.pinned, self.shared,
         )  # fmt: skip
 
 

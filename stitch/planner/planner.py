@@ -234,7 +234,7 @@ def _serving(
         return None
     buffer = state.buffers[instance.buffer]
     if gives and (
-        buffer.pinned
+        (buffer.pinned and not buffer.shared)
         or state.users[buffer.number] != {value}
         or state.is_needed(value)
         or task.inputs.count(value) > 1

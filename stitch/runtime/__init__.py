@@ -42,10 +42,11 @@ from stitch.runtime.functions import HostResult
 from stitch.runtime.graphs import PreparedGraph, chain_graph
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
-from stitch.runtime.lending import elements, export, lend, reshaped, take_back
+from stitch.runtime.lending import elements, export, lend, reshaped, share, take_back
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loops import Cells, LoopStage
 from stitch.runtime.pipeline import RuntimePipeline
+from stitch.runtime.queue import comparison_of
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.tensor_access import TENSOR
 from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
@@ -56,8 +57,8 @@ __all__ = [
     "LoadedProgram", "OperationReferences",
     "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "PriceTable", "Prices", "ReadBack",
     "RuntimeDevice",
-    "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written", "capture",
-    "elements", "export", "lend", "load_prices", "make_executor", "parse_prices", "price_names",
-    "processor_name", "program_peak", "reshaped", "running_alone", "take_back", "this_processor",
-    "chain_graph", "totals_of",
+    "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written",
+    "capture", "chain_graph", "comparison_of", "elements", "export", "lend", "load_prices",
+    "make_executor", "parse_prices", "price_names", "processor_name", "program_peak", "reshaped",
+    "running_alone", "share", "take_back", "this_processor", "totals_of",
 ]  # fmt: skip

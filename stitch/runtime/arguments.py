@@ -140,7 +140,7 @@ def check_donations(agent: Taking, inputs: list[ValueRecord]) -> None:
         value, name = inputs[index], agent.ports[index].name
         # Another thread may just let go of what it dropped.
         sharers = {id(u) for i in value.instances for u in tuple(i.buffer.users)} - {id(value)}
-        pinned = any(i.buffer.pins for i in value.instances)
+        pinned = any(not i.buffer.is_open for i in value.instances)
         if inputs.count(value) > 1 or sharers or pinned:
             why = "it is exported" if pinned else "views share it"
             if inputs.count(value) > 1:

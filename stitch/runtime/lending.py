@@ -22,8 +22,11 @@ from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import BufferRecord
 
 
-def lend(device: RuntimeDevice, array: Array, origin: str) -> Tensor:
-    """A tensor on the very bytes of a C-contiguous array; see `take_back`."""
+def lend(device: RuntimeDevice, array: Array, origin: str, *, is_shared: bool = False) -> Tensor:
+    """A tensor on the very bytes of a C-contiguous array; see `take_back`.
+
+    `is_shared`: where they are read in place, what takes the tensor's place is written to them.
+    """
     device.check_open()
     device.check_whole()
     desc = TensorDesc(array.shape, host_layout(DataType.from_dtype(array.dtype)))
@@ -36,7 +39,7 @@ def lend(device: RuntimeDevice, array: Array, origin: str) -> Tensor:
         key = device.desc_key(desc)
         buffer = BufferRecord(Space.HOST, address, size, desc, key, origin)
         # It is where it is: nobody moves it, and nobody gives its bytes back.
-        buffer.pins = 1
+        buffer.pins, buffer.is_shared = 1, is_shared
     return device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
 
 
@@ -69,4 +72,15 @@ def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], obje
     """A dense tensor's own bytes as an array of this type; both live, and the bytes stay in place,
     until nobody holds the array. Then `ended` is called: anywhere, so it leaves notes at most."""
     array: Array = tensor.device.exported(tensor._record, dtype, tensor, ended)
+    return array
+
+
+def share(tensor: Tensor) -> Array:
+    """As `export`, for one who expects to see the bytes overwritten: what takes the tensor's place
+    is written there. They stay in place while the array lives; the tensor is not kept."""
+    device: RuntimeDevice = tensor.device
+    array: Array = device.exported(tensor._record)
+    # Before anything else is planned: a plan made before would have copied.
+    tensor._record.instances[0].buffer.is_shared = True
+    device.records.generation += 1
     return array

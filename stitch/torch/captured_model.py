@@ -8,6 +8,7 @@ captured, what an algorithm does.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -21,13 +22,16 @@ from stitch.frontend import Explanation, explain, from_fx, graph_counts
 from stitch.model import CompiledModel
 from stitch.program import Array
 from stitch.torch.module_tensors import set_tensor_of, tensor_of, torch
+from stitch.torch.shared_module import SharedModule, share
 from stitch.training import (
     GIVEN_LOSS,
     GIVEN_OPTIMIZER,
     LossTensor,
     TrainingInstance,
     check_algorithm,
+    is_torch_optimizer,
     loss_of_call,
+    weakly,
 )
 
 __all__ = [
@@ -79,6 +83,10 @@ class CapturedModel:
         self._algorithm, self._optimizer, self._loss = algorithm, optimizer, loss
         self._options = options
         self._model: CompiledModel | None = None
+        self._shared: SharedModule | None = None
+        if is_torch_optimizer(optimizer):
+            hook = optimizer.register_step_pre_hook(weakly(self._begin_own_step))
+            weakref.finalize(self, hook.remove).atexit = False
 
     def __call__(self, *batch: Any, **named: Any) -> Any:
         if self._model is None:
@@ -94,6 +102,28 @@ class CapturedModel:
             self.module, self.example or named or batch, algorithm=self._algorithm,
             optimizer=self._optimizer, loss=self._loss, **self._options,
         )  # fmt: skip
+        if self._model.training is not None:
+            self._model.training.watchers.append(self._share)
+
+    def _share(self, instance: TrainingInstance) -> None:
+        """A training begins: the module's tensors are its own."""
+        self._shared = share(self.module, instance)
+
+    def _begin_own_step(self, _: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Torch's object begins a step of its own. Where its closure makes the first call, what it
+        finds after that is none of its gradients: the training steps when it has done."""
+        theirs, *given = arguments
+        closure = given[0] if given else named.get("closure")
+        if closure is None or self._shared is not None:
+            return None
+
+        def first_call() -> Any:
+            loss = closure()
+            if self._shared is not None:
+                self._shared.hides_gradients = True
+            return loss
+
+        return (theirs,), {"closure": first_call}
 
     def judge(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
         """The loss of a first prediction: from now on it is known how the model is trained.
@@ -118,7 +148,7 @@ class CapturedModel:
         training = None if self._model is None else self._model.training
         if training is not None and training.instance is not None:
             training.instance.close()
-        self._model = self._loss = awaited.future = None
+        self._model = self._shared = self._loss = awaited.future = None
 
     # -- what it has become ------------------------------------------------------------------------
 
@@ -126,6 +156,12 @@ class CapturedModel:
     def is_captured(self) -> bool:
         """Whether the module was compiled."""
         return self._model is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was in training, and that was closed: the module has what it learned."""
+        training = None if self._model is None else self._model.training
+        return training is not None and training.is_over
 
     @property
     def model(self) -> CompiledModel:
@@ -159,32 +195,19 @@ class CapturedModel:
         self.model.dump(file, weights=weights)
 
     def get_tensor(self, name: str, index: Any = ...) -> Array:
-        """As of the compiled model; before there is one those of the module."""
-        if self._model is not None:
+        """As of the compiled model; before there is one, and after a training, those of the
+        module."""
+        if self._model is not None and not self.is_over:
             return self._model.get_tensor(name, index)
         return tensor_of(self.module, name, index)
 
     def set_tensor(self, name: str, array: Any, index: Any = ...) -> None:
-        """As of the compiled model; before there is one those of the module."""
-        if self._model is not None:
+        """As of the compiled model; before there is one, and after a training, those of the
+        module."""
+        if self._model is not None and not self.is_over:
             self._model.set_tensor(name, array, index)
         else:
             set_tensor_of(self.module, name, array, index)
-
-    def write_back(self) -> None:
-        """Parameters and buffers of the module become those of the training, if one is on."""
-        training = None if self._model is None else self._model.training
-        instance = None if training is None else training.instance
-        if instance is None:
-            return
-        held = {**instance.state_dict(), **instance.parameters()}
-        with torch.no_grad():
-            for name, tensor in self.module.named_parameters(remove_duplicate=False):
-                if name in held:
-                    tensor.copy_(torch.from_numpy(held[name].astype(np.float32)))
-            for name, tensor in self.module.named_buffers(remove_duplicate=False):
-                if name in held:
-                    tensor.copy_(torch.from_numpy(np.array(held[name])))
 
     def check_loadable(self, state: Mapping[str, Any]) -> None:
         """Raise `UsageError` for other values of parameters that are constants of the programs."""
@@ -192,27 +215,25 @@ class CapturedModel:
         instance = None if training is None else training.instance
         if instance is None:
             return
-        held = instance.parameters()
-        for name, tensor in self.module.named_parameters(remove_duplicate=False):
-            if name in state and name not in held and not tensor.requires_grad:
-                loaded = torch.as_tensor(state[name])
-                if loaded.shape == tensor.shape and not torch.equal(loaded, tensor):
-                    raise UsageError(
-                        f"{name} is frozen: the programs of this training have it as a constant",
-                        remedy="load it before compile, and compile again",
-                    )
-
-    def take_over(self) -> None:
-        """Parameters and buffers of the training, if one is on, become those of the module."""
-        training = None if self._model is None else self._model.training
-        instance = None if training is None else training.instance
-        if instance is None:
-            return
-        held = {**instance.state_dict(), **instance.parameters()}
         tensors = dict(self.module.named_parameters(remove_duplicate=False))
         tensors |= dict(self.module.named_buffers(remove_duplicate=False))
-        for name in held.keys() & tensors.keys():
-            instance.set_tensor(name, tensor_of(self.module, name))
+        for name in tensors.keys() & state.keys() & instance.constants.keys():
+            tensor, loaded = tensors[name], torch.as_tensor(state[name])
+            if loaded.shape == tensor.shape and not torch.equal(loaded, tensor):
+                raise UsageError(
+                    f"{name} is frozen: the programs of this training have it as a constant",
+                    remedy="load it before compile, and compile again",
+                )
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """What was loaded into the module is the training's, if one is on, even where that lost a
+        tensor in an update that was interrupted."""
+        training = None if self._model is None else self._model.training
+        instance = None if training is None else training.instance
+        if instance is not None:
+            for name in instance.kept_names:
+                if name in state:
+                    instance.set_tensor(name, tensor_of(self.module, name))
 
 
 class AwaitedPrediction:

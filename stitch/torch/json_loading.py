@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +20,7 @@ from stitch.files import text_of
 from stitch.graph import objects_without_duplicates
 from stitch.model import CompiledModel
 from stitch.torch.module_json import KIND, restore_module
+from stitch.torch.shared_module import share
 from stitch.training import TorchOptimizer, parameter_names
 
 
@@ -27,7 +29,8 @@ def load(file: str | Path | IO[str], module: Any = None, optimizer: Any = None) 
     """Go on from what `dump` of a model, or of a `stitch.torch.nn.Module`, wrote.
 
     A model comes back as a `CompiledModel`; `optimizer`, over the parameters of `module`, steps it
-    from then on, with the settings that it has itself. A module that torch runs gets its tensors
+    from then on, with the settings that it has itself, and the module's tensors are those of the
+    training from its first call on. A module that torch runs gets its tensors
     back, `optimizer` its state, and the module is returned. Raises `FormatError`, `UsageError`.
     """
     # Of what torch.compile gives for a module, that module.
@@ -60,7 +63,8 @@ def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledMo
             got=repr(theirs.native),
         )  # fmt: skip
     theirs.goes_on_from(int(training.values.get("training.steps", 0)))
-    return replace(model, training=replace(training, optimizer=theirs.native))
+    stepped = replace(training, optimizer=theirs.native, watchers=[partial(share, module)])
+    return replace(model, training=stepped)
 
 
 def _without_rates(config: dict[str, Any]) -> dict[str, Any]:

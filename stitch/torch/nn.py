@@ -49,7 +49,9 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
     def _model(self) -> CapturedModel | None:
         known = _captured.get(self)
         captured = None if known is None else known()
-        return captured if captured is not None and captured.is_captured else None
+        if captured is None or not captured.is_captured or captured.is_over:
+            return None
+        return captured
 
     def as_json(self, *, weights: bool = True) -> str:
         """The model that `compile` gave as JSON, with the state of its training; else the module's
@@ -76,14 +78,6 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
         else:
             set_tensor_of(self, name, array, index)
 
-    def state_dict(self, *arguments: Any, **named: Any) -> Mapping[str, Any]:
-        """torch's: of a module in training with the values that the device has."""
-        model = self._model()
-        if model:
-            model.write_back()
-        given: Mapping[str, Any] = super().state_dict(*arguments, **named)
-        return given
-
     def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
         """torch's: a training of the module takes what was loaded, as it takes `set_tensor`.
 
@@ -93,17 +87,9 @@ class Module(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
         if model is None:
             return super().load_state_dict(state_dict, *arguments, **named)
         model.check_loadable(state_dict)
-        model.write_back()
         given = super().load_state_dict(state_dict, *arguments, **named)
-        model.take_over()
+        model.take_over(state_dict)
         return given
-
-    def __getstate__(self) -> Any:
-        """What copies and pickles hold: the values that the device has."""
-        model = self._model()
-        if model:
-            model.write_back()
-        return super().__getstate__()
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stitch.on_demand import names_on_demand
 from stitch.training import losses, schedules
 from stitch.training.array_parts import part_of, with_part
-from stitch.training.compiled import CompiledTraining, compile_model
+from stitch.training.compiled import CompiledTraining, compile_model, constants_of
 from stitch.training.costs import CostEstimator, SimulatedTime
 from stitch.training.from_torch import (
     GIVEN_LOSS,
@@ -24,6 +24,7 @@ from stitch.training.from_torch import (
     owner_of,
     parameter_names,
     replace_methods,
+    weakly,
 )
 from stitch.training.futures import TensorFuture
 from stitch.training.graphs import (
@@ -148,11 +149,11 @@ __all__ = [
     "TaskInvocation", "TaskSignature", "TaskStore", "TensorAccessor", "TensorFuture",
     "TensorSlot", "TorchOptimizer", "Trainable", "TrainingGraphs", "TrainingInstance",
     "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable", "backward_binding",
-    "backward_signature", "check_algorithm", "compile_model", "differences", "evaluation_form",
-    "execute", "graph_of", "home_space", "is_checkpoint", "is_rate", "is_torch_optimizer",
-    "loss_from_config", "loss_of", "loss_of_call", "losses", "optimize",
+    "backward_signature", "check_algorithm", "compile_model", "constants_of", "differences",
+    "evaluation_form", "execute", "graph_of", "home_space", "is_checkpoint", "is_rate",
+    "is_torch_optimizer", "loss_from_config", "loss_of", "loss_of_call", "losses", "optimize",
     "optimizer_from_config", "owner_of", "parameter_names", "part_of", "place_inference",
     "rate_name", "read_checkpoint", "read_tensors", "refuse_other", "replace_methods",
     "schedule_from_config", "schedules", "slot_places", "task_signature", "update_graph",
-    "with_part", "with_weights", "write_tensors",
+    "weakly", "with_part", "with_weights", "write_tensors",
 ]  # fmt: skip

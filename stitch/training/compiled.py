@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError, closest
-from stitch.graph import JsonObject
+from stitch.graph import ComputationGraph, JsonObject
 from stitch.machine import Machine
 from stitch.program import Array, DataType, Program, ValueType
 from stitch.report import Device
@@ -58,6 +58,10 @@ class CompiledTraining:
     values: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     #: What `algorithm=` found.
     search_result: SearchResult[TrainingGraphs] | None = None
+    #: What the programs were compiled with, by the names that the model has: what is frozen.
+    constants: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    #: Who hears of each instance that is started.
+    watchers: list[Callable[[TrainingInstance], object]] = field(default_factory=list, repr=False)
     #: The instance that the model's first call started.
     _started: list[TrainingInstance] = field(default_factory=list, repr=False)
 
@@ -99,7 +103,7 @@ class CompiledTraining:
         instance = TrainingInstance(
             self.programs, device, values,
             loss=self.loss, optimizer=self.optimizer, seed=seed, owns_device=owns_device,
-            capture_call=capture_call,
+            capture_call=capture_call, constants=self.constants,
             compile_update=partial(
                 compile_update, options=self.options, machine=device.machine
             ),
@@ -107,6 +111,12 @@ class CompiledTraining:
         counts = [name for name in values if name.startswith("training.")]
         if counts and not weights:
             instance.load_state_dict(values)
+        try:
+            for watcher in self.watchers:
+                watcher(instance)
+        except BaseException:
+            instance.close()
+            raise
         self._started[:] = [instance]
         return instance
 
@@ -121,10 +131,17 @@ class CompiledTraining:
         if self.instance is not None:
             self.instance.set_tensor(name, array, index)
             return
+        if name in self.constants:
+            raise UsageError(
+                f"{name} is frozen: the programs of this training have it as a constant",
+                remedy="compile the model again with another value",
+            )
         value = with_part(name, self._value(name), array, index)
         object.__setattr__(self, "values", MappingProxyType({**self.values, name: value}))
 
     def _value(self, name: str) -> Array:
+        if name in self.constants:
+            return self.constants[name]
         if name not in self.values:
             raise UsageError(
                 f"training does not begin with a tensor {name!r}",
@@ -145,10 +162,11 @@ class CompiledTraining:
 
     @staticmethod
     def from_record(
-        record: JsonObject, programs: tuple[Program, ...], search: JsonObject | None = None
-    ) -> CompiledTraining | None:
-        """What `as_data` wrote, the programs, and what the search found; None where a defect was
-        noted. Raises `UsageError` for programs that are those of no training."""
+        record: JsonObject, programs: tuple[Program, ...], graph: ComputationGraph,
+        search: JsonObject | None = None,
+    ) -> CompiledTraining | None:  # fmt: skip
+        """What `as_data` wrote, the programs, the model's graph, and what the search found; None
+        where a defect was noted. Raises `UsageError` for programs that are those of no training."""
         made = TrainingPrograms.of(programs)
         record.refuse_other_keys(("loss", "optimizer", *OPTION_WORDS, "values"))
         values = {}
@@ -163,7 +181,7 @@ class CompiledTraining:
         if loss is None or optimizer is None or options is None:
             return None
         arrays = {name: array for name, array in values.items() if array is not None}
-        return CompiledTraining(made, loss, optimizer, options, arrays, found)
+        return CompiledTraining(made, loss, optimizer, options, arrays, found, constants_of(graph))
 
 
 def _array_in(record: JsonObject) -> Array | None:
@@ -222,7 +240,14 @@ def compile_model(
     programs = compile_training(search.graph, machine, search.spaces, executor)
     values = {**model.values, **(state or {})}
     chosen = replace(options, recompute=search.solution.recompute)
-    return CompiledTraining(programs, judged, stepped, chosen, values, search)
+    return CompiledTraining(
+        programs, judged, stepped, chosen, values, search, constants_of(model.graph)
+    )
+
+
+def constants_of(graph: ComputationGraph) -> Mapping[str, Array]:
+    """A graph's constants by name."""
+    return MappingProxyType({graph.values[c.value].name: c.data for c in graph.constants})
 
 
 def _array_data(array: Array) -> dict[str, Any]:

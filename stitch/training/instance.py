@@ -57,6 +57,7 @@ class TrainingInstance(TrainingTensors):
         owns_device: bool = False,
         compile_update: Callable[[TrainingPrograms, Optimizer], Program] | None = None,
         capture_call: CaptureCall | None = None,
+        constants: Mapping[str, Array] | None = None,
     ) -> None:
         """`compile_update` makes the update anew where settings of the optimizer change that are
         no inputs of it; `capture_call` makes graphs of torch's functions over predictions."""
@@ -65,7 +66,7 @@ class TrainingInstance(TrainingTensors):
         kinds = (InputKind.ACTIVATION, InputKind.KEY)
         given = {slot.name for slot in programs.forward.inputs if slot.kind in kinds}
         forward = Stitched(_loaded(device, programs.forward), cells, entering=given)
-        super().__init__(programs, cells, forward, seed)
+        super().__init__(programs, cells, forward, seed, constants or {})
         self.loss_fn = loss
         self.optimizer = optimizer
         self.capture_call = capture_call
@@ -90,7 +91,7 @@ class TrainingInstance(TrainingTensors):
         self._more: tuple[Stitched, Stitched] | None = None
         self._evaluation = _loaded(device, programs.evaluation)
         self._wiring = wiring_of(programs, cells, self._forward, self._loss, self._backward)
-        self.inputs = self._wiring.inputs
+        self.inputs, self._gradient_cells = self._wiring.inputs, self._wiring.gradients
         (self._label,) = self._loss.entering
         self._batch = [port for port in self._forward.entering if port.name in self.inputs]
 
@@ -133,12 +134,14 @@ class TrainingInstance(TrainingTensors):
         Normalization goes by the running statistics. Gives the prediction, pending.
         """
         self._check_open()
+        self._take_writes(runs=True)
         given = dict(zip(self.inputs, fitted(self._batch, batch, named), strict=True))
         cells, agent = self._cells, self._evaluation
         outputs = self.device.submit(agent, [
             given[port.name] if port.name in given else cells.get(port.name)
             for port in agent.ports
         ])  # fmt: skip
+        self._show(())
         return outputs if isinstance(outputs, Tensor) else outputs[0]
 
     @property
@@ -177,7 +180,7 @@ class TrainingInstance(TrainingTensors):
     @alone
     def zero_grad(self) -> None:
         """Drop the gradients."""
-        self._cells.drop(self._wiring.gradients)
+        self._drop_gradients()
 
     @property
     def _has_gradients(self) -> bool:
@@ -190,6 +193,7 @@ class TrainingInstance(TrainingTensors):
     def forward(self, *batch: Any, **named: Any) -> tuple[LayerTime, ...] | None:
         """Queue the forward program; times of its operations while profiling."""
         self._check_open()
+        self._take_writes(runs=True)
         cells, wiring = self._cells, self._wiring
         given = iter(fitted(self._batch, batch, named))
         cells.drop(wiring.of_a_pass)
@@ -204,6 +208,7 @@ class TrainingInstance(TrainingTensors):
         ]
         times = self._run(self._forward, entering)
         self._has_forward = True
+        self._show(self._changed_buffers)
         return times
 
     @alone
@@ -226,6 +231,8 @@ class TrainingInstance(TrainingTensors):
         self._losses.append(loss)
         self._last_loss = None
         self._has_forward = False
+        self._dropped.clear()
+        self._show(self._gradient_names)
         return times
 
     def _add(self) -> tuple[LayerTime, ...] | None:
@@ -251,6 +258,16 @@ class TrainingInstance(TrainingTensors):
         self._check_open()
         if not self._has_gradients:
             raise UsageError("there are no gradients to step with", remedy="loss.backward() first")
+        if self._dropped:
+            raise UsageError(
+                "the update steps all parameters, and some have no gradient any more",
+                got=", ".join(sorted(self._dropped)[:4]),
+                remedy="optimizer.zero_grad() drops all; requires_grad_(False) before compile "
+                "leaves a parameter out",
+            )
+        self._take_writes()
+        if self._sharer is not None:
+            self._sharer.check_step()
         self.device.flush()
         # Without data no loss is a number; all else goes as it does with data.
         for loss in self._losses if self.device.computes else ():
@@ -267,6 +284,7 @@ class TrainingInstance(TrainingTensors):
             self._rates = rates
         times = self._run(self._update, then=partial(self._stepped, self.steps + 1))
         self.device.flush()
+        self._show(self._parameter_names)
         return times
 
     def _renew_update(self) -> None:
@@ -312,9 +330,10 @@ class TrainingInstance(TrainingTensors):
         # Who first made NaN or Inf is found by running forward and loss once more.
         where = culprit(self._cells, (*slots, LABEL), (self._forward, self._loss))
         self._cells.restore(self._before)
-        self._cells.drop(self._wiring.gradients)
+        self._drop_gradients()
         self._cells.drop(self._wiring.momentary)
         self._before, self._losses, self._has_forward = [], [], False
+        self._show(self._changed_buffers)
         raise TaskError(
             f"the loss of step {self.steps} is {value}",
             where=where,
@@ -331,6 +350,8 @@ class TrainingInstance(TrainingTensors):
             return
         # Half a close would be worse than none.
         self.device.check_outside()
+        if self._sharer is not None:
+            self._sharer.end()
         self._closed = True
         if self.optimizer.bound_to is self:
             self.optimizer.bind(None)

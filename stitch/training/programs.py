@@ -136,6 +136,11 @@ class TrainingPrograms:
         """STATE inputs of forward, whose next values are its outputs of the same names."""
         return tuple(s.name for s in self.forward.inputs if s.kind is InputKind.STATE)
 
+    @property
+    def changed_buffers(self) -> frozenset[str]:
+        """Those of them that forward gives anew."""
+        return frozenset(self.buffers).intersection(s.name for s in self.forward.outputs)
+
 
 def training_graphs(
     model: Trainable, loss: Loss, optimizer: Optimizer, options: TrainingOptions

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.program import InputKind, TensorDesc
+from stitch.program import Array, InputKind, TensorDesc
 from stitch.runtime import (
     Cells,
     InputPort,
@@ -50,6 +50,14 @@ class NamedCells(Cells):
         """The tensor of a name, None where there is none now."""
         number = self.numbers.get(name)
         return None if number is None else self.tensor(number)
+
+    def elements(self, name: str) -> Array:
+        """The elements of a name's tensor, which is there, without a handle on it."""
+        with self.device.lock:
+            value = self.values[self.numbers[name]]
+            assert value is not None, f"{name} is there"
+            array: Array = self.device.elements(value)
+            return array
 
     def put(self, name: str, array: Any) -> None:
         """Write an array into a cell's tensor; a new one, where it has none, or it was lost, or is

@@ -6,7 +6,7 @@ name of a value in the forward graph. Goes out: arrays. Must not know: losses, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from threading import get_ident
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -21,6 +21,7 @@ from stitch.training.array_parts import part_of, with_part
 from stitch.training.graphs import KEPT_KINDS, MASTER, is_rate
 from stitch.training.observing import captured
 from stitch.training.programs import TrainingPrograms
+from stitch.training.shared_tensors import SharedTensors, Sharer
 from stitch.training.stitching import NamedCells, Stitched
 
 #: What mixes seeds and numbers of forward passes into keys (SplitMix64).
@@ -63,9 +64,11 @@ class TrainingTensors:
     """
 
     def __init__(
-        self, programs: TrainingPrograms, cells: NamedCells, forward: Stitched, seed: int
-    ) -> None:
-        self.programs = programs
+        self, programs: TrainingPrograms, cells: NamedCells, forward: Stitched, seed: int,
+        constants: Mapping[str, Array],
+    ) -> None:  # fmt: skip
+        """`constants`: what the programs were compiled with, by the names that the model has."""
+        self.programs, self._constants = programs, constants
         self.device = cells.device
         self.seed = seed
         self.steps = self.forwards = 0
@@ -77,6 +80,16 @@ class TrainingTensors:
         self._closed = False
         #: The thread that is in the middle of a call.
         self.inside: int | None = None
+        # What each step asks for.
+        self._parameter_names = tuple([parameter.name for parameter in programs.parameters])
+        self._gradient_names = tuple([parameter.gradient for parameter in programs.parameters])
+        self._changed_buffers = programs.changed_buffers
+        #: The cells of the gradients, once all programs are loaded.
+        self._gradient_cells: tuple[int, ...] = ()
+        self._shared = SharedTensors(cells, self._changed_buffers)
+        #: Who has its tensors too, if anybody does; parameters whose gradients it has dropped.
+        self._sharer: Sharer | None = None
+        self._dropped: set[str] = set()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -95,13 +108,91 @@ class TrainingTensors:
         Activations: from forward to backward; one that no program hands out is made once more,
         from the same batch. Raises `UsageError` for unknown names and tensors that are gone.
         """
+        self._check_open()
+        self._take_writes()
         return part_of(name, self._elements(name), index)
 
-    def _elements(self, name: str) -> Array:
+    # -- what others have too ----------------------------------------------------------------------
+
+    @alone
+    def share(self, sharer: Sharer, tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """From now on somebody has these tensors too, and is told what happens to them: the arrays
+        that have their elements (see `SharedTensors.share`)."""
         self._check_open()
+        descs, numbers = self._cells.descs, self._cells.numbers
+        wrong = [
+            f"{name} is {list(array.shape)}, expected {list(descs[numbers[name]].shape)}"
+            for name, array in tensors.items()
+            if array.shape != descs[numbers[name]].shape
+        ]
+        if wrong:
+            raise UsageError("these are the tensors of another model: " + "; ".join(wrong[:8]))
+        given = {name: self._shared.share(name, array, sharer) for name, array in tensors.items()}
+        self._sharer = sharer
+        return given
+
+    @property
+    def constants(self) -> Mapping[str, Array]:
+        """What the programs were compiled with, by the names that the model has."""
+        return self._constants
+
+    @alone
+    def gradient(self, name: str, dtype: np.dtype[Any]) -> Array | None:
+        """A parameter's gradient, if there is one just now, for its sharer: what is written to the
+        array counts."""
+        self._check_open()
+        return None if name in self._dropped else self._shared.gradient(name, dtype)
+
+    @alone
+    def set_gradient(self, name: str, array: Array) -> bool:
+        """A parameter's gradient is another one; False where there is none to replace."""
+        self._check_open()
+        if self._cells.get(f"{name}.grad") is None:
+            return False
+        self._shared.write(f"{name}.grad", array)
+        self._dropped.discard(name)
+        return True
+
+    @alone
+    def drop_gradient(self, name: str) -> None:
+        """A parameter's gradient is gone; the next backward begins it anew."""
+        self._check_open()
+        if self._cells.get(f"{name}.grad") is None:
+            return
+        self._shared.clear_gradient(name)
+        self._dropped.add(name)
+        if self._dropped == {*self._parameter_names}:
+            self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
+        """There are no gradients any more."""
+        self._cells.drop(self._gradient_cells)
+        self._dropped.clear()
+        if self._sharer is not None:
+            self._shared.gradients_dropped()
+            self._sharer.gradients_dropped()
+
+    def _take_writes(self, *, runs: bool = False) -> None:
+        """Before a program runs, and tensors are read: what was written outside counts."""
+        if self._sharer is not None:
+            if runs:
+                self._sharer.check_constants()
+            self._sharer.take_writes()
+            self._shared.take_writes()
+
+    def _show(self, names: Iterable[str] | None = None) -> None:
+        """After a call that may have changed these tensors (None: any). What it has queued runs:
+        writes from outside come after it."""
+        if self._sharer is not None:
+            self.device.flush()
+            self._shared.show(names)
+
+    def _elements(self, name: str) -> Array:
         tensor = self._cells.get(name)
         if tensor is not None:
             return tensor.numpy()
+        if name in self._constants:
+            return self._constants[name].copy()
         inside = {v.name for v in self.programs.forward.values}
         if name in inside and self._has_forward:
             return self._made_again(name)
@@ -113,7 +204,7 @@ class TrainingTensors:
                 remedy="activations live from forward to backward, gradients from backward to "
                 "zero_grad",
             )
-        known = (*self._cells.numbers, *inside)
+        known = (*self._cells.numbers, *self._constants, *inside)
         raise UsageError(f"training has no tensor {name!r}", remedy=closest(name, known) or None)
 
     def _made_again(self, name: str) -> Array:
@@ -135,20 +226,25 @@ class TrainingTensors:
         A parameter's float32 master is overwritten with it.
         """
         self._check_open()
+        self._take_writes()
+        if name in self._constants:
+            raise UsageError(
+                f"{name} is frozen: the programs of this training have it as a constant",
+                remedy="compile the model again with another value",
+            )
         master = f"{name}.{MASTER}"
         has_master = master in self._cells.numbers
         if index is not ...:
             kept = self._elements(master) if has_master else None
             whole = with_part(name, self._elements(name), array, index)
             array = whole if kept is None else with_part(master, kept, array, index)
-        self._cells.put(name, array)
-        if has_master:
-            self._cells.put(master, np.asarray(array).astype(np.float32))
+        self._shared.write(name, array)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
     @property
-    def _kept_names(self) -> tuple[str, ...]:
+    def kept_names(self) -> tuple[str, ...]:
+        """Parameters, buffers, and what the optimizer keeps."""
         slots = (*self.programs.forward.inputs, *self.programs.update.inputs)
         names = dict.fromkeys(slot.name for slot in slots if slot.kind in KEPT_KINDS)
         return tuple(name for name in names if not is_rate(name))
@@ -156,6 +252,8 @@ class TrainingTensors:
     @alone
     def parameters(self) -> dict[str, Array]:
         """The weights by name: float32 masters where programs compute in another type."""
+        self._check_open()
+        self._take_writes()
         have = self._cells.numbers
         return {
             p.name: self._elements(p.beside(MASTER) if p.beside(MASTER) in have else p.name)
@@ -168,7 +266,9 @@ class TrainingTensors:
 
         Parameters, buffers, optimizer state, and under `training.…` the counts and the seed.
         """
-        tensors = {name: self._elements(name) for name in self._kept_names}
+        self._check_open()
+        self._take_writes()
+        tensors = {name: self._elements(name) for name in self.kept_names}
         counts = {f"training.{name}": np.asarray(getattr(self, name), np.int64) for name in COUNTS}
         return tensors | counts
 
@@ -176,13 +276,14 @@ class TrainingTensors:
     def _optimizer_names(self) -> tuple[str, ...]:
         weights = {slot.name for slot in self.programs.forward.inputs}
         return tuple(
-            name for name in self._kept_names
+            name for name in self.kept_names
             if name not in weights and not name.endswith(f".{MASTER}")
         )  # fmt: skip
 
     @alone
     def optimizer_state(self) -> dict[str, Array]:
         """What the optimizer keeps, by name: `fc.weight.exp_avg`, `step`."""
+        self._check_open()
         return {name: self._elements(name) for name in self._optimizer_names}
 
     @alone
@@ -201,11 +302,11 @@ class TrainingTensors:
 
         Raises `UsageError` listing what is missing, unknown, or of another shape or type.
         """
-        wanted = {*self._kept_names, *(f"training.{name}" for name in COUNTS)}
+        wanted = {*self.kept_names, *(f"training.{name}" for name in COUNTS)}
         problems = [f"{name} is missing" for name in sorted(wanted - state.keys())]
         problems += [f"{name} is unknown" for name in sorted(state.keys() - wanted)]
         cells = self._cells
-        for name in self._kept_names:
+        for name in self.kept_names:
             desc = cells.descs[cells.numbers[name]]
             array = np.asarray(state.get(name, np.zeros(desc.shape, desc.layout.data_type.dtype)))
             if array.shape != desc.shape or array.dtype != desc.layout.data_type.dtype:
@@ -217,8 +318,8 @@ class TrainingTensors:
                 "this is the state of another training: " + "; ".join(problems[:8]),
                 remedy="load what state_dict() of the same model and optimizer gave",
             )
-        for name in self._kept_names:
-            cells.put(name, np.asarray(state[name]))
+        for name in self.kept_names:
+            self._shared.write(name, np.asarray(state[name]))
         self.steps, self.forwards, self.seed = (int(state[f"training.{k}"]) for k in COUNTS)
 
     def _key(self, port: Any) -> Array:

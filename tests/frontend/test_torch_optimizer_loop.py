@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 
 import stitch
 from stitch.errors import UsageError
+from stitch.frontend import ParameterHomes
 
 TARGETS = ("host", "wormhole_n150")
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -241,10 +242,10 @@ def test_the_words_of_before_say_what_they_are_now(word: str, passes: bool) -> N
 def test_parameters_come_home_though_torch_traces_something_else() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from stitch.frontend.torch.compile.optimizer_loop import _bring_home
-
-    parameter, home = torch.nn.Parameter(torch.ones(3)), torch.zeros(3)
+    parameter, homes = torch.nn.Parameter(torch.zeros(3)), ParameterHomes()
+    home = parameter.data
+    homes.move(parameter, torch.ones(3))
     with FakeTensorMode():
-        _bring_home({0: (parameter, home)})
+        homes.bring_back()
     assert parameter.data_ptr() == home.data_ptr()
     assert home.tolist() == [1, 1, 1]

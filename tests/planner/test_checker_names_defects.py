@@ -150,6 +150,17 @@ def test_a_pinned_buffer_that_moves_or_is_freed_is_named() -> None:
     assert "pinned" in kinds(replace(made, steps=(*made.steps, Free(pin.number))))
 
 
+def test_only_what_takes_its_inputs_place_may_overwrite_a_shared_buffer() -> None:
+    made = plan(cases.split_by_a_pin())
+    pin = next(b for b in made.request.buffers if b.pinned)
+    buffers = tuple(replace(b, shared=b is pin) for b in made.request.buffers)
+    shared = replace(made, request=replace(made.request, buffers=buffers))
+    assert "pinned" in kinds(replace(shared, steps=(*made.steps, Free(pin.number))))
+    index, step = next((i, s) for i, s in enumerate(made.steps) if isinstance(s, Execute))
+    over = replace(step, outputs=(replace(step.outputs[0], buffer=pin.number), *step.outputs[1:]))
+    assert "pinned" in kinds(with_step(shared, index, over))
+
+
 def test_a_kept_value_that_is_lost_is_named() -> None:
     made = plan(cases.roomy())
     left = tuple(r for r in made.final_values if r.value != 0)

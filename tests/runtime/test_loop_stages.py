@@ -14,7 +14,7 @@ import pytest
 import stitch
 from stitch.errors import TaskError, UsageError
 from stitch.program import Array, Ownership
-from stitch.runtime import Cells, HookContext, LoopStage
+from stitch.runtime import Cells, HookContext, LoopStage, lend, share
 from tests.support.stitched_models import held_by, model
 
 SHAPE = (4, 64)
@@ -249,3 +249,45 @@ def test_a_graph_that_is_no_stage_is_one_clear_error() -> None:
             stage(1, spare=True)
         with pytest.raises(UsageError, match="is one of its inputs, which no task makes"):
             stage(1, passes=True)
+
+
+@pytest.mark.parametrize("machine", ["host", "tiny"])
+def test_what_others_share_is_overwritten_in_its_place(machine: str) -> None:
+    with stitch.open_device(machine) as device:
+        loop = Loop(device)
+        array = share(loop.tensor(STATE))
+        place = loop.tensor(STATE).address
+        for number in range(6):
+            loop.turn(np.full(SHAPE, number, np.float32))
+            loop.check()
+            np.testing.assert_array_equal(array, loop.state)
+            assert loop.tensor(STATE).address == place
+        assert loop.cells.is_alone(STATE)
+        runs = device.history.account().total.copies
+        array += 3
+        loop.state = loop.state + 3
+        loop.turn(np.full(SHAPE, 1.0, np.float32))
+        loop.check()
+        np.testing.assert_array_equal(array, loop.state)
+        assert device.history.account().total.copies == runs + 1
+
+
+def test_what_is_lent_and_shared_is_overwritten_where_its_owner_has_it() -> None:
+    with stitch.open_device("host") as device:
+        loop = Loop(device)
+        theirs = np.full(SHAPE, 8.0, np.float32)
+        loop.cells.hold(STATE, lend(device, theirs, "theirs", is_shared=True))
+        loop.state = theirs.copy()
+        for number in range(4):
+            loop.turn(np.full(SHAPE, number, np.float32))
+            loop.check()
+            np.testing.assert_array_equal(theirs, loop.state)
+
+
+def test_what_is_exported_and_not_shared_is_not_overwritten() -> None:
+    with stitch.open_device("tiny") as device:
+        loop = Loop(device)
+        array = np.from_dlpack(loop.tensor(STATE))
+        with pytest.raises(TaskError, match="exported"):
+            loop.turn(np.full(SHAPE, 1.0, np.float32))
+        np.testing.assert_array_equal(array, np.full(SHAPE, 64.0, np.float32))

@@ -217,9 +217,9 @@ class _Checker(Inspection):
         for o, (instance, wanted) in enumerate(zip(step.outputs, what.outputs, strict=True)):
             self._in_form(f"output {what.output_name(o)!r} of {what.name!r}", instance, wanted)
             buffer = self.symbolic_memory.buffers.get(instance.buffer)
-            if buffer is not None and buffer.pinned:
-                self.say("pinned", f"output {what.output_name(o)!r} overwrites {buffer.origin}")
             given = aliases.get(o)
+            if buffer is not None and buffer.pinned and not (buffer.shared and given is not None):
+                self.say("pinned", f"output {what.output_name(o)!r} overwrites {buffer.origin}")
             if given is not None and step.inputs[given] != instance:
                 self.say("alias", f"output {what.output_name(o)!r} does not take its input's place")
             others = [x.buffer for i, x in enumerate(step.inputs) if i != given]

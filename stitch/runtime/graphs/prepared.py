@@ -237,7 +237,7 @@ class PreparedGraph:
         for value, _ in given:
             for instance in value.instances:
                 buffer = instance.buffer
-                if len(buffer.users) != 1 or buffer.pins:
+                if len(buffer.users) != 1 or not buffer.is_open:
                     return None
         gone = partial(self._take_over, given)
         # All at once: nothing can come in between these. From here on they are lost, unless all

@@ -129,7 +129,7 @@ class Cells:
             if value is None or value.handles > 1 or value.status is not Status.READY:
                 return False
             buffers = [instance.buffer for instance in value.instances]
-            return not any(len(buffer.users) > 1 or buffer.pins for buffer in buffers)
+            return all(len(buffer.users) <= 1 and buffer.is_open for buffer in buffers)
 
     def hold(self, number: int, tensor: Tensor | None) -> None:
         """A cell holds what a handle refers to, or nothing."""

@@ -78,7 +78,9 @@ class _RunFromState:
             if value.handles != 1 or value.lease is not lease:
                 return False
         for value in self.carried:
-            if value.handles != 1 or value.is_exposed or value.version:
+            if value.handles != 1 or value.version:
+                return False
+            if value.is_exposed and not value.instances[0].buffer.is_shared:
                 return False
         return not self.binding.tally.is_closed
 
@@ -211,7 +213,9 @@ class LoopStage:
         known = None if exposed is None else self._known.find(entries, exposed)
         for value in () if known is None else known.details.overwritten(entries):
             buffer = value.instances[0].buffer
-            if value.handles != 1 or value.is_exposed or value.version or buffer.pins:
+            if value.handles != 1 or value.version or not buffer.is_open:
+                return None
+            if value.is_exposed and not buffer.is_shared:
                 return None
             if len(buffer.users) != 1 or len(value.instances) != 1:
                 return None

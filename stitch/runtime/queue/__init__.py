@@ -6,7 +6,7 @@ Must not know handles.
 
 from stitch.runtime.queue.constant_cache import ConstantCache
 from stitch.runtime.queue.deaths import Deaths
-from stitch.runtime.queue.exposure import expose, forget_stale_copies
+from stitch.runtime.queue.exposure import comparison_of, expose, forget_stale_copies
 from stitch.runtime.queue.linked import Linked
 from stitch.runtime.queue.task_queue import Done, TaskQueue
 
@@ -16,6 +16,7 @@ __all__ = [
     "Done",
     "Linked",
     "TaskQueue",
+    "comparison_of",
     "expose",
     "forget_stale_copies",
 ]

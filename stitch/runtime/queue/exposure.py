@@ -24,6 +24,12 @@ _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _compare.restype = ctypes.c_int
 
 
+def comparison_of(first: Array, second: Array) -> Callable[[], int]:
+    """A call that tells whether two contiguous arrays of one size differ in a bit; they are there
+    for as long as it may be called."""
+    return partial(_compare, first.ctypes.data, second.ctypes.data, first.nbytes)
+
+
 class Bytes(Protocol):
     """A device, as those know it who compare what it holds."""
 
@@ -75,8 +81,7 @@ class _Comparison:
                 self._calls = None
                 return
             if has_data:
-                starts = original.ctypes.data, copy.ctypes.data
-                self._calls.append(partial(_compare, *starts, original.nbytes))
+                self._calls.append(comparison_of(original, copy))
 
     def __call__(self, instances: Sequence[InstanceRecord], *, is_new: bool = False) -> bool | None:
         """Whether all copies have the original's bytes now; None where these are not the instances

@@ -92,5 +92,6 @@ class Picture:
             pinned = pinned or (not buffer.users and buffer.address is not None)
             pinned = pinned or (self._constants_stay and buffer.holds_constant)
             place = buffer.space, buffer.address, buffer.size_per_bank
-            self.buffers.append(Buffer(number, *place, buffer.desc, buffer.origin, pinned))
+            known = (*place, buffer.desc, buffer.origin, pinned, pinned and buffer.is_shared)
+            self.buffers.append(Buffer(number, *known))
         return number

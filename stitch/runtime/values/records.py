@@ -430,6 +430,7 @@ class Records:
         instance.buffer.users = [result]
         entry.instances, result.instances = (), (instance,)
         entry.lease = result.lease = None
+        result.is_exposed |= instance.buffer.is_shared
         result.status = Status.READY
 
 
@@ -494,5 +495,6 @@ class _Change:
             buffer.origin = origin
         for value, instances in self._values:
             value.instances, value.lease = instances, None
+            value.is_exposed |= any(i.buffer.is_shared for i in instances)
             if instances and value.status is Status.PENDING:
                 value.status = Status.READY

@@ -103,8 +103,8 @@ class BufferRecord:
     """One allocation: in a space at an address, or a host array outside the spaces (`array`)."""
 
     __slots__ = (
-        "address", "array", "desc", "desc_key", "lease", "origin", "pins", "sharers",
-        "size_per_bank", "space", "users",
+        "address", "array", "desc", "desc_key", "is_shared", "lease", "origin", "pins",
+        "sharers", "size_per_bank", "space", "users",
     )  # fmt: skip
 
     def __init__(
@@ -124,6 +124,8 @@ class BufferRecord:
         self.origin = origin
         self.array: Array | None = None
         self.pins = 0
+        #: Whether those who pin it expect to see it overwritten: what is donated in it is.
+        self.is_shared = False
         #: The lease whose place this is, the last to take it where several share it: what lies here
         #: is given back to it, not to the allocator.
         self.lease: PlaceOwner | None = None
@@ -146,6 +148,11 @@ class BufferRecord:
     def holds_constant(self) -> bool:
         """Whether a constant of a loaded program lies in it; then nothing else does."""
         return bool(self.users) and self.users[0].is_constant
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what takes a donated value's place may be written over it."""
+        return self.is_shared or not self.pins
 
     @property
     def is_unused(self) -> bool:
@@ -243,7 +250,7 @@ class ValueRecord:
         instances = self.instances
         if len(instances) == 1 and not instances[0].buffer.pins:
             return instances[0].signature
-        return tuple([(instance.signature, instance.buffer.pins > 0) for instance in instances])
+        return tuple([(i.signature, i.buffer.pins > 0, i.buffer.is_shared) for i in instances])
 
     def places(self) -> tuple[int | None, ...]:
         """The addresses of its instances."""

@@ -11,7 +11,7 @@ from stitch.training.from_torch.called_losses import (
     loss_of,
     loss_of_call,
 )
-from stitch.training.from_torch.replaced_methods import owner_of, replace_methods
+from stitch.training.from_torch.replaced_methods import owner_of, replace_methods, weakly
 from stitch.training.from_torch.torch_optimizers import (
     GIVEN_OPTIMIZER,
     TorchOptimizer,
@@ -21,5 +21,5 @@ from stitch.training.from_torch.torch_optimizers import (
 
 __all__ = [
     "GIVEN_LOSS", "GIVEN_OPTIMIZER", "TorchOptimizer", "is_loss_call", "is_torch_optimizer",
-    "loss_of", "loss_of_call", "owner_of", "parameter_names", "replace_methods",
+    "loss_of", "loss_of_call", "owner_of", "parameter_names", "replace_methods", "weakly",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -101,10 +102,11 @@ def loss_of_call(
     kind = _CALLED.get(name)
     if kind is None:
         raise _unknown(name)
-    bound = inspect.signature(function).bind(*arguments, **named)
+    signature = _signature_of(function)
+    bound = signature.bind(*arguments, **named)
     given = {
         word: value for word, value in bound.arguments.items()
-        if value is not inspect.signature(function).parameters[word].default
+        if value is not signature.parameters[word].default
     }  # fmt: skip
     pred, label = given.pop(_PRED, None), given.pop(_TARGET, None)
     if kind is CrossEntropyLoss:
@@ -115,7 +117,7 @@ def loss_of_call(
             given.setdefault("ignore_index", bound.signature.parameters["ignore_index"].default)
     elif kind is NLLLoss:
         given.setdefault("ignore_index", bound.signature.parameters["ignore_index"].default)
-    known = inspect.signature(kind).parameters
+    known = _signature_of(kind).parameters
     lacking = sorted(given.keys() - known.keys())
     if lacking:
         raise UsageError(
@@ -124,6 +126,12 @@ def loss_of_call(
         )  # fmt: skip
     settings = {word: _plain(value) for word, value in given.items()}
     return LossCall(kind(**settings), pred, label)
+
+
+@lru_cache(maxsize=64)
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Asked in each step."""
+    return inspect.signature(function)
 
 
 def _is_floating(label: Any) -> bool:

@@ -7,7 +7,7 @@ object as it was, when that ends, however it ends. Must not know: what the metho
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -27,17 +27,17 @@ class Replacement:
 
 
 def replace_methods(
-    theirs: Any, methods: Iterable[Callable[..., Any]], during: Any,
+    theirs: Any, methods: Mapping[str, Callable[..., Any]], during: Any,
     then: Sequence[Callable[[], object]] = (),
 ) -> weakref.finalize[Any, Any]:  # fmt: skip
-    """Put bound methods in the place of those of their names, while `during` lives.
+    """Put bound methods in the place of those of these names, while `during` lives.
 
     What is given back ends it when it is called; then `then` is called too.
     """
     before = {}
-    for method in methods:
-        before[method.__name__] = vars(theirs).get(method.__name__)
-        setattr(theirs, method.__name__, Replacement(method))
+    for name, method in methods.items():
+        before[name] = vars(theirs).get(name)
+        setattr(theirs, name, Replacement(method))
     end = weakref.finalize(during, _restore, theirs, before, then)
     end.atexit = False
     return end
@@ -50,14 +50,13 @@ def owner_of(theirs: Any, name: str) -> Any:
     return getattr(method, "__self__", None)
 
 
-def weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """A call of a bound method that does not keep its object alive."""
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of a bound method that does not keep its object alive; None where that is gone."""
     weak = weakref.WeakMethod(method)
 
-    def call(*arguments: Any) -> None:
+    def call(*arguments: Any) -> Any:
         alive = weak()
-        if alive is not None:
-            alive(*arguments)
+        return None if alive is None else alive(*arguments)
 
     return call
 

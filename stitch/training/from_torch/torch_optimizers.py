@@ -138,10 +138,11 @@ class TorchOptimizer:
             self.theirs.register_load_state_dict_post_hook(weakly(self._read_state)),
             self.theirs.register_step_post_hook(weakly(self._after_own_step)),
         )
-        self._end = replace_methods(
-            self.theirs, (self.step, self.zero_grad), self.native.bound_to,
-            [hook.remove for hook in hooks],
-        )  # fmt: skip
+        methods: dict[str, Callable[..., Any]] = {
+            "step": self.step, "zero_grad": self.zero_grad, "__getstate__": self._copied_state,
+        }  # fmt: skip
+        ends = [hook.remove for hook in hooks]
+        self._end = replace_methods(self.theirs, methods, self.native.bound_to, ends)
 
     def check_free(self) -> None:
         """Raise `UsageError` while a training goes by it."""
@@ -202,6 +203,12 @@ class TorchOptimizer:
                     tensors[_STEP] = np.float32(self._before + instance.steps)
                 state = {w: parameter.detach().new_tensor(a) for w, a in tensors.items()}
                 theirs.state[parameter] = state
+
+    def _copied_state(self) -> Any:
+        """What copies and pickles of torch's object hold: the state that the device has."""
+        self._write_state(self.theirs)
+        kind: Any = type(self.theirs)
+        return kind.__getstate__(self.theirs)
 
     def _read_state(self, theirs: Any) -> None:
         """After torch's object was given a state: the device takes it."""

@@ -13,17 +13,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import UsageError
 from stitch.frontend.torch.compile.graph_outputs import Result
 from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage
+from stitch.frontend.torch.parameter_homes import ParameterHomes
 from stitch.program import DataType, Role, ValueType
 from stitch.runtime import PreparedGraph, chain_graph
 from stitch.training import (
@@ -59,11 +58,10 @@ class OptimizerLoop:
         self.theirs, self.storage, self.parameters = theirs, storage, parameters
         self._follower, self._names = follower, {k: name for k, (name,) in names.items()}
         self._programs: dict[tuple[str, ...], _Update] = {}
-        #: Where parameters lay before they were the device's.
-        self._homes: dict[int, tuple[Any, Any]] = {}
+        self._homes = ParameterHomes()
         self._torch_step = theirs.step
-        home = partial(_bring_home, self._homes)
-        self._end = replace_methods(theirs, (self.step, self.zero_grad), self, [home])
+        methods: dict[str, Callable[..., Any]] = {"step": self.step, "zero_grad": self.zero_grad}
+        self._end = replace_methods(theirs, methods, self, [self._homes.bring_back])
 
     def check_free(self) -> None:
         """Raise `UsageError`: it steps here."""
@@ -126,9 +124,7 @@ class OptimizerLoop:
             elif self.storage.device.reads_in_place:
                 parameter.copy_(tensor)
             else:
-                self._homes.setdefault(id(parameter), (parameter, parameter.data))
-                parameter.data = tensor
-                torch.autograd.graph.increment_version(parameter)
+                self._homes.move(parameter, tensor)
         for parameter in stepped:
             if _STEP in state[parameter]:
                 state[parameter][_STEP] += 1
@@ -149,17 +145,6 @@ def _is_ours(parameter: Any) -> bool:
         t.dtype is torch.float32 and t.layout is torch.strided and t.device.type == "cpu"
         for t in (parameter, parameter.grad)
     )
-
-
-def _bring_home(homes: dict[int, tuple[Any, Any]]) -> None:
-    """Parameters lie where they lay before the device had them, with its values.
-
-    The end may come in the middle of torch's tracing of something else.
-    """
-    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
-        for parameter, home in homes.values():
-            home.copy_(parameter.data)
-            parameter.data = home
 
 
 @dataclass(slots=True)
