@@ -69,6 +69,7 @@ class PreparedGraph:
         self._last: LeaseHolder[Binding] | None = None
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
+        self._notes = device.deaths.notes
         self._lock, self._records = device.quick_lock, device.records
         self._runs_here = device.runs_here
 
@@ -95,7 +96,8 @@ class PreparedGraph:
         was dropped; None where it says anything else. Graphs that run in turn leave each other's
         notes alone."""
         dropped = self._dropped
-        if not dropped or (len(dropped) > 1 and not only_of_leases(dropped)):
+        # What others let go of is looked at first: it may be all that they hold of a result.
+        if not dropped or self._notes.left or (len(dropped) > 1 and not only_of_leases(dropped)):
             return None
         value = dropped[0]
         lease = value.lease
@@ -162,7 +164,7 @@ class PreparedGraph:
         device.check_whole()
         if self._calls_host:
             return None
-        if device.deaths.notes.left or not self._tasks.is_idle or not only_of_leases(dropped):
+        if self._notes.left or not self._tasks.is_idle or not only_of_leases(dropped):
             device.run_queue()
         lease = None if self._last is None else self._last.ready()
         again: Again | None = None if lease is None else lease.again
