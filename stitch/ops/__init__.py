@@ -19,7 +19,7 @@ from stitch.ops.applying import (
     numpy_bytes,
     operand_nbytes,
 )
-from stitch.ops.attributes import int_of
+from stitch.ops.attributes import float_of, int_of
 from stitch.ops.batching import Batching, BatchingContext
 from stitch.ops.definition import (
     Attribute,
@@ -45,7 +45,7 @@ from stitch.ops.row_copies import row_copies
 from stitch.ops.shape import RESHAPING, known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
-from stitch.ops.window import windows_of
+from stitch.ops.window import transposed_windows, windows_of
 from stitch.ops.work import estimated_steps, has_products, multiply_adds
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
@@ -56,9 +56,9 @@ __all__ = [
     "OperationWork", "ProgramWork", "Thunk", "WorkspaceContext", "WorkspaceRule",
     "are_in_range", "bind", "bytes_from_a_line",
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
-    "evaluate", "evaluate_operation", "has_products", "infer_operation", "infer_types", "int_of",
-    "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
+    "evaluate", "evaluate_operation", "float_of", "has_products", "infer_operation", "infer_types",
+    "int_of", "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
     "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "program_work",
     "resolve_attributes", "row_copies", "slices_of", "summed_over_operations",
-    "windowed", "windows_of", "work_of", "workspace", "workspace_nbytes",
+    "transposed_windows", "windowed", "windows_of", "work_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip

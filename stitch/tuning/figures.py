@@ -11,7 +11,15 @@ from dataclasses import fields
 from typing import Any
 
 from stitch.runtime import LIBRARY_PRICES, Curve
-from stitch.tuning.operations import BATCH, CHAIN, CHUNKED, MORE, ROUNDS
+from stitch.tuning.operations import (
+    BATCH,
+    BLOCK_PRODUCTS,
+    CHAIN,
+    CHUNKED,
+    MORE,
+    POINT_PRODUCTS,
+    ROUNDS,
+)
 from stitch.tuning.timing import Times
 
 Figure = float | Mapping[int, float]
@@ -66,6 +74,20 @@ class Figures:
         """A call of a function."""
         return max(self.more, self._least("function") - self.beside)
 
+    def convolutions(self) -> Section:
+        """PyTorch's convolutions: a call, an element that is arranged, multiply-adds of blocks."""
+        call = self._least("convolution")
+        blocks, points = ([(s, self._own(t, call)) for s, t in self._sized(name)]
+                          for name in ("blocks", "arranged"))  # fmt: skip
+        (last, spent), share = blocks[-1], 1 / POINT_PRODUCTS - 1 / BLOCK_PRODUCTS
+        elements = {
+            round(size / POINT_PRODUCTS): max(LEAST_NS, (own / size - spent / last) / share * 1000)
+            for size, own in points
+        }
+        least = min(elements.values()) / 1000 / BLOCK_PRODUCTS
+        rates = {size: size / max(own - size * least, own / 2) for size, own in blocks}
+        return {"call_us": call, "element_ns": elements, "products_per_us": rates}
+
     def matrix_us(self) -> float:
         """A matrix of a batch beside its multiply-adds."""
         ((size, spent),) = self._sized("batched")
@@ -110,13 +132,17 @@ def section_of(library: str, times: Times, functions: Sequence[str]) -> Section:
         "products_per_us": figures.rate("products", figures.more),
         "functions_ns": {op: figures.per_element(op, fixed) for op in functions if figures.has(op)},
     }
-    if library != "torch":
+    if library == "torch":
+        found["convolutions"] = figures.convolutions()
+    else:
         round_us, element_us, operation_us = figures.rounds()
         plain, chunked = figures.chunked()
         found |= {
             "round_us": round_us, "round_element_us": element_us, "round_node_us": operation_us,
             "packed_products_per_us": figures.rate("packed", figures.more),
             "convolutions_per_us": figures.rate("convolutions", fixed),
+            "transposed_convolutions_per_us": figures.rate("transposed_convolutions", fixed),
+            "unpacked_convolutions_per_us": figures.rate("unpacked_convolutions", fixed),
             "weight_gradients_per_us": figures.rate("weight_gradients", fixed),
             "arithmetic_ns": figures.per_element("added", figures.more),
             "moved_ns": figures.per_element("moved", figures.more),

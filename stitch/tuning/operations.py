@@ -29,8 +29,11 @@ CHAIN = 6
 ROUNDS, MORE = 64, 9
 #: Matrices of a batch, and their edge.
 BATCH, SMALL = 64, 16
-#: Images of a training's batch.
-IMAGES = 16
+#: Images of a training's batch; channels of a block, and blocks of what is computed long with.
+IMAGES = BLOCK = 16
+BLOCKS = 4
+#: Multiply-adds for each element that is read or made: by blocks, and by points.
+BLOCK_PRODUCTS, POINT_PRODUCTS = BLOCKS * BLOCK * 9 / 2, BLOCK / 2
 _AS_WRITTEN = CompileOptions(optimize=False)
 
 _Build = Callable[[ComputationGraphBuilder], Any]
@@ -123,6 +126,14 @@ def _batch_normalised(edge: int, b: Any) -> Any:
     return b.op("BatchNormalization", x, *figures)
 
 
+def _batch_gradient(edge: int, b: Any) -> Any:
+    side = max(8, edge // 64)
+    shape = (IMAGES, max(1, edge * edge // side**2 // IMAGES), side, side)
+    gradient, x = (b.input(name, shape, "float32") for name in ("gradient", "x"))
+    return b.op("BatchNormalizationGradient", gradient, x, b.input("s", (x.shape[1],), "float32"),
+                domain="stitch", outputs=3)[0]  # fmt: skip
+
+
 def _scattered(edge: int, b: Any) -> Any:
     x, rows = b.input("x", (edge, edge), "float32"), np.arange(edge, dtype=np.int64)[::2, None]
     return b.op("ScatterND", x, rows, b.input("updates", (len(rows), edge), "float32"))
@@ -147,6 +158,7 @@ def _functions(edge: int) -> Iterator[tuple[str, _Build]]:
     halved = {"kernel_shape": [2, 2], "strides": [2, 2]}
     yield "MaxPool", partial(_pooled, edge, "MaxPool", halved)
     yield "GlobalAveragePool", partial(_pooled, edge, "GlobalAveragePool", {})
+    yield "stitch.BatchNormalizationGradient", partial(_batch_gradient, edge)
     yield "stitch.GeluGradient", partial(_one, edge, "GeluGradient", "stitch", 1, {})
     softmax = {"axis": -1}
     yield "stitch.SoftmaxGradient", partial(_one, edge, "SoftmaxGradient", "stitch", 1, softmax)
@@ -173,11 +185,25 @@ def _convolved(channels: int, side: int, b: Any) -> Any:
     return b.op("Conv", x, b.parameter("w", drawn), pads=[1] * 4)
 
 
-def _weights_gradient(edge: int, b: Any) -> Any:
-    # Of a training's batch: many images of few channels.
+def _by_no_constants(op: str, shape: tuple[int, ...], b: Any) -> Any:
+    w = b.input("w", (shape[1], shape[1], 3, 3), "float32")
+    return b.op(op, b.input("x", shape, "float32"), w, pads=[1] * 4)
+
+
+def _by_points(images: int, side: int, b: Any) -> Any:
+    # Little is computed of what is read and made.
+    x = b.input("x", (images, BLOCK, side, side), "float32")
+    return b.op("Conv", x, b.input("w", (BLOCK, BLOCK, 1, 1), "float32"))
+
+
+def _batch_of_images(edge: int) -> tuple[int, int, int, int]:
+    """Of a training: many images of few channels."""
     channels, side = max(1, edge // 32), max(4, edge // 64)
-    shape = (IMAGES, channels, side, side)
-    x, gradient = (b.input(n, shape, "float32") for n in ("x", "gradient"))
+    return IMAGES, channels, side, side
+
+
+def _weights_gradient(edge: int, b: Any) -> Any:
+    x, gradient = (b.input(n, _batch_of_images(edge), "float32") for n in ("x", "gradient"))
     return b.op("ConvWeightGradient", x, gradient, domain="stitch", kernel_shape=[3, 3],
                 pads=[1] * 4)  # fmt: skip
 
@@ -244,11 +270,22 @@ def measured_operations(largest: int) -> Iterator[MeasuredOperation]:
         yield _measured("packed", partial(_product, rows, edge, True))
         yield _measured("products", partial(_product, rows, edge, False))
         channels, side = max(1, edge // 16), max(4, edge // 32)
+        batch = _batch_of_images(edge)
         yield _measured("convolutions", partial(_convolved, channels, side))
+        yield _measured(
+            "transposed_convolutions", partial(_by_no_constants, "ConvTranspose", batch)
+        )
+        image = (1, channels, side, side)
+        yield _measured("unpacked_convolutions", partial(_by_no_constants, "Conv", image))
+        yield _measured(
+            "blocks", partial(_by_no_constants, "Conv", (1, BLOCKS * BLOCK, side, side))
+        )
+        yield _measured("arranged", partial(_by_points, IMAGES, max(2, edge // BLOCK)))
         yield _measured("weight_gradients", partial(_weights_gradient, edge))
     for op in CHUNKED:
         yield _measured(f"chunked {op}", partial(_chain, edges[-1], op), edges[-1] ** 2)
     yield _measured("batched", _batched)
+    yield _measured("convolution", partial(_by_points, 1, TINY))
     yield _measured("call", partial(_added, TINY, 1))
     yield _measured("calls", partial(_added, TINY, MORE))
     yield _measured("function", partial(_one, TINY, "Sigmoid", "", 0, {}))

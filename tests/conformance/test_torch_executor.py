@@ -13,11 +13,20 @@ import torch
 import stitch
 from stitch import ComputationGraphBuilder
 from stitch.errors import UsageError
-from stitch.ops import KernelArguments, Thunk, infer_types, lookup, resolve_attributes
+from stitch.ops import (
+    KernelArguments,
+    Thunk,
+    infer_types,
+    lookup,
+    multiply_adds,
+    resolve_attributes,
+)
 from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, Program, ValueType
-from stitch.runtime.executors import make_executor
+from stitch.runtime.executors import aten_convolutions, make_executor
+from stitch.runtime.executors.aten_convolutions import CONVOLUTIONS
 from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
+from stitch.runtime.executors.prices import AtenConvolutions, Curve
 from stitch.runtime.executors.torch_executor import (
     KERNELS,
     AtenKernels,
@@ -67,6 +76,18 @@ ROWS = (
             ("GeluGradient", (drawn(7, 9), drawn(7, 9) * 3), "stitch"),
         )
     ),
+    Row("Conv", (drawn(2, 5, 9, 8), drawn(6, 5, 3, 3), drawn(6)), attributes={"pads": (1,) * 4}),
+    Row("Conv", (drawn(2, 4, 9), drawn(6, 2, 3)), attributes={"group": 2, "strides": (2,)}),
+    Row("Conv", (drawn(2, 3, 7, 8, 9), drawn(4, 3, 2, 3, 2)), attributes={"dilations": (2, 1, 3)}),
+    Row("Conv", (drawn(1, 3, 8, 8), drawn(4, 3, 3, 3)), attributes={"auto_pad": "SAME_UPPER"}),
+    Row("ConvTranspose", (drawn(2, 5, 6, 7), drawn(5, 4, 3, 3), drawn(4)),
+        attributes={"pads": (1, 1, 1, 0), "strides": (2, 2), "dilations": (2, 1)}),
+    Row("ConvTranspose", (drawn(2, 4, 6), drawn(4, 3, 3)),
+        attributes={"group": 2, "strides": (3,), "output_padding": (2,)}),
+    Row("ConvWeightGradient", (drawn(2, 5, 9, 8), drawn(2, 6, 5, 4)), "stitch",
+        attributes={"kernel_shape": (3, 3), "pads": (1,) * 4, "strides": (2, 2)}),
+    Row("ConvWeightGradient", (drawn(2, 4, 9), drawn(2, 6, 7)), "stitch",
+        attributes={"kernel_shape": (3,), "group": 2}),
     Row("Gemm", (drawn(4, 6), drawn(6, 5))),
     Row("Gemm", (drawn(4, 6), drawn(6, 5), drawn(5))),
     Row("Gemm", (drawn(6, 4), drawn(5, 6)), attributes={"transA": 1, "transB": 1, "alpha": 0.5}),
@@ -159,12 +180,81 @@ def test_heads_of_a_product_are_left_to_numpy() -> None:
         Row("MatMul", (drawn(2, 4, 6), drawn(1, 6, 5))),
         Row("MatMul", (drawn(6), drawn(6, 5))),
         Row("Erf", (drawn(9)[::-1],)),
+        Row("Conv", (drawn(2, 3, 8), drawn(4, 3, 3)), attributes={"pads": (1, 0)}),
+        Row("ConvTranspose", (drawn(2, 3, 8), drawn(3, 4, 3)), attributes={"pads": (0, 1)}),
+        Row(
+            "ConvWeightGradient",
+            (drawn(2, 3, 8), drawn(2, 4, 5)),
+            "stitch",
+            attributes={"kernel_shape": (3,)},
+        ),
     ],
-    ids=["a scale of other shape", "a batch that broadcasts", "a vector", "backwards"],
+    ids=[
+        "a scale of other shape",
+        "a batch that broadcasts",
+        "a vector",
+        "backwards",
+        "padded at one end",
+        "cut at the end",
+        "windows that were not seen",
+    ],
 )
 def test_forms_that_it_would_copy_are_left_to_numpy(row: Row) -> None:
     _, bind, arguments = bound(row, row.operands)
     assert bind(arguments) is None
+
+
+CONVOLVED = [row for row in ROWS if (row.domain, row.op) in CONVOLUTIONS]
+
+
+@pytest.mark.parametrize("row", CONVOLVED, ids=lambda row: row.op)
+def test_a_convolution_in_pieces_is_that_of_the_whole_batch(
+    row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operands = [np.concatenate([a] * 2) if i == 0 or row.domain else a
+                for i, a in enumerate(row.operands)]  # fmt: skip
+    found = []
+    for nbytes in (1 << 30, 1):
+        monkeypatch.setattr(aten_convolutions, "PIECE_NBYTES", nbytes)
+        results, bind, arguments = bound(row, operands)
+        steps = bind(arguments) or ()
+        assert len(steps) == (1 if nbytes > 1 else len(operands[0]))
+        for step in steps:
+            step()
+        found.append(results[0])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6, atol=1e-9)
+
+
+def convolved(op: str, *shapes: tuple[int, ...], **attributes: Any) -> Program:
+    def build(b: ComputationGraphBuilder) -> None:
+        operands = [b.input(f"x{i}", shape, "float32") for i, shape in enumerate(shapes)]
+        domain = "stitch" if op.endswith("Gradient") else ""
+        b.output("y", b.op(op, *operands, domain=domain, **attributes))
+
+    return model("convolved", build, target="host").binary.programs[0]
+
+
+def price_of(program: Program, library: AtenKernels) -> float:
+    (operation,) = program.operations
+    return library.price(program, operation, multiply_adds(operation, program.values), 1)
+
+
+def test_a_convolution_costs_what_full_blocks_of_its_channels_do() -> None:
+    figures = AtenConvolutions(1.0, Curve(((1, 0.001),)), Curve(((1, 1000.0),)))
+    library = AtenKernels(replace(ATEN_PRICES, convolutions=figures))
+    image, kernel = (4, 16, 32, 32), (16, 16, 3, 3)
+    full, few, one = (
+        price_of(convolved("ConvTranspose", image, (16, n, 3, 3)), library) for n in (16, 4, 1)
+    )
+    assert full == pytest.approx(few, rel=0.01) and full == pytest.approx(one, rel=0.01)
+    # An image of few channels is read as it is.
+    first = price_of(convolved("Conv", (4, 1, 32, 32), (16, 1, 3, 3)), library)
+    assert first < price_of(convolved("Conv", image, kernel), library) / 8
+    # Without prices, or words for where windows lie, others compute it.
+    without = AtenKernels(replace(ATEN_PRICES, convolutions=None))
+    assert price_of(convolved("Conv", image, kernel), without) == float("inf")
+    odd = convolved("Conv", image, kernel, pads=[0, 1, 1, 1])
+    assert price_of(odd, library) == float("inf")
 
 
 def priced(*shapes: tuple[int, ...], data_type: str = "float32") -> float:
@@ -229,6 +319,17 @@ def test_what_is_bound_in_inference_mode_runs_outside_of_it() -> None:
         for step in steps:
             step()
     np.testing.assert_allclose(results[0], row.operands[0] @ row.operands[1].T)
+
+
+def test_a_convolution_keeps_its_type_where_torch_would_choose_another() -> None:
+    row = Row("Conv", (drawn(2, 3, 8, 8).astype(np.float32), drawn(4, 3, 3, 3).astype(np.float32)))
+    results, bind, arguments = bound(row, row.operands)
+    steps = bind(arguments) or ()
+    with torch.autocast("cpu", torch.bfloat16):
+        for step in steps:
+            step()
+    right = torch.conv2d(*map(torch.from_numpy, row.operands)).numpy()
+    np.testing.assert_allclose(results[0], right, rtol=1e-5, atol=1e-5)
 
 
 def test_threads_are_torchs_own() -> None:

@@ -32,10 +32,11 @@ NOT_FOR = {
 }  # fmt: skip
 #: Products, and kernels that sum by products with ones.
 PRODUCTS = {
-    "BatchNormalization", "Conv", "ConvTranspose", "ConvWeightGradient", "Einsum", "GRU", "Gemm",
-    "GroupNormalization", "InstanceNormalization", "LSTM", "LayerNormalization",
-    "LayerNormalizationGradient", "MatMul", "RNN", "ReduceL1", "ReduceL2", "ReduceLogSum",
-    "ReduceLogSumExp", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Softmax",
+    "BatchNormalization", "BatchNormalizationGradient", "Conv", "ConvTranspose",
+    "ConvWeightGradient", "Einsum", "GRU", "Gemm", "GroupNormalization", "InstanceNormalization",
+    "LSTM", "LayerNormalization", "LayerNormalizationGradient", "MatMul", "RNN", "ReduceL1",
+    "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum", "ReduceSumSquare",
+    "Softmax",
 }  # fmt: skip
 #: A scan has no rule: it is lifted with its body (tests/fractal/test_batched_schedules.py).
 NAMES = sorted({d.name for d in operators() if (d.domain, d.name) != SCAN})

@@ -125,6 +125,43 @@ def test_a_layers_gradient_is_that_of_torch_though_its_mean_is_far_from_zero(
         np.testing.assert_allclose(out, right.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "shape", [(4, 3), (50, 1), (300,), (3, 5, 6, 7), (9, 40, 30, 31), (2, 3, 40_000)]
+)
+def test_a_batchs_gradient_is_that_of_torch_though_its_means_are_far_from_zero(
+    shape: tuple[int, ...],
+) -> None:
+    channels = shape[1] if len(shape) > 1 else 1
+    x, gradient, scale = drawn(*shape) + 50, drawn(*shape, seed=1), drawn(channels, seed=2)
+    given = [torch.from_numpy(a).double().requires_grad_() for a in (x, scale, 0 * scale)]
+    planes = given[0].reshape(shape[0], channels, -1)
+    y = F.batch_norm(planes, None, None, given[1], given[2], training=True).reshape(shape)
+    expected = torch.autograd.grad(y, given, torch.from_numpy(gradient).double())
+    outs = [np.empty(a.shape, np.float32) for a in (x, scale, scale)]
+    steps = bind("BatchNormalizationGradient", [gradient, x, scale], outs, domain="stitch")
+    for _ in range(2):
+        for out in outs:
+            out[...] = np.nan
+        for step in steps:
+            step()
+    for out, right in zip(outs, expected, strict=True):
+        np.testing.assert_allclose(out, right.numpy(), rtol=1e-4, atol=2e-4)
+
+
+def test_a_batchs_gradient_over_no_samples_is_zero() -> None:
+    nothing = drawn(0, 4, 2)
+    found = evaluate(
+        "BatchNormalizationGradient", [nothing, nothing, drawn(4)], domain="stitch", outputs=3
+    )
+    assert [f.tolist() for f in found] == [[], [0.0] * 4, [0.0] * 4]
+
+
+def test_a_batchs_gradient_needs_a_scale_for_each_channel() -> None:
+    x = drawn(3, 4, 5)
+    with pytest.raises(CompileError, match="wrong shape"):
+        evaluate("BatchNormalizationGradient", [x, x, drawn(3)], domain="stitch")
+
+
 def test_a_layers_gradient_over_no_rows_is_zero() -> None:
     nothing, row, scale = drawn(0, 4), drawn(0, 1), drawn(4)
     found = evaluate(

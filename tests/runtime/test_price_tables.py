@@ -18,6 +18,7 @@ from stitch.errors import FormatError, UsageError
 from stitch.linker import expanded
 from stitch.program import Program
 from stitch.runtime.executors import make_executor
+from stitch.runtime.executors.aten_convolutions import CONVOLUTIONS
 from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.prices import (
     Curve,
@@ -83,8 +84,14 @@ def test_a_shipped_table_loads_under_its_own_name_and_names_the_source_of_every_
 def test_a_shipped_table_prices_every_kernel_of_torch(name: str) -> None:
     prices = load_prices(name).torch
     assert prices is not None
-    named = {f"{domain}.{op}" if domain else op for domain, op in KERNELS}
+    named = {f"{domain}.{op}" if domain else op for domain, op in KERNELS.keys() - CONVOLUTIONS}
     assert named - {"Gemm", "MatMul"} == set(prices.functions_ns)
+
+
+def test_convolutions_of_torch_have_prices_where_they_were_measured() -> None:
+    for name, is_measured in (("x86_avx512_amd", True), ("x86_avx512_intel", False)):
+        prices = load_prices(name).torch
+        assert prices is not None and (prices.convolutions is not None) == is_measured
 
 
 def test_the_shipped_tables_are_the_two_of_the_decision() -> None:

@@ -1,12 +1,14 @@
 """Normalizations: by the statistics of rows, groups, batches, or of neighbours.
 
 Comes in: operands, scales, biases, stored statistics. Goes out: `OPERATORS`, their gradient rules
-inside them, and the gradient operator of LayerNormalization. Knows the statistics of rows.
+inside them, and the gradient operators of Batch- and LayerNormalization. Knows the statistics of
+rows.
 """
 
 from stitch.ops.definition import OpDef
 from stitch.ops.normalization import (
     batch_normalization,
+    batch_normalization_gradient_operator,
     layer_normalization,
     layer_normalization_gradient_operator,
 )
@@ -15,6 +17,7 @@ __all__ = ["OPERATORS"]
 
 OPERATORS: tuple[OpDef, ...] = (
     *batch_normalization.OPERATORS,
+    *batch_normalization_gradient_operator.OPERATORS,
     *layer_normalization.OPERATORS,
     *layer_normalization_gradient_operator.OPERATORS,
 )

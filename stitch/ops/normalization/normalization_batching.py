@@ -80,3 +80,13 @@ def batch(c: BatchingContext) -> Sequence[Any]:
     x = c.apply("Transpose", c.broadcast(0), perm=[1, 0])
     result, *statistics = c.again(x, *(c.folded(i) for i in range(1, 5)))
     return c.in_front(result, 1), *(c.split(s) for s in statistics)
+
+
+def batch_gradient(c: BatchingContext) -> Sequence[Any]:
+    """Lanes are channels: statistics and sums are those of a channel in one lane."""
+    if c.rank(1) > 1:
+        result, *sums = c.again(c.folded(0, 1), c.folded(1, 1), c.folded(2))
+        return c.split(result, 1), *(c.split(s) for s in sums)
+    gradient, x = (c.apply("Transpose", c.broadcast(i), perm=[1, 0]) for i in range(2))
+    result, *sums = c.again(gradient, x, c.folded(2))
+    return c.in_front(result, 1), *(c.split(s) for s in sums)

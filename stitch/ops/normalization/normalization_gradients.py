@@ -197,25 +197,17 @@ def _summed(context: GradientContext, value: Any, index: int) -> Any:
 
 
 def _trained(context: GradientContext) -> Sequence[Any]:
-    """dx = a dy + b (x - mean) + c, with one number of each per channel."""
-    gradient, axes = context.gradient, [i for i in range(len(context.gradient.shape)) if i != 1]
-    share = -1.0 / max(math.prod(gradient.shape[axis] for axis in axes), 1)
-    first = second = third = None
-    total = context.apply("ReduceSum", gradient, axes, keepdims=1)
-    if context.wants(0) or context.wants(1):
-        x = context.input(0)
-        centred = x - mean_over(context, x, axes)
-        variance = mean_over(context, centred * centred, axes)
-        inverse = inverse_deviation(context, variance, context.float_of("epsilon"))
-        slant = context.apply("ReduceSum", gradient * centred, axes, keepdims=1) * inverse
-        if context.wants(1):
-            second = _as_vector(context, slant, 1)
-    if context.wants(0):
-        factor = inverse * context.shaped(_channels(context, context.input(1)), inverse.shape)
-        along = factor * inverse * slant * share
-        first = gradient * factor + (centred * along + factor * total * share)
-    if context.wants(2):
-        third = _as_vector(context, total, 2)
+    """By an operator; of the shift alone it is a sum."""
+    gradient = context.gradient
+    if not (context.wants(0) or context.wants(1)):
+        third = _summed(context, gradient, 2) if context.wants(2) else None
+        return None, None, third, None, None
+    scale = context.in_type(context.input(1), context.type_of(0).data_type)
+    first, *sums = context.apply_many(
+        "BatchNormalizationGradient", 3, gradient, context.input(0), scale, domain="stitch",
+        epsilon=context.float_of("epsilon"),
+    )  # fmt: skip
+    second, third = (_as_vector(context, total, 1 + i) for i, total in enumerate(sums))
     return first, second, third, None, None
 
 

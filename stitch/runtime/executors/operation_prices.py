@@ -166,6 +166,8 @@ class OperationPrices:
         if products:
             if operation.op not in ("Gemm", "MatMul"):
                 rate = _convolutions(operation, prices)
+                if operation.op == "Conv" and operation.inputs[1] not in self.constants:
+                    rate = prices.unpacked_convolutions_per_us or rate
                 return self.node + products / (rate.at(products) * self.threads)
             rate = prices.products_per_us
             if is_row_product(self.program, operation):
@@ -276,7 +278,12 @@ def _window_times(operation: Operation) -> float:
 
 def _convolutions(operation: Operation, prices: NumpyPrices | OnnxPrices) -> Curve:
     """Multiply-adds per microsecond: of the stitch domain is the weights' gradient."""
-    return prices.weight_gradients_per_us if operation.domain else prices.convolutions_per_us
+    if operation.domain:
+        return prices.weight_gradients_per_us
+    rate = prices.convolutions_per_us
+    if operation.op == "ConvTranspose":
+        return prices.transposed_convolutions_per_us or rate
+    return rate
 
 
 def _all(size: int, nanoseconds: Curve) -> float:

@@ -24,6 +24,7 @@ from stitch.errors import CompileError
 from stitch.machine import MachineShape
 from stitch.ops import KernelArguments, Thunk, workspace
 from stitch.program import ABSENT, Array, Operation, Program, ValueType
+from stitch.runtime.executors.aten_convolutions import CONVOLUTIONS, convolution, laid
 from stitch.runtime.executors.automatic import AutomaticExecutor
 from stitch.runtime.executors.executor import PreparedProgram, Workspace
 from stitch.runtime.executors.host import KernelLibrary, PreparedKernels
@@ -145,6 +146,7 @@ def _softmax_gradient(
 
 #: The binding of each operator, by domain and name.
 KERNELS: Mapping[tuple[str, str], Binding] = {
+    **{(domain, op): partial(convolution, op) for domain, op in sorted(CONVOLUTIONS)},
     ("", "Erf"): _unary(torch.erf),
     ("", "Gelu"): _gelu,
     ("", "Gemm"): _gemm,
@@ -180,6 +182,8 @@ class AtenKernels(KernelLibrary):
         ]
         if (operation.domain, operation.op) not in KERNELS or any(map(_is_left, kinds)):
             return math.inf
+        if (operation.domain, operation.op) in CONVOLUTIONS:
+            return self._convolution_price(program, operation, products)
         if operation.op in PRODUCTS:
             is_row = is_row_product(program, operation)
             rates = self.prices.row_products_per_us if is_row else self.prices.products_per_us
@@ -190,6 +194,22 @@ class AtenKernels(KernelLibrary):
             figure = figures.get(operator_name(operation))
             spent = math.inf if figure is None else size * figure.at(size) / 1000
         return self.prices.call_us + spent / self.threads
+
+    def _convolution_price(self, program: Program, operation: Operation, products: int) -> float:
+        prices = self.prices.convolutions
+        if prices is None:
+            return math.inf
+        *operands, result = (
+            program.values[v].type.shape for v in (*operation.inputs[:2], operation.outputs[0])
+        )
+        how = laid(operation.op, operands, result, operation.attributes)
+        if how is None:
+            return math.inf
+        # Nothing of the weights is as long as the images are.
+        size, computed = sum(map(math.prod, (*operands, result))), products * how.filled
+        spent = size * prices.element_ns.at(size) / 1000
+        spent += computed / prices.products_per_us.at(int(computed))
+        return prices.call_us + spent / self.threads
 
     def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
         """The steps of an operation; None where its arrays have a form that ATen would copy."""

@@ -98,6 +98,22 @@ def _normalizations() -> list[Row]:
         ("GeluGradient", ["f32[300,1001]", "f32[300,1001]"], {"approximate": "tanh"}),
         ("SoftmaxGradient", ["f32[300,1001]", "f32[300,1001]"], {}),
         ("SoftmaxGradient", ["f32[300,7,143]", "f32[300,7,143]"], {"axis": 1}),
+        *(
+            (
+                "BatchNormalizationGradient",
+                [f"f32[{shape}]", f"f32[{shape}]", f"f32[{channels}]"],
+                {},
+                3,
+            )
+            for shape, channels in (
+                ("300,1001", 1001),
+                ("30,7,1430", 7),
+                ("300,77,13", 77),
+                ("300300", 1),
+                ("1,3,100100", 3),
+                ("3,7000,16", 7000),
+            )
+        ),
         (
             "LayerNormalizationGradient",
             ["f32[300,1001]", "f32[300,1001]", "f32[300,1]", "f32[300,1]", "f32[1001]"],

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops import GELU_CUBE, GELU_HEIGHT, GELU_RATE, int_of, windows_of
+from stitch.ops import GELU_CUBE, GELU_HEIGHT, GELU_RATE, float_of, int_of, windows_of
 from stitch.program import ABSENT, Operation, ValueType
 from stitch.runtime.executors.element_runs import chunk_count
 from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
@@ -167,6 +167,48 @@ def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
         given(1, writer.node("MatMul", [row, product]))
     if outputs[2] != ABSENT:
         given(2, writer.node("ReduceSum", [gradient, writer.ints(0)], keepdims=0))
+    return True
+
+
+def batch_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """dx = scale (dy - mean(dy) - c mean(dy c) / deviation^2) / deviation with c = x - mean, means
+    over samples and places."""
+    kind = writer.type_of(operation.inputs[1])
+    if 0 in kind.shape:
+        raise CompileError("a gradient over nothing is not given to it")
+    (channels,) = writer.type_of(operation.inputs[2]).shape
+    gradient, x = (
+        writer.node("Reshape", [writer.operand(v), writer.ints(kind.shape[0], channels, -1)])
+        for v in operation.inputs[:2]
+    )
+    wide, axes = writer.ints(1, channels, 1), writer.ints(0, 2)
+    scale = writer.node("Reshape", [writer.operand(operation.inputs[2]), wide])
+
+    def mean_of(name: str) -> str:
+        return writer.node("ReduceMean", [name, axes], keepdims=1)
+
+    def given(output: int, name: str) -> None:
+        value = operation.outputs[output]
+        if value != ABSENT:
+            shape = writer.ints(*writer.type_of(value).shape)
+            writer.node("Reshape", [name, shape], value_name(value))
+
+    centred = writer.node("Sub", [x, mean_of(x)])
+    variance = mean_of(writer.node("Mul", [centred, centred]))
+    epsilon = _number(writer, float_of(attributes, "epsilon"), kind)
+    deviation = writer.node("Sqrt", [writer.node("Add", [variance, epsilon])])
+    inverse = writer.node("Reciprocal", [deviation])
+    slope = mean_of(gradient)
+    slant = writer.node("Mul", [mean_of(writer.node("Mul", [gradient, centred])), inverse])
+    factor = writer.node("Mul", [inverse, scale])
+    along = writer.node("Mul", [writer.node("Mul", [slant, inverse]), factor])
+    inner = writer.node("Add", [
+        writer.node("Mul", [centred, along]), writer.node("Mul", [slope, factor]),
+    ])  # fmt: skip
+    given(0, writer.node("Sub", [writer.node("Mul", [gradient, factor]), inner]))
+    count = _number(writer, math.prod(kind.shape) / channels, kind)
+    for output, total in zip(range(1, len(operation.outputs)), (slant, slope), strict=False):
+        given(output, writer.node("Mul", [total, count]))
     return True
 
 

@@ -311,6 +311,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Squeeze"): _squeeze,
     ("", "Swish"): _swish,
     ("", "Where"): _where,
+    ("stitch", "BatchNormalizationGradient"): gradient_expansions.batch_gradient,
     ("stitch", "ConvWeightGradient"): gradient_expansions.conv_weight_gradient,
     ("stitch", "Expect"): _expect,
     ("stitch", "GeluGradient"): gradient_expansions.gelu_gradient,

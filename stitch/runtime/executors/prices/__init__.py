@@ -8,6 +8,7 @@ is chosen by prices.
 
 from stitch.runtime.executors.prices.price_table import (
     LIBRARY_PRICES,
+    AtenConvolutions,
     AtenPrices,
     Curve,
     Gain,
@@ -34,7 +35,8 @@ from stitch.runtime.executors.prices.processors import (
 )
 
 __all__ = [
-    "LIBRARY_PRICES", "AtenPrices", "Curve", "Gain", "Gains", "NumpyPrices", "OnnxPrices",
+    "LIBRARY_PRICES", "AtenConvolutions", "AtenPrices", "Curve", "Gain", "Gains", "NumpyPrices",
+    "OnnxPrices",
     "Points", "PriceTable", "Prices", "Processor", "described", "is_row_product", "load_prices",
     "nearest_table", "operator_name", "parse_prices", "price_names", "processor_name",
     "this_processor",

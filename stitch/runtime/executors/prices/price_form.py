@@ -26,6 +26,7 @@ from stitch.forms import (
 )
 from stitch.ops import operators
 from stitch.runtime.executors.prices.price_table import (
+    AtenConvolutions,
     AtenPrices,
     Curve,
     Gain,
@@ -100,6 +101,11 @@ _SHARED = (
     _curve("weight_gradients_per_us"),
     _curve("arithmetic_ns"), _curve("chunked_ns"), _curve("moved_ns"),
     _by_operator("functions_ns"), _by_operator("chunked_functions_ns"),
+    Row("transposed_convolutions_per_us", CURVE),
+)  # fmt: skip
+_CONVOLUTIONS = Form(
+    "prices of PyTorch's convolutions", AtenConvolutions,
+    _fixed("call_us"), _curve("element_ns"), _curve("products_per_us"),
 )  # fmt: skip
 #: The libraries that have prices, and the form of each.
 SECTIONS: Mapping[str, Form[NumpyPrices] | Form[OnnxPrices] | Form[AtenPrices]] = {
@@ -110,12 +116,13 @@ SECTIONS: Mapping[str, Form[NumpyPrices] | Form[OnnxPrices] | Form[AtenPrices]] 
     "onnxruntime": Form(
         "prices of ONNX Runtime", OnnxPrices,
         _fixed("call_us"), _fixed("node_us"), _fixed("round_node_us"),
-        _curve("packed_products_per_us"), *_SHARED,
+        _curve("packed_products_per_us"), *_SHARED, Row("unpacked_convolutions_per_us", CURVE),
     ),
     "torch": Form(
         "prices of PyTorch's kernels", AtenPrices,
         _fixed("call_us"), _fixed("matrix_us"), _curve("row_products_per_us"),
         _curve("products_per_us"), _by_operator("functions_ns"),
+        Row("convolutions", _CONVOLUTIONS),
     ),
 }  # fmt: skip
 _PROCESSOR = Form(

@@ -80,6 +80,8 @@ class NumpyPrices:
     moved_ns: Curve
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
+    #: Of transposed convolutions; None: those of others hold for them.
+    transposed_convolutions_per_us: Curve | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +109,35 @@ class OnnxPrices:
     moved_ns: Curve
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
+    #: Of transposed convolutions, and of those by weights that are no constants; None: those of
+    #: others hold for them.
+    transposed_convolutions_per_us: Curve | None = None
+    unpacked_convolutions_per_us: Curve | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AtenConvolutions:
+    """PyTorch's convolutions, transposed ones, and gradients of weights.
+
+    Microseconds of a call; nanoseconds of an element that is read or made, as all are arranged in
+    blocks of channels; multiply-adds per microsecond, with those of blocks that are filled up.
+    """
+
+    call_us: float
+    element_ns: Curve
+    products_per_us: Curve
 
 
 @dataclass(frozen=True, slots=True)
 class AtenPrices:
-    """PyTorch's kernels: those that have a price, and products."""
+    """PyTorch's kernels: those that have a price, products, and convolutions (None: no price)."""
 
     call_us: float
     matrix_us: float
     row_products_per_us: Curve
     products_per_us: Curve
     functions_ns: Mapping[str, Curve]
+    convolutions: AtenConvolutions | None = None
 
 
 #: The libraries that have prices.
