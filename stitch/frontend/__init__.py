@@ -20,23 +20,26 @@ if TYPE_CHECKING:
     from stitch.frontend.torch import (
         Explanation,
         ParameterHomes,
+        array_on,
         explain,
         from_fx,
         graph_counts,
         loop_over,
+        tensor_on,
     )
     from stitch.frontend.yaml import MODULE_KEYS, load_module, module_from_text
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "torch": "Explanation ParameterHomes explain from_fx graph_counts loop_over",
+            "torch": "Explanation ParameterHomes array_on explain from_fx graph_counts loop_over "
+            "tensor_on",
             "yaml": "MODULE_KEYS load_module module_from_text",
         },
     )
 
 __all__ = [
-    "MODULE_KEYS", "Explanation", "ParameterHomes", "batched_shapes", "explain", "from_fx",
-    "graph_counts", "graph_of_torch_call", "is_torch", "load_module", "loop_over",
-    "module_from_text", "read_graph", "read_trainable", "torch_device",
+    "MODULE_KEYS", "Explanation", "ParameterHomes", "array_on", "batched_shapes", "explain",
+    "from_fx", "graph_counts", "graph_of_torch_call", "is_torch", "load_module", "loop_over",
+    "module_from_text", "read_graph", "read_trainable", "tensor_on", "torch_device",
 ]  # fmt: skip

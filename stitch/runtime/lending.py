@@ -10,6 +10,7 @@ know who owns or takes the bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,13 @@ from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import BufferRecord
 
 
-def lend(device: RuntimeDevice, array: Array, origin: str, *, is_shared: bool = False) -> Tensor:
+def lend(
+    device: RuntimeDevice, array: Array, origin: str, *, shared_by: object = None
+) -> Tensor:  # fmt: skip
     """A tensor on the very bytes of a C-contiguous array; see `take_back`.
 
-    `is_shared`: where they are read in place, what takes the tensor's place is written to them.
+    `shared_by`: where they are read in place, what takes the tensor's place is written to them.
+    They are taken back when this object is gone, and the array is kept until then.
     """
     device.check_open()
     device.check_whole()
@@ -39,8 +43,12 @@ def lend(device: RuntimeDevice, array: Array, origin: str, *, is_shared: bool = 
         key = device.desc_key(desc)
         buffer = BufferRecord(Space.HOST, address, size, desc, key, origin)
         # It is where it is: nobody moves it, and nobody gives its bytes back.
-        buffer.pins, buffer.is_shared = 1, is_shared
-    return device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
+        buffer.pins, buffer.is_shared = 1, shared_by is not None
+    tensor = device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
+    if shared_by is not None and buffer.address is not None:
+        back = partial(memory.take_back, buffer.address)
+        device.deaths.notes.await_end(shared_by, back, None, array)
+    return tensor
 
 
 def take_back(device: RuntimeDevice, tensor: Tensor) -> None:

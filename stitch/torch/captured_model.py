@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,12 +99,13 @@ class CapturedModel:
     def _capture(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if batch and named:
             raise UsageError("the first batch comes by position or by name, not both")
-        self._model = compile_module(
+        model = compile_module(
             self.module, self.example or named or batch, algorithm=self._algorithm,
             optimizer=self._optimizer, loss=self._loss, **self._options,
         )  # fmt: skip
-        if self._model.training is not None:
-            self._model.training.watchers.append(self._share)
+        if model.training is not None:
+            model = replace(model, training=replace(model.training, watchers=(self._share,)))
+        self._model = model
 
     def _share(self, instance: TrainingInstance) -> None:
         """A training begins: the module's tensors are its own."""

@@ -63,7 +63,7 @@ def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledMo
             got=repr(theirs.native),
         )  # fmt: skip
     theirs.goes_on_from(int(training.values.get("training.steps", 0)))
-    stepped = replace(training, optimizer=theirs.native, watchers=[partial(share, module)])
+    stepped = replace(training, optimizer=theirs.native, watchers=(partial(share, module),))
     return replace(model, training=stepped)
 
 

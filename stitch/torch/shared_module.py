@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.frontend import ParameterHomes
-from stitch.program import Array, DataType
+from stitch.frontend import ParameterHomes, array_on, tensor_on
+from stitch.program import Array
 from stitch.runtime import comparison_of
 from stitch.torch.module_tensors import torch
 from stitch.training import TrainingInstance
 
-_BFLOAT16 = DataType.BFLOAT16.dtype
 #: Who has a parameter that is in training, by the identity of torch's object.
 _sharers: dict[int, SharedModule] = {}
 
@@ -52,10 +51,8 @@ class _Held:
         """It is this object now, and lies where that does."""
         self.tensor, self.data, self.address = tensor, tensor.data, tensor.data_ptr()
         if self.constant is not None:
-            now, constant = _array_on(tensor), np.asarray(self.constant, order="C")
-            self.differs = comparison_of(now, constant)
-            if not now.flags.c_contiguous:
-                self.differs = lambda: now.tobytes() != constant.tobytes()
+            self.constant = np.asarray(self.constant, order="C")
+            self.differs = comparison_of(array_on(tensor), self.constant)
 
 
 class SharedModule:
@@ -74,7 +71,7 @@ class SharedModule:
             if held.name in trained:
                 self._parameters[id(held.tensor)] = held.name, held.tensor
             if held.name in trained or held.name in instance.programs.buffers:
-                arrays[held.name] = _array_on(held.data)
+                arrays[held.name] = array_on(held.data)
             elif held.name in instance.constants:
                 held.constant = instance.constants[held.name]
                 held.put(held.tensor)
@@ -165,7 +162,7 @@ class SharedModule:
     def moved(self, name: str, array: Array) -> None:
         """A tensor's elements are in this array from now on."""
         tensor = next(held.tensor for held in self._held if held.name == name)
-        self._homes.move(tensor, _torch_on(array, tensor.dtype))
+        self._homes.move(tensor, tensor_on(array, tensor.dtype))
         for held in self._held:
             if held.tensor is tensor:
                 held.put(tensor)
@@ -203,7 +200,7 @@ class SharedModule:
         if known is None or known[0] is not array:
             # Somebody may ask in the middle of torch's tracing.
             with torch.utils._python_dispatch._disable_current_modes():
-                known = self._gradients[name] = array, _torch_on(array, parameter.dtype)
+                known = self._gradients[name] = array, tensor_on(array, parameter.dtype)
         return known[1]
 
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
@@ -215,7 +212,7 @@ class SharedModule:
         elif gradient is None:
             self._gradients.pop(name, None)
             instance.drop_gradient(name)
-        elif gradient is not there and not instance.set_gradient(name, _array_on(gradient)):
+        elif gradient is not there and not instance.set_gradient(name, array_on(gradient)):
             _set_own_gradient(parameter, gradient)
 
 
@@ -238,21 +235,6 @@ def _tensors_of(module: Any) -> Iterator[_Held]:
                 if isinstance(tensor, torch.Tensor):
                     name = f"{prefix}.{key}" if prefix else key
                     yield _Held(name, slots, key, tensor, tensor.data, tensor.data_ptr())
-
-
-def _array_on(tensor: Any) -> Array:
-    """An array on a tensor's bytes; NumPy knows no bfloat16 of torch's."""
-    plain = tensor.detach()
-    if plain.dtype is torch.bfloat16:
-        return np.asarray(plain.view(torch.int16).numpy().view(_BFLOAT16))
-    return np.asarray(plain.numpy())
-
-
-def _torch_on(array: Array, dtype: Any) -> Any:
-    """A tensor on an array's bytes."""
-    if dtype is torch.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 # -- parameters whose gradient is the training's ---------------------------------------------------

@@ -61,7 +61,7 @@ class CompiledTraining:
     #: What the programs were compiled with, by the names that the model has: what is frozen.
     constants: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     #: Who hears of each instance that is started.
-    watchers: list[Callable[[TrainingInstance], object]] = field(default_factory=list, repr=False)
+    watchers: tuple[Callable[[TrainingInstance], object], ...] = field(default=(), repr=False)
     #: The instance that the model's first call started.
     _started: list[TrainingInstance] = field(default_factory=list, repr=False)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,13 +56,7 @@ class _Mirrored:
     def of(theirs: Array) -> _Mirrored:
         """What is equal now."""
         shown = np.array(theirs, order="C")
-        if theirs.flags.c_contiguous:
-            return _Mirrored(theirs, shown, comparison_of(theirs, shown))
-
-        def differs() -> bool:
-            return theirs.tobytes() != shown.tobytes()
-
-        return _Mirrored(theirs, shown, differs)
+        return _Mirrored(theirs, shown, comparison_of(theirs, shown))
 
 
 class SharedTensors:
@@ -106,12 +99,8 @@ class SharedTensors:
         if comparison_of(theirs, held)():
             np.copyto(theirs, held)
         with device.lock:
-            lent = lend(device, theirs, f"tensor {name!r}", is_shared=True)
-            address = lent.address
-            assert address is not None, "it lies in the only space"
-            back = partial(device.backend.spaces[Space.HOST].take_back, address)
             # The bytes are there for as long as anything may run on them.
-            device.deaths.notes.await_end(cells, back, None, theirs)
+            lent = lend(device, theirs, f"tensor {name!r}", shared_by=cells)
         cells.hold(cells.numbers[name], lent)
         return theirs
 

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from stitch.errors import InternalError
 from stitch.frontend.torch.aten_call import Call
 from stitch.frontend.torch.compile import without_onednn
-from stitch.frontend.torch.compile.shared_storage import torch_tensor
 from stitch.frontend.torch.lowering import LOWERINGS
+from stitch.frontend.torch.tensor_bytes import tensor_on
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
 from tests.support.torch.agreement import tensors_of
@@ -218,11 +218,11 @@ def test_a_lowering_that_breaks_torchs_promise_is_an_internal_error(
 
 def test_bits_of_one_type_are_never_read_as_another() -> None:
     with pytest.raises(InternalError, match="another type than torch was promised"):
-        torch_tensor(np.ones(4, np.float32), torch.bfloat16)
+        tensor_on(np.ones(4, np.float32), torch.bfloat16)
     with pytest.raises(InternalError, match="another type than torch was promised"):
-        torch_tensor(np.ones(4, np.float32), torch.int32)
+        tensor_on(np.ones(4, np.float32), torch.int32)
     half = np.ones(4, DataType.BFLOAT16.dtype)
-    assert torch.equal(torch_tensor(half, torch.bfloat16), torch.ones(4, dtype=torch.bfloat16))
+    assert torch.equal(tensor_on(half, torch.bfloat16), torch.ones(4, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

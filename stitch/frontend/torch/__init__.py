@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stitch.frontend.torch.compile_explanation import Explanation, explain, graph_counts
     from stitch.frontend.torch.fx import from_fx
     from stitch.frontend.torch.parameter_homes import ParameterHomes
+    from stitch.frontend.torch.tensor_bytes import array_on, tensor_on
     from stitch.frontend.torch.torch_calls import graph_of_call
     from stitch.frontend.torch.training_capture import from_torch_for_training
 else:
@@ -29,12 +30,13 @@ else:
             "compile_explanation": "Explanation explain graph_counts",
             "fx": "from_fx",
             "parameter_homes": "ParameterHomes",
+            "tensor_bytes": "array_on tensor_on",
             "torch_calls": "graph_of_call",
             "training_capture": "from_torch_for_training",
         },
     )
 
 __all__ = [
-    "Explanation", "ParameterHomes", "device_of", "explain", "from_fx", "from_torch_for_training",
-    "graph_counts", "graph_of_call", "loop_over",
+    "Explanation", "ParameterHomes", "array_on", "device_of", "explain", "from_fx",
+    "from_torch_for_training", "graph_counts", "graph_of_call", "loop_over", "tensor_on",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from stitch.errors import CompileError
+from stitch.frontend.torch.tensor_bytes import array_on
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, ValueType
 
@@ -122,12 +123,8 @@ def array_of(tensor: Any) -> Array:
             remedy="load the module's weights, or call to_dense(), before compiling it",
         )
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-    kind = data_type_of(plain.dtype)
-    if kind is DataType.BFLOAT16:
-        bits: Array = plain.contiguous().view(torch.int16).numpy()
-        return bits.view(kind.dtype)
-    array: Array = plain.numpy()
-    return array
+    data_type_of(plain.dtype)
+    return array_on(plain)
 
 
 @dataclass(frozen=True, slots=True)

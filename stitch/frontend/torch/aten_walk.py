@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -207,13 +206,10 @@ class _Walk:
     def _inner(self, inner: InnerGraph, operands: Sequence[Any]) -> Sequence[Any]:
         """Adds a graph that is an operand; raises `CompileError` for all of it that is refused."""
         graph = inner.module.graph
-        names = [node.name for node in graph.nodes if node.op == "placeholder"]
-        bindings = {
-            name: partial(_given, value) for name, value in zip(names, operands, strict=True)
-        }
+        places = [node for node in graph.nodes if node.op == "placeholder"]
         walk = _Walk(
-            self.builder, bindings, lambda target: self.attributes(f"{inner.target}.{target}"),
-            RefusedNodes(""),
+            self.builder, {}, lambda target: self.attributes(f"{inner.target}.{target}"),
+            RefusedNodes(""), values=dict(zip(places, operands, strict=True)),
         )  # fmt: skip
         values = walk.graph(graph)
         refused = walk.refusals.each
@@ -221,10 +217,6 @@ class _Walk:
             lines = dict.fromkeys(f"{one.operator} ({one.reason})" for one in refused)
             raise CompileError(f"inside it: {', '.join(lines)}", where=refused[0].where)
         return values
-
-
-def _given(value: Any) -> Any:
-    return value
 
 
 def _check_promise(node: Any, call: Call, results: Any) -> None:

@@ -24,6 +24,7 @@ from stitch.frontend.torch.aten_call import array_of, data_type_of
 from stitch.frontend.torch.aten_walk import lower_graph
 from stitch.frontend.torch.export import Examples, exported
 from stitch.frontend.torch.lowering import KEY_NAME, give_key
+from stitch.frontend.torch.tensor_bytes import array_on
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, InputKind
 
@@ -208,15 +209,8 @@ def _share_memory(first: Any, second: Any) -> bool:
     """Whether two tensors whose spans overlap have a byte in common; in doubt they do."""
     # NumPy's own types know of no bound.
     decide: Any = np.shares_memory
-    arrays = [_bytes_where_they_lie(tensor) for tensor in (first, second)]
+    arrays = [array_on(tensor) for tensor in (first, second)]
     try:
         return bool(decide(*arrays, max_work=MAX_OVERLAP_WORK))
     except np.exceptions.TooHardError:
         return True
-
-
-def _bytes_where_they_lie(tensor: Any) -> Array:
-    # Not array_of: that copies a bfloat16 that is not contiguous.
-    plain = tensor.detach()
-    array: Array = (plain.view(torch.int16) if plain.dtype is torch.bfloat16 else plain).numpy()
-    return array

@@ -25,8 +25,10 @@ _compare.restype = ctypes.c_int
 
 
 def comparison_of(first: Array, second: Array) -> Callable[[], int]:
-    """A call that tells whether two contiguous arrays of one size differ in a bit; they are there
-    for as long as it may be called."""
+    """A call that tells whether two arrays of one size differ in a bit; they are there for as long
+    as it may be called. The first may lie in another order: then its bytes are gathered."""
+    if not first.flags.c_contiguous:
+        return lambda: int(first.tobytes() != second.tobytes())
     return partial(_compare, first.ctypes.data, second.ctypes.data, first.nbytes)
 
 

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from stitch.errors import InternalError
 from stitch.frontend.torch.aten_call import PART_TYPES, array_of, data_type_of
 from stitch.frontend.torch.compile.graph_outputs import Result
 from stitch.frontend.torch.compile.graph_report import Counts
-from stitch.program import Array, DataType, TensorDesc, host_layout
+from stitch.frontend.torch.tensor_bytes import tensor_on
+from stitch.program import Array, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor, elements, export, lend, reshaped, take_back
 
@@ -44,7 +44,6 @@ CALLS_BETWEEN_LOOKS = 64
 #: Lent places that stay although no call since the last look has asked for them.
 MAX_IDLE_PARTS = 1024
 
-_BFLOAT16 = DataType.BFLOAT16.dtype
 #: As what torch is given them: it does not know NumPy's bfloat16.
 _BITS = np.dtype(np.int16)
 
@@ -252,12 +251,12 @@ class SharedStorage:
         is_small = output.may_be_copied and output.nbytes < self._copied_below
         if is_small or len(output.views) >= MAX_VIEWS_HELD:
             self.copied_nbytes += output.nbytes
-            return torch_tensor(elements(tensor), dtype)
+            return tensor_on(elements(tensor), dtype)
         shown = _Shown(tensor, output, self._shown)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)
         shared = torch.from_numpy(array)
         if shared.dtype is not dtype:
-            shared = torch_tensor(array, dtype)
+            shared = tensor_on(array, dtype)
         shown.start = shared.data_ptr()
         self._shown[shown.start] = shown
         output.views.add(shown.start)
@@ -286,23 +285,3 @@ class SharedStorage:
         # A slot that remembers it must not pass on what is gone.
         lent.is_taken_back = True
         take_back(self.device, lent.tensor)
-
-
-def torch_tensor(array: Array, dtype: Any) -> Any:
-    """A torch tensor on the bytes of an array, which has this dtype already.
-
-    NumPy has no bfloat16 that torch knows: its bits pass as int16. Raises `InternalError` for an
-    array of any other type than the one asked for.
-    """
-    is_bfloat16 = dtype is torch.bfloat16
-    if is_bfloat16 and array.dtype == _BFLOAT16:
-        array = array.view(np.int16)
-    tensor = torch.from_numpy(array)
-    if is_bfloat16 and tensor.dtype is torch.int16:
-        return tensor.view(torch.bfloat16)
-    if tensor.dtype is not dtype:
-        raise InternalError(
-            "internal error: a result has another type than torch was promised",
-            expected=str(dtype), got=str(array.dtype), remedy="please report it",
-        )  # fmt: skip
-    return tensor

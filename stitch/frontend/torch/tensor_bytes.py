@@ -1,0 +1,47 @@
+"""Arrays on the bytes of torch's tensors, and tensors on the bytes of arrays: nothing is copied.
+
+Comes in: dense tensors of the CPU, arrays. Goes out: the other of the two, with the same shape and
+strides. NumPy has no bfloat16 that torch knows: its bits pass as int16. Importing this module needs
+the package torch (an optional extra). Must not know: who owns the bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.errors import InternalError
+from stitch.program import Array, DataType
+
+_BFLOAT16 = DataType.BFLOAT16.dtype
+
+
+def array_on(tensor: Any) -> Array:
+    """An array on a tensor's bytes, wherever and however they lie."""
+    plain = tensor.detach()
+    if plain.dtype is torch.bfloat16:
+        bits: Array = plain.view(torch.int16).numpy()
+        return bits.view(_BFLOAT16)
+    array: Array = plain.numpy()
+    return array
+
+
+def tensor_on(array: Array, dtype: Any) -> Any:
+    """A tensor on the bytes of an array, which has this dtype of torch's already, or its bits.
+
+    Raises `InternalError` for an array of any other type.
+    """
+    is_bfloat16 = dtype is torch.bfloat16
+    if is_bfloat16 and array.dtype == _BFLOAT16:
+        array = array.view(np.int16)
+    tensor = torch.from_numpy(array)
+    if is_bfloat16 and tensor.dtype is torch.int16:
+        return tensor.view(torch.bfloat16)
+    if tensor.dtype is not dtype:
+        raise InternalError(
+            "internal error: an array has another type than torch was promised",
+            expected=str(dtype), got=str(array.dtype), remedy="please report it",
+        )  # fmt: skip
+    return tensor
