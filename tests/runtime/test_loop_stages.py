@@ -276,7 +276,7 @@ def test_what_is_lent_and_shared_is_overwritten_where_its_owner_has_it() -> None
     with stitch.open_device("host") as device:
         loop = Loop(device)
         theirs = np.full(SHAPE, 8.0, np.float32)
-        loop.cells.hold(STATE, lend(device, theirs, "theirs", is_shared=True))
+        loop.cells.hold(STATE, lend(device, theirs, "theirs", shared_by=loop))
         loop.state = theirs.copy()
         for number in range(4):
             loop.turn(np.full(SHAPE, number, np.float32))
