@@ -154,7 +154,9 @@ def _negative(call: Call, x: ComplexTensor) -> ComplexTensor:
 def _exponential(call: Call, x: ComplexTensor) -> ComplexTensor:
     b, (real, imaginary) = call.builder, parts_of(call, x)
     size = b.exp(real)
-    return joined(call, b.mul(size, b.cos(imaginary)), b.mul(size, b.sin(imaginary)))
+    # What has no imaginary part has none when its length leaves the range.
+    turn = b.where(b.equal(imaginary, 0), imaginary, b.mul(size, b.sin(imaginary)))
+    return joined(call, b.mul(size, b.cos(imaginary)), turn)
 
 
 def _power(call: Call, x: ComplexValue, exponent: Any) -> ComplexTensor:
