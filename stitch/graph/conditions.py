@@ -20,7 +20,7 @@ from stitch.program import CONDITION, MAX_ROUNDS, ValueType
 
 #: From the operands, as the body of a side has them, to its results.
 Side = Callable[[Tensors], Sequence[Given]]
-#: From states to whether a further round runs, and to the states after it.
+#: From states and operands to whether a further round runs, and to the states after it.
 Asked = Callable[[Tensors], Given]
 Following = Callable[[Tensors], Sequence[Given]]
 
@@ -54,11 +54,17 @@ def choose(
 
 
 def repeat_while(
-    builder: Emitter, asked: Asked, f: Following, states: Sequence[Given]
+    builder: Emitter,
+    asked: Asked,
+    f: Following,
+    states: Sequence[Given],
+    operands: Tensors = (),
 ) -> tuple[SymbolicTensor, ...]:
     """The states when `asked` of them is false; until then `f` of them is what they are next.
 
-    At most `MAX_ROUNDS` rounds are run. Raises `CompileError` for states that change their type.
+    Both are given the operands behind the states: what is computed of them alone is part of the
+    round too, which may never run. At most `MAX_ROUNDS` rounds are run. Raises `CompileError` for
+    states that change their type.
 
     >>> from stitch.graph import ComputationGraphBuilder
     >>> b = ComputationGraphBuilder("doubled")
@@ -68,14 +74,16 @@ def repeat_while(
     >>> last.shape
     (2,)
     """
-    owner = builder.innermost(states)
+    owner = builder.innermost([*states, *operands])
     first = [owner.tensor(state) for state in states]
 
     def round_(body: BodyBuilder, before: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
-        after = [body.tensor(s, like) for s, like in zip(f(before[1:]), before[1:], strict=True)]
-        return [_truth(body, body.tensor(asked(after))), *after], []
+        read = [body.tensor(operand) for operand in operands]
+        made = f([*before[1:], *read])
+        after = [body.tensor(s, like) for s, like in zip(made, before[1:], strict=True)]
+        return [_truth(body, body.tensor(asked([*after, *read]))), *after], []
 
-    goes_on = _truth(owner, owner.tensor(asked(first)))
+    goes_on = _truth(owner, owner.tensor(asked([*first, *operands])))
     last, _ = scan_in_body(
         owner, round_, [goes_on, *first], [], count=MAX_ROUNDS, has_condition=True
     )

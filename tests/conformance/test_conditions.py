@@ -67,6 +67,22 @@ def test_a_program_that_loops_by_data_runs_again_with_other_data() -> None:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+def test_what_a_round_computes_of_operands_alone_is_not_computed_without_one(executor: str) -> None:
+    b = ComputationGraphBuilder("picked")
+    x, index = b.input("x", ROW, "float32"), b.input("index", (), "int64")
+    (last,) = repeat_while(
+        b, lambda s: b.greater(b.reduce_sum(s[0]), 100),
+        lambda s: [b.sub(s[0], b.gather(s[1], s[2]))], [x], [x, index],
+    )  # fmt: skip
+    b.output("last", last)
+    row = np.full(ROW, 20, np.float32)
+    (found,) = run(b.build(), executor, row / 20, np.asarray(99, np.int64))
+    np.testing.assert_array_equal(found, row / 20)
+    (found,) = run(b.build(), executor, row, np.asarray(1, np.int64))
+    np.testing.assert_array_equal(found, np.zeros(ROW))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_device_with_memory_of_its_own_loops_by_data(executor: str) -> None:
     x, factor = np.full(ROW, 9, np.float32), np.full(ROW, 0.5, np.float32)
     last, times = run(halved(), executor, x, factor, target="wormhole_n150")

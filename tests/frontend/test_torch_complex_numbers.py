@@ -114,6 +114,22 @@ def test_programs_run_all_of_it(name: str) -> None:
     assert _fallbacks(function, torch.randn(shape).requires_grad_()) == {}
 
 
+@pytest.mark.parametrize("other", [torch.float32, torch.float64, torch.complex128])
+def test_numbers_are_compared_in_the_wider_of_their_types(other: Any) -> None:
+    def same(x: Any, y: Any) -> Any:
+        z = torch.complex(x, x * 0)
+        return z == y, y == z, z != y, x == 1 + 1j, x != 1 + 0j
+
+    x = torch.ones(3)
+    y = x.to(other) + 1e-12
+    assert_same(compiled(same)(x, y), same(x, y))
+
+
+def test_a_power_of_e_that_leaves_the_range_has_no_imaginary_part_where_there_was_none() -> None:
+    z = torch.tensor([100 + 0j, 100 + 1j, -200 + 0j, 1 + 0j])
+    assert_same(compiled(torch.exp)(z), z.exp())
+
+
 def test_bfloat16_is_transformed_in_float32() -> None:
     def mixed(x: Any) -> Any:
         return fft.rfft(x.float()).abs().to(x.dtype) * 2

@@ -164,8 +164,25 @@ def _choosing(x: Any) -> Any:
     return while_loop(lambda i, y: i < 7, round_, (torch.tensor(0), x))[1]
 
 
+def _never_picking(x: Any) -> Any:
+    """An index, of what no round changes, that is out of range: and no round runs."""
+    places = (x * 0 + 100).long()
+    return while_loop(lambda y: y.sum() > 1e9, lambda y: (y + x[places[0]],), (x * 1,))[0]
+
+
+def _of_constants_within(x: Any) -> Any:
+    """The inner loop begins with constants, and reads a state of the outer one."""
+
+    def round_(i: Any, y: Any) -> Any:
+        (total,) = while_loop(lambda z: z.sum() < 10, lambda z: (z + y + 1,), (torch.zeros(4),))
+        return i + 1, y / 2 + total
+
+    return while_loop(lambda i, y: i < 3, round_, (torch.tensor(0), x[0]))[1]
+
+
 LOOPS: dict[str, Callable[..., Any]] = {
     "counted": _counted, "until it is near": _roots, "never": _never, "choosing": _choosing,
+    "never picking": _never_picking, "of constants within": _of_constants_within,
 }  # fmt: skip
 
 

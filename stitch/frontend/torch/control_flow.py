@@ -38,20 +38,15 @@ def _cond(
 ) -> Sequence[SymbolicTensor]:  # fmt: skip
     if not isinstance(predicate, SymbolicTensor):
         raise CompileError("the condition of a branch is no tensor", got=repr(predicate))
-    places = [i for i, operand in enumerate(operands) if isinstance(operand, SymbolicTensor)]
 
     def side(graph: InnerGraph) -> Callable[..., Sequence[SymbolicTensor]]:
         def written(tensors: Sequence[SymbolicTensor]) -> Sequence[SymbolicTensor]:
-            given = list(operands)
-            for place, tensor in zip(places, tensors, strict=True):
-                given[place] = tensor
-            return _tensors(write(graph, given))
+            return _tensors(write(graph, _in_place(operands, tensors)))
 
         return written
 
     sides = side(then), side(otherwise)
-    tensors = [operands[place] for place in places]
-    return choose(call.builder, predicate, sides, tensors, _kinds(call))
+    return choose(call.builder, predicate, sides, _symbolic(operands), _kinds(call))
 
 
 def _while_loop(
@@ -59,15 +54,27 @@ def _while_loop(
     carried: Sequence[Any], additional: Sequence[Any] = (),
 ) -> Sequence[SymbolicTensor]:  # fmt: skip
     _kinds(call)
+    states, many = _tensors(carried), len(carried)
 
-    def condition(states: Sequence[SymbolicTensor]) -> SymbolicTensor:
-        (goes_on,) = _tensors(write(asked, [*states, *additional]))
-        return goes_on
+    def written(graph: InnerGraph, tensors: Sequence[SymbolicTensor]) -> list[SymbolicTensor]:
+        read = _in_place(additional, tensors[many:])
+        return _tensors(write(graph, [*tensors[:many], *read]))
 
-    def after(states: Sequence[SymbolicTensor]) -> Sequence[SymbolicTensor]:
-        return _tensors(write(following, [*states, *additional]))
+    return repeat_while(
+        call.builder, lambda tensors: written(asked, tensors)[0],
+        lambda tensors: written(following, tensors), states, _symbolic(additional),
+    )  # fmt: skip
 
-    return repeat_while(call.builder, condition, after, _tensors(carried))
+
+def _symbolic(operands: Sequence[Any]) -> list[SymbolicTensor]:
+    """Those of the operands that are tensors; sizes and the like are known."""
+    return [operand for operand in operands if isinstance(operand, SymbolicTensor)]
+
+
+def _in_place(operands: Sequence[Any], tensors: Sequence[SymbolicTensor]) -> list[Any]:
+    """The operands with these for those that are tensors."""
+    given = iter(tensors)
+    return [next(given) if isinstance(o, SymbolicTensor) else o for o in operands]
 
 
 def _kinds(call: Call) -> list[ValueType]:

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.aten_call import Call, ComplexTensor, KeptWhole, Lowering
+from stitch.frontend.torch.aten_call import (
+    PART_TYPES,
+    Call,
+    ComplexTensor,
+    KeptWhole,
+    Lowering,
+    data_type_of,
+)
 from stitch.frontend.torch.lowering.complex_numbers.number_pairs import (
     ComplexValue,
     is_real,
@@ -147,7 +154,9 @@ def _negative(call: Call, x: ComplexTensor) -> ComplexTensor:
 def _exponential(call: Call, x: ComplexTensor) -> ComplexTensor:
     b, (real, imaginary) = call.builder, parts_of(call, x)
     size = b.exp(real)
-    return joined(call, b.mul(size, b.cos(imaginary)), b.mul(size, b.sin(imaginary)))
+    # What has no imaginary part has none when its length leaves the range.
+    turn = b.where(b.equal(imaginary, 0), imaginary, b.mul(size, b.sin(imaginary)))
+    return joined(call, b.mul(size, b.cos(imaginary)), turn)
 
 
 def _power(call: Call, x: ComplexValue, exponent: Any) -> ComplexTensor:
@@ -172,8 +181,8 @@ def _sign(call: Call, x: ComplexTensor) -> ComplexTensor:
 
 def _equal(differ: bool, call: Call, x: ComplexValue, y: ComplexValue) -> SymbolicTensor:
     b = call.builder
-    kinds = [v.pairs.data_type for v in (x, y) if isinstance(v, ComplexTensor)]
-    first, second = (pair_of(call, v, kinds[0]) for v in (x, y))
+    kind = data_type_of(PART_TYPES[torch.result_type(*call.traced)])
+    first, second = (pair_of(call, v, kind) for v in (x, y))
     (p, q), (r, s) = (
         [b.squeeze(part, -1) for part in b.split(pair, 1, -1)] for pair in (first, second)
     )
