@@ -155,6 +155,20 @@ def test_what_is_written_to_lent_bytes_is_read_at_every_run(target: str) -> None
             np.testing.assert_array_equal(one(prepared(tensor)).numpy(), (X + number) * 3)
 
 
+@pytest.mark.parametrize("target", ["host", "tiny"])
+def test_what_is_written_to_lent_bytes_after_runs_that_found_them_as_they_were_is_read(
+    target: str,
+) -> None:
+    with stitch.open_device(target) as device:
+        run = stitch.Pipeline([device.load(scaled("a", 3.0, target=target))])
+        bytes_of_another = X.copy()
+        tensor = lend(device, bytes_of_another, "another")
+        for number in range(3):
+            bytes_of_another[:] = X + number
+            for _ in range(4):
+                np.testing.assert_array_equal(one(run(tensor)).numpy(), (X + number) * 3 + 1)
+
+
 def test_tensors_enter_where_they_lie_and_one_that_is_updated_is_gone() -> None:
     graph = TaskGraph()
     x, y = graph.input(DESC, "x"), graph.input(DESC, "y")
