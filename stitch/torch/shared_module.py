@@ -93,10 +93,10 @@ class SharedModule:
         #: Ends it where nobody closes the training.
         self._finalizer = weakref.finalize(instance, self._give_back)
         self._finalizer.atexit = False
+        self._kinds: dict[int, Any] = {n: type(p) for n, (_, p) in self._parameters.items()}
         for number, (_, parameter) in self._parameters.items():
             _sharers[number] = self
-            kind: Any = type(parameter)
-            parameter.__class__ = _followed(kind)
+            parameter.__class__ = _followed(self._kinds[number])
         self._dtypes = {name: array.dtype for name, array in arrays.items()}
         try:
             given = instance.share(self, arrays)
@@ -175,15 +175,27 @@ class SharedModule:
                 _set_own_gradient(parameter, None)
 
     def end(self) -> None:
-        """The module has the training's values, in its own bytes."""
-        self._finalizer()
+        """The module has the training's values, in its own bytes; what was interrupted goes on
+        when it is called again, or when the training is gone."""
+        self._bring_back()
+        self._finalizer.detach()
 
     def _give_back(self) -> None:
-        for number, (_, parameter) in self._parameters.items():
-            if _sharers.pop(number, None) is not None:
-                parameter.__class__ = type(parameter).__base__
-        self._gradients.clear()
+        """The training is gone, and nobody calls this again."""
+        try:
+            self._bring_back()
+        except BaseException:
+            self._bring_back()
+            raise
+
+    def _bring_back(self) -> None:
+        """Each step of it may be done twice."""
         self._homes.bring_back()
+        self._gradients.clear()
+        for number, (_, parameter) in self._parameters.items():
+            if _sharers.get(number) is self:
+                parameter.__class__ = self._kinds[number]
+                del _sharers[number]
 
     # -- gradients ---------------------------------------------------------------------------------
 

@@ -50,8 +50,9 @@ _DIV = _Arithmetic(np.divide, (lambda a, b: 1.0 / _real(b), lambda a, b: -_real(
 _POW = _Arithmetic(
     np.power,
     (
-        lambda a, b: _real(b) * _real(a) ** (_real(b) - 1.0),
-        lambda a, b: _real(a) ** _real(b) * np.log(_real(a)),
+        # What is constant does not change, where the rule would be 0 times infinity.
+        lambda a, b: _real(b) * _real(a) ** (_real(b) - 1.0) if float(b) else 0.0,
+        lambda a, b: _real(a) ** _real(b) * np.log(_real(a)) if float(a) or float(b) < 0 else 0.0,
     ),
 )
 _NEG = _Arithmetic(np.negative, (lambda a: -1.0,))

@@ -46,7 +46,8 @@ COMPUTED: list[Callable[[Any], Any]] = [
     lambda loss: abs(loss - 0.9) + 0.9, lambda loss: abs(loss - 9.0),
     lambda loss: loss * np.float32(0.3), lambda loss: loss * torch.tensor(0.3),
     lambda loss: torch.tensor(0.3) * loss, lambda loss: np.float64(0.25) * loss,
-    lambda loss: loss * loss.detach(),
+    lambda loss: loss * loss.detach(), lambda loss: 0**loss + loss,
+    lambda loss: (loss - loss.detach()) ** 0 + loss,
 ]  # fmt: skip
 
 
