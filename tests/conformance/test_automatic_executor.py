@@ -10,6 +10,7 @@ import pytest
 
 import stitch
 from stitch import ComputationGraphBuilder
+from stitch.errors import UsageError
 from stitch.machine import load_machine
 from stitch.program import Array, Program
 from stitch.runtime.executors import (
@@ -205,3 +206,18 @@ def test_layers_that_are_alike_share_a_session() -> None:
     calls, _ = sessions.calls(program, products, sessions.able(program))
     assert calls is not None
     assert len({id(call.session) for call in calls}) == 1
+
+
+def test_an_onnx_runtime_that_cannot_be_loaded_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(name: str) -> None:
+        raise ImportError("libcrypt is missing")
+
+    monkeypatch.setattr("stitch.runtime.executors.automatic.import_module", broken)
+    x = draw(300, 300)
+    product = stitch.compile(lambda a, b: a @ b, (x, x), target="host")
+    with stitch.open_device("host", executor="auto") as device:
+        for _ in range(2):
+            with pytest.raises(UsageError, match="cannot be loaded"):
+                device.load(product)(x, x).numpy()

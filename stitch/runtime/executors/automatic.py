@@ -28,7 +28,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from stitch.errors import CompileError
+from stitch.errors import CompileError, UsageError
 from stitch.linker import expanded
 from stitch.machine import MachineShape
 from stitch.ops import multiply_adds
@@ -86,10 +86,19 @@ class AutomaticExecutor(Executor):
 
     @cached_property
     def onnxruntime(self) -> Executor | None:
-        """ONNX Runtime, where it is installed: loaded for the first program that it may compute."""
+        """ONNX Runtime, where it is installed: loaded for the first program that it may compute.
+
+        Raises `UsageError` where what is installed cannot be loaded.
+        """
         if find_spec("onnxruntime") is None or find_spec("onnx") is None:
             return None
-        onnx = import_module("stitch.runtime.executors.onnx")
+        try:
+            onnx = import_module("stitch.runtime.executors.onnx")
+        except ImportError as error:
+            raise UsageError(
+                "ONNX Runtime is installed, but cannot be loaded", where=f"executor {self.name!r}",
+                got=str(error), remedy="install it anew, or take executor='numpy'",
+            ) from error
         found: Executor = onnx.OnnxRuntimeExecutor(self._threads, self._fuses)
         return found
 
