@@ -220,4 +220,4 @@ def test_an_onnx_runtime_that_cannot_be_loaded_is_one_clear_error(
     with stitch.open_device("host", executor="auto") as device:
         for _ in range(2):
             with pytest.raises(UsageError, match="cannot be loaded"):
-                device.load(product)(x, x).numpy()
+                one(device.load(product)(x, x)).numpy()

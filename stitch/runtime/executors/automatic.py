@@ -96,8 +96,10 @@ class AutomaticExecutor(Executor):
             onnx = import_module("stitch.runtime.executors.onnx")
         except ImportError as error:
             raise UsageError(
-                "ONNX Runtime is installed, but cannot be loaded", where=f"executor {self.name!r}",
-                got=str(error), remedy="install it anew, or take executor='numpy'",
+                "ONNX Runtime is installed, but cannot be loaded",
+                where=f"executor {self.name!r}",
+                got=str(error),
+                remedy="install it anew, or take executor='numpy'",
             ) from error
         found: Executor = onnx.OnnxRuntimeExecutor(self._threads, self._fuses)
         return found
