@@ -84,7 +84,7 @@ def test_results_of_programs_are_read_by_torch_where_they_lie() -> None:
     looked_at.register_fake(torch.empty_like)
     run = compiled(lambda x: looked_at((x * 2).sin()).cos() + 1, **ALL_PARTS)
     device = storage_of().device
-    run(torch.ones(100))
+    run(torch.ones(10_000))
     memory = device.memory("host")
     start = memory.ctypes.data
     assert all(start <= address < start + memory.nbytes for address in seen)
