@@ -39,7 +39,7 @@ EXECUTORS = {name: make_executor(name) for name in ("numpy", "onnxruntime", *CHO
 #: Draws of each class and kind of a row; more where few of them differ.
 TIMES = 2
 SELDOM = {
-    "DeformConv": 8, "Det": 16, "Gemm": 8, "GlobalAveragePool": 8, "GridSample": 4,
+    "Conv": 8, "DeformConv": 8, "Det": 16, "Gemm": 8, "GlobalAveragePool": 8, "GridSample": 4,
     "GroupNormalization": 24, "LayerNormalizationGradient": 8, "MaxPoolGradient": 40,
     "MeanVarianceNormalization": 8, "QLinearConv": 32, "RNN": 8, "ReduceLogSum": 4,
     "ReduceProd": 8, "SoftmaxGradient": 48,
