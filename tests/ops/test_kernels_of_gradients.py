@@ -18,14 +18,20 @@ def drawn(*shape: int, seed: int = 0) -> Array:
     return np.asarray(np.random.default_rng(seed).normal(0, 1, shape)).astype(np.float32)
 
 
-def run_twice(op: str, inputs: list[Array], out: Array, **attributes: Any) -> Array:
-    """The result of the second run of one binding, over a spoiled output."""
-    steps = bind(op, inputs, [out], domain="stitch", attributes=attributes)
+def run_twice_into(op: str, inputs: list[Array], outs: list[Array], **attributes: Any) -> None:
+    """The second run of one binding, over spoiled outputs."""
+    steps = bind(op, inputs, outs, domain="stitch", attributes=attributes)
     for _ in range(2):
-        out[...] = np.nan
+        for out in outs:
+            out[...] = np.nan
         with np.errstate(all="ignore"):
             for step in steps:
                 step()
+
+
+def run_twice(op: str, inputs: list[Array], out: Array, **attributes: Any) -> Array:
+    """The only result of the second run of one binding."""
+    run_twice_into(op, inputs, [out], **attributes)
     return out
 
 
@@ -115,12 +121,7 @@ def test_a_layers_gradient_is_that_of_torch_though_its_mean_is_far_from_zero(
     inverse = 1 / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
     operands = [gradient, x, mean.astype(np.float32), inverse.astype(np.float32), scale]
     outs = [np.empty(a.shape, np.float32) for a in (x, scale, scale)]
-    steps = bind("LayerNormalizationGradient", operands, outs, domain="stitch")
-    for _ in range(2):
-        for out in outs:
-            out[...] = np.nan
-        for step in steps:
-            step()
+    run_twice_into("LayerNormalizationGradient", operands, outs)
     for out, right in zip(outs, expected, strict=True):
         np.testing.assert_allclose(out, right.numpy(), rtol=1e-4, atol=1e-4)
 
@@ -138,12 +139,7 @@ def test_a_batchs_gradient_is_that_of_torch_though_its_means_are_far_from_zero(
     y = F.batch_norm(planes, None, None, given[1], given[2], training=True).reshape(shape)
     expected = torch.autograd.grad(y, given, torch.from_numpy(gradient).double())
     outs = [np.empty(a.shape, np.float32) for a in (x, scale, scale)]
-    steps = bind("BatchNormalizationGradient", [gradient, x, scale], outs, domain="stitch")
-    for _ in range(2):
-        for out in outs:
-            out[...] = np.nan
-        for step in steps:
-            step()
+    run_twice_into("BatchNormalizationGradient", [gradient, x, scale], outs)
     for out, right in zip(outs, expected, strict=True):
         np.testing.assert_allclose(out, right.numpy(), rtol=1e-4, atol=2e-4)
 
