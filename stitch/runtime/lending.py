@@ -43,7 +43,7 @@ def lend(
         key = device.desc_key(desc)
         buffer = BufferRecord(Space.HOST, address, size, desc, key, origin)
         # It is where it is: nobody moves it, and nobody gives its bytes back.
-        buffer.pins, buffer.is_shared = 1, shared_by is not None
+        buffer.pins, buffer.shared_pins = 1, int(shared_by is not None)
     tensor = device.tensor_at(buffer, 0, desc, origin, is_exposed=True)
     if shared_by is not None and buffer.address is not None:
         back = partial(memory.take_back, buffer.address)
@@ -87,8 +87,17 @@ def share(tensor: Tensor) -> Array:
     """As `export`, for one who expects to see the bytes overwritten: what takes the tensor's place
     is written there. They stay in place while the array lives; the tensor is not kept."""
     device: RuntimeDevice = tensor.device
-    array: Array = device.exported(tensor._record)
+    shared: list[BufferRecord] = []
+    array: Array = device.exported(tensor._record, ended=partial(_unshared, shared))
     # Before anything else is planned: a plan made before would have copied.
-    tensor._record.instances[0].buffer.is_shared = True
+    (instance,) = tensor._record.instances[:1]
+    instance.buffer.shared_pins += 1
+    shared.append(instance.buffer)
     device.records.generation += 1
     return array
+
+
+def _unshared(shared: list[BufferRecord]) -> None:
+    """An array that shares a buffer has ended; twice does no harm."""
+    while shared:
+        shared.pop().shared_pins -= 1

@@ -291,3 +291,22 @@ def test_what_is_exported_and_not_shared_is_not_overwritten() -> None:
         with pytest.raises(TaskError, match="exported"):
             loop.turn(np.full(SHAPE, 1.0, np.float32))
         np.testing.assert_array_equal(array, np.full(SHAPE, 64.0, np.float32))
+
+
+def test_what_is_shared_is_not_overwritten_while_somebody_else_has_it_too() -> None:
+    with stitch.open_device("tiny") as device:
+        loop = Loop(device)
+        shared = share(loop.tensor(STATE))
+        loop.turn(np.full(SHAPE, 1.0, np.float32))
+        np.testing.assert_array_equal(shared, loop.state)
+        theirs = np.from_dlpack(loop.tensor(STATE))
+        before = theirs.copy()
+        with pytest.raises(TaskError, match="exported"):
+            loop.turn(np.full(SHAPE, 2.0, np.float32))
+        np.testing.assert_array_equal(theirs, before)
+        del theirs
+        loop.turn(np.full(SHAPE, 2.0, np.float32))
+        np.testing.assert_array_equal(shared, loop.state)
+        del shared
+        loop.turn(np.full(SHAPE, 3.0, np.float32))
+        loop.check()

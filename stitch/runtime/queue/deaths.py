@@ -88,7 +88,6 @@ class Deaths:
             buffer.pins -= 1
             del gone[0]
             if not buffer.pins:
-                buffer.is_shared = False
                 if not buffer.users:
                     records.unused(buffer)
                 elif buffer.lease is not None and len(buffer.users) == 1:

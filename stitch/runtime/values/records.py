@@ -430,7 +430,7 @@ class Records:
         instance.buffer.users = [result]
         entry.instances, result.instances = (), (instance,)
         entry.lease = result.lease = None
-        result.is_exposed |= instance.buffer.is_shared
+        result.is_exposed |= instance.buffer.shared_pins > 0
         result.status = Status.READY
 
 
@@ -495,6 +495,6 @@ class _Change:
             buffer.origin = origin
         for value, instances in self._values:
             value.instances, value.lease = instances, None
-            value.is_exposed |= any(i.buffer.is_shared for i in instances)
+            value.is_exposed |= any(i.buffer.shared_pins for i in instances)
             if instances and value.status is Status.PENDING:
                 value.status = Status.READY

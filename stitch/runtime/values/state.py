@@ -103,7 +103,7 @@ class BufferRecord:
     """One allocation: in a space at an address, or a host array outside the spaces (`array`)."""
 
     __slots__ = (
-        "address", "array", "desc", "desc_key", "is_shared", "lease", "origin", "pins",
+        "address", "array", "desc", "desc_key", "lease", "origin", "pins", "shared_pins",
         "sharers", "size_per_bank", "space", "users",
     )  # fmt: skip
 
@@ -124,8 +124,8 @@ class BufferRecord:
         self.origin = origin
         self.array: Array | None = None
         self.pins = 0
-        #: Whether those who pin it expect to see it overwritten: what is donated in it is.
-        self.is_shared = False
+        #: Those of them that expect to see it overwritten.
+        self.shared_pins = 0
         #: The lease whose place this is, the last to take it where several share it: what lies here
         #: is given back to it, not to the allocator.
         self.lease: PlaceOwner | None = None
@@ -152,7 +152,12 @@ class BufferRecord:
     @property
     def is_open(self) -> bool:
         """Whether what takes a donated value's place may be written over it."""
-        return self.is_shared or not self.pins
+        return self.pins <= self.shared_pins
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others have its bytes, and all of them expect to see them overwritten."""
+        return 0 < self.shared_pins >= self.pins
 
     @property
     def is_unused(self) -> bool:
