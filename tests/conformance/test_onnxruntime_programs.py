@@ -21,6 +21,7 @@ from stitch.runtime.executors import BoundProgram, as_bytes, dense_view, make_ex
 from stitch.runtime.executors.automatic import AutomaticExecutor, points
 from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor
 from stitch.runtime.executors.onnx.session import bound_call
+from tests.support.executors.named_prices import FILE
 from tests.support.stitched_models import integers, model, one, several
 
 MACHINE = load_machine("host").shape
@@ -357,7 +358,7 @@ def test_the_automatic_choice_rests_on_the_program() -> None:
         x, zero = b.input("x", (256, 256), "float32"), b.constant(np.zeros((), np.float32))
         b.output("y", b.op("Exp", b.op("Where", b.op("Greater", x, zero), x, zero)))
 
-    executor = AutomaticExecutor()
+    executor = AutomaticExecutor(prices=FILE)
     kinds = {}
     builds = {"small": linear, "large": large, "refused": refused, "masked": masked}
     for name, build in builds.items():

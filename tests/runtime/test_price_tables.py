@@ -34,14 +34,17 @@ from stitch.runtime.executors.prices import (
     processors,
 )
 from stitch.runtime.executors.torch_executor import KERNELS
+from tests.support.executors.named_prices import FILE, TABLE
 from tests.support.stitched_models import model
 
 SHIPPED = ("x86_avx512_amd", "x86_avx512_intel")
 FOLDER = Path(price_tables.__file__).parent
 
 
-def text_of(name: str = "x86_avx512_intel") -> str:
-    return (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+def text_of(name: str = "") -> str:
+    """A shipped table's text; without a name that of a table of round figures."""
+    file = FOLDER / f"{name}.yaml" if name else FILE
+    return file.read_text(encoding="utf-8")
 
 
 def problems_of(text: str) -> list[str]:
@@ -89,8 +92,11 @@ def test_a_shipped_table_prices_every_kernel_of_torch(name: str) -> None:
 
 
 def test_convolutions_of_torch_have_prices_where_they_were_measured() -> None:
-    for name, is_measured in (("x86_avx512_amd", True), ("x86_avx512_intel", False)):
-        prices = load_prices(name).torch
+    for table, is_measured in (
+        (load_prices("x86_avx512_amd"), True), (load_prices("x86_avx512_intel"), True),
+        (TABLE, False),
+    ):  # fmt: skip
+        prices = table.torch
         assert prices is not None and (prices.convolutions is not None) == is_measured
 
 
@@ -100,7 +106,7 @@ def test_the_shipped_tables_are_the_two_of_the_decision() -> None:
 
 def test_a_table_of_a_file_is_that_of_its_text(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(text_of())
+    file.write_text(text_of("x86_avx512_intel"))
     mine, ours = load_prices(file), load_prices("x86_avx512_intel")
     assert dataclasses.replace(mine, sources=()) == dataclasses.replace(ours, sources=())
 
@@ -312,7 +318,7 @@ def test_the_same_table_divides_alike_whatever_the_processor(
 
 
 def test_a_division_follows_the_table() -> None:
-    whole, table = program(), load_prices("x86_avx512_intel")
+    whole, table = program(), TABLE
     able, onnx = [True] * len(whole.operations), table.onnxruntime
     assert onnx is not None
     nothing = Gain(0.0, 0.0)
@@ -326,12 +332,12 @@ def test_a_division_follows_the_table() -> None:
 
 def test_without_prices_of_onnx_runtime_numpy_computes_all() -> None:
     whole = program()
-    table = dataclasses.replace(load_prices("x86_avx512_intel"), onnxruntime=None)
+    table = dataclasses.replace(TABLE, onnxruntime=None)
     assert divide(whole, [True] * len(whole.operations), table).runs == ()
 
 
 def test_numpy_alone_is_taken_where_it_gains_enough() -> None:
-    whole, table = program(), load_prices("x86_avx512_intel")
+    whole, table = program(), TABLE
     able = [True] * len(whole.operations)
     assert table.onnxruntime is not None
     slow = dataclasses.replace(table.onnxruntime, call_us=1e6)
@@ -351,7 +357,7 @@ def test_explain_names_the_table_and_its_family() -> None:
 
 def test_a_device_takes_the_table_of_a_file_also_on_several_threads(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(text_of().replace("name: x86_avx512_intel", "name: mine"))
+    file.write_text(text_of().replace("name: round_prices", "name: mine"))
     for threads in (None, 2):
         with stitch.open_device("host", executor="auto", prices=file, threads=threads) as device:
             assert device.prices is not None and device.prices.name == "mine"
@@ -366,7 +372,7 @@ def test_an_executor_that_has_no_choice_takes_no_prices(executor: str) -> None:
 
 def test_the_fastest_is_looked_for_among_those_that_choose_by_the_table(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(text_of().replace("name: x86_avx512_intel", "name: mine"))
+    file.write_text(text_of().replace("name: round_prices", "name: mine"))
     with stitch.open_device("host", executor="fastest", prices=file) as device:
         executor: Any = device.backend.executor
         chosen = {one.name: one.prices and one.prices.name for one in executor.tried}

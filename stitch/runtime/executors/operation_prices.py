@@ -21,6 +21,7 @@ from itertools import pairwise
 from stitch.linker import program_of_body
 from stitch.ops import RESHAPING, multiply_adds
 from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
+from stitch.runtime.executors.blocked_convolutions import arranging_ns, blocked_part
 from stitch.runtime.executors.element_runs import element_runs
 from stitch.runtime.executors.host import MOVEMENTS, WINDOW, KernelLibrary, chunked_sizes
 from stitch.runtime.executors.prices import (
@@ -71,6 +72,11 @@ class OperationPrices:
             for first, (a, b) in enumerate(pairwise(sizes))
             if a == b and a is not None
             for i in (first, first + 1)
+        }
+        #: Nanoseconds in which the weights of convolutions in blocks are arranged.
+        self.blocked = {
+            c.convolution: arranging_ns(program, c.convolution)
+            for c in blocked_part(program).convolutions.values()
         }
         self.scanned = {i for run in element_runs(program).values() for i in run.operations}
         self.places = {id(operation): i for i, operation in enumerate(program.operations)}
@@ -166,9 +172,12 @@ class OperationPrices:
         if products:
             if operation.op not in ("Gemm", "MatMul"):
                 rate = _convolutions(operation, prices)
-                if operation.op == "Conv" and operation.inputs[1] not in self.constants:
+                arranged = 0.0
+                if index in self.blocked:
+                    arranged = self.blocked[index] / 1000
+                elif operation.op == "Conv" and operation.inputs[1] not in self.constants:
                     rate = prices.unpacked_convolutions_per_us or rate
-                return self.node + products / (rate.at(products) * self.threads)
+                return self.node + (products / rate.at(products) + arranged) / self.threads
             rate = prices.products_per_us
             if is_row_product(self.program, operation):
                 rate = prices.row_products_per_us

@@ -45,7 +45,8 @@ def lines(text: str | None = None) -> tuple[Line, ...]:
 
 def _installed(word: str) -> Iterator[str]:
     """The kernels of a word: `name`, `name < version`, `name with flag`, `name without flag`; none
-    where another version is there, or a processor that is not so (flags as in `/proc/cpuinfo`)."""
+    where another version is there, or a processor that is not so (flags and vendors as in
+    `/proc/cpuinfo`)."""
     word, _, missing = word.partition(" without ")
     word, _, flag = word.partition(" with ")
     if missing in _processor() or (flag and flag not in _processor()):
@@ -57,10 +58,10 @@ def _installed(word: str) -> Iterator[str]:
 
 @cache
 def _processor() -> frozenset[str]:
-    """What the processor can do, in Linux' words."""
+    """What the processor can do, and whose it is, in Linux' words."""
     told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return frozenset(word for line in told.splitlines() if line.startswith("flags")
-                     for word in line.split())  # fmt: skip
+    said = (line for line in told.splitlines() if line.startswith(("flags", "vendor_id")))
+    return frozenset(word for line in said for word in line.split())
 
 
 def _numbers(text: str) -> tuple[int, ...]:

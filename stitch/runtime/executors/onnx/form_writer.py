@@ -263,7 +263,8 @@ class FormWriter:
             self._in_order(), "program", [self._info(v) for v in inputs],
             [self._info(v) for v in outputs], self.initializers,
         )  # fmt: skip
-        opsets = [helper.make_opsetid("", OPSET)]
+        domains = sorted({node.domain for node in all_nodes(self.nodes) if node.domain})
+        opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(d, 1) for d in domains)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         return OnnxForm(
             model.SerializeToString(), inputs, outputs, tuple(self.weights), self.chunked,

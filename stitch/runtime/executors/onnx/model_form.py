@@ -16,7 +16,9 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.ops import lookup, resolve_attributes
 from stitch.program import ABSENT, Operation, Program, is_scan
+from stitch.runtime.executors.blocked_convolutions import blocked_part
 from stitch.runtime.executors.element_runs import ElementRun, element_runs
+from stitch.runtime.executors.onnx.blocked_writer import BlockedWriter, block_channels
 from stitch.runtime.executors.onnx.form_writer import FormWriter, OnnxForm, value_name
 from stitch.runtime.executors.onnx.fused_groups import fusions
 from stitch.runtime.executors.onnx.rewrites import REWRITES
@@ -28,13 +30,18 @@ def onnx_form(program: Program) -> OnnxForm:
     writer = FormWriter(program)
     fused = fusions(program)
     inside = {index for group in fused.values() for index in group.inside}
-    runs = element_runs(program, inside | fused.keys())
+    blocked = blocked_part(program, inside | fused.keys())
+    blocks = BlockedWriter(writer, blocked) if blocked.convolutions and block_channels() else None
+    taken = blocked.taken if blocks is not None else frozenset[int]()
+    runs = element_runs(program, inside | fused.keys() | taken)
     inside |= {index for run in runs.values() for index in run.operations}
     for index, operation in enumerate(program.operations):
         if index in fused:
             group = fused[index]
             out = value_name(operation.outputs[0])
             writer.node(group.op, [writer.operand(group.input)], out, **dict(group.attributes))
+        elif blocks is not None and index in taken:
+            blocks.write(index, operation)
         elif index in runs:
             _write_run(writer, program, runs[index])
         elif index not in inside:

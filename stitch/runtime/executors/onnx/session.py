@@ -91,6 +91,15 @@ def write_optimised(form: OnnxForm, path: str, constants: str, least: int) -> No
     _load(form, [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in form.weights], options)
 
 
+def tried(model: bytes, **arrays: Array) -> list[Array]:
+    """What a model gives, run once; raises one of `SESSION_ERRORS`."""
+    session = onnxruntime.InferenceSession(
+        model, _options(1, is_optimised=True), providers=["CPUExecutionProvider"]
+    )
+    found: list[Array] = session.run(None, arrays)
+    return found
+
+
 def _options(threads: int, is_optimised: bool) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

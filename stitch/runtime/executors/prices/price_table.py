@@ -109,8 +109,8 @@ class OnnxPrices:
     moved_ns: Curve
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
-    #: Of transposed convolutions, and of those by weights that are no constants; None: those of
-    #: others hold for them.
+    #: Of transposed convolutions, and of those by weights that are no constants and that are not
+    #: computed in blocks (`blocked_convolutions`); None: those of others hold for them.
     transposed_convolutions_per_us: Curve | None = None
     unpacked_convolutions_per_us: Curve | None = None
 

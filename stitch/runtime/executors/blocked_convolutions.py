@@ -1,0 +1,297 @@
+"""Convolutions by weights that are no constants, in ONNX Runtime's blocked layout.
+
+Comes in: a program. Goes out: which operations are computed on images in blocks of channels, and
+what each of its convolutions does besides. Must not know sessions: what is blocked costs less, and
+that decides the division too.
+
+ONNX Runtime keeps images in blocks of 8 or 16 channels, where a block fills a register, from one
+convolution to the next (`com.microsoft.nchwc`); normalization, an addition and an activation are
+part of the convolution. By itself it does so only for weights that are constants. Where they are
+operands, as in torch.compile and in training, the model arranges them in each run. That pays where
+an image has many places for each weight.
+
+Blocks that are filled up with channels of zeros end at a convolution: 0 x inf in one of them would
+be NaN in every channel of the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from stitch.ops import int_of, lookup, multiply_adds, resolve_attributes
+from stitch.program import ABSENT, AttributeValue, DataType, Operation, Program
+
+#: Channels of the largest block; those of others divide it.
+BLOCK = 16
+#: Images of a number of channels that is no multiple of this are not put into blocks.
+REORDERED = 4
+#: Nanoseconds on one thread that blocks save: for each multiply-add of a convolution, and for each
+#: element that one filter for each channel makes (3x3: 2.5 without, 0.4 with blocks).
+SAVED_PRODUCT_NS = 0.004
+SAVED_DEPTHWISE_NS = 2.0
+#: Nanoseconds of an element of an image that goes into blocks or comes out of them; of a weight
+#: that is arranged, and more where it is moved by rows besides (windows of more than one place).
+IMAGE_NS, WEIGHT_NS, WINDOW_WEIGHT_NS = 0.25, 0.3, 0.7
+
+#: Computed on blocks as on anything else: one operand, or two of one shape.
+UNARY = frozenset({"Abs", "Neg", "Relu", "Sigmoid", "Tanh"})
+BINARY = frozenset({"Add", "Mul", "Sub"})
+#: There are kernels for images in blocks.
+POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
+#: What a convolution may do to its result.
+ACTIVATIONS = frozenset({"Clip", "Relu"})
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedConvolution:
+    """A convolution, by the index of its operation, and those that its kernel does after it.
+
+    `added` is the value that is summed to it, `result` what it gives.
+    """
+
+    convolution: int
+    result: int
+    normalization: int | None = None
+    added: int = ABSENT
+    activation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedPart:
+    """The convolutions by their last operation, the others that read and make blocks, and the
+    operations that lie inside a convolution; of the values that are made in blocks, those that
+    somebody reads `plain`."""
+
+    convolutions: dict[int, BlockedConvolution]
+    others: frozenset[int]
+    inside: frozenset[int]
+    plain: frozenset[int]
+
+    @property
+    def taken(self) -> frozenset[int]:
+        """All operations of the part."""
+        return self.others | self.inside | self.convolutions.keys()
+
+
+NO_BLOCKS = BlockedPart({}, frozenset(), frozenset(), frozenset())
+
+
+def blocked_part(program: Program, without: Collection[int] = ()) -> BlockedPart:
+    """What of a program is computed in blocks, none of it `without`: nothing where that would not
+    pay."""
+    if not any(operation.op == "Conv" for operation in program.operations):
+        return NO_BLOCKS
+    search = _Search(program, without)
+    chosen = search.able()
+    while chosen:
+        part = search.around(chosen)
+        kept = {i for i in chosen if search.saved(i, part) > 0}
+        if kept == chosen:
+            return part
+        chosen = kept
+    return NO_BLOCKS
+
+
+def is_depthwise(weight: tuple[int, ...], group: int) -> bool:
+    """Whether each channel has one filter of its own."""
+    return group > 1 and weight[0] == group and weight[1] == 1
+
+
+class _Search:
+    """What is needed to know of a program."""
+
+    def __init__(self, program: Program, without: Collection[int]) -> None:
+        self.program = program
+        self.without = without
+        self.readers = program.readers()
+        self.given = {slot.value for slot in program.outputs}
+        self.makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs}
+        self.data = program.constant_data()
+        self.fixed = set(self.data)
+        for operation in program.operations:
+            read = [v for v in operation.inputs if v != ABSENT]
+            if read and self.fixed.issuperset(read):
+                self.fixed.update(operation.outputs)
+
+    def able(self) -> set[int]:
+        """The convolutions of images of blocks of channels, by weights that are no constants."""
+        return {i for i, o in enumerate(self.program.operations) if self._is_able(o)}
+
+    def _is_able(self, operation: Operation) -> bool:
+        if operation.op != "Conv" or operation.domain or operation.inputs[1] in self.fixed:
+            return False
+        image, weight = self._shape(operation.inputs[0]), self._shape(operation.inputs[1])
+        if len(image) != 4 or 0 in (*image, *weight) or not self._is_float(operation):
+            return False
+        group = int_of(self._attributes(operation), "group")
+        if group == 1:
+            return weight[0] >= BLOCK and (image[1] < BLOCK or image[1] % REORDERED == 0)
+        outer = weight[0] // group
+        return weight[0] % BLOCK == 0 and (
+            is_depthwise(weight, group) or (weight[1] % BLOCK == 0 and outer % BLOCK == 0)
+        )
+
+    def around(self, chosen: set[int]) -> BlockedPart:
+        """These convolutions, and what comes with them."""
+        program, convolutions = self.program, dict[int, BlockedConvolution]()
+        blocked, inside, others = set[int](), set[int](), set[int]()
+        read = {self.program.operations[i].inputs[0] for i in chosen if not self.is_narrow(i)}
+        for index, operation in enumerate(program.operations):
+            if index in inside or index in convolutions:
+                made = convolutions.get(index)
+                if made is not None and self._is_whole(made.result):
+                    blocked.add(made.result)
+            elif index in chosen:
+                found, last = self._with_followers(index, blocked | read)
+                convolutions[last] = found
+                inside |= self._members(found) - {last}
+                if last == index and self._is_whole(found.result):
+                    blocked.add(found.result)
+            elif index not in self.without and self._stays(operation, blocked):
+                others.add(index)
+                blocked.update(operation.outputs)
+        taken = others | inside | convolutions.keys()
+        plain = {v for v in blocked if v in self.given or self.readers.get(v, set()) - taken}
+        plain |= {v for v in blocked if any(self._reads_plain(i, v) for i in self._taken(v, taken))}
+        return BlockedPart(convolutions, frozenset(others), frozenset(inside), frozenset(plain))
+
+    def saved(self, index: int, part: BlockedPart) -> float:
+        """Nanoseconds that one of a part's convolutions saves by being in blocks."""
+        operation = self.program.operations[index]
+        weight = self._shape(operation.inputs[1])
+        image, result = operation.inputs[0], self._found(index, part).result
+        size = math.prod(self._shape(result))
+        if is_depthwise(weight, int_of(self._attributes(operation), "group")):
+            saved = size * SAVED_DEPTHWISE_NS
+        else:
+            saved = multiply_adds(operation, self.program.values) * SAVED_PRODUCT_NS
+        saved -= arranging_ns(self.program, index)
+        made = {c.result for c in part.convolutions.values() if self._is_whole(c.result)}
+        made |= {v for i in part.others for v in self.program.operations[i].outputs}
+        if image not in made and not self.is_narrow(index):
+            saved -= math.prod(self._shape(image)) * IMAGE_NS
+        if result in part.plain or result not in made:
+            saved -= size * IMAGE_NS
+        return saved
+
+    def is_narrow(self, index: int) -> bool:
+        """Whether a convolution reads images of too few channels to fill a block, as they are."""
+        return is_narrow(self.program, self.program.operations[index])
+
+    def _found(self, index: int, part: BlockedPart) -> BlockedConvolution:
+        return next(c for c in part.convolutions.values() if c.convolution == index)
+
+    def _members(self, found: BlockedConvolution) -> set[int]:
+        members = {found.convolution}
+        members |= {i for i in (found.normalization, found.activation) if i is not None}
+        if found.added != ABSENT:
+            added = self.makers[found.result] if found.activation is None else self.makers[
+                self.program.operations[found.activation].inputs[0]
+            ]  # fmt: skip
+            members.add(added)
+        return members
+
+    def _with_followers(self, index: int, blocked: set[int]) -> tuple[BlockedConvolution, int]:
+        """A convolution with what it can do besides, and the last of these operations."""
+        result, last = self.program.operations[index].outputs[0], index
+        normalization, added, activation = None, ABSENT, None
+        after = self._follower(result, self._is_normalization)
+        if after is not None:
+            normalization = last = after
+            result = self.program.operations[after].outputs[0]
+        after = self._follower(result, lambda o: self._other(o, result, blocked) != ABSENT)
+        if after is not None:
+            added = self._other(self.program.operations[after], result, blocked)
+            last, result = after, self.program.operations[after].outputs[0]
+        after = self._follower(result, self._is_activation)
+        if after is not None:
+            activation = last = after
+            result = self.program.operations[after].outputs[0]
+        return BlockedConvolution(index, result, normalization, added, activation), last
+
+    def _follower(self, value: int, fits: Callable[[Operation], bool]) -> int | None:
+        """The one operation that reads a value, if it fits."""
+        readers = self.readers.get(value, set())
+        if len(readers) != 1 or value in self.given:
+            return None
+        (reader,) = readers
+        operation = self.program.operations[reader]
+        is_free = reader not in self.without and not operation.domain
+        return reader if is_free and fits(operation) else None
+
+    def _is_normalization(self, operation: Operation) -> bool:
+        return (
+            operation.op == "BatchNormalization"
+            and not self._attributes(operation).get("training_mode")
+            and self._is_float(operation)
+            and len([v for v in operation.outputs if v != ABSENT]) == 1
+        )
+
+    def _other(self, operation: Operation, value: int, blocked: set[int]) -> int:
+        """What is added to a value, where that is there in whole blocks and of the same shape."""
+        if operation.op != "Add" or operation.inputs[0] == operation.inputs[1]:
+            return ABSENT
+        other = next(v for v in operation.inputs if v != value)
+        fits = other in blocked and self._shape(other) == self._shape(value)
+        return other if fits and self._is_whole(other) else ABSENT
+
+    def _is_activation(self, operation: Operation) -> bool:
+        if operation.op == "Clip":
+            return len(operation.inputs) == 3 and all(v in self.data for v in operation.inputs[1:])
+        return operation.op in ACTIVATIONS
+
+    def _stays(self, operation: Operation, blocked: set[int]) -> bool:
+        """Whether an operation reads nothing but blocks, and can make them."""
+        if operation.domain or not blocked.issuperset(operation.inputs):
+            return False
+        result = self.program.values[operation.outputs[0]].type
+        if operation.op in UNARY or operation.op in BINARY:
+            return all(self._shape(v) == result.shape for v in operation.inputs)
+        if operation.op in POOLS:
+            # In blocks (1.32) a last window that lies over the end counts what is not there.
+            is_over = operation.op == "AveragePool" and self._attributes(operation)["ceil_mode"]
+            return len(operation.outputs) == 1 and len(result.shape) == 4 and not is_over
+        return operation.op == "Concat" and int_of(self._attributes(operation), "axis") in (1, -3)
+
+    def _taken(self, value: int, taken: set[int]) -> Iterator[int]:
+        yield from self.readers.get(value, set()) & taken
+
+    def _reads_plain(self, index: int, value: int) -> bool:
+        """Whether a convolution reads images as they are, or a value as something else."""
+        operation = self.program.operations[index]
+        if operation.op == "Conv":
+            return value in operation.inputs[1:] or self.is_narrow(index)
+        return operation.op == "BatchNormalization" and value in operation.inputs[1:]
+
+    def _is_whole(self, value: int) -> bool:
+        """Whether its channels are whole blocks."""
+        return self._shape(value)[1] % BLOCK == 0
+
+    def _is_float(self, operation: Operation) -> bool:
+        return all(
+            self.program.values[v].type.data_type.compute_dtype == DataType.FLOAT32.dtype
+            for v in (*operation.inputs, *operation.outputs)
+            if v != ABSENT
+        )
+
+    def _shape(self, value: int) -> tuple[int, ...]:
+        return self.program.values[value].type.shape
+
+    def _attributes(self, operation: Operation) -> Mapping[str, AttributeValue]:
+        definition = lookup(operation.op, operation.domain)
+        return resolve_attributes(definition, operation.attributes, operation.location)
+
+
+def arranging_ns(program: Program, index: int) -> float:
+    """Nanoseconds in which a convolution's weights are put into blocks."""
+    weight = program.values[program.operations[index].inputs[1]].type.shape
+    each = WEIGHT_NS + (WINDOW_WEIGHT_NS if math.prod(weight[2:]) > 1 else 0)
+    return math.prod(weight) * each
+
+
+def is_narrow(program: Program, operation: Operation) -> bool:
+    """Whether a convolution's images have too few channels to fill a block."""
+    image, weight = (program.values[v].type.shape for v in operation.inputs[:2])
+    return image[1] == weight[1] < BLOCK

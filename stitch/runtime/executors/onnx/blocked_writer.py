@@ -1,0 +1,202 @@
+"""Convolutions in ONNX Runtime's blocked layout, written by its own operators for that.
+
+Comes in: a program's `BlockedPart`, the writer of its model. Goes out: nodes of the domain
+`com.microsoft.nchwc`, which ONNX Runtime itself writes for weights that are constants; here their
+weights are arranged by nodes, in each run. An image [N, C, H, W] lies as [N, C / B, H, W, B], with
+channels filled up to whole blocks; weights [O, I, h, w] as [O / B, I / B, h, w, B of I, B of O], or
+without blocks of I where a filter reads one channel, or an image with too few. Must not know what
+is worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from stitch.ops import float_of, int_of, lookup, resolve_attributes
+from stitch.program import ABSENT, Array, Operation
+from stitch.runtime.executors.blocked_convolutions import (
+    POOLS,
+    REORDERED,
+    BlockedConvolution,
+    BlockedPart,
+    is_depthwise,
+    is_narrow,
+)
+from stitch.runtime.executors.onnx.form_writer import (
+    IR_VERSION,
+    OPSET,
+    Attributes,
+    FormWriter,
+    value_name,
+)
+from stitch.runtime.executors.onnx.session import SESSION_ERRORS, tried
+
+DOMAIN = "com.microsoft.nchwc"
+
+
+@cache
+def block_channels() -> int:
+    """Channels of a block on this processor; 0 where ONNX Runtime has no such layout.
+
+    It does not say how many, so an image of 16 channels and 2 places is put into blocks: the second
+    place of the first channel follows the first places of a block's channels.
+    """
+    nodes = [helper.make_node("ReorderInput", ["x"], ["y"], domain=DOMAIN)]
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 16, 1, 2)) for name in "xy"]
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "blocks", sides[:1], sides[1:]),
+        opset_imports=opsets, ir_version=IR_VERSION,
+    )  # fmt: skip
+    image = np.arange(32, dtype=np.float32).reshape(1, 16, 1, 2)
+    with suppress(*SESSION_ERRORS):
+        blocks = tried(model.SerializeToString(), x=image)[0].reshape(-1)
+        block = int(np.flatnonzero(blocks == 1)[0])
+        if block in (8, 16) and np.array_equal(blocks, _in_blocks(image, block)):
+            return block
+    return 0
+
+
+def _in_blocks(image: Array, block: int) -> Array:
+    places = image.reshape(image.shape[1] // block, block, -1)
+    return np.ascontiguousarray(places.transpose(0, 2, 1)).reshape(-1)
+
+
+class BlockedWriter:
+    """Writes a part of a program; `names` has the values that are there in blocks."""
+
+    def __init__(self, writer: FormWriter, part: BlockedPart) -> None:
+        self.writer = writer
+        self.part = part
+        self.names: dict[int, str] = {}
+        self.block = block_channels()
+
+    def write(self, index: int, operation: Operation) -> None:
+        """Write what ends with this operation, one of the part's."""
+        if index in self.part.convolutions:
+            self._convolution(self.part.convolutions[index])
+        elif index in self.part.others:
+            self._other(operation)
+
+    def _blocks(self, value: int) -> str:
+        """The name of an image in blocks, which is put into them if it is not there."""
+        if value not in self.names:
+            self.names[value] = self._node("ReorderInput", [self.writer.operand(value)])
+        return self.names[value]
+
+    def _made(self, value: int, name: str) -> None:
+        """A value was made in blocks: it goes out of them for those that read it plain."""
+        whole = self._channels(value) % self.block == 0
+        if whole:
+            self.names[value] = name
+        if not whole or value in self.part.plain:
+            self.writer.nodes.append(
+                helper.make_node(
+                    "ReorderOutput", [name], [value_name(value)], domain=DOMAIN,
+                    channels=self._channels(value),
+                )
+            )  # fmt: skip
+
+    def _convolution(self, found: BlockedConvolution) -> None:
+        operations = self.writer.program.operations
+        operation = operations[found.convolution]
+        attributes = self._attributes(operation)
+        kernel, shift = self.writer.operand(operation.inputs[1]), ""
+        if len(operation.inputs) > 2 and operation.inputs[2] != ABSENT:
+            shift = self.writer.operand(operation.inputs[2])
+        if found.normalization is not None:
+            kernel, shift = self._normalized(operations[found.normalization], kernel, shift)
+        narrow = is_narrow(self.writer.program, operation)
+        image = self.writer.operand if narrow else self._blocks
+        weight = self.writer.type_of(operation.inputs[1]).shape
+        filters_alone = narrow or is_depthwise(weight, int_of(attributes, "group"))
+        inputs = [
+            image(operation.inputs[0]),
+            self._arranged(kernel, weight, filters_alone=filters_alone),
+            self._filled(shift, weight[0]) if shift else "",
+        ]
+        if found.added != ABSENT:
+            inputs.append(self._blocks(found.added))
+        while not inputs[-1]:
+            inputs.pop()
+        written = _written(attributes)
+        if found.activation is not None:
+            written |= self._activation(operations[found.activation])
+        self._made(found.result, self._node("Conv", inputs, written))
+
+    def _normalized(self, operation: Operation, kernel: str, shift: str) -> tuple[str, str]:
+        """Kernel and shift of a convolution with the normalization after it."""
+        writer = self.writer
+        scale, beta, mean, variance = (writer.operand(v) for v in operation.inputs[1:5])
+        epsilon = writer.scalar(float_of(self._attributes(operation), "epsilon"), np.float32)
+        deviation = writer.node("Sqrt", [writer.node("Add", [variance, epsilon])])
+        factor = writer.node("Div", [scale, deviation])
+        given = writer.node("Sub", [shift, mean]) if shift else writer.node("Neg", [mean])
+        shift = writer.node("Add", [writer.node("Mul", [given, factor]), beta])
+        column = writer.node("Reshape", [factor, writer.ints(-1, 1, 1, 1)])
+        return writer.node("Mul", [kernel, column]), shift
+
+    def _arranged(self, kernel: str, shape: tuple[int, ...], *, filters_alone: bool) -> str:
+        """Weights in blocks; the reordering of images serves, of one image of O channels."""
+        writer, block = self.writer, self.block
+        outer, windows = _up(shape[0], block), shape[2] * shape[3]
+        inner = shape[1] if filters_alone else _up(shape[1], block)
+        rows = outer if shape[0] % REORDERED else shape[0]
+        if (rows, inner) != shape[:2]:
+            pads = writer.ints(0, 0, 0, 0, rows - shape[0], inner - shape[1], 0, 0)
+            kernel = writer.node("Pad", [kernel, pads])
+        flat = writer.node("Reshape", [kernel, writer.ints(1, rows, 1, inner * windows)])
+        flat = self._node("ReorderInput", [flat])
+        if not filters_alone and windows > 1:
+            places = writer.ints(outer // block, inner // block, block, windows, block)
+            turned = writer.node("Reshape", [flat, places])
+            flat = writer.node("Transpose", [turned], perm=[0, 1, 3, 2, 4])
+        return writer.node("Reshape", [flat, writer.ints(outer, inner, *shape[2:])])
+
+    def _filled(self, shift: str, channels: int) -> str:
+        """A number for each channel, and zeros up to whole blocks."""
+        more = -channels % self.block
+        return self.writer.node("Pad", [shift, self.writer.ints(0, more)]) if more else shift
+
+    def _activation(self, operation: Operation) -> dict[str, object]:
+        if operation.op != "Clip":
+            return {"activation": operation.op}
+        bounds = [float(self.writer.constants[v].reshape(())) for v in operation.inputs[1:]]
+        return {"activation": "Clip", "activation_params": bounds}
+
+    def _other(self, operation: Operation) -> None:
+        names, result = [self._blocks(v) for v in operation.inputs], operation.outputs[0]
+        written = _written(self._attributes(operation))
+        written.pop("storage_order", None)
+        domain = DOMAIN if operation.op in POOLS else ""
+        self._made(result, self._node(operation.op, names, written, domain))
+
+    def _node(
+        self, op: str, inputs: Sequence[str], attributes: Mapping[str, object] | None = None,
+        domain: str = DOMAIN,
+    ) -> str:  # fmt: skip
+        output = self.writer.fresh()
+        node = helper.make_node(op, inputs, [output], domain=domain, **(attributes or {}))
+        self.writer.nodes.append(node)
+        return output
+
+    def _channels(self, value: int) -> int:
+        return self.writer.type_of(value).shape[1]
+
+    def _attributes(self, operation: Operation) -> Attributes:
+        definition = lookup(operation.op, operation.domain)
+        return resolve_attributes(definition, operation.attributes, operation.location)
+
+
+def _written(attributes: Attributes) -> dict[str, object]:
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
+
+
+def _up(count: int, block: int) -> int:
+    """A count, filled up to whole blocks."""
+    return -(-count // block) * block
