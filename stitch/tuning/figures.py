@@ -130,6 +130,7 @@ def section_of(library: str, times: Times, functions: Sequence[str]) -> Section:
         "matrix_us": figures.matrix_us(),
         "row_products_per_us": figures.rate("row", figures.more),
         "products_per_us": figures.rate("products", figures.more),
+        "turned_products_per_us": figures.rate("turned_products", figures.more),
         "functions_ns": {op: figures.per_element(op, fixed) for op in functions if figures.has(op)},
     }
     if library == "torch":

@@ -174,6 +174,11 @@ def _product(rows: int, edge: int, is_constant: bool, b: Any) -> Any:
     return b.matmul(x, b.input("w", (edge, edge), "float32"))
 
 
+def _turned_product(rows: int, edge: int, b: Any) -> Any:
+    x, w = b.input("x", (rows, edge), "float32"), b.input("w", (edge, edge), "float32")
+    return b.op("Gemm", x, w, transB=1)
+
+
 def _batched(b: Any) -> Any:
     x, y = (b.input(n, (BATCH, SMALL, SMALL), "float32") for n in "xy")
     return b.matmul(x, y)
@@ -269,6 +274,7 @@ def measured_operations(largest: int) -> Iterator[MeasuredOperation]:
         rows = max(2, edge // 8)
         yield _measured("packed", partial(_product, rows, edge, True))
         yield _measured("products", partial(_product, rows, edge, False))
+        yield _measured("turned_products", partial(_turned_product, rows, edge))
         channels, side = max(1, edge // 16), max(4, edge // 32)
         batch = _batch_of_images(edge)
         yield _measured("convolutions", partial(_convolved, channels, side))

@@ -29,8 +29,8 @@ from stitch.runtime.executors.prices import (
     NumpyPrices,
     OnnxPrices,
     PriceTable,
-    is_row_product,
     operator_name,
+    products_rate,
 )
 
 #: Elements of a window that the figures of pools are for.
@@ -138,9 +138,7 @@ class OperationPrices:
             if operation.op not in ("Gemm", "MatMul"):
                 rate = _convolutions(operation, prices)
                 return prices.convolution_us + products / rate.at(products)
-            is_row = is_row_product(self.program, operation)
-            rate = prices.row_products_per_us if is_row else prices.products_per_us
-            spent = products / rate.at(products)
+            spent = products / products_rate(prices, self.program, operation).at(products)
             return prices.call_us + spent + self._batch(operation) * prices.matrix_us
         function = prices.functions_ns.get(name)
         if function is not None:
@@ -178,10 +176,9 @@ class OperationPrices:
                 elif operation.op == "Conv" and operation.inputs[1] not in self.constants:
                     rate = prices.unpacked_convolutions_per_us or rate
                 return self.node + (products / rate.at(products) + arranged) / self.threads
-            rate = prices.products_per_us
-            if is_row_product(self.program, operation):
-                rate = prices.row_products_per_us
-            elif operation.inputs[1] in self.constants:
+            rate = products_rate(prices, self.program, operation)
+            is_packed = operation.inputs[1] in self.constants
+            if is_packed and rate is not prices.row_products_per_us:
                 rate = prices.packed_products_per_us
             spent = products / rate.at(products)
             return self.node + (spent + self._batch(operation) * prices.matrix_us) / self.threads

@@ -29,7 +29,7 @@ from stitch.runtime.executors.automatic import AutomaticExecutor
 from stitch.runtime.executors.executor import PreparedProgram, Workspace
 from stitch.runtime.executors.host import KernelLibrary, PreparedKernels
 from stitch.runtime.executors.linking_terms import LinkTerms
-from stitch.runtime.executors.prices import AtenPrices, Prices, is_row_product, operator_name
+from stitch.runtime.executors.prices import AtenPrices, Prices, operator_name, products_rate
 
 #: Tensors over the operands and results, and the attributes, to steps; None where NumPy shall.
 Binding = Callable[[list[Any], list[Any], Mapping[str, Any]], Sequence[Thunk] | None]
@@ -185,9 +185,7 @@ class AtenKernels(KernelLibrary):
         if (operation.domain, operation.op) in CONVOLUTIONS:
             return self._convolution_price(program, operation, products)
         if operation.op in PRODUCTS:
-            is_row = is_row_product(program, operation)
-            rates = self.prices.row_products_per_us if is_row else self.prices.products_per_us
-            spent = products / rates.at(products)
+            spent = products / products_rate(self.prices, program, operation).at(products)
             spent += batch * self.prices.matrix_us if batch > 1 else 0.0
         else:
             size, figures = max(math.prod(k.shape) for k in kinds), self.prices.functions_ns

@@ -17,8 +17,8 @@ from stitch.runtime.executors.prices.price_table import (
     OnnxPrices,
     Points,
     PriceTable,
-    is_row_product,
     operator_name,
+    products_rate,
 )
 from stitch.runtime.executors.prices.price_tables import (
     Prices,
@@ -36,8 +36,7 @@ from stitch.runtime.executors.prices.processors import (
 
 __all__ = [
     "LIBRARY_PRICES", "AtenConvolutions", "AtenPrices", "Curve", "Gain", "Gains", "NumpyPrices",
-    "OnnxPrices",
-    "Points", "PriceTable", "Prices", "Processor", "described", "is_row_product", "load_prices",
+    "OnnxPrices", "Points", "PriceTable", "Prices", "Processor", "described", "load_prices",
     "nearest_table", "operator_name", "parse_prices", "price_names", "processor_name",
-    "this_processor",
+    "products_rate", "this_processor",
 ]  # fmt: skip

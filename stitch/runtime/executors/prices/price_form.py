@@ -101,7 +101,7 @@ _SHARED = (
     _curve("weight_gradients_per_us"),
     _curve("arithmetic_ns"), _curve("chunked_ns"), _curve("moved_ns"),
     _by_operator("functions_ns"), _by_operator("chunked_functions_ns"),
-    Row("transposed_convolutions_per_us", CURVE),
+    Row("turned_products_per_us", CURVE), Row("transposed_convolutions_per_us", CURVE),
 )  # fmt: skip
 _CONVOLUTIONS = Form(
     "prices of PyTorch's convolutions", AtenConvolutions,
@@ -122,7 +122,7 @@ SECTIONS: Mapping[str, Form[NumpyPrices] | Form[OnnxPrices] | Form[AtenPrices]] 
         "prices of PyTorch's kernels", AtenPrices,
         _fixed("call_us"), _fixed("matrix_us"), _curve("row_products_per_us"),
         _curve("products_per_us"), _by_operator("functions_ns"),
-        Row("convolutions", _CONVOLUTIONS),
+        Row("turned_products_per_us", CURVE), Row("convolutions", _CONVOLUTIONS),
     ),
 }  # fmt: skip
 _PROCESSOR = Form(

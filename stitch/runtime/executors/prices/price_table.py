@@ -55,6 +55,16 @@ def is_row_product(program: Program, operation: Operation) -> bool:
     return len(shape) < 2 or shape[-2] == 1
 
 
+def products_rate(
+    prices: NumpyPrices | OnnxPrices | AtenPrices, program: Program, operation: Operation
+) -> Curve:
+    """Multiply-adds per microsecond of a product by what is no constant."""
+    if is_row_product(program, operation):
+        return prices.row_products_per_us
+    is_turned = operation.op == "Gemm" and operation.attributes.get("transB")
+    return (is_turned and prices.turned_products_per_us) or prices.products_per_us
+
+
 @dataclass(frozen=True, slots=True)
 class NumpyPrices:
     """NumPy's kernels.
@@ -80,7 +90,9 @@ class NumpyPrices:
     moved_ns: Curve
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
-    #: Of transposed convolutions; None: those of others hold for them.
+    #: Of products whose second operand is turned, as torch's linear layers have it, and of
+    #: transposed convolutions; None: those of others hold for them.
+    turned_products_per_us: Curve | None = None
     transposed_convolutions_per_us: Curve | None = None
 
 
@@ -109,8 +121,10 @@ class OnnxPrices:
     moved_ns: Curve
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
-    #: Of transposed convolutions, and of those by weights that are no constants and that are not
-    #: computed in blocks (`blocked_convolutions`); None: those of others hold for them.
+    #: Of products by a turned operand, of transposed convolutions, and of those by weights that are
+    #: no constants and that are not computed in blocks (`blocked_convolutions`); None: those of
+    #: others hold for them.
+    turned_products_per_us: Curve | None = None
     transposed_convolutions_per_us: Curve | None = None
     unpacked_convolutions_per_us: Curve | None = None
 
@@ -137,6 +151,7 @@ class AtenPrices:
     row_products_per_us: Curve
     products_per_us: Curve
     functions_ns: Mapping[str, Curve]
+    turned_products_per_us: Curve | None = None
     convolutions: AtenConvolutions | None = None
 
 

@@ -20,12 +20,14 @@ are as near, the first by name). The form:
     torch: {call_us: .., matrix_us: .., row_products_per_us: .., products_per_us: ..,
             functions_ns: {..}}                                                     # optional
 
-A library without prices is not used. What each is for: `price_table`, `division`. Figures `_per_us`
-and `_ns` may be one number, or a mapping of sizes (multiply-adds, elements) to numbers, between
-which they go by the logarithm of the size. Any figure may be written `{value: .., source: ..}`; a
-`source` in a mapping speaks for all of its figures. The tables that Stitch ships name the source of
-every figure (a test keeps that). `tools/prices` and `stitch.tune` write such files. Must not know
-programs.
+Optional besides: `turned_products_per_us` of all three, `transposed_convolutions_per_us` of the
+first two, `unpacked_convolutions_per_us` of ONNX Runtime, `convolutions: {call_us: .., element_ns:
+.., products_per_us: ..}` of PyTorch. A library without prices is not used. What each is for:
+`price_table`, `division`. Figures `_per_us` and `_ns` may be one number, or a mapping of sizes
+(multiply-adds, elements) to numbers, between which they go by the logarithm of the size. Any figure
+may be written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
+tables that Stitch ships name the source of every figure (a test keeps that). `tools/prices` and
+`stitch.tune` write such files. Must not know programs.
 """
 
 from __future__ import annotations
