@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import stitch
@@ -222,6 +225,26 @@ def test_weights_that_change_are_read_again() -> None:
             found = function(**arrays)
             assert isinstance(found, stitch.Tensor)
             np.testing.assert_allclose(found.numpy(), want, rtol=1e-3, atol=1e-2)
+
+
+def test_weights_are_arranged_when_they_are_needed(tmp_path: Path) -> None:
+    """Not all of them before the first convolution: they would lie in memory all at once."""
+    net = Net()
+    y = net.input("x", (1, 32, 40, 40))
+    for _ in range(4):
+        y = net.b.op("Relu", net.norm(net.conv(y, 32)))
+    graph = net.graph(y)
+    arrays, options = drawn(graph, 0), onnxruntime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    session = onnxruntime.InferenceSession(
+        onnx_form(program_of(graph)).model, options, providers=["CPUExecutionProvider"]
+    )
+    given = dict(zip((i.name for i in session.get_inputs()), arrays.values(), strict=True))
+    session.run(None, given)
+    ran = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    order = [e["args"]["op_name"] for e in ran if e["name"].endswith("kernel_time")]
+    moved = [op for op in order if op in ("Conv", "Transpose")]
+    assert moved == ["Transpose", "Conv"] * 4
 
 
 def test_without_such_a_layout_convolutions_are_as_they_are(

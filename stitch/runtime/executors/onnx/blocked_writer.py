@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import cache
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
 from stitch.ops import float_of, int_of, lookup, resolve_attributes
@@ -75,6 +76,9 @@ class BlockedWriter:
         self.part = part
         self.names: dict[int, str] = {}
         self.block = block_channels()
+        self._first: list[onnx.NodeProto] = []
+        program = writer.program
+        self._outside = {s.value for s in program.inputs} | {c.value for c in program.constants}
 
     def write(self, index: int, operation: Operation) -> None:
         """Write what ends with this operation, one of the part's."""
@@ -106,20 +110,9 @@ class BlockedWriter:
         operations = self.writer.program.operations
         operation = operations[found.convolution]
         attributes = self._attributes(operation)
-        kernel, shift = self.writer.operand(operation.inputs[1]), ""
-        if len(operation.inputs) > 2 and operation.inputs[2] != ABSENT:
-            shift = self.writer.operand(operation.inputs[2])
-        if found.normalization is not None:
-            kernel, shift = self._normalized(operations[found.normalization], kernel, shift)
         narrow = is_narrow(self.writer.program, operation)
         image = self.writer.operand if narrow else self._blocks
-        weight = self.writer.type_of(operation.inputs[1]).shape
-        filters_alone = narrow or is_depthwise(weight, int_of(attributes, "group"))
-        inputs = [
-            image(operation.inputs[0]),
-            self._arranged(kernel, weight, filters_alone=filters_alone),
-            self._filled(shift, weight[0]) if shift else "",
-        ]
+        inputs = [image(operation.inputs[0]), *self._kernel(found, operation, attributes)]
         if found.added != ABSENT:
             inputs.append(self._blocks(found.added))
         while not inputs[-1]:
@@ -128,6 +121,37 @@ class BlockedWriter:
         if found.activation is not None:
             written |= self._activation(operations[found.activation])
         self._made(found.result, self._node("Conv", inputs, written))
+
+    def _kernel(
+        self, found: BlockedConvolution, operation: Operation, attributes: Attributes
+    ) -> tuple[str, str]:
+        """Kernel and shift of a convolution, in blocks.
+
+        Of nodes that one node reads, ONNX Runtime runs first what stands last in the model. Were
+        weights arranged where they are read, all of them would be before the first convolution
+        runs; so those that come from outside are at the beginning.
+        """
+        writer, operations = self.writer, self.writer.program.operations
+        read = [v for v in operation.inputs[1:] if v != ABSENT]
+        if found.normalization is not None:
+            read += operations[found.normalization].inputs[1:]
+        around, is_given = writer.nodes, self._outside.issuperset(read)
+        writer.nodes = self._first if is_given else around
+        kernel, *shifts = (writer.operand(v) for v in operation.inputs[1:] if v != ABSENT)
+        shift = shifts[0] if shifts else ""
+        if found.normalization is not None:
+            kernel, shift = self._normalized(operations[found.normalization], kernel, shift)
+        weight = writer.type_of(operation.inputs[1]).shape
+        is_alone = is_narrow(writer.program, operation)
+        is_alone = is_alone or is_depthwise(weight, int_of(attributes, "group"))
+        kernel = self._arranged(kernel, weight, filters_alone=is_alone)
+        shift = self._filled(shift, weight[0]) if shift else ""
+        writer.nodes = around
+        return kernel, shift
+
+    def finish(self) -> None:
+        """Put what comes first in front."""
+        self.writer.nodes[:0] = self._first
 
     def _normalized(self, operation: Operation, kernel: str, shift: str) -> tuple[str, str]:
         """Kernel and shift of a convolution with the normalization after it."""

@@ -46,6 +46,8 @@ def onnx_form(program: Program) -> OnnxForm:
             _write_run(writer, program, runs[index])
         elif index not in inside:
             _write(writer, operation)
+    if blocks is not None:
+        blocks.finish()
     inputs = tuple(s.value for s in program.inputs if s.value in writer.used)
     return writer.form(inputs, tuple(s.value for s in program.outputs))
 
