@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from stitch.ops import int_of, lookup, multiply_adds, resolve_attributes
 from stitch.program import ABSENT, AttributeValue, DataType, Operation, Program
 
-#: Channels of the largest block; those of others divide it.
-BLOCK = 16
+#: Channels of the largest block and of the smallest, which divides it.
+BLOCK, SMALLEST_BLOCK = 16, 8
 #: Images of a number of channels that is no multiple of this are not put into blocks.
 REORDERED = 4
 #: Nanoseconds on one thread that blocks save: for each multiply-add of a convolution, and for each
@@ -127,7 +127,8 @@ class _Search:
             return False
         group = int_of(self._attributes(operation), "group")
         if group == 1:
-            return weight[0] >= BLOCK and (image[1] < BLOCK or image[1] % REORDERED == 0)
+            is_ordered = image[1] < SMALLEST_BLOCK or image[1] % REORDERED == 0
+            return weight[0] >= BLOCK and is_ordered
         outer = weight[0] // group
         return weight[0] % BLOCK == 0 and (
             is_depthwise(weight, group) or (weight[1] % BLOCK == 0 and outer % BLOCK == 0)
@@ -177,8 +178,8 @@ class _Search:
         return saved
 
     def is_narrow(self, index: int) -> bool:
-        """Whether a convolution reads images of too few channels to fill a block, as they are."""
-        return is_narrow(self.program, self.program.operations[index])
+        """Whether a convolution reads images of too few channels to fill any block, as they are."""
+        return is_narrow(self.program, self.program.operations[index], SMALLEST_BLOCK)
 
     def _found(self, index: int, part: BlockedPart) -> BlockedConvolution:
         return next(c for c in part.convolutions.values() if c.convolution == index)
@@ -267,7 +268,7 @@ class _Search:
 
     def _is_whole(self, value: int) -> bool:
         """Whether its channels are whole blocks."""
-        return self._shape(value)[1] % BLOCK == 0
+        return is_whole(self._shape(value)[1])
 
     def _is_float(self, operation: Operation) -> bool:
         return all(
@@ -291,7 +292,12 @@ def arranging_ns(program: Program, index: int) -> float:
     return math.prod(weight) * each
 
 
-def is_narrow(program: Program, operation: Operation) -> bool:
-    """Whether a convolution's images have too few channels to fill a block."""
+def is_narrow(program: Program, operation: Operation, block: int) -> bool:
+    """Whether a convolution's images have too few channels to fill a block of so many."""
     image, weight = (program.values[v].type.shape for v in operation.inputs[:2])
-    return image[1] == weight[1] < BLOCK
+    return image[1] == weight[1] < block
+
+
+def is_whole(channels: int) -> bool:
+    """Whether channels are whole blocks on every processor, and so stay in them."""
+    return channels % BLOCK == 0

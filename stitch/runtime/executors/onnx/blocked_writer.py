@@ -26,6 +26,7 @@ from stitch.runtime.executors.blocked_convolutions import (
     BlockedPart,
     is_depthwise,
     is_narrow,
+    is_whole,
 )
 from stitch.runtime.executors.onnx.form_writer import (
     IR_VERSION,
@@ -91,7 +92,7 @@ class BlockedWriter:
 
     def _made(self, value: int, name: str) -> None:
         """A value was made in blocks: it goes out of them for those that read it plain."""
-        whole = self._channels(value) % self.block == 0
+        whole = is_whole(self._channels(value))
         if whole:
             self.names[value] = name
         if not whole or value in self.part.plain:
@@ -111,7 +112,7 @@ class BlockedWriter:
             shift = self.writer.operand(operation.inputs[2])
         if found.normalization is not None:
             kernel, shift = self._normalized(operations[found.normalization], kernel, shift)
-        narrow = is_narrow(self.writer.program, operation)
+        narrow = is_narrow(self.writer.program, operation, self.block)
         image = self.writer.operand if narrow else self._blocks
         weight = self.writer.type_of(operation.inputs[1]).shape
         filters_alone = narrow or is_depthwise(weight, int_of(attributes, "group"))
