@@ -13,12 +13,15 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Program
-from stitch.runtime.executors import blocked_convolutions
+from stitch.runtime.executors import blocked_convolutions, blocked_gains
 from stitch.runtime.executors.blocked_convolutions import blocked_part
+from stitch.runtime.executors.blocked_form import BlockedPart
 from stitch.runtime.executors.onnx.blocked_writer import DOMAIN, block_channels
 from stitch.runtime.executors.onnx.model_form import onnx_form
+from stitch.runtime.executors.operation_prices import OperationPrices
 from tests.support.executors.blocked_networks import Net, drawn, random_net, residual
 from tests.support.executors.blocked_reference import blocked_results
+from tests.support.executors.named_prices import TABLE
 
 SEED = int(os.environ.get("STITCH_SEED", "0"))
 CAMPAIGN = pytest.param(300, marks=pytest.mark.full, id="long")
@@ -27,8 +30,8 @@ CAMPAIGN = pytest.param(300, marks=pytest.mark.full, id="long")
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if blocks saved very much: small images are put into them too."""
-    monkeypatch.setattr(blocked_convolutions, "SAVED_PRODUCT_NS", 1e6)
-    monkeypatch.setattr(blocked_convolutions, "SAVED_DEPTHWISE_NS", 1e6)
+    monkeypatch.setattr(blocked_gains, "SAVED_PRODUCT_NS", 1e6)
+    monkeypatch.setattr(blocked_gains, "SAVED_DEPTHWISE_NS", 1e6)
 
 
 def program_of(graph: ComputationGraph) -> Program:
@@ -179,6 +182,42 @@ def test_weights_of_small_images_are_not_arranged() -> None:
     assert blocked_part(program_of(net.graph(y))).convolutions == {}
     net, y = residual(channels=32, side=40)
     assert len(blocked_part(program_of(net.graph(y))).convolutions) == 2
+
+
+def row(count: int, channels: int, side: int) -> ComputationGraph:
+    net = Net()
+    y = net.input("x", (1, channels, side, side))
+    for _ in range(count):
+        y = net.b.op("Relu", net.conv(y, channels))
+    return net.graph(y)
+
+
+def test_convolutions_in_a_row_share_the_way_into_blocks() -> None:
+    """One does not pay for its image's way in and out; the ends of a row do not, and stay."""
+    assert [len(blocked_part(program_of(row(n, 16, 20))).convolutions) for n in (1, 2, 4, 9)] == [
+        0, 0, 4, 9,
+    ]  # fmt: skip
+
+
+def test_a_long_row_is_not_left_out_from_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each but the first and the last would rather stay: so many tries would be a square."""
+    tries = list[int]()
+
+    def counted(program: Program, part: BlockedPart, *, together: bool) -> set[int]:
+        tries.append(len(part.convolutions))
+        return blocked_gains.losing(program, part, together=together)
+
+    monkeypatch.setattr(blocked_convolutions, "losing", counted)
+    assert blocked_part(program_of(row(200, 32, 14))).convolutions == {}
+    assert tries[0] == 200
+    assert len(tries) == blocked_convolutions.MOST_TRIES + 2
+
+
+def test_convolutions_in_the_rounds_of_a_scan_are_not_in_blocks() -> None:
+    """Bodies are written operation by operation, and cost what that does."""
+    program = program_of(row(2, 32, 40))
+    assert len(OperationPrices(program, TABLE, 1).blocked) == 2
+    assert OperationPrices(program, TABLE, 1, is_round=True).blocked == {}
 
 
 def test_constant_weights_are_left_to_onnx_runtime() -> None:

@@ -7,7 +7,7 @@ least a block's channels for one in blocks, and another for a plain one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ def blocked_results(form: OnnxForm, arrays: Mapping[int, Array], block: int) -> 
         operands = [known[name] if name else None for name in node.input]
         attributes = {a.name: _plain(onnx.helper.get_attribute_value(a)) for a in node.attribute}
         if node.domain == DOMAIN:
-            results = (_in_blocks(node.op_type, operands, attributes, block),)
+            results: Sequence[Array] = [_in_blocks(node.op_type, operands, attributes, block)]
         else:
             results = evaluate(
                 node.op_type, operands, attributes=attributes, outputs=len(node.output)

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from stitch.ops import float_of, int_of, lookup, resolve_attributes
 from stitch.program import ABSENT, Array, Operation
-from stitch.runtime.executors.blocked_convolutions import (
+from stitch.runtime.executors.blocked_form import (
     POOLS,
     REORDERED,
     BlockedConvolution,
