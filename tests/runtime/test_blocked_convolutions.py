@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,17 @@ import onnxruntime
 import pytest
 
 import stitch
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Program
-from stitch.runtime.executors import blocked_convolutions
+from stitch.runtime.executors import blocked_convolutions, blocked_gains
 from stitch.runtime.executors.blocked_convolutions import blocked_part
+from stitch.runtime.executors.blocked_form import BlockedPart
 from stitch.runtime.executors.onnx.blocked_writer import DOMAIN, block_channels
 from stitch.runtime.executors.onnx.model_form import onnx_form
+from stitch.runtime.executors.operation_prices import OperationPrices
+from tests.support.executors.blocked_networks import Net, drawn, random_net, residual
+from tests.support.executors.blocked_reference import blocked_results
+from tests.support.executors.named_prices import TABLE
 
 SEED = int(os.environ.get("STITCH_SEED", "0"))
 CAMPAIGN = pytest.param(300, marks=pytest.mark.full, id="long")
@@ -29,8 +33,8 @@ CAMPAIGN = pytest.param(300, marks=pytest.mark.full, id="long")
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if blocks saved very much: small images are put into them too."""
-    monkeypatch.setattr(blocked_convolutions, "SAVED_PRODUCT_NS", 1e6)
-    monkeypatch.setattr(blocked_convolutions, "SAVED_DEPTHWISE_NS", 1e6)
+    monkeypatch.setattr(blocked_gains, "SAVED_PRODUCT_NS", 1e6)
+    monkeypatch.setattr(blocked_gains, "SAVED_DEPTHWISE_NS", 1e6)
 
 
 def program_of(graph: ComputationGraph) -> Program:
@@ -58,59 +62,22 @@ def assert_agrees(graph: ComputationGraph, arrays: dict[str, np.ndarray]) -> Non
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=float(scale) * 2e-5)
 
 
-def drawn(graph: ComputationGraph, seed: int) -> dict[str, np.ndarray]:
-    """Numbers for the inputs; those named after variances are positive."""
-    numbers = np.random.default_rng(seed)
-    arrays = {}
-    for place, slot in enumerate(graph.inputs):
-        name, kind = slot.name, graph.input_type(place)
-        data = numbers.standard_normal(kind.shape)
-        data = data**2 + 0.1 if name.startswith("variance") else data
-        arrays[name] = data.astype(kind.data_type.dtype)
-    return arrays
-
-
-class Net:
-    """A network of images under construction."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.b = ComputationGraphBuilder("net")
-        self.numbers = random.Random(seed)
-        self.count = 0
-
-    def input(self, name: str, shape: tuple[int, ...]) -> SymbolicTensor:
-        self.count += 1
-        return self.b.input(f"{name}{self.count}", shape, "float32")
-
-    def conv(self, x: SymbolicTensor, channels: int, side: int = 3, *, bias: bool = False,
-             **options: Any) -> SymbolicTensor:  # fmt: skip
-        group = options.get("group", 1)
-        operands = [x, self.input("weight", (channels, x.shape[1] // group, side, side))]
-        if bias:
-            operands.append(self.input("bias", (channels,)))
-        options.setdefault("pads", [side // 2] * 4)
-        result: SymbolicTensor = self.b.op("Conv", *operands, **options)
-        return result
-
-    def norm(self, x: SymbolicTensor) -> SymbolicTensor:
-        names = ("scale", "shift", "mean", "variance")
-        operands = [self.input(name, (x.shape[1],)) for name in names]
-        return self.b.op("BatchNormalization", x, *operands, epsilon=1e-3)
-
-    def relu6(self, x: SymbolicTensor) -> SymbolicTensor:
-        return self.b.op("Clip", x, np.float32(0), np.float32(6))
-
-    def graph(self, *outputs: SymbolicTensor) -> ComputationGraph:
-        for place, value in enumerate(outputs):
-            self.b.output(f"y{place}", value)
-        return self.b.build()
-
-
-def residual(channels: int = 32, side: int = 16) -> tuple[Net, SymbolicTensor]:
-    net = Net()
-    x = net.input("x", (2, channels, side, side))
-    inner = net.b.op("Relu", net.norm(net.conv(x, channels)))
-    return net, net.b.op("Relu", net.b.op("Add", net.norm(net.conv(inner, channels)), x))
+def assert_fits_blocks(
+    graph: ComputationGraph,
+    arrays: dict[str, np.ndarray],
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model is right on a processor whose blocks have so many channels."""
+    for module in ("blocked_writer", "model_form"):
+        name = f"stitch.runtime.executors.onnx.{module}.block_channels"
+        monkeypatch.setattr(name, lambda: block)
+    program = program_of(graph)
+    given = {slot.value: arrays[slot.name] for slot in program.inputs}
+    found = blocked_results(onnx_form(program), given, block)
+    for one, other in zip(results(graph, arrays, "numpy"), found, strict=True):
+        scale = np.abs(one).max(initial=1e-3)
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=float(scale) * 2e-5)
 
 
 def test_this_processor_has_blocks() -> None:
@@ -143,6 +110,20 @@ def test_channels_that_fill_no_block(channels: tuple[int, int, int], blocked: in
     # None reads 33 channels, or makes 8.
     assert operators(graph)["Conv*"] == blocked
     assert_agrees(graph, drawn(graph, 1))
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("block", [8, 16])
+@pytest.mark.parametrize("first", [1, 3, 7, 8, 9, 12, 15, 16, 20, 24])
+def test_blocks_of_every_processor(first: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With AVX2 blocks have 8 channels: 8 of an image fill one, and 24 of a result fill three."""
+    net = Net()
+    x = net.input("x", (1, first, 5, 4))
+    y = net.b.op("Relu", net.conv(x, 24))
+    deep = net.relu6(net.norm(net.conv(net.conv(y, 32, bias=True), 32, group=32)))
+    graph = net.graph(net.conv(net.b.op("Add", net.conv(deep, 32, 1, group=2), deep), 20), y)
+    assert operators(graph)["Conv*"] == (5 if first < 8 or first % 4 == 0 else 4)
+    assert_fits_blocks(graph, drawn(graph, 6), block, monkeypatch)
 
 
 @pytest.mark.usefixtures("always")
@@ -206,6 +187,42 @@ def test_weights_of_small_images_are_not_arranged() -> None:
     assert len(blocked_part(program_of(net.graph(y))).convolutions) == 2
 
 
+def row(count: int, channels: int, side: int) -> ComputationGraph:
+    net = Net()
+    y = net.input("x", (1, channels, side, side))
+    for _ in range(count):
+        y = net.b.op("Relu", net.conv(y, channels))
+    return net.graph(y)
+
+
+def test_convolutions_in_a_row_share_the_way_into_blocks() -> None:
+    """One does not pay for its image's way in and out; the ends of a row do not, and stay."""
+    assert [len(blocked_part(program_of(row(n, 16, 20))).convolutions) for n in (1, 2, 4, 9)] == [
+        0, 0, 4, 9,
+    ]  # fmt: skip
+
+
+def test_a_long_row_is_not_left_out_from_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each but the first and the last would rather stay: so many tries would be a square."""
+    tries = list[int]()
+
+    def counted(program: Program, part: BlockedPart, *, together: bool) -> set[int]:
+        tries.append(len(part.convolutions))
+        return blocked_gains.losing(program, part, together=together)
+
+    monkeypatch.setattr(blocked_convolutions, "losing", counted)
+    assert blocked_part(program_of(row(200, 32, 14))).convolutions == {}
+    assert tries[0] == 200
+    assert len(tries) == blocked_convolutions.MOST_TRIES + 2
+
+
+def test_convolutions_in_the_rounds_of_a_scan_are_not_in_blocks() -> None:
+    """Bodies are written operation by operation, and cost what that does."""
+    program = program_of(row(2, 32, 40))
+    assert len(OperationPrices(program, TABLE, 1).blocked) == 2
+    assert OperationPrices(program, TABLE, 1, is_round=True).blocked == {}
+
+
 def test_constant_weights_are_left_to_onnx_runtime() -> None:
     b = ComputationGraphBuilder("net")
     weight = np.random.default_rng(0).standard_normal((32, 32, 3, 3), dtype=np.float32)
@@ -257,56 +274,6 @@ def test_without_such_a_layout_convolutions_are_as_they_are(
     assert found["BatchNormalization"] == 2
 
 
-def random_net(seed: int) -> ComputationGraph:
-    """Convolutions of all kinds, and what may come between them, some of it seen outside."""
-    net = Net(seed)
-    draw = net.numbers
-    batch, side = draw.choice((1, 1, 3)), draw.randint(5, 14)
-    values = [net.input("x", (batch, draw.choice((3, 8, 16, 24, 32, 48)), side, side))]
-    for _ in range(draw.randint(3, 12)):
-        values.append(_drawn_step(net, values))
-    outputs = {values[-1], *draw.sample(values[1:], min(len(values) - 1, draw.randint(0, 2)))}
-    return net.graph(*[net.b.op("Identity", v) for v in values if v in outputs])
-
-
-def _drawn_step(net: Net, values: list[SymbolicTensor]) -> SymbolicTensor:
-    draw = net.numbers
-    x = draw.choice(values[-3:])
-    channels, side = x.shape[1], min(x.shape[2:])
-    others = ("depth", "groups", "norm", "unary", "binary", "pool", "clip", "concat")
-    kind = draw.choice(("conv",) * 4 + others)
-    if kind in ("conv", "depth", "groups"):
-        window = draw.choice((1, 3, 5)) if side > 10 else 1
-        group = {"conv": 1, "depth": channels, "groups": 2}[kind]
-        outer = channels if kind == "depth" else draw.choice((8, 16, 24, 32, 64))
-        group = group if channels % group == 0 else 1
-        y = net.conv(
-            x, outer, window, bias=draw.random() < 0.5, group=group,
-            strides=[draw.choice((1, 1, 2))] * 2, dilations=[draw.choice((1, 1, 2))] * 2,
-            pads=[draw.randint(window // 2, window) for _ in range(4)] if window > 1 else [0] * 4,
-        ) if side >= 2 else net.conv(x, outer, 1)  # fmt: skip
-        y = net.b.op("Mul", y, np.float32(1 / max(1, channels // group * window**2) ** 0.5))
-        return y if draw.random() < 0.3 else net.conv(y, channels, 1)
-    if kind == "norm":
-        return net.norm(x)
-    if kind == "clip":
-        return net.relu6(x)
-    if kind == "pool" and side >= 4:
-        op = draw.choice(("MaxPool", "AveragePool"))
-        more: dict[str, Any] = (
-            {"count_include_pad": draw.randint(0, 1)} if op == "AveragePool" else {}
-        )
-        more |= {"strides": [draw.choice((1, 2))] * 2, "ceil_mode": draw.randint(0, 1)}
-        pooled: SymbolicTensor = net.b.op(op, x, kernel_shape=[3, 2], pads=[1, 0, 1, 1], **more)
-        return pooled
-    alike = [v for v in values if v.shape == x.shape]
-    if kind == "binary":
-        return net.b.op(draw.choice(("Add", "Mul", "Sub")), x, draw.choice(alike))
-    if kind == "concat":
-        return net.b.op("Concat", x, draw.choice(alike), axis=1)
-    return net.b.op(draw.choice(("Relu", "Sigmoid", "Tanh", "Neg", "Abs")), x)
-
-
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("count", [pytest.param(25, id="short"), CAMPAIGN])
 def test_random_networks(count: int) -> None:
@@ -316,6 +283,8 @@ def test_random_networks(count: int) -> None:
         in_blocks += operators(graph)["Conv*"]
         try:
             assert_agrees(graph, drawn(graph, seed))
+            with pytest.MonkeyPatch.context() as patch:
+                assert_fits_blocks(graph, drawn(graph, seed), 8, patch)
         except AssertionError as error:
             raise AssertionError(f"network {seed}") from error
     assert in_blocks > count

@@ -16,87 +16,45 @@ be NaN in every channel of the next.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 
-from stitch.ops import int_of, lookup, multiply_adds, resolve_attributes
+from stitch.ops import int_of, lookup, resolve_attributes
 from stitch.program import ABSENT, AttributeValue, DataType, Operation, Program
-
-#: Channels of the largest block; those of others divide it.
-BLOCK = 16
-#: Images of a number of channels that is no multiple of this are not put into blocks.
-REORDERED = 4
-#: Nanoseconds on one thread that blocks save: for each multiply-add of a convolution, and for each
-#: element that one filter for each channel makes (3x3: 2.5 without, 0.4 with blocks).
-SAVED_PRODUCT_NS = 0.004
-SAVED_DEPTHWISE_NS = 2.0
-#: Nanoseconds of an element of an image that goes into blocks or comes out of them; of a weight
-#: that is arranged, and more where it is moved by rows besides (windows of more than one place).
-IMAGE_NS, WEIGHT_NS, WINDOW_WEIGHT_NS = 0.25, 0.3, 0.7
+from stitch.runtime.executors.blocked_form import (
+    BLOCK,
+    NO_BLOCKS,
+    POOLS,
+    REORDERED,
+    SMALLEST_BLOCK,
+    BlockedConvolution,
+    BlockedPart,
+    is_depthwise,
+    is_narrow,
+    is_whole,
+)
+from stitch.runtime.executors.blocked_gains import losing
 
 #: Computed on blocks as on anything else: one operand, or two of one shape.
 UNARY = frozenset({"Abs", "Neg", "Relu", "Sigmoid", "Tanh"})
 BINARY = frozenset({"Add", "Mul", "Sub"})
-#: There are kernels for images in blocks.
-POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 #: What a convolution may do to its result.
 ACTIVATIONS = frozenset({"Clip", "Relu"})
-
-
-@dataclass(frozen=True, slots=True)
-class BlockedConvolution:
-    """A convolution, by the index of its operation, and those that its kernel does after it.
-
-    `added` is the value that is summed to it, `result` what it gives.
-    """
-
-    convolution: int
-    result: int
-    normalization: int | None = None
-    added: int = ABSENT
-    activation: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BlockedPart:
-    """The convolutions by their last operation, the others that read and make blocks, and the
-    operations that lie inside a convolution; of the values that are made in blocks, those that
-    somebody reads `plain`."""
-
-    convolutions: dict[int, BlockedConvolution]
-    others: frozenset[int]
-    inside: frozenset[int]
-    plain: frozenset[int]
-
-    @property
-    def taken(self) -> frozenset[int]:
-        """All operations of the part."""
-        return self.others | self.inside | self.convolutions.keys()
-
-
-NO_BLOCKS = BlockedPart({}, frozenset(), frozenset(), frozenset())
+#: How often convolutions are left out one by one: a long row could go from its ends.
+MOST_TRIES = 16
 
 
 def blocked_part(program: Program, without: Collection[int] = ()) -> BlockedPart:
-    """What of a program is computed in blocks, none of it `without`: nothing where that would not
-    pay."""
+    """What of a program is computed in blocks, none of it `without`: what would lose by it is left
+    out until nothing does."""
     if not any(operation.op == "Conv" for operation in program.operations):
         return NO_BLOCKS
     search = _Search(program, without)
     chosen = search.able()
-    while chosen:
-        part = search.around(chosen)
-        kept = {i for i in chosen if search.saved(i, part) > 0}
-        if kept == chosen:
-            return part
-        chosen = kept
-    return NO_BLOCKS
-
-
-def is_depthwise(weight: tuple[int, ...], group: int) -> bool:
-    """Whether each channel has one filter of its own."""
-    return group > 1 and weight[0] == group and weight[1] == 1
+    tries, part = 0, search.around(chosen)
+    while lost := losing(program, part, together=tries >= MOST_TRIES):
+        chosen -= lost
+        tries, part = tries + 1, search.around(chosen)
+    return part
 
 
 class _Search:
@@ -127,7 +85,8 @@ class _Search:
             return False
         group = int_of(self._attributes(operation), "group")
         if group == 1:
-            return weight[0] >= BLOCK and (image[1] < BLOCK or image[1] % REORDERED == 0)
+            is_ordered = image[1] < SMALLEST_BLOCK or image[1] % REORDERED == 0
+            return weight[0] >= BLOCK and is_ordered
         outer = weight[0] // group
         return weight[0] % BLOCK == 0 and (
             is_depthwise(weight, group) or (weight[1] % BLOCK == 0 and outer % BLOCK == 0)
@@ -157,31 +116,9 @@ class _Search:
         plain |= {v for v in blocked if any(self._reads_plain(i, v) for i in self._taken(v, taken))}
         return BlockedPart(convolutions, frozenset(others), frozenset(inside), frozenset(plain))
 
-    def saved(self, index: int, part: BlockedPart) -> float:
-        """Nanoseconds that one of a part's convolutions saves by being in blocks."""
-        operation = self.program.operations[index]
-        weight = self._shape(operation.inputs[1])
-        image, result = operation.inputs[0], self._found(index, part).result
-        size = math.prod(self._shape(result))
-        if is_depthwise(weight, int_of(self._attributes(operation), "group")):
-            saved = size * SAVED_DEPTHWISE_NS
-        else:
-            saved = multiply_adds(operation, self.program.values) * SAVED_PRODUCT_NS
-        saved -= arranging_ns(self.program, index)
-        made = {c.result for c in part.convolutions.values() if self._is_whole(c.result)}
-        made |= {v for i in part.others for v in self.program.operations[i].outputs}
-        if image not in made and not self.is_narrow(index):
-            saved -= math.prod(self._shape(image)) * IMAGE_NS
-        if result in part.plain or result not in made:
-            saved -= size * IMAGE_NS
-        return saved
-
     def is_narrow(self, index: int) -> bool:
-        """Whether a convolution reads images of too few channels to fill a block, as they are."""
-        return is_narrow(self.program, self.program.operations[index])
-
-    def _found(self, index: int, part: BlockedPart) -> BlockedConvolution:
-        return next(c for c in part.convolutions.values() if c.convolution == index)
+        """Whether a convolution reads images of too few channels to fill any block, as they are."""
+        return is_narrow(self.program, self.program.operations[index], SMALLEST_BLOCK)
 
     def _members(self, found: BlockedConvolution) -> set[int]:
         members = {found.convolution}
@@ -267,7 +204,7 @@ class _Search:
 
     def _is_whole(self, value: int) -> bool:
         """Whether its channels are whole blocks."""
-        return self._shape(value)[1] % BLOCK == 0
+        return is_whole(self._shape(value)[1])
 
     def _is_float(self, operation: Operation) -> bool:
         return all(
@@ -282,16 +219,3 @@ class _Search:
     def _attributes(self, operation: Operation) -> Mapping[str, AttributeValue]:
         definition = lookup(operation.op, operation.domain)
         return resolve_attributes(definition, operation.attributes, operation.location)
-
-
-def arranging_ns(program: Program, index: int) -> float:
-    """Nanoseconds in which a convolution's weights are put into blocks."""
-    weight = program.values[program.operations[index].inputs[1]].type.shape
-    each = WEIGHT_NS + (WINDOW_WEIGHT_NS if math.prod(weight[2:]) > 1 else 0)
-    return math.prod(weight) * each
-
-
-def is_narrow(program: Program, operation: Operation) -> bool:
-    """Whether a convolution's images have too few channels to fill a block."""
-    image, weight = (program.values[v].type.shape for v in operation.inputs[:2])
-    return image[1] == weight[1] < BLOCK

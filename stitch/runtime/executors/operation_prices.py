@@ -21,7 +21,9 @@ from itertools import pairwise
 from stitch.linker import program_of_body
 from stitch.ops import RESHAPING, multiply_adds
 from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
-from stitch.runtime.executors.blocked_convolutions import arranging_ns, blocked_part
+from stitch.runtime.executors.blocked_convolutions import blocked_part
+from stitch.runtime.executors.blocked_form import NO_BLOCKS
+from stitch.runtime.executors.blocked_gains import arranging_ns
 from stitch.runtime.executors.element_runs import element_runs
 from stitch.runtime.executors.host import MOVEMENTS, WINDOW, KernelLibrary, chunked_sizes
 from stitch.runtime.executors.prices import (
@@ -73,10 +75,11 @@ class OperationPrices:
             if a == b and a is not None
             for i in (first, first + 1)
         }
-        #: Nanoseconds in which the weights of convolutions in blocks are arranged.
+        #: Nanoseconds in which weights are put into blocks: never in the rounds of a scan.
+        blocked = NO_BLOCKS if is_round else blocked_part(program)
         self.blocked = {
             c.convolution: arranging_ns(program, c.convolution)
-            for c in blocked_part(program).convolutions.values()
+            for c in blocked.convolutions.values()
         }
         self.scanned = {i for run in element_runs(program).values() for i in run.operations}
         self.places = {id(operation): i for i, operation in enumerate(program.operations)}

@@ -20,13 +20,14 @@ from onnx import TensorProto, helper
 
 from stitch.ops import float_of, int_of, lookup, resolve_attributes
 from stitch.program import ABSENT, Array, Operation
-from stitch.runtime.executors.blocked_convolutions import (
+from stitch.runtime.executors.blocked_form import (
     POOLS,
     REORDERED,
     BlockedConvolution,
     BlockedPart,
     is_depthwise,
     is_narrow,
+    is_whole,
 )
 from stitch.runtime.executors.onnx.form_writer import (
     IR_VERSION,
@@ -95,7 +96,7 @@ class BlockedWriter:
 
     def _made(self, value: int, name: str) -> None:
         """A value was made in blocks: it goes out of them for those that read it plain."""
-        whole = self._channels(value) % self.block == 0
+        whole = is_whole(self._channels(value))
         if whole:
             self.names[value] = name
         if not whole or value in self.part.plain:
@@ -110,7 +111,7 @@ class BlockedWriter:
         operations = self.writer.program.operations
         operation = operations[found.convolution]
         attributes = self._attributes(operation)
-        narrow = is_narrow(self.writer.program, operation)
+        narrow = is_narrow(self.writer.program, operation, self.block)
         image = self.writer.operand if narrow else self._blocks
         inputs = [image(operation.inputs[0]), *self._kernel(found, operation, attributes)]
         if found.added != ABSENT:
@@ -142,7 +143,7 @@ class BlockedWriter:
         if found.normalization is not None:
             kernel, shift = self._normalized(operations[found.normalization], kernel, shift)
         weight = writer.type_of(operation.inputs[1]).shape
-        is_alone = is_narrow(writer.program, operation)
+        is_alone = is_narrow(writer.program, operation, self.block)
         is_alone = is_alone or is_depthwise(weight, int_of(attributes, "group"))
         kernel = self._arranged(kernel, weight, filters_alone=is_alone)
         shift = self._filled(shift, weight[0]) if shift else ""

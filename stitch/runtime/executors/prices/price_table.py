@@ -122,7 +122,7 @@ class OnnxPrices:
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
     #: Of products by a turned operand, of transposed convolutions, and of those by weights that are
-    #: no constants and that are not computed in blocks (`blocked_convolutions`); None: those of
+    #: no constants and that are not computed in blocks (`blocked_form`); None: those of
     #: others hold for them.
     turned_products_per_us: Curve | None = None
     transposed_convolutions_per_us: Curve | None = None

@@ -1,0 +1,68 @@
+"""What a program has in blocks of channels, and what fills blocks.
+
+Comes in: a program's types. Goes out: a `BlockedPart`, as `blocked_convolutions` finds it and the
+writer of ONNX Runtime's models writes it. Must not know what is worth it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stitch.program import ABSENT, Operation, Program
+
+#: Channels of the largest block and of the smallest, which divides it.
+BLOCK, SMALLEST_BLOCK = 16, 8
+#: Images of a number of channels that is no multiple of this are not put into blocks.
+REORDERED = 4
+#: There are kernels for images in blocks.
+POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedConvolution:
+    """A convolution, by the index of its operation, and those that its kernel does after it.
+
+    `added` is the value that is summed to it, `result` what it gives.
+    """
+
+    convolution: int
+    result: int
+    normalization: int | None = None
+    added: int = ABSENT
+    activation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedPart:
+    """The convolutions by their last operation, the others that read and make blocks, and the
+    operations that lie inside a convolution; of the values that are made in blocks, those that
+    somebody reads `plain`."""
+
+    convolutions: dict[int, BlockedConvolution]
+    others: frozenset[int]
+    inside: frozenset[int]
+    plain: frozenset[int]
+
+    @property
+    def taken(self) -> frozenset[int]:
+        """All operations of the part."""
+        return self.others | self.inside | self.convolutions.keys()
+
+
+NO_BLOCKS = BlockedPart({}, frozenset(), frozenset(), frozenset())
+
+
+def is_depthwise(weight: tuple[int, ...], group: int) -> bool:
+    """Whether each channel has one filter of its own."""
+    return group > 1 and weight[0] == group and weight[1] == 1
+
+
+def is_narrow(program: Program, operation: Operation, block: int) -> bool:
+    """Whether a convolution's images have too few channels to fill a block of so many."""
+    image, weight = (program.values[v].type.shape for v in operation.inputs[:2])
+    return image[1] == weight[1] < block
+
+
+def is_whole(channels: int) -> bool:
+    """Whether channels are whole blocks on every processor, and so stay in them."""
+    return channels % BLOCK == 0

@@ -1,0 +1,115 @@
+"""Networks of images whose weights are inputs, some of them drawn at random."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+
+
+def drawn(graph: ComputationGraph, seed: int) -> dict[str, np.ndarray]:
+    """Numbers for the inputs; those named after variances are positive."""
+    numbers = np.random.default_rng(seed)
+    arrays = {}
+    for place, slot in enumerate(graph.inputs):
+        name, kind = slot.name, graph.input_type(place)
+        data = numbers.standard_normal(kind.shape)
+        data = data**2 + 0.1 if name.startswith("variance") else data
+        arrays[name] = data.astype(kind.data_type.dtype)
+    return arrays
+
+
+class Net:
+    """A network of images under construction."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.b = ComputationGraphBuilder("net")
+        self.numbers = random.Random(seed)
+        self.count = 0
+
+    def input(self, name: str, shape: tuple[int, ...]) -> SymbolicTensor:
+        self.count += 1
+        return self.b.input(f"{name}{self.count}", shape, "float32")
+
+    def conv(self, x: SymbolicTensor, channels: int, side: int = 3, *, bias: bool = False,
+             **options: Any) -> SymbolicTensor:  # fmt: skip
+        group = options.get("group", 1)
+        operands = [x, self.input("weight", (channels, x.shape[1] // group, side, side))]
+        if bias:
+            operands.append(self.input("bias", (channels,)))
+        options.setdefault("pads", [side // 2] * 4)
+        result: SymbolicTensor = self.b.op("Conv", *operands, **options)
+        return result
+
+    def norm(self, x: SymbolicTensor) -> SymbolicTensor:
+        names = ("scale", "shift", "mean", "variance")
+        operands = [self.input(name, (x.shape[1],)) for name in names]
+        return self.b.op("BatchNormalization", x, *operands, epsilon=1e-3)
+
+    def relu6(self, x: SymbolicTensor) -> SymbolicTensor:
+        return self.b.op("Clip", x, np.float32(0), np.float32(6))
+
+    def graph(self, *outputs: SymbolicTensor) -> ComputationGraph:
+        for place, value in enumerate(outputs):
+            self.b.output(f"y{place}", value)
+        return self.b.build()
+
+
+def residual(channels: int = 32, side: int = 16) -> tuple[Net, SymbolicTensor]:
+    net = Net()
+    x = net.input("x", (2, channels, side, side))
+    inner = net.b.op("Relu", net.norm(net.conv(x, channels)))
+    return net, net.b.op("Relu", net.b.op("Add", net.norm(net.conv(inner, channels)), x))
+
+
+def random_net(seed: int) -> ComputationGraph:
+    """Convolutions of all kinds, and what may come between them, some of it seen outside."""
+    net = Net(seed)
+    draw = net.numbers
+    batch, side = draw.choice((1, 1, 3)), draw.randint(5, 14)
+    values = [net.input("x", (batch, draw.choice((3, 8, 16, 24, 32, 48)), side, side))]
+    for _ in range(draw.randint(3, 12)):
+        values.append(_drawn_step(net, values))
+    outputs = {values[-1], *draw.sample(values[1:], min(len(values) - 1, draw.randint(0, 2)))}
+    return net.graph(*[net.b.op("Identity", v) for v in values if v in outputs])
+
+
+def _drawn_step(net: Net, values: list[SymbolicTensor]) -> SymbolicTensor:
+    draw = net.numbers
+    x = draw.choice(values[-3:])
+    channels, side = x.shape[1], min(x.shape[2:])
+    others = ("depth", "groups", "norm", "unary", "binary", "pool", "clip", "concat")
+    kind = draw.choice(("conv",) * 4 + others)
+    if kind in ("conv", "depth", "groups"):
+        window = draw.choice((1, 3, 5)) if side > 10 else 1
+        group = {"conv": 1, "depth": channels, "groups": 2}[kind]
+        outer = channels if kind == "depth" else draw.choice((8, 16, 24, 32, 64))
+        group = group if channels % group == 0 else 1
+        y = net.conv(
+            x, outer, window, bias=draw.random() < 0.5, group=group,
+            strides=[draw.choice((1, 1, 2))] * 2, dilations=[draw.choice((1, 1, 2))] * 2,
+            pads=[draw.randint(window // 2, window) for _ in range(4)] if window > 1 else [0] * 4,
+        ) if side >= 2 else net.conv(x, outer, 1)  # fmt: skip
+        y = net.b.op("Mul", y, np.float32(1 / max(1, channels // group * window**2) ** 0.5))
+        return y if draw.random() < 0.3 else net.conv(y, channels, 1)
+    if kind == "norm":
+        return net.norm(x)
+    if kind == "clip":
+        return net.relu6(x)
+    if kind == "pool" and side >= 4:
+        op = draw.choice(("MaxPool", "AveragePool"))
+        more: dict[str, Any] = (
+            {"count_include_pad": draw.randint(0, 1)} if op == "AveragePool" else {}
+        )
+        more |= {"strides": [draw.choice((1, 2))] * 2, "ceil_mode": draw.randint(0, 1)}
+        pooled: SymbolicTensor = net.b.op(op, x, kernel_shape=[3, 2], pads=[1, 0, 1, 1], **more)
+        return pooled
+    alike = [v for v in values if v.shape == x.shape]
+    if kind == "binary":
+        return net.b.op(draw.choice(("Add", "Mul", "Sub")), x, draw.choice(alike))
+    if kind == "concat":
+        return net.b.op("Concat", x, draw.choice(alike), axis=1)
+    return net.b.op(draw.choice(("Relu", "Sigmoid", "Tanh", "Neg", "Abs")), x)
