@@ -129,9 +129,10 @@ def _batch_normalised(edge: int, b: Any) -> Any:
 def _batch_gradient(edge: int, b: Any) -> Any:
     side = max(8, edge // 64)
     shape = (IMAGES, max(1, edge * edge // side**2 // IMAGES), side, side)
-    gradient, x = (b.input(name, shape, "float32") for name in ("gradient", "x"))
-    return b.op("BatchNormalizationGradient", gradient, x, b.input("s", (x.shape[1],), "float32"),
-                domain="stitch", outputs=3)[0]  # fmt: skip
+    images = (b.input(name, shape, "float32") for name in ("gradient", "x"))
+    figures = (b.input(name, (shape[1],), "float32") for name in ("scale", "mean", "variance"))
+    return b.op("BatchNormalizationGradient", *images, *figures, domain="stitch",
+                outputs=3)[0]  # fmt: skip
 
 
 def _scattered(edge: int, b: Any) -> Any:
@@ -275,8 +276,8 @@ def measured_operations(largest: int) -> Iterator[MeasuredOperation]:
         yield _measured(
             "transposed_convolutions", partial(_by_no_constants, "ConvTranspose", batch)
         )
-        image = (1, channels, side, side)
-        yield _measured("unpacked_convolutions", partial(_by_no_constants, "Conv", image))
+        # Weights that are no constants are a training's, of many small images.
+        yield _measured("unpacked_convolutions", partial(_by_no_constants, "Conv", batch))
         yield _measured(
             "blocks", partial(_by_no_constants, "Conv", (1, BLOCKS * BLOCK, side, side))
         )

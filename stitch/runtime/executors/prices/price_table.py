@@ -80,8 +80,10 @@ class NumpyPrices:
     moved_ns: Curve
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
-    #: Of transposed convolutions; None: those of others hold for them.
+    #: Of transposed convolutions, and of those by weights that are no constants; None: those of
+    #: others hold for them.
     transposed_convolutions_per_us: Curve | None = None
+    unpacked_convolutions_per_us: Curve | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,6 @@ class OnnxPrices:
     moved_ns: Curve
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
-    #: Of transposed convolutions, and of those by weights that are no constants; None: those of
-    #: others hold for them.
     transposed_convolutions_per_us: Curve | None = None
     unpacked_convolutions_per_us: Curve | None = None
 
