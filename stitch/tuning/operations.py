@@ -29,8 +29,9 @@ CHAIN = 6
 ROUNDS, MORE = 64, 9
 #: Matrices of a batch, and their edge.
 BATCH, SMALL = 64, 16
-#: Images of a training's batch; channels of a block, and blocks of what is computed long with.
-IMAGES = BLOCK = 16
+#: Images of a training's batch: of its convolutions, and of the rest; channels of a block, and
+#: blocks of what is computed long with.
+MANY_IMAGES, IMAGES, BLOCK = 64, 16, 16
 BLOCKS = 4
 #: Multiply-adds for each element that is read or made: by blocks, and by points.
 BLOCK_PRODUCTS, POINT_PRODUCTS = BLOCKS * BLOCK * 9 / 2, BLOCK / 2
@@ -198,9 +199,9 @@ def _by_points(images: int, side: int, b: Any) -> Any:
 
 
 def _batch_of_images(edge: int) -> tuple[int, int, int, int]:
-    """Of a training: many images of few channels."""
-    channels, side = max(1, edge // 32), max(4, edge // 64)
-    return IMAGES, channels, side, side
+    """Of a training: many images of few channels, each a small product by itself."""
+    channels, side = max(1, edge // 64), max(4, edge // 64)
+    return MANY_IMAGES, channels, side, side
 
 
 def _weights_gradient(edge: int, b: Any) -> Any:

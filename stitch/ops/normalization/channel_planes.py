@@ -59,7 +59,7 @@ class Planes:
         are far from zero and near each other, do not count.
         """
         first, wild = self.x[: self.wide[0]], np.empty(mean.shape, np.bool_)
-        steps = [
+        steps: list[Thunk] = [
             *Planes(first).means(first, mean),
             # From infinity nothing can be counted.
             partial(np.isfinite, mean, wild),
