@@ -138,12 +138,13 @@ def section_of(library: str, times: Times, functions: Sequence[str]) -> Section:
     else:
         round_us, element_us, operation_us = figures.rounds()
         plain, chunked = figures.chunked()
+        unpacked = "unpacked_convolutions" if has_function else "unblocked_convolutions"
         found |= {
             "round_us": round_us, "round_element_us": element_us, "round_node_us": operation_us,
             "packed_products_per_us": figures.rate("packed", figures.more),
             "convolutions_per_us": figures.rate("convolutions", fixed),
             "transposed_convolutions_per_us": figures.rate("transposed_convolutions", fixed),
-            "unpacked_convolutions_per_us": figures.rate("unpacked_convolutions", fixed),
+            "unpacked_convolutions_per_us": figures.rate(unpacked, fixed),
             "weight_gradients_per_us": figures.rate("weight_gradients", fixed),
             "arithmetic_ns": figures.per_element("added", figures.more),
             "moved_ns": figures.per_element("moved", figures.more),

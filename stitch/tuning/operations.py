@@ -29,8 +29,9 @@ CHAIN = 6
 ROUNDS, MORE = 64, 9
 #: Matrices of a batch, and their edge.
 BATCH, SMALL = 64, 16
-#: Images of a training's batch; channels of a block, and blocks of what is computed long with.
-IMAGES = BLOCK = 16
+#: Images of a training's batch: of its convolutions, and of the rest; channels of a block, and
+#: blocks of what is computed long with.
+MANY_IMAGES, IMAGES, BLOCK = 64, 16, 16
 BLOCKS = 4
 #: Multiply-adds for each element that is read or made: by blocks, and by points.
 BLOCK_PRODUCTS, POINT_PRODUCTS = BLOCKS * BLOCK * 9 / 2, BLOCK / 2
@@ -129,9 +130,10 @@ def _batch_normalised(edge: int, b: Any) -> Any:
 def _batch_gradient(edge: int, b: Any) -> Any:
     side = max(8, edge // 64)
     shape = (IMAGES, max(1, edge * edge // side**2 // IMAGES), side, side)
-    gradient, x = (b.input(name, shape, "float32") for name in ("gradient", "x"))
-    return b.op("BatchNormalizationGradient", gradient, x, b.input("s", (x.shape[1],), "float32"),
-                domain="stitch", outputs=3)[0]  # fmt: skip
+    images = (b.input(name, shape, "float32") for name in ("gradient", "x"))
+    figures = (b.input(name, (shape[1],), "float32") for name in ("scale", "mean", "variance"))
+    return b.op("BatchNormalizationGradient", *images, *figures, domain="stitch",
+                outputs=3)[0]  # fmt: skip
 
 
 def _scattered(edge: int, b: Any) -> Any:
@@ -202,9 +204,9 @@ def _by_points(images: int, side: int, b: Any) -> Any:
 
 
 def _batch_of_images(edge: int) -> tuple[int, int, int, int]:
-    """Of a training: many images of few channels."""
-    channels, side = max(1, edge // 32), max(4, edge // 64)
-    return IMAGES, channels, side, side
+    """Of a training: many images of few channels, each a small product by itself."""
+    channels, side = max(1, edge // 64), max(4, edge // 64)
+    return MANY_IMAGES, channels, side, side
 
 
 def _weights_gradient(edge: int, b: Any) -> Any:
@@ -281,8 +283,12 @@ def measured_operations(largest: int) -> Iterator[MeasuredOperation]:
         yield _measured(
             "transposed_convolutions", partial(_by_no_constants, "ConvTranspose", batch)
         )
-        image = (1, channels, side, side)
-        yield _measured("unpacked_convolutions", partial(_by_no_constants, "Conv", image))
+        # Weights that are no constants are a training's, of many small images.
+        yield _measured("unpacked_convolutions", partial(_by_no_constants, "Conv", batch))
+        # As many products of few places, for which ONNX Runtime's model arranges no weights.
+        places = max(2, side // 4)
+        image = (1, 4 * channels, places, places)
+        yield _measured("unblocked_convolutions", partial(_by_no_constants, "Conv", image))
         yield _measured(
             "blocks", partial(_by_no_constants, "Conv", (1, BLOCKS * BLOCK, side, side))
         )

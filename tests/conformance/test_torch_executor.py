@@ -26,7 +26,8 @@ from stitch.runtime.executors import aten_convolutions, make_executor
 from stitch.runtime.executors.aten_convolutions import CONVOLUTIONS
 from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
-from stitch.runtime.executors.prices import AtenConvolutions, Curve
+from stitch.runtime.executors.operation_prices import OperationPrices
+from stitch.runtime.executors.prices import AtenConvolutions, Curve, Gain
 from stitch.runtime.executors.torch_executor import (
     KERNELS,
     AtenKernels,
@@ -359,3 +360,39 @@ def test_a_kernel_without_a_price_is_not_used() -> None:
 
 def test_with_a_table_that_does_not_price_them_no_kernel_is_used() -> None:
     assert TorchExecutor(replace(TABLE, torch=None)).library is None
+
+
+@dataclass(frozen=True)
+class OfGelu:
+    """A library of one kernel, at a part of NumPy's price."""
+
+    part: float
+
+    def price(self, program: Program, operation: Operation, products: int, batch: int) -> float:
+        index = program.operations.index(operation)
+        numpy = OperationPrices(program, TABLE, 1).of_numpy(index)
+        return self.part * numpy if operation.op == "Gelu" else float("inf")
+
+    def bind(self, operation: Operation, arguments: KernelArguments) -> Sequence[Thunk] | None:
+        return None
+
+
+def test_a_kernel_takes_numpys_place_where_the_whole_gains_but_little() -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        x, w = b.input("x", (256, 1024), "float32"), b.input("w", (1024, 1024), "float32")
+        b.output("y", b.op("Gelu", b.matmul(b.matmul(x, w), w)))
+
+    table = replace(TABLE, gains=replace(TABLE.gains, library=Gain(0.1, 20)))
+    program = model("products", build, target="host").binary.programs[0]
+    able = [False] * len(program.operations)
+    prices = [OperationPrices(program, TABLE, 1).of_numpy(i) for i in range(len(able))]
+    (gelu,) = (i for i, o in enumerate(program.operations) if o.op == "Gelu")
+    # A tenth of the whole is more than all that this operation takes.
+    assert 40 < prices[gelu] < sum(prices) / 10
+    assert divide(program, able, table, 1, OfGelu(0.4)).library == {gelu}
+    assert divide(program, able, table, 1, OfGelu(0.95)).library == frozenset()
+    # What ONNX Runtime computes, it may join: that stays, whatever the kernel gains over NumPy's.
+    able = [True] * len(program.operations)
+    alone = divide(program, able, table)
+    whole = divide(program, able, table, 1, OfGelu(0.8))
+    assert whole.runs == alone.runs and whole.library == {gelu}.difference(*alone.runs)

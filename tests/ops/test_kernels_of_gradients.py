@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from stitch.errors import CompileError
-from stitch.ops import bind, evaluate
+from stitch.ops import bind, evaluate, lookup, resolve_attributes
+from stitch.ops.window.windows import Windows, pool_windows
 from stitch.program import Array
 
 
@@ -78,6 +79,59 @@ def test_a_pools_gradient_is_that_of_torch_in_every_run(stride: int) -> None:
         kernel_shape=(3, 3), strides=(stride, stride), pads=(1, 1, 1, 1),
     )  # fmt: skip
     np.testing.assert_allclose(made, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def first_maxima(x: Array, windows: Windows) -> Array:
+    """How often each place is the first of a window's maxima, by looking at every place; windows
+    with a NaN have none."""
+    counts = np.zeros(x.shape, np.float64)
+    for plane in np.ndindex(*x.shape[:2]):
+        for window in np.ndindex(*windows.output):
+            seen = []
+            for tap in np.ndindex(*windows.kernel):
+                place = tuple(
+                    w * s - b + t * d
+                    for w, s, b, t, d in zip(
+                        window, windows.strides, windows.begin, tap, windows.dilations, strict=True
+                    )
+                )
+                is_there = all(0 <= p < n for p, n in zip(place, windows.size, strict=True))
+                seen.append(plane + place if is_there else None)
+            # Padding is -inf: what is no larger comes behind it.
+            values = np.array([-np.inf if p is None else x[p] for p in seen])
+            first = seen[int(values.argmax())]
+            if first is not None and not np.isnan(values).any():
+                counts[first] += 1
+    return counts
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"kernel_shape": (2, 2), "strides": (2, 2)},
+        {"kernel_shape": (2, 3), "strides": (3, 3), "dilations": (2, 1)},
+        {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)},
+        {"kernel_shape": (3, 2), "strides": (2, 1), "pads": (1, 0, 0, 1), "ceil_mode": 1},
+        {"kernel_shape": (2, 2), "strides": (3, 2), "ceil_mode": 1},
+        {"kernel_shape": (1, 1), "strides": (2, 2)},
+        {"kernel_shape": (3, 3), "auto_pad": "SAME_LOWER", "strides": (2, 2)},
+    ],
+    ids=lambda attributes: "".join(f"{k[0]}{v}" for k, v in attributes.items()),
+)
+def test_each_gradient_goes_to_the_first_of_the_maxima(
+    attributes: dict[str, Any], dtype: Any
+) -> None:
+    # Few numbers, so that many are equal; infinities; NaN in some windows.
+    x = np.random.default_rng(1).integers(-2, 2, (6, 3, 9, 300)).astype(dtype)
+    x[0, 0, 3, 3] = x[5, 2, 8, 7] = np.nan
+    x[1, 1, :4, :4], x[2, 2, 5] = -np.inf, np.inf
+    windows = pool_windows(resolve_attributes(lookup("MaxPool"), attributes), x.shape[2:])
+    (y,) = evaluate("MaxPool", [x], attributes=attributes)
+    # Ones are added exactly, and a NaN's gradient goes nowhere, whatever it is.
+    gradient = np.where(np.isnan(y), np.inf, 1).astype(dtype)
+    made = run_twice("MaxPoolGradient", [gradient, x, y], np.empty_like(x), **attributes)
+    np.testing.assert_array_equal(made, first_maxima(x, windows))
 
 
 def test_of_equal_maxima_the_first_gets_the_gradient() -> None:

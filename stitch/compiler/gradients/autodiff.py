@@ -20,7 +20,12 @@ from stitch.compiler.gradients.recomputing import Recomputation, Recompute
 from stitch.compiler.gradients.saved_parts import cut_parts
 from stitch.compiler.gradients.scan_gradients import ScanGradient, zeros
 from stitch.compiler.gradients.stretches import Stretched, in_stretches
-from stitch.compiler.passes import fold_transposes, merge_common_subexpressions, turn_products
+from stitch.compiler.passes import (
+    fold_transposes,
+    merge_common_subexpressions,
+    pool_first,
+    turn_products,
+)
 from stitch.errors import CompileError, closest
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import ABSENT, InputKind, Operation, ScanForm, is_scan
@@ -66,7 +71,7 @@ def differentiate(
 
 def _prepared(graph: ComputationGraph) -> ComputationGraph:
     """The graph as it is differentiated."""
-    return merge_common_subexpressions(fold_transposes(optimize(graph)))
+    return merge_common_subexpressions(pool_first(fold_transposes(optimize(graph))))
 
 
 def _path(graph: ComputationGraph, targets: Iterable[int], outputs: tuple[str, ...]) -> set[int]:

@@ -9,8 +9,10 @@ from stitch.compiler.passes.matrix_products import fold_transposes, turn_product
 from stitch.compiler.passes.parts_together import compute_parts_together
 from stitch.compiler.passes.redundancy import merge_common_subexpressions, remove_identities
 from stitch.compiler.passes.scan_bodies import optimize_bodies
+from stitch.compiler.passes.smaller_activations import pool_first
 
 __all__ = [
     "compute_parts_together", "fold_constants", "fold_transposes", "is_repeatable",
-    "merge_common_subexpressions", "optimize_bodies", "remove_identities", "turn_products",
+    "merge_common_subexpressions", "optimize_bodies", "pool_first", "remove_identities",
+    "turn_products",
 ]  # fmt: skip

@@ -15,12 +15,15 @@ from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
 from stitch.ops.normalization import normalization_batching as batching
 from stitch.ops.normalization import normalization_gradients as gradients
-from stitch.ops.normalization.channel_planes import Planes
+from stitch.ops.normalization.channel_planes import Planes, by_distance
 from stitch.ops.normalization.layer_normalization import EPSILON
 from stitch.ops.reduction import inverse_deviation
 from stitch.ops.steps import bound, fill_step, scalar
 from stitch.ops.workspaces import operands
 from stitch.program import Array, ValueType
+
+#: So many deviations from zero a mean is far: what is folded loses eight of 24 bits.
+FAR = 256.0
 
 
 def _infer_batch(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -46,12 +49,13 @@ def _infer_batch(context: InferenceContext) -> tuple[ValueType, ...]:
 def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
     x, scale, shift, mean, variance = (arguments.given(i) for i in range(5))
     out, epsilon = arguments.outputs[0], arguments.float_of("epsilon")
-    dtype, steps = out.dtype, []
+    dtype = out.dtype
     if out.size == 0:
         # Of nothing there are no statistics.
         return [fill_step(total, math.nan) for total in arguments.outputs[1:]]
-    planes = Planes(x)
-    if arguments.int_of("training_mode"):
+    planes, steps = Planes(x), list[Thunk]()
+    is_training = bool(arguments.int_of("training_mode"))
+    if is_training:
         old = mean, variance
         mean, variance = np.empty(mean.shape, dtype), np.empty(mean.shape, dtype)
         steps += planes.statistics(mean, variance)
@@ -68,10 +72,21 @@ def _batch(arguments: KernelArguments) -> Sequence[Thunk]:
         partial(np.subtract, shift, offset, offset, casting="unsafe"),
     ]
     fixed = not steps and all(arguments.is_constant(i) for i in range(1, 5))
-    return [*steps, *bound(fold, fixed), *planes.scale_and_shift(factor, offset, out)]
+    folded = planes.in_chunks(out, (np.multiply, factor), (np.add, offset))
+    if not is_training:
+        return [*bound(fold, fixed), *folded]
+    shifts = np.empty(shift.shape, dtype)
+    centred: list[Thunk] = [
+        partial(np.copyto, shifts, shift, "unsafe"),
+        *planes.in_chunks(out, (np.subtract, mean), (np.multiply, factor), (np.add, shifts)),
+    ]
+    return [*steps, *fold, partial(by_distance, mean, variance, FAR, folded, centred)]
 
 
 def _running_statistics(out: Array, before: Array, now: Array, momentum: float) -> list[Thunk]:
+    if momentum == 0:
+        # Nothing of what ran before, were it infinite.
+        return [partial(np.copyto, out, now, "unsafe")]
     work = np.empty(out.shape, out.dtype)
     return [
         partial(np.multiply, now, scalar(1.0 - momentum, now), work, casting="unsafe"),

@@ -6,6 +6,7 @@ caches. Must not know: operators.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -51,13 +52,34 @@ class Planes:
         return spread, [partial(np.copyto, spread, column)]
 
     def statistics(self, mean: Array, variance: Array) -> list[Thunk]:
-        """Mean and variance per channel."""
-        steps = self.means(self.x, mean)
+        """Mean and variance per channel, in one pass.
+
+        All is counted from what the first chunk's mean is: near the whole's, so that little is lost
+        where squares are subtracted, and its own last digits, which are worth much where numbers
+        are far from zero and near each other, do not count.
+        """
+        first, wild = self.x[: self.wide[0]], np.empty(mean.shape, np.bool_)
+        steps: list[Thunk] = [
+            *Planes(first).means(first, mean),
+            # From infinity nothing can be counted.
+            partial(np.isfinite, mean, wild),
+            partial(np.logical_not, wild, wild),
+            partial(np.copyto, mean, scalar(0, mean), where=wild),
+        ]
         before, chunks = self.centered(mean)
-        squares = ChannelSums(self, mean)
+        squares, rests = ChannelSums(self, mean), ChannelSums(self, mean)
+        rest, square = np.empty_like(mean), np.empty_like(mean)
         for part, some, here, center in chunks:
-            before += [center, *squares.steps(part, some, here, here)]
-        return [*steps, *before, *squares.means(variance)]
+            before += [
+                center, *squares.steps(part, some, here, here), *rests.plain(part, some, here)
+            ]  # fmt: skip
+        return [
+            *steps, *before, *squares.means(variance), *rests.means(rest),
+            partial(np.add, mean, rest, mean),
+            partial(np.multiply, rest, rest, square),
+            partial(np.subtract, variance, square, variance),
+            partial(np.maximum, variance, scalar(0, variance), out=variance),
+        ]  # fmt: skip
 
     def means(self, x: Array, mean: Array) -> list[Thunk]:
         """Means per channel of an array of the same shape."""
@@ -92,18 +114,33 @@ class Planes:
             chunks.append((part, some, here, step))
         return before, chunks
 
-    def scale_and_shift(self, factor: Array, offset: Array, out: Array) -> list[Thunk]:
-        """out = factor x + offset, with a number of each per channel."""
-        result = out.reshape(self.x.shape)
-        (factors, steps), (offsets, more) = map(self.over_places, (factor, offset))
-        steps = [*steps, *more]
-        for part, some in self.chunks:
+    def in_chunks(self, out: Array, *by: tuple[np.ufunc, Array]) -> list[Thunk]:
+        """out = x, each function of that and a number per channel applied after the other."""
+        result, steps = out.reshape(self.x.shape), list[Thunk]()
+        spread = []
+        for function, vector in by:
+            numbers, before = self.over_places(vector)
+            spread.append((function, numbers))
+            steps += before
+        # What came last is still in the caches.
+        for part, some in reversed(self.chunks):
             target, count = result[part, some], part.stop - part.start
-            steps += [
-                partial(np.multiply, self.x[part, some], factors[:count, some], target),
-                partial(np.add, target, offsets[:count, some], target),
-            ]
+            seen = self.x[part, some]
+            for function, numbers in spread:
+                steps.append(partial(function, seen, numbers[:count, some], target))
+                seen = target
         return steps
+
+
+def by_distance(
+    mean: Array, variance: Array, most: float, near: Sequence[Thunk], far: Sequence[Thunk]
+) -> None:
+    """The steps for numbers whose means are up to so many deviations from zero, or for others: a
+    product with all of those would leave nothing of their differences, so they are centred first,
+    which takes a pass more."""
+    is_far = np.any(np.abs(mean) > most * np.sqrt(variance))
+    for step in far if is_far else near:
+        step()
 
 
 class ChannelSums:
@@ -113,10 +150,10 @@ class ChannelSums:
         samples, channels, places = planes.x.shape
         self.at_once, self.count = planes.wide[0], scalar(samples * places, like)
         self.is_short = places < SHORT_ROW
+        self.ones = np.ones((1, self.at_once if self.is_short else places), like.dtype)
         if self.is_short:
             pieces = -(-samples // self.at_once)
             self.rows = np.empty((pieces, channels, places), like.dtype)
-            self.ones = np.ones((1, self.at_once), like.dtype)
             wide = planes.chunks[0][1].stop
             self.product = workspace((self.at_once, wide, places), like.dtype)
         else:
@@ -127,11 +164,14 @@ class ChannelSums:
         if not self.is_short:
             return [partial(np.vecdot, a, b, self.rows[part, some])]
         product = self.product[: a.shape[0], : a.shape[1]]
-        flat, row = product.reshape(a.shape[0], -1), self.rows[part.start // self.at_once, some]
-        return [
-            partial(np.multiply, a, b, product),
-            partial(np.dot, self.ones[:, : a.shape[0]], flat, row.reshape(1, -1)),
-        ]
+        return [partial(np.multiply, a, b, product), *self.plain(part, some, product)]
+
+    def plain(self, part: slice, some: slice, a: Array) -> list[Thunk]:
+        """Steps that take one chunk of the first, where the other is one everywhere."""
+        if not self.is_short:
+            return [partial(np.vecdot, a, self.ones, self.rows[part, some])]
+        flat, row = a.reshape(a.shape[0], -1), self.rows[part.start // self.at_once, some]
+        return [partial(np.dot, self.ones[:, : a.shape[0]], flat, row.reshape(1, -1))]
 
     def means(self, out: Array) -> list[Thunk]:
         """Steps that give, after all chunks, the sums over how many places a channel has."""

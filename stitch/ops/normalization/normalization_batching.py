@@ -84,9 +84,10 @@ def batch(c: BatchingContext) -> Sequence[Any]:
 
 def batch_gradient(c: BatchingContext) -> Sequence[Any]:
     """Lanes are channels: statistics and sums are those of a channel in one lane."""
+    figures = [c.folded(i) for i in range(2, 5) if c.has(i)]
     if c.rank(1) > 1:
-        result, *sums = c.again(c.folded(0, 1), c.folded(1, 1), c.folded(2))
+        result, *sums = c.again(c.folded(0, 1), c.folded(1, 1), *figures)
         return c.split(result, 1), *(c.split(s) for s in sums)
     gradient, x = (c.apply("Transpose", c.broadcast(i), perm=[1, 0]) for i in range(2))
-    result, *sums = c.again(gradient, x, c.folded(2))
+    result, *sums = c.again(gradient, x, *figures)
     return c.in_front(result, 1), *(c.split(s) for s in sums)

@@ -202,9 +202,13 @@ def _trained(context: GradientContext) -> Sequence[Any]:
     if not (context.wants(0) or context.wants(1)):
         third = _summed(context, gradient, 2) if context.wants(2) else None
         return None, None, third, None, None
-    scale = context.in_type(context.input(1), context.type_of(0).data_type)
+    kind = context.type_of(0).data_type
+    operands = [gradient, context.input(0), context.in_type(context.input(1), kind)]
+    if context.float_of("momentum") == 0 and context.type_of(3).data_type is kind:
+        # What runs is then this batch's own mean and variance.
+        operands += [context.output(1), context.output(2)]
     first, *sums = context.apply_many(
-        "BatchNormalizationGradient", 3, gradient, context.input(0), scale, domain="stitch",
+        "BatchNormalizationGradient", 3, *operands, domain="stitch",
         epsilon=context.float_of("epsilon"),
     )  # fmt: skip
     second, third = (_as_vector(context, total, 1 + i) for i, total in enumerate(sums))

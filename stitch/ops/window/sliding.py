@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from stitch.ops.attributes import Attributes
 from stitch.ops.definition import Thunk
 from stitch.ops.inference import Shape
 from stitch.ops.steps import fill_step, stretches, workspace
-from stitch.ops.window.windows import Windows
+from stitch.ops.window.windows import Windows, pool_windows
 from stitch.program import Array
 
 #: Arrays between two axes, and running results, are at most of this many bytes (or of one plane,
@@ -122,6 +123,11 @@ def lines_of(windows: Windows) -> tuple[WindowLine, ...]:
         windows.output, strict=True,
     )  # fmt: skip
     return tuple(WindowLine(*axis) for axis in axes)
+
+
+def sees_everywhere(attributes: Attributes, size: Shape) -> bool:
+    """Whether each window of a pool over a spatial shape sees an element, not padding alone."""
+    return all(line.count_inside().all() for line in lines_of(pool_windows(attributes, size)))
 
 
 class Sliding:

@@ -40,7 +40,8 @@ def divide(
     """The cheapest division by a table; `able` says which operations ONNX Runtime can run.
 
     One run of all where nothing else is much cheaper; none where kernels are. With a library the
-    same, unless its kernels gain what they must.
+    same, unless its kernels gain what they must: over the whole, for what ONNX Runtime joins is not
+    seen in prices; else each over NumPy's, in whose place it comes.
     """
     if table.onnxruntime is None:
         able = [False] * len(able)
@@ -49,10 +50,13 @@ def divide(
         return division
     prices = OperationPrices(program, table, threads, library)
     runs = _cheapest(prices, able)
+    least = prices.cheaper
     if prices.of_division(runs) > table.gains.library.may_cost(price):
-        return division
+        runs = division.runs
+        least = {i: cost for i, cost in prices.cheaper.items()
+                 if cost <= table.gains.library.may_cost(prices.of_numpy(i))}  # fmt: skip
     foreign = {i for run in runs for i in run}
-    return Division(runs, frozenset(i for i in prices.cheaper if i not in foreign))
+    return Division(runs, frozenset(i for i in least if i not in foreign))
 
 
 def _without_library(prices: OperationPrices, able: Sequence[bool]) -> tuple[Division, float]:

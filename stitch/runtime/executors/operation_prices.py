@@ -139,7 +139,7 @@ class OperationPrices:
         products = multiply_adds(operation, self.program.values)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
-                rate = _convolutions(operation, prices)
+                rate = self._convolutions(operation, prices)
                 return prices.convolution_us + products / rate.at(products)
             spent = products / products_rate(prices, self.program, operation).at(products)
             return prices.call_us + spent + self._batch(operation) * prices.matrix_us
@@ -172,12 +172,9 @@ class OperationPrices:
         products = multiply_adds(operation, self.program.values)
         if products:
             if operation.op not in ("Gemm", "MatMul"):
-                rate = _convolutions(operation, prices)
-                arranged = 0.0
+                rate, arranged = self._convolutions(operation, prices), 0.0
                 if index in self.blocked:
-                    arranged = self.blocked[index] / 1000
-                elif operation.op == "Conv" and operation.inputs[1] not in self.constants:
-                    rate = prices.unpacked_convolutions_per_us or rate
+                    rate, arranged = prices.convolutions_per_us, self.blocked[index] / 1000
                 return self.node + (products / rate.at(products) + arranged) / self.threads
             rate = products_rate(prices, self.program, operation)
             is_packed = operation.inputs[1] in self.constants
@@ -262,6 +259,17 @@ class OperationPrices:
         is_turned = isinstance(order, tuple) and order == turned
         return is_turned and readers == {"MatMul"} and (maker is None or maker.op != "Transpose")
 
+    def _convolutions(self, operation: Operation, prices: NumpyPrices | OnnxPrices) -> Curve:
+        """Multiply-adds per microsecond: of the stitch domain is the weights' gradient."""
+        if operation.domain:
+            return prices.weight_gradients_per_us
+        rate = prices.convolutions_per_us
+        if operation.op == "ConvTranspose":
+            return prices.transposed_convolutions_per_us or rate
+        if operation.inputs[1] in self.constants:
+            return rate
+        return prices.unpacked_convolutions_per_us or rate
+
     def _batch(self, operation: Operation) -> int:
         shapes = [self.program.values[v].type.shape for v in operation.inputs[:2]]
         if operation.op != "MatMul" or len(shapes[1]) < 3:
@@ -283,16 +291,6 @@ def _window_times(operation: Operation) -> float:
     if operation.op != "AveragePool" or not isinstance(kernel, tuple):
         return 1.0
     return max(1.0, math.prod(map(int, kernel)) / USUAL_WINDOW)
-
-
-def _convolutions(operation: Operation, prices: NumpyPrices | OnnxPrices) -> Curve:
-    """Multiply-adds per microsecond: of the stitch domain is the weights' gradient."""
-    if operation.domain:
-        return prices.weight_gradients_per_us
-    rate = prices.convolutions_per_us
-    if operation.op == "ConvTranspose":
-        return prices.transposed_convolutions_per_us or rate
-    return rate
 
 
 def _all(size: int, nanoseconds: Curve) -> float:

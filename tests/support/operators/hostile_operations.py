@@ -73,6 +73,8 @@ def sound_cases() -> tuple[Drawn, ...]:
         ("stitch", "SoftmaxGradient", [real(*row), real(*row)], {}, 1),
         ("stitch", "BatchNormalizationGradient",
          [real(*image), real(*image), real(image[1])], {}, 3),
+        ("stitch", "BatchNormalizationGradient",
+         [real(*image), real(*image), *[real(image[1])] * 3], {}, 3),
         ("stitch", "LayerNormalizationGradient",
          [real(*row), real(*row), real(2, 1), real(2, 1), real(6)], {}, 3),
         ("stitch", "MaxPoolGradient", [real(2, 3, 2, 2), real(*image), real(2, 3, 2, 2)],

@@ -101,10 +101,11 @@ def _normalizations() -> list[Row]:
         *(
             (
                 "BatchNormalizationGradient",
-                [f"f32[{shape}]", f"f32[{shape}]", f"f32[{channels}]"],
+                [f"f32[{shape}]", f"f32[{shape}]", *[f"f32[{channels}]+"] * figures],
                 {},
                 3,
             )
+            for figures in (1, 3)
             for shape, channels in (
                 ("300,1001", 1001),
                 ("30,7,1430", 7),
@@ -175,6 +176,8 @@ def _windows() -> list[Row]:
         ("GlobalAveragePool", [image], {}),
         ("GlobalMaxPool", [image], {}),
         ("MaxPoolGradient", [image, image, image], around),
+        ("MaxPoolGradient", ["f32[2,40,15,15]", "f32[2,40,30,31]", "f32[2,40,15,15]"],
+         {"kernel_shape": (2, 2), "strides": (2, 2)}),
         ("MaxUnpool", ["f32[4,16,20,20]", "i64[4,16,20,20]+"],
          {"kernel_shape": (2, 2), "strides": (2, 2)}),
         ("Col2Im", ["f32[4,144,1600]", [42, 42], [3, 3]], {}),

@@ -225,16 +225,18 @@ def _whole_batch_norm(
     """As one operator, where the batch's own statistics are not read."""
     b, width = call.builder, (x.shape[1],)
     scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
-    attributes = {
-        "training_mode": 1, "epsilon": float(epsilon), "momentum": 1.0 - float(momentum),
-    }  # fmt: skip
+    # Nothing of what ran before: so the gradient has this batch's own statistics from it.
+    attributes = {"training_mode": 1, "epsilon": float(epsilon), "momentum": 0.0}
     result, mean, variance = b.apply(
         "BatchNormalization", [x, scale, shift, *running], 3, attributes
     )
     count = math.prod(x.shape) // x.shape[1]
-    kept = running[1] * (1.0 - momentum)
-    # ONNX adds the variance of the population, torch that of a sample.
-    return result, None, None, mean, kept + (variance - kept) * (count / max(1, count - 1))
+    # ONNX gives the variance of the population, torch counts with that of a sample.
+    sample = variance * (count / max(1, count - 1))
+    return (
+        result, None, None,
+        _moved(running[0], mean, momentum), _moved(running[1], sample, momentum),
+    )  # fmt: skip
 
 
 def _moved(running: SymbolicTensor, now: SymbolicTensor, momentum: float) -> SymbolicTensor:

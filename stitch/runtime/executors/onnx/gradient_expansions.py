@@ -193,8 +193,14 @@ def batch_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
             shape = writer.ints(*writer.type_of(value).shape)
             writer.node("Reshape", [name, shape], value_name(value))
 
-    centred = writer.node("Sub", [x, mean_of(x)])
-    variance = mean_of(writer.node("Mul", [centred, centred]))
+    if len(operation.inputs) > 3:
+        mean, variance = (
+            writer.node("Reshape", [writer.operand(v), wide]) for v in operation.inputs[3:]
+        )
+        centred = writer.node("Sub", [x, mean])
+    else:
+        centred = writer.node("Sub", [x, mean_of(x)])
+        variance = mean_of(writer.node("Mul", [centred, centred]))
     epsilon = _number(writer, float_of(attributes, "epsilon"), kind)
     deviation = writer.node("Sqrt", [writer.node("Add", [variance, epsilon])])
     inverse = writer.node("Reciprocal", [deviation])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops import evaluate, int_of, known_by_type, onnx_code
+from stitch.ops import evaluate, float_of, int_of, known_by_type, onnx_code
 from stitch.program import ABSENT, Array, DataType, Operation
 from stitch.runtime.executors.host import computable, compute_type
 from stitch.runtime.executors.onnx import gradient_expansions, integer_rewrites, window_expansion
@@ -121,13 +121,25 @@ def _dropout(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
 def _batch(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """In training its kernel (1.31) overwrites the running statistics that it is given, whoever
     reads them later, and a caller's bytes too: it is given copies. A maximum of one operand is
-    one that no optimiser takes out."""
+    one that no optimiser takes out. Without momentum nothing is left of them, were they infinite.
+    """
     if not attributes.get("training_mode"):
         return False
-    copies = [writer.node("Max", [writer.operand(value)]) for value in operation.inputs[3:]]
+    copy = _copied if float_of(attributes, "momentum") else _zeros
+    copies = [copy(writer, value) for value in operation.inputs[3:]]
     writer.plain(operation, attributes)
     writer.nodes[-1].input[3:] = copies
     return True
+
+
+def _copied(writer: FormWriter, value: int) -> str:
+    return writer.node("Max", [writer.operand(value)])
+
+
+def _zeros(writer: FormWriter, value: int) -> str:
+    """Zeros that no optimiser knows before: they are overwritten."""
+    name = writer.operand(value)
+    return writer.cast(writer.node("Less", [name, name]), writer.type_of(value).data_type)
 
 
 def _mean_variance(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:

@@ -102,6 +102,7 @@ _SHARED = (
     _curve("arithmetic_ns"), _curve("chunked_ns"), _curve("moved_ns"),
     _by_operator("functions_ns"), _by_operator("chunked_functions_ns"),
     Row("turned_products_per_us", CURVE), Row("transposed_convolutions_per_us", CURVE),
+    Row("unpacked_convolutions_per_us", CURVE),
 )  # fmt: skip
 _CONVOLUTIONS = Form(
     "prices of PyTorch's convolutions", AtenConvolutions,
@@ -116,7 +117,7 @@ SECTIONS: Mapping[str, Form[NumpyPrices] | Form[OnnxPrices] | Form[AtenPrices]] 
     "onnxruntime": Form(
         "prices of ONNX Runtime", OnnxPrices,
         _fixed("call_us"), _fixed("node_us"), _fixed("round_node_us"),
-        _curve("packed_products_per_us"), *_SHARED, Row("unpacked_convolutions_per_us", CURVE),
+        _curve("packed_products_per_us"), *_SHARED,
     ),
     "torch": Form(
         "prices of PyTorch's kernels", AtenPrices,

@@ -90,10 +90,12 @@ class NumpyPrices:
     moved_ns: Curve
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
-    #: Of products whose second operand is turned, as torch's linear layers have it, and of
-    #: transposed convolutions; None: those of others hold for them.
+    #: Of products whose second operand is turned, as torch's linear layers have it, of transposed
+    #: convolutions, and of those by weights that are no constants, where ONNX Runtime does not
+    #: compute these in blocks (`blocked_form`); None: those of others hold for them.
     turned_products_per_us: Curve | None = None
     transposed_convolutions_per_us: Curve | None = None
+    unpacked_convolutions_per_us: Curve | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,6 @@ class OnnxPrices:
     moved_ns: Curve
     functions_ns: Mapping[str, Curve]
     chunked_functions_ns: Mapping[str, Curve]
-    #: Of products by a turned operand, of transposed convolutions, and of those by weights that are
-    #: no constants and that are not computed in blocks (`blocked_form`); None: those of
-    #: others hold for them.
     turned_products_per_us: Curve | None = None
     transposed_convolutions_per_us: Curve | None = None
     unpacked_convolutions_per_us: Curve | None = None
