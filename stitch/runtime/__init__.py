@@ -39,7 +39,7 @@ from stitch.runtime.executors import (
     this_processor,
 )
 from stitch.runtime.functions import HostResult
-from stitch.runtime.graphs import PreparedGraph, chain_graph
+from stitch.runtime.graphs import PreparedGraph, Repeat, chain_graph
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import elements, export, lend, reshaped, share, take_back
@@ -56,7 +56,7 @@ __all__ = [
     "Cells", "Curve", "Event", "Executor", "HookContext", "HostResult", "InputPort",
     "LoadedProgram", "OperationReferences",
     "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "PriceTable", "Prices", "ReadBack",
-    "RuntimeDevice",
+    "Repeat", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written",
     "capture", "chain_graph", "comparison_of", "elements", "export", "lend", "load_prices",
     "make_executor", "parse_prices", "price_names", "processor_name", "program_peak", "reshaped",

@@ -217,10 +217,14 @@ class History:
 
     def read(self, key: int, desc: TensorDesc, nbytes: int) -> None:
         """The host read a tensor; `key` is its descriptor's."""
+        self.reads_of(key, desc, nbytes)[0] += 1
+
+    def reads_of(self, key: int, desc: TensorDesc, nbytes: int) -> list[int]:
+        """How often the host read such tensors, for who counts by himself."""
         counted = self._reads.get(key)
         if counted is None:
             counted = self._reads[key] = (desc, nbytes, [0])
-        counted[2][0] += 1
+        return counted[2]
 
     # -- telling -----------------------------------------------------------------------------------
 
@@ -239,6 +243,7 @@ class History:
         reads = tuple(
             Line(desc.text(), Space.HOST.value, nbytes, 0.0, times[0])
             for desc, nbytes, times in self._reads.copy().values()
+            if times[0]
         )
         writes_seen, nbytes_seen = self.seen()
         return Account(
@@ -277,4 +282,6 @@ class History:
             tally.begin_anew()
         self._earlier = Totals()
         self._writes.clear()
-        self._reads.clear()
+        # Others count there.
+        for _, _, times in self._reads.copy().values():
+            times[0] = 0

@@ -57,6 +57,8 @@ def take_back(device: RuntimeDevice, tensor: Tensor) -> None:
     if buffer.address is not None:
         device.backend.spaces[Space.HOST].take_back(buffer.address)
     device.give_up(tensor._record, "its owner, who took the bytes back")
+    # Nothing that the allocators know has changed, but what has run on it must not run again.
+    device.records.touch()
 
 
 def reshaped(device: RuntimeDevice, tensor: Tensor, desc: TensorDesc, offset_nbytes: int) -> Tensor:

@@ -33,12 +33,13 @@ def tensor_on(array: Array, dtype: Any) -> Any:
 
     Raises `InternalError` for an array of any other type.
     """
-    is_bfloat16 = dtype is torch.bfloat16
-    if is_bfloat16 and array.dtype == _BFLOAT16:
-        array = array.view(np.int16)
-    tensor = torch.from_numpy(array)
-    if is_bfloat16 and tensor.dtype is torch.int16:
-        return tensor.view(torch.bfloat16)
+    if dtype is torch.bfloat16:
+        bits = array.view(np.int16) if array.dtype == _BFLOAT16 else array
+        tensor = torch.from_numpy(bits)
+        if tensor.dtype is torch.int16:
+            return tensor.view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
     if tensor.dtype is not dtype:
         raise InternalError(
             "internal error: an array has another type than torch was promised",

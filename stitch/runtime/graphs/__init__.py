@@ -5,7 +5,8 @@ what calls them.
 """
 
 from stitch.runtime.graphs.chain_graph import chain_graph
+from stitch.runtime.graphs.once_more import Repeat
 from stitch.runtime.graphs.placed_graph import PlacedGraph
 from stitch.runtime.graphs.prepared import PreparedGraph
 
-__all__ = ["PlacedGraph", "PreparedGraph", "chain_graph"]
+__all__ = ["PlacedGraph", "PreparedGraph", "Repeat", "chain_graph"]

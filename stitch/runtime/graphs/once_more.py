@@ -1,7 +1,8 @@
 """Once more: what a lease remembers of the last run into it, to run into it again.
 
 Comes in: what a run was given, and what ran. Goes out: the same run on the same tensors and other
-arrays, while the device's generation stands still. Must not know handles on results.
+arrays, while the device's generation stands still; with its results as arrays, for one who wants no
+handles (`Repeat`). Must not know handles on results.
 """
 
 from __future__ import annotations
@@ -10,14 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from stitch.budget import LARGE_NBYTES
+from stitch.memory import LENT_ADDRESSES
+from stitch.program import Array
 from stitch.runtime.device import RuntimeDevice
 from stitch.runtime.graphs.placed_graph import MadeValue
 from stitch.runtime.known_work import Entries
+from stitch.runtime.queue import TaskQueue
 from stitch.runtime.recording import Binding, Ran, Straight, tell_stopped
 from stitch.runtime.tensor import Tensor
-from stitch.runtime.values import InstanceRef, Status, ValueRecord
+from stitch.runtime.values import InstanceRef, Lease, Notes, Records, Status, ValueRecord
 
 READY = Status.READY
+#: Called by C for one array after the other.
+_COPY = np.ndarray.copy
 #: Notes of dropped results that are left to the graphs that made them, which run in turn.
 MAX_NOTES_LEFT = 16
 
@@ -81,6 +90,85 @@ class Again:
             else:
                 return None
         return arrays
+
+    @property
+    def reads_lent(self) -> bool:
+        """Whether the tensors that it was given are lent: they are nobody's to give away, and whose
+        owner takes one back moves the generation on."""
+        for entry in self.entries or ():
+            for instance in () if entry is None else entry.instances:
+                address = instance.buffer.address
+                if address is None or address < LENT_ADDRESSES:
+                    return False
+        return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    """A run on lent tensors, over and over into one lease that stays idle: its results are copied
+    out as soon as it has run, so nobody holds any.
+
+    `results`: the bytes of each output of the graph; `reads`: how often such were read. The
+    device's lock is held by who calls.
+    """
+
+    again: Again
+    lease: Lease[Binding]
+    results: tuple[Array, ...]
+    reads: tuple[list[int], ...]
+    #: What each call looks at.
+    records: Records
+    tasks: TaskQueue
+    dropped: Sequence[ValueRecord]
+    notes: Notes
+
+    @staticmethod
+    def of(again: Again, lease: Lease[Binding]) -> Repeat | None:
+        """The repeat of what a lease remembers; None where somebody looks on, where it has or reads
+        what may change without a word, or a result is no dense array."""
+        device, details = again.device, again.details
+        if device.observers or lease.shares or not again.reads_lent:
+            return None
+        results = []
+        for instances, (desc, key, _) in zip(lease.instances, details.own, strict=True):
+            array = device.contents.dense(instances[0])
+            if array is None or array.nbytes >= LARGE_NBYTES:
+                return None
+            results.append((array, device.history.reads_of(key, desc, array.nbytes)))
+        order = range(len(results)) if details.order is None else details.order
+        return Repeat(
+            again, lease, tuple([results[at][0] for at in order]),
+            tuple([results[at][1] for at in order]), device.records, device.tasks,
+            device.deaths.dropped, device.deaths.notes,
+        )  # fmt: skip
+
+    def __call__(self, arrays: Sequence[Array]) -> list[Array] | None:
+        """Run it on the arrays of a call: its results, in arrays of their own. None, with nothing
+        done, where anything is not as it was. Raises what its steps raise."""
+        again, lease, records, tasks = self.again, self.lease, self.records, self.tasks
+        if (
+            records.generation != again.generation
+            or lease.again is not again
+            # What others let go of is looked at first: it may be all that they hold of a result.
+            or lease.held
+            or lease.shares
+            or self.notes.left
+            or (self.dropped and not only_of_leases(self.dropped))
+            # Else an interrupted window may read what the last run made.
+            or not tasks.is_idle
+            or not records.is_whole
+        ):
+            return None
+        lease.last_run = tasks.queued.number
+        try:
+            if not again.run(arrays):
+                return None
+        except BaseException as error:
+            tell_stopped(again.device, again.binding, again.straight.stopped(error))
+            raise
+        for times in self.reads:
+            times[0] += 1
+        return list(map(_COPY, self.results))
 
 
 def only_of_leases(dropped: Sequence[ValueRecord]) -> bool:

@@ -18,7 +18,7 @@ from stitch.argument_kinds import arranged
 from stitch.program import Array
 from stitch.runtime.arguments import link_argument
 from stitch.runtime.device import RuntimeDevice
-from stitch.runtime.graphs.once_more import Again, Details, only_of_leases
+from stitch.runtime.graphs.once_more import Again, Details, Repeat, only_of_leases
 from stitch.runtime.graphs.placed_graph import PlacedGraph
 from stitch.runtime.known_work import Entries, KnownWork
 from stitch.runtime.queue import Done
@@ -134,6 +134,22 @@ class PreparedGraph:
             return handle
         results = self._run_past_queue(arguments)
         return self._run(self._linked(arguments)) if results is None else results
+
+    def repeat(self) -> Repeat | None:
+        """How what ran last runs again for one who holds no results, but copies them: on the same
+        tensors, which are lent, and other arrays; None where it cannot. The lock is held."""
+        if self._dropped or self._notes.left:
+            self.device.run_queue()
+        lease = None if self._last is None else self._last.ready()
+        again: Again | None = None if lease is None else lease.again
+        if (
+            lease is None
+            or again is None
+            or again.known is not self._known
+            or again.generation != self._records.generation
+        ):
+            return None
+        return Repeat.of(again, lease)
 
     def _results(
         self, lease: Lease[Binding], binding: Binding, details: Details, ran: Ran

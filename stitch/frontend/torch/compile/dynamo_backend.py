@@ -46,6 +46,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_fn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from stitch.frontend.torch.compile.aot_wrappers import Inference
 from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
 from stitch.frontend.torch.compile.kept_graphs import keeping, kept_compiler, program_cache
@@ -210,9 +211,10 @@ def compiled_graph(
     aot_autograd makes of it, when that has been compiled."""
     storage = shared_storage_of(settings)
     keeps = settings.cache is not None and heard is None
+    made: list[tuple[Inference, Run]] = []
 
     def compiler(role: str) -> Callable[..., Any]:
-        compile_graph = _compiler(storage, settings, role, heard)
+        compile_graph = _compiler(storage, settings, role, heard, made.append)
         return (
             kept_compiler(compile_graph, partial(shared_storage_of, settings))
             if keeps
@@ -232,6 +234,9 @@ def compiled_graph(
             named = replace(settings, executor=storage.device.executor, cache=None, optimizer=None)
             stack.enter_context(keeping(module, _folder(settings), named, storage.device.machine))
         run: Callable[..., Any] = backend(module, examples)
+    while made:
+        graph, straight = made.pop()
+        run = graph.unwrapped(straight, run, examples)
     if settings.optimizer is not None:
         from stitch.frontend.torch.compile.optimizer_loop import optimizer_loop
 
@@ -258,8 +263,9 @@ def without_onednn() -> Iterator[None]:
 
 
 def _compiler(
-    storage: SharedStorage, settings: CompileSettings, role: str, heard: Heard | None
-) -> Callable[..., Any]:
+    storage: SharedStorage, settings: CompileSettings, role: str, heard: Heard | None,
+    note: Callable[[tuple[Inference, Run]], object],
+) -> Callable[..., Any]:  # fmt: skip
     def tell(report: GraphReport) -> None:
         storage.counts.add(report)
         log_report(report)
@@ -277,17 +283,25 @@ def _compiler(
         )  # fmt: skip
         # The modes that trace: constants of the graph are read here, and have data.
         with _disable_current_modes():
-            return stitched(module, storage, wanted, tell)
+            graph = Inference.of(module.graph, _metadata())
+            run = stitched(module, storage, wanted, tell)
+        if role == "inference":
+            note((graph, run))
+        return run
 
     return compile_graph
+
+
+def _metadata() -> Any:
+    context = torch._guards.TracingContext.try_get()
+    return None if context is None else context.fw_metadata
 
 
 def _of_trace(module: Any, role: str) -> tuple[frozenset[int], int]:
     """Which arguments come again at every call, and how many outputs the user sees."""
     if role == "backward":
         return frozenset(), 0
-    context = torch._guards.TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
+    metadata = _metadata()
     static = () if metadata is None else metadata.static_input_indices or ()
     outputs = next(node for node in module.graph.nodes if node.op == "output").args[0]
     if role == "inference" or metadata is None:

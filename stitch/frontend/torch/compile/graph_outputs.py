@@ -118,11 +118,15 @@ def shown(
 
 def without_views(outputs: Sequence[Output]) -> tuple[Output, ...]:
     """Outputs as they were when torch held none: what was read from a file."""
-    for output in outputs:
-        result = output.result if isinstance(output, View) else output
-        if isinstance(result, Result):
-            result.views.clear()
+    for result in results_of(outputs):
+        result.views.clear()
     return tuple(outputs)
+
+
+def results_of(outputs: Sequence[Output]) -> list[Result]:
+    """What a program makes of these outputs."""
+    made = [output.result if isinstance(output, View) else output for output in outputs]
+    return [result for result in made if isinstance(result, Result)]
 
 
 def _strided(tensor: Any, output: Result) -> Any:

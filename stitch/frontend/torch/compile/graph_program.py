@@ -32,10 +32,12 @@ from stitch.frontend.torch.compile.graph_outputs import (
     Output,
     Result,
     axes_in_memory,
+    results_of,
     shown,
     sorted_outputs,
     without_views,
 )
+from stitch.frontend.torch.compile.program_arguments import ProgramArguments
 from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage
 from stitch.frontend.torch.lowering import (
     KEY_LIMIT,
@@ -48,10 +50,12 @@ from stitch.frontend.torch.refused_nodes import Refusal
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
 from stitch.program import DataType, InputKind
 from stitch.report import Device
-from stitch.runtime import PreparedGraph, chain_graph
+from stitch.runtime import PreparedGraph, Repeat, chain_graph
 from stitch.ttb import Binary, encode, load
 
 PRODUCER = "stitch torch.compile"
+#: Called by C for one array after the other.
+_TENSOR = torch.from_numpy
 _log = logging.getLogger(__name__)
 REMEDY = (
     'options={"fallback": "torch"}, the default: torch runs what Stitch lacks then; or put it '
@@ -63,7 +67,8 @@ REMEDY = (
 class GraphSettings:
     """What one graph is compiled with.
 
-    `static`: positions of arguments that are the same storages at every call. `exact_outputs`: how
+    `static`: positions of arguments that are the same storages at every call; `fresh`: of those
+    that are made anew for each. `exact_outputs`: how
     many outputs the user sees, and so with the strides of eager torch. `optimize`: run the passes.
     `role`: forward, backward, inference, or a part of one. `shares_outputs`: outputs that are views
     of one value are to share its bytes. `raises`: what cannot be compiled is an error.
@@ -83,6 +88,7 @@ class GraphSettings:
     torch_draws: bool = False
     programs: CompileCache | None = None
     copies_results: bool = False
+    fresh: frozenset[int] = frozenset()
 
     @property
     def shares_outputs(self) -> bool:
@@ -117,20 +123,22 @@ class ProgramForm:
     outputs: tuple[Output, ...]
     #: Positions of complex arguments, which it takes as pairs of parts.
     complex: frozenset[int] = frozenset()
+    #: Positions of arguments that are made anew for every call.
+    fresh: frozenset[int] = frozenset()
 
     def as_bytes(self) -> bytes:
         """Itself as bytes, for torch's cache, which holds pickles."""
         binary = None if self.binary is None else encode(self.binary)
-        rest = self.positions, self.static, self.has_key, self.outputs, self.complex
+        rest = (self.positions, self.static, self.has_key, self.outputs, self.complex, self.fresh)
         return pickle.dumps((self.name, binary, *rest))
 
     @staticmethod
     def of_bytes(data: bytes) -> ProgramForm:
         """What `as_bytes` gave, of a cache that is trusted as torch trusts it."""
-        name, binary, positions, static, has_key, outputs, pairs = pickle.loads(data)
+        name, binary, positions, static, has_key, outputs, *places = pickle.loads(data)
         decoded = None if binary is None else load(binary, verify="full")
         shown = without_views(outputs)
-        return ProgramForm(name, decoded, positions, static, has_key, shown, pairs)
+        return ProgramForm(name, decoded, positions, static, has_key, shown, *places)
 
 
 def compiled_form(built: Building, device: Device) -> ProgramForm:
@@ -144,7 +152,7 @@ def compiled_form(built: Building, device: Device) -> ProgramForm:
     static = settings.static.intersection(positions)
     return ProgramForm(
         settings.name, binary, positions, static, built.has_key, tuple(built.outputs),
-        frozenset(built.complex),
+        frozenset(built.complex), settings.fresh.intersection(positions),
     )  # fmt: skip
 
 
@@ -177,32 +185,63 @@ class GraphProgram:
         self.form = form
         self._storage = storage
         self._device = storage.device
+        self._runs_here, self._queues_here = self._device.runs_here, self._device.queues_here
+        self._lock = self._device.quick_lock
         self._outputs = form.outputs
-        self._slots = tuple(ArgumentSlot(p, p in form.static) for p in form.positions)
-        self._has_key = form.has_key
+        slots = [ArgumentSlot(p, p in form.static, p in form.fresh) for p in form.positions]
+        self._arguments = ProgramArguments(storage, slots)
         self._prepared = None
         if form.binary is not None:
             loaded = self._device.load(form.binary)
             table, _ = chain_graph((loaded,), ({},), "compiled graph")
             self._prepared = PreparedGraph(self._device, table, title="the compiled graph")
+        #: How what ran last is repeated, where torch gets copies of all results.
+        self._copies = all(map(storage.copies, results_of(form.outputs)))
+        self._repeat: Repeat | None = None
+        #: Whether the outputs are those as they are, which the first run has looked at.
+        self._is_plain = all(map(_is_plain, form.outputs))
+        self._nbytes = sum(result.nbytes for result in results_of(form.outputs))
 
     @boxed
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """Run it on the graph's arguments, and empty their list; the outputs are ready."""
         storage, prepared, form = self._storage, self._prepared, self.form
-        with self._device.lock:
+        # What is called is a local: a method that an object only has costs 20 ns more to be found.
+        runs_here, queues_here = self._runs_here, self._queues_here
+        with self._device.lock if runs_here() or queues_here() else self._lock:
             results: Any = ()
+            is_repeated = False
             if prepared is not None:
                 tensors = in_parts(arguments, form.complex) if form.complex else arguments
-                given = storage.arguments(tensors, self._slots)
-                if self._has_key:
-                    given.append(torch.randint(KEY_LIMIT, (1,)).numpy())
-                results = prepared.run(tuple(given))
-                if type(results) is not tuple:
-                    results = (results,)
-            outputs = shown(self._outputs, arguments, results, storage.result)
+                arrays = self._arguments.arrays(tensors)
+                if form.has_key:
+                    arrays.append(torch.randint(KEY_LIMIT, (1,)).numpy())
+                repeat = None
+                if self._copies and self._arguments.stay:
+                    # What ran last on the same lent tensors runs again, if it can.
+                    repeat = self._repeat or prepared.repeat()
+                results = None if repeat is None else repeat(arrays)
+                is_repeated = results is not None
+                self._repeat = repeat if is_repeated else None
+                if not is_repeated:
+                    results = prepared.run(tuple(self._arguments.all_of(arrays)))
+                    if type(results) is not tuple:
+                        results = (results,)
+            if is_repeated and self._is_plain:
+                storage.copied_nbytes += self._nbytes
+                outputs = list(map(_TENSOR, results))
+            else:
+                show = storage.copy if is_repeated else storage.result
+                outputs = shown(self._outputs, arguments, results, show)
         arguments.clear()
         return outputs
+
+
+def _is_plain(output: Output) -> bool:
+    """Whether an output is a result as it comes."""
+    if not isinstance(output, Result) or output.strides is not None:
+        return False
+    return not (output.dtype is torch.bfloat16 or output.dtype.is_complex)
 
 
 def in_parts(arguments: Sequence[Any], places: Collection[int]) -> list[Any]:

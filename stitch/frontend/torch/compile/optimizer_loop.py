@@ -21,6 +21,7 @@ import torch
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import UsageError
 from stitch.frontend.torch.compile.graph_outputs import Result
+from stitch.frontend.torch.compile.program_arguments import ProgramArguments
 from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage
 from stitch.frontend.torch.parameter_homes import ParameterHomes
 from stitch.program import DataType, Role, ValueType
@@ -187,9 +188,13 @@ class _Update:
         loaded = device.load(Binary((program,), device.machine.shape, _PRODUCER))
         table, _ = chain_graph((loaded,), ({},), "optimizer step")
         self._prepared = PreparedGraph(device, table, title="the optimizer's step")
-        self._arguments = tuple(
-            ArgumentSlot(position, slot.word is None and device.reads_in_place)
-            for position, slot in enumerate(s for s in self.inputs if isinstance(s, _Slot))
+        slots = [slot for slot in self.inputs if isinstance(slot, _Slot)]
+        self._arguments = ProgramArguments(
+            storage,
+            [
+                ArgumentSlot(position, slot.word is None and device.reads_in_place)
+                for position, slot in enumerate(slots)
+            ],
         )
 
     def _slot(self, name: str) -> _Slot | str:
@@ -215,7 +220,7 @@ class _Update:
         numbers: dict[str, Any] = {rate_name(i): np.float32(r) for i, r in enumerate(rates)}
         numbers[_STEP] = np.int64(count)
         with self.storage.device.lock:
-            given = iter(self.storage.arguments(tensors, self._arguments))
+            given = iter(self._arguments.all_of(self._arguments.arrays(tensors)))
             arguments = [
                 next(given) if isinstance(slot, _Slot) else np.array(numbers[slot])
                 for slot in self.inputs

@@ -1,6 +1,6 @@
 """Storages that torch and a device both look at, so that nothing is copied between them.
 
-Comes in: torch tensors of a call, results of programs. Goes out: what a program is called with (a
+Comes in: torch tensors of a call, results of programs. Goes out: what stands for each tensor (a
 Stitch tensor where the bytes are known, else an array), and results as torch tensors: on our bytes,
 which are pinned and kept for as long as torch holds their storage, or copies, where they are few.
 What torch owns (parameters) is lent to the device: the machine `host` reads it in place, others
@@ -14,9 +14,9 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ Part = tuple[int, tuple[int, ...], Any]
 
 
 @dataclass(slots=True, eq=False)
-class _Lent:
+class Lent:
     """A place in a storage of torch's that is lent; `last_call` asked for it last."""
 
     tensor: Tensor
@@ -65,7 +65,7 @@ class _Lender:
     """A storage of torch's: who it is, and its places that are lent. What it is at may change."""
 
     owner: StorageWeakRef
-    parts: dict[Part, _Lent] = field(default_factory=dict)
+    parts: dict[Part, Lent] = field(default_factory=dict)
 
 
 class _Shown:
@@ -88,21 +88,29 @@ class _Shown:
 
 @dataclass(slots=True, eq=False)
 class ArgumentSlot:
-    """One argument of a program; `is_static`: torch says that it is the same at every call.
+    """One argument of a program; `is_static`: torch says that it is the same at every call;
+    `is_fresh`: it is made anew for every call, and so never comes again.
 
     The rest is what came last: a plan is bound to a place, which pays for what comes again.
     """
 
     position: int
     is_static: bool
-    #: The tensor that came last, where it began, and what stands for it.
-    same: Callable[[], Any] | None = None
+    is_fresh: bool = False
+    #: Where what came last began, if it is lent, and what stands for it.
     address: int = 0
-    lent: _Lent | None = None
+    lent: Lent | None = None
     #: Where in a result's storage a part began; the storage and address of what was unknown.
     offset: int | None = None
     storage: StorageWeakRef | None = None
     unknown: int = 0
+
+
+class Asker(Protocol):
+    """Who knows by himself that what he asked for last is what he wants again."""
+
+    def look(self) -> None:
+        """Say of what is lent to him when he asked for it last."""
 
 
 class SharedStorage:
@@ -118,7 +126,12 @@ class SharedStorage:
         self._reads_in_place = device.reads_in_place
         #: What is computed nowhere cannot be copied.
         self._copied_below = COPIED_BELOW if device.reads_in_place and device.computes else 0
-        self._calls = 0
+        #: How many calls of programs have begun.
+        self.calls = 0
+        #: How many lent places were taken back.
+        self.taken_back = 0
+        #: Who asks for many places at once.
+        self._askers: weakref.WeakSet[Asker] = weakref.WeakSet()
         #: How many arguments were recognised, lent for the first time, or copied.
         self.recognised = self.lent = self.copied = 0
         #: The bytes of those that were copied, and of results that were.
@@ -136,37 +149,16 @@ class SharedStorage:
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def arguments(self, tensors: Sequence[Any], slots: Sequence[ArgumentSlot]) -> list[Any]:
-        """What a program is called with; begins a call."""
-        self._calls = now = self._calls + 1
-        if now % CALLS_BETWEEN_LOOKS == 0:
-            self.look()
-        given: list[Any] = []
-        came_last = 0
-        for slot in slots:
-            tensor, lent = tensors[slot.position], slot.lent
-            # In place, so whatever was written to it; the common case, and so the short one.
-            if (
-                lent is not None
-                and slot.same() is tensor  # type: ignore[misc]  # it comes with what is lent
-                and tensor.data_ptr() == slot.address
-                and not lent.is_taken_back
-                and (slot.is_static or (tensor.is_contiguous() and not tensor.is_neg()))
-            ):
-                came_last += 1
-                lent.last_call = now
-                given.append(lent.tensor)
-            else:
-                given.append(self.argument(tensor, slot))
-        self.recognised += came_last
-        return given
+    def await_looks(self, asker: Asker) -> None:
+        """Ask him, before anything idle is taken back, for as long as he lives."""
+        self._askers.add(asker)
 
     def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
-        """What a program is called with for a torch tensor that is not the one that came last."""
+        """What a program is called with for a torch tensor."""
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.numel() == 0:
-            self._copies(tensor)
-            return array_of(tensor.contiguous())
-        storage, address = tensor.untyped_storage(), tensor.data_ptr()
+            return self.as_array(tensor.contiguous())
+        address = tensor.data_ptr()
+        storage = tensor.untyped_storage()
         place = address, tuple(tensor.shape), tensor.dtype
         # What begins where a result does is one that torch holds.
         shown = self._shown.get(storage.data_ptr()) if self._shown else None
@@ -178,22 +170,26 @@ class SharedStorage:
         lent = None if lender is None else lender.parts.get(place)
         if lent is not None:
             self.recognised += 1
-            lent.last_call = self._calls
+            lent.last_call = self.calls
         elif slot.is_static or self._comes_again(slot, storage, address):
             self.lent += 1
             lent = self._lend(storage, place)
         else:
-            self._copies(tensor)
-            if tensor.dtype is torch.bfloat16 or tensor.requires_grad:
-                return array_of(tensor)
-            array: Array = tensor.numpy()
-            return array
-        slot.same, slot.address, slot.lent = weakref.ref(tensor), address, lent
+            return self.as_array(tensor)
+        slot.address, slot.lent = address, lent
         return lent.tensor
 
-    def _copies(self, tensor: Any) -> None:
+    def as_array(self, tensor: Any) -> Array:
+        """An array on a dense tensor, of which the program takes a copy."""
         self.copied += 1
         self.copied_nbytes += tensor.nbytes
+        if tensor.dtype is torch.bfloat16:
+            return array_of(tensor)
+        try:
+            array: Array = tensor.numpy()
+        except RuntimeError:  # It has gradients, or is read with another sign.
+            return array_of(tensor)
+        return array
 
     def _comes_again(self, slot: ArgumentSlot, storage: Any, address: int) -> bool:
         """Whether the same place came last time too, and may be read there from now on."""
@@ -225,7 +221,7 @@ class SharedStorage:
             part = shown.parts[place] = reshaped(self.device, tensor, desc, offset)
         return part
 
-    def _lend(self, storage: Any, place: Part) -> _Lent:
+    def _lend(self, storage: Any, place: Part) -> Lent:
         lender = self._lenders.get(storage._cdata)
         if lender is None:
             lender = self._lenders[storage._cdata] = _Lender(StorageWeakRef(storage))
@@ -233,25 +229,35 @@ class SharedStorage:
         # Not tensor.numpy(): an array that owned the storage would keep it alive in every plan.
         buffer = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(address)
         array = np.frombuffer(buffer, data_type_of(dtype).dtype).reshape(shape)
-        lent = _Lent(lend(self.device, array, "a tensor of torch"), self._calls)
+        lent = Lent(lend(self.device, array, "a tensor of torch"), self.calls)
         lender.parts[place] = lent
         return lent
 
     # -- out ---------------------------------------------------------------------------------------
+
+    def copies(self, output: Result) -> bool:
+        """Whether torch gets a result as a copy, whatever else it holds."""
+        return output.may_be_copied and 0 < output.nbytes < self._copied_below
+
+    def copy(self, array: Array, output: Result) -> Any:
+        """A result as a torch tensor on an array that is a copy of it already."""
+        self.copied_nbytes += output.nbytes
+        dtype = output.dtype
+        if dtype in PART_TYPES:
+            return torch.view_as_complex(tensor_on(array, PART_TYPES[dtype]))
+        return tensor_on(array, dtype)
 
     def result(self, tensor: Tensor, output: Result) -> Any:
         """A result as a torch tensor, on our bytes where that is possible and worth it."""
         dtype = output.dtype
         if 0 in output.shape:
             return torch.empty(output.shape, dtype=dtype)
+        if self.copies(output) or len(output.views) >= MAX_VIEWS_HELD:
+            return self.copy(elements(tensor), output)
         if dtype in PART_TYPES:
             pairs = replace(output, dtype=PART_TYPES[dtype], shape=(*output.shape, 2))
             parts = self.result(tensor, pairs)
             return torch.view_as_complex(parts)
-        is_small = output.may_be_copied and output.nbytes < self._copied_below
-        if is_small or len(output.views) >= MAX_VIEWS_HELD:
-            self.copied_nbytes += output.nbytes
-            return tensor_on(elements(tensor), dtype)
         shown = _Shown(tensor, output, self._shown)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)
         shared = torch.from_numpy(array)
@@ -266,7 +272,9 @@ class SharedStorage:
 
     def look(self) -> None:
         """Forget the storages that torch has freed, and places that have long been left."""
-        latest = self._calls - CALLS_BETWEEN_LOOKS
+        for asker in self._askers:
+            asker.look()
+        latest = self.calls - CALLS_BETWEEN_LOOKS
         idle: list[tuple[int, int, Part]] = []
         for owner, lender in list(self._lenders.items()):
             if lender.owner.expired():
@@ -281,7 +289,8 @@ class SharedStorage:
         for _, owner, place in idle[: max(0, len(idle) - MAX_IDLE_PARTS)]:
             self._take_back(self._lenders[owner].parts.pop(place))
 
-    def _take_back(self, lent: _Lent) -> None:
+    def _take_back(self, lent: Lent) -> None:
         # A slot that remembers it must not pass on what is gone.
         lent.is_taken_back = True
+        self.taken_back += 1
         take_back(self.device, lent.tensor)

@@ -7,7 +7,6 @@ a tensor of torch on its bytes, what torch gives is an argument. Must not know: 
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,25 +29,24 @@ from stitch.frontend.torch.compile.graph_cut import (
     cut_graph,
     is_exchange_of_keys,
     is_operation,
+    is_view,
     nbytes_of,
     unit_of,
 )
-from stitch.frontend.torch.compile.graph_outputs import restrided, storage_of, unusual_strides
 from stitch.frontend.torch.compile.graph_program import (
     REMEDY,
     Building,
     GraphProgram,
     GraphSettings,
-    boxed,
     compiled_form,
 )
 from stitch.frontend.torch.compile.graph_report import Fallback, GraphReport, Heard
+from stitch.frontend.torch.compile.outer_graph import OuterGraph
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.symbolic_sizes import (
     DEPENDS_ON_DATA,
     ByShapes,
     depending_on_data,
-    has_symbols,
     is_static,
 )
 from stitch.frontend.torch.node_places import location_of, name_of
@@ -178,15 +176,16 @@ def _cut_and_stitched(
         refusals: list[Refusal] = []
         runs: list[Callable[[], Run]] = []
         for number, part in enumerate(() if small else parts):
-            made, refused = compiled(part, _settings_of(part, settings, graph, number))
+            wanted = _settings_of(part, settings, graph, number, by_torch)
+            made, refused = compiled(part, wanted)
             runs.append(made)
             refusals += refused
         reasons.update(_origins(refusals))
         if not small and not refusals:
             break
         by_torch.update(reasons)
-    outer = _Outer(module, settings.role == "backward")
-    run = outer.run(steps, [run() for run in runs])
+    outer = OuterGraph(module, is_backward=settings.role == "backward")
+    run: Run = outer.run(steps, [run() for run in runs])
     heard(_report(graph, settings, steps, reasons, by_torch))
     return run
 
@@ -214,84 +213,21 @@ def _origins(refusals: Iterable[Refusal]) -> dict[Any, str]:
     return reasons
 
 
-def _settings_of(part: GraphPart, whole: GraphSettings, graph: Any, number: int) -> GraphSettings:
+def _settings_of(
+    part: GraphPart, whole: GraphSettings, graph: Any, number: int, by_torch: set[Any]
+) -> GraphSettings:
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     lasting = {placeholders[position] for position in whole.static}
     static = frozenset(i for i, node in enumerate(part.inputs) if node in lasting)
+    fresh = frozenset(
+        i for i, node in enumerate(part.inputs)
+        if unit_of(node) in by_torch and not is_view(node)
+    )  # fmt: skip
     # A part: outputs that share bytes are views that torch makes.
     return replace(
         whole, name=f"{whole.name}_{number}", static=static, exact_outputs=part.exact,
-        role="part",
+        role="part", fresh=fresh,
     )  # fmt: skip
-
-
-# The outer graph -----------------------------------------------------------------------------
-
-
-class _Outer:
-    """Writes the graph that calls programs and torch's operators one after the other."""
-
-    def __init__(self, module: Any, is_backward: bool) -> None:
-        self._module, self._is_backward = module, is_backward
-        self._graph = torch.fx.Graph()
-        self._values: dict[Any, Any] = {}
-        self._promised: dict[Any, Any] = {}
-
-    def run(self, steps: Sequence[Step], runs: Sequence[Run]) -> Run:
-        """A boxed function; `runs` are those of the parts among the steps, in their order."""
-        nodes = list(self._module.graph.nodes)
-        for node in nodes:
-            if node.op == "placeholder":
-                self._values[node] = self._graph.placeholder(node.name)
-        rest = iter(runs)
-        for step in steps:
-            if isinstance(step, GraphPart):
-                self._call(step, next(rest))
-            else:
-                self._values[step] = self._graph.node_copy(step, self._as_promised)
-        outputs = torch.fx.node.map_arg(nodes[-1].args[0], self._value)
-        self._graph.output(list(outputs))
-        for node in self._graph.nodes:
-            node.meta = {}  # It holds all that tracing made.
-        self._graph.set_codegen(torch.fx.graph._BoxedCodeGen())
-        stitched = torch.fx.GraphModule(self._module, self._graph)
-        boxed(type(stitched).forward)
-        return stitched.forward  # type: ignore[no-any-return]  # torch has no types here
-
-    def _call(self, part: GraphPart, run: Run) -> None:
-        if not part.outputs:
-            return
-        results = self._graph.call_function(run, ([self._value(node) for node in part.inputs],))
-        for place, node in enumerate(part.outputs):
-            self._values[node] = self._graph.call_function(operator.getitem, (results, place))
-
-    def _value(self, node: Any) -> Any:
-        if node not in self._values:
-            # Constants, and what is made of nothing, come into being where they are read.
-            self._values[node] = self._graph.node_copy(node, self._value)
-        return self._values[node]
-
-    def _as_promised(self, node: Any) -> Any:
-        """A value as torch's operators read it: in the strides that they were traced with."""
-        if not self._may_differ(node):
-            return self._value(node)
-        if node not in self._promised:
-            strides = tuple(node.meta["val"].stride())
-            self._promised[node] = self._graph.call_function(
-                restrided, (self._value(node), strides)
-            )
-        return self._promised[node]
-
-    def _may_differ(self, node: Any) -> bool:
-        kind = node.meta.get("val")
-        if storage_of(node) is None or has_symbols(kind) or kind.is_contiguous():
-            return False
-        if node.op == "placeholder":
-            # A program of the forward pass may have made it, which promises no strides.
-            return self._is_backward
-        made = self._values.get(node)
-        is_programs = made is not None and made.target is operator.getitem
-        return is_programs and unusual_strides(kind) is None
 
 
 # What is told of it --------------------------------------------------------------------------

@@ -1,0 +1,133 @@
+"""What one program is called with: a value for each of its arguments, torch's tensors.
+
+Comes in: the tensors of each call. Goes out: what stands for them, and whether all of it but the
+arrays is lent, as it was in the call before. What comes again is known by where it begins, and
+parameters, which are the most, all at once; of the rest `SharedStorage` says what it is. Must not
+know: graphs, results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from stitch.frontend.torch.compile.shared_storage import (
+    CALLS_BETWEEN_LOOKS,
+    ArgumentSlot,
+    SharedStorage,
+)
+from stitch.program import Array
+from stitch.runtime import Tensor
+
+#: Called by C for one tensor after the other: no line of Python runs for what stays where it is.
+_ADDRESS = torch.Tensor.data_ptr
+
+
+class ProgramArguments:
+    """The arguments of one program, call by call; the device's lock is held."""
+
+    __slots__ = ("__weakref__", "_addresses", "_last_call", "_lasting", "_moving", "_pick",
+                 "_slots", "_storage", "_taken_back", "_values", "stay")  # fmt: skip
+
+    def __init__(self, storage: SharedStorage, slots: Iterable[ArgumentSlot]) -> None:
+        self._storage, self._slots = storage, tuple(slots)
+        #: What stood for each in the last call; None for an array, which is not kept.
+        self._values: list[Tensor | None] = [None] * len(self._slots)
+        #: Whether these are lent, and were the same in the call before.
+        self.stay = False
+        #: The static ones that are lent, what takes them from all, and where they begin.
+        self._lasting: list[ArgumentSlot] = []
+        self._pick: Any = list
+        self._addresses: list[int] = []
+        #: The others, with their places.
+        self._moving = list(enumerate(self._slots))
+        self._last_call = 0
+        self._taken_back = storage.taken_back
+        storage.await_looks(self)
+
+    def arrays(self, tensors: Sequence[Any]) -> list[Array]:
+        """A call begins, with these arguments of its graph: the arrays among what stands for
+        them."""
+        storage, values = self._storage, self._values
+        self._last_call = storage.calls = now = storage.calls + 1
+        if now % CALLS_BETWEEN_LOOKS == 0:
+            storage.look()
+        arrays: list[Array] = []
+        stay, sort = True, False
+        if self._addresses:
+            is_same = list(map(_ADDRESS, self._pick(tensors))) == self._addresses
+            if is_same and self._taken_back == storage.taken_back:
+                storage.recognised += len(self._lasting)
+            else:
+                self._sort(())
+                sort = True
+        for place, slot in self._moving:
+            tensor, lent, before = tensors[slot.position], slot.lent, values[place]
+            if slot.is_fresh and tensor.is_contiguous():
+                arrays.append(storage.as_array(tensor))
+                stay &= before is None
+                values[place] = None
+                continue
+            # Whoever owns what lies there now: it has the type and shape that it had, and is read
+            # in place, or else compared.
+            if (
+                lent is not None
+                and lent.tensor is before
+                and tensor.data_ptr() == slot.address
+                and not lent.is_taken_back
+                and tensor.is_contiguous()
+                and not tensor.is_neg()
+            ):
+                lent.last_call = now
+                storage.recognised += 1
+                continue
+            one = storage.argument(tensor, slot)
+            if not isinstance(one, Tensor):
+                arrays.append(one)
+                stay &= before is None
+                values[place] = None
+                continue
+            # What is not lent, such as another program's result, never stays.
+            stay = False
+            values[place] = one
+            sort |= slot.is_static and _is_lent(slot, one)
+        self.stay = stay
+        if sort:
+            places = enumerate(self._slots)
+            self._sort([at for at, s in places if s.is_static and _is_lent(s, values[at])])
+        return arrays
+
+    def all_of(self, arrays: Iterable[Array]) -> list[Any]:
+        """What stands for the arguments of the call that has begun, with its arrays, and what
+        follows these."""
+        rest = iter(arrays)
+        values = [next(rest) if value is None else value for value in self._values]
+        values.extend(rest)
+        return values
+
+    def look(self) -> None:
+        """Say of what is asked for all at once when that was."""
+        for slot in self._lasting:
+            if slot.lent is not None:
+                slot.lent.last_call = self._last_call
+
+    def _sort(self, lasting: Sequence[int]) -> None:
+        """These are known all at once from now on, by where they begin."""
+        self.look()
+        slots = self._slots
+        self._lasting = [slots[at] for at in lasting]
+        # What picks one gives that, not a tuple of it: so it is picked twice.
+        picked = self._lasting * 2 if len(lasting) == 1 else self._lasting
+        if picked:
+            self._pick = itemgetter(*[slot.position for slot in picked])
+        self._addresses = [slot.address for slot in picked]
+        self._taken_back = self._storage.taken_back
+        others = set(range(len(slots))).difference(lasting)
+        self._moving = [(at, slots[at]) for at in sorted(others)]
+
+
+def _is_lent(slot: ArgumentSlot, value: Tensor | None) -> bool:
+    return slot.lent is not None and slot.lent.tensor is value

@@ -1,0 +1,402 @@
+"""Calls that go straight to a program, and those that must not: all give what eager torch gives."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stitch.frontend.torch.compile import aot_wrappers
+from stitch.frontend.torch.compile.outer_graph import OuterGraph
+from stitch.frontend.torch.compile.program_arguments import ProgramArguments
+from stitch.frontend.torch.compile.shared_storage import MAX_IDLE_PARTS, ArgumentSlot
+from stitch.runtime import Repeat
+from tests.support.torch.compiled import assert_same, compiled, storage_of
+
+Function = Callable[..., Any]
+lacking = torch.special.i0
+
+
+@pytest.fixture()
+def straight(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each graph without gradients whether it is called without aot_autograd's wrappers."""
+    seen: list[bool] = []
+    unwrapped = aot_wrappers.Inference.unwrapped
+
+    def noted(self: Any, run: Any, wrapped: Any, examples: Sequence[Any]) -> Any:
+        called = unwrapped(self, run, wrapped, examples)
+        seen.append(called is not wrapped)
+        return called
+
+    monkeypatch.setattr(aot_wrappers.Inference, "unwrapped", noted)
+    return seen
+
+
+# Without aot_autograd's wrappers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", [torch.sin, lacking], ids=["ours", "torch's"])
+def test_a_call_of_plain_tensors_goes_straight(operator: Function, straight: list[bool]) -> None:
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    run = compiled(lambda x: second(operator(first(x))), fallback="torch", min_operations=1)
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(2, 8)
+            assert_same(run(x), second(operator(first(x))))
+    assert straight == [True]
+
+
+def _writes(x: Any) -> Any:
+    x.add_(1)
+    return x * 2
+
+
+def _gives_its_argument(x: Any) -> Any:
+    return x, x * 2
+
+
+def _gives_a_view(x: Any) -> Any:
+    return x.view(-1), x * 2
+
+
+def _gives_views_of_one(x: Any) -> Any:
+    made = x * 2
+    return made, made.view(-1)
+
+
+def _turns_gradients_off(x: Any) -> Any:
+    torch.set_grad_enabled(False)
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_writes, _gives_its_argument, _gives_a_view, _gives_views_of_one, _turns_gradients_off],
+)
+def test_what_aot_autograd_does_after_a_graph_is_done(
+    function: Function, straight: list[bool]
+) -> None:
+    run = compiled(function)
+    for _ in range(4):
+        mine, theirs = torch.randn(2, 4), torch.randn(2, 4)
+        mine.copy_(theirs)
+        on = torch.is_grad_enabled()
+        try:
+            made, on_mine = run(mine), torch.is_grad_enabled()
+            torch.set_grad_enabled(on)
+            wanted, on_theirs = function(theirs), torch.is_grad_enabled()
+        finally:
+            torch.set_grad_enabled(on)
+        made, wanted = (v if isinstance(v, tuple) else (v,) for v in (made, wanted))
+        for one, other in zip(made, wanted, strict=True):
+            assert_same(one, other)
+        assert torch.equal(mine, theirs)
+        assert on_mine == on_theirs
+        storages = {v.untyped_storage().data_ptr() for v in (mine, *made)}
+        assert len(storages) == len({v.untyped_storage().data_ptr() for v in (theirs, *wanted)})
+    # The others dynamo has seen to, or our own outputs do.
+    if function in (_writes, _gives_a_view):
+        assert straight == [False]
+
+
+def test_one_tensor_given_twice_is_read_twice() -> None:
+    run = compiled(lambda x, y: x - y * 2)
+    x, y = torch.randn(3), torch.randn(3)
+    for pair in ((x, x), (x, y), (y, y)):
+        assert_same(run(*pair), pair[0] - pair[1] * 2)
+
+
+def test_a_tensor_of_another_class_goes_through_the_wrappers(straight: list[bool]) -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    run = compiled(lambda x: x * 2 + 1)
+    with torch.no_grad():
+        made = run(TwoTensor(torch.ones(3), torch.zeros(3)))
+    assert torch.equal(made.a, torch.full((3,), 3.0))
+    assert torch.equal(made.b, torch.ones(3))
+    assert straight == [False]
+
+
+def test_operators_of_somebody_else_go_through_the_wrappers(straight: list[bool]) -> None:
+    @torch.library.custom_op("stitch_tests::doubled_straight", mutates_args=())  # type: ignore[untyped-decorator]  # torch's
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @doubled.register_fake  # type: ignore[untyped-decorator]  # torch's
+    def _(x: Any) -> Any:
+        return torch.empty_like(x)
+
+    run = compiled(lambda x: doubled(x.sin()).cos(), fallback="torch")
+    x = torch.randn(4)
+    assert_same(run(x), (x.sin() * 2).cos())
+    assert straight == [False]
+
+
+def test_what_torch_runs_between_programs_heeds_no_mode_of_the_caller() -> None:
+    """Gradients and autocast are turned off in a graph: what they do is in it already."""
+    weight = torch.randn(4, 4)
+    run = compiled(lambda x: (lacking(x) @ weight).sin(), fallback="torch")
+    x = torch.rand(4, 4)
+    wanted = (lacking(x) @ weight).sin()
+    for _ in range(3):
+        made = run(x)
+        assert_same(made, wanted)
+        assert not made.requires_grad
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        inside = (lacking(x) @ weight).sin()
+        assert inside.dtype is torch.bfloat16
+        for _ in range(3):
+            assert run(x).dtype is torch.bfloat16
+    assert_same(run(x), wanted)
+
+
+# What stands for arguments ------------------------------------------------------------------------
+
+
+def _arguments(*kinds: str) -> tuple[Any, ProgramArguments]:
+    account = storage_of(executor="numpy")
+    slots = [ArgumentSlot(at, kind == "static", kind == "fresh") for at, kind in enumerate(kinds)]
+    return account, ProgramArguments(account, slots)
+
+
+def _given(account: Any, arguments: ProgramArguments, *tensors: Any) -> list[Any]:
+    with account.device.lock:
+        return arguments.all_of(arguments.arrays(tensors))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_what_lasts_is_given_again_until_it_lies_elsewhere(count: int) -> None:
+    account, arguments = _arguments(*["static"] * count)
+    tensors = [torch.randn(4) for _ in range(count)]
+    first = _given(account, arguments, *tensors)
+    assert not arguments.stay
+    recognised = account.recognised
+    for _ in range(2):
+        again = _given(account, arguments, *tensors)
+        assert [a is b for a, b in zip(first, again, strict=True)] == [True] * count
+        assert arguments.stay
+    assert account.recognised - recognised == 2 * count
+    kept, tensors[-1] = tensors[-1], torch.randn(4)
+    other = _given(account, arguments, *tensors)
+    assert not arguments.stay
+    assert other[-1] is not first[-1]
+    assert all(a is b for a, b in zip(first[:-1], other[:-1], strict=True))
+    _given(account, arguments, *tensors)
+    assert arguments.stay
+    del kept
+
+
+def test_an_array_where_a_lent_one_was_does_not_stay() -> None:
+    account, arguments = _arguments("other")
+    x = torch.randn(4)
+    for _ in range(3):
+        _given(account, arguments, x)
+    assert arguments.stay
+    y = torch.randn(4)
+    (array,) = _given(account, arguments, y)
+    assert not arguments.stay
+    assert array.tolist() == y.tolist()
+    _given(account, arguments, torch.randn(4))
+    assert arguments.stay  # An array is another in every call.
+
+
+def test_the_same_bytes_in_other_strides_are_not_the_same() -> None:
+    account, arguments = _arguments("other")
+    x = torch.arange(4.0).view(2, 2)
+    for _ in range(3):
+        _given(account, arguments, x)
+    (array,) = _given(account, arguments, x.t())
+    assert not arguments.stay
+    assert array.tolist() == x.t().tolist()
+    (array,) = _given(account, arguments, torch._neg_view(x))
+    assert array.tolist() == (-x).tolist()
+
+
+def test_what_was_taken_back_is_lent_anew() -> None:
+    account, arguments = _arguments("static", "other")
+    x, y = torch.randn(4), torch.randn(4)
+    for _ in range(4):
+        first = _given(account, arguments, x, y)
+    with account.device.lock:
+        for lender in account._lenders.values():
+            for lent in lender.parts.values():
+                account._take_back(lent)
+        account._lenders.clear()
+    again = _given(account, arguments, x, y)
+    assert not arguments.stay
+    assert again[0] is not first[0]
+    for _ in range(2):
+        again = _given(account, arguments, x, y)
+    assert again[0].numpy().tolist() == x.tolist()
+    with account.device.lock:
+        account.device.run_queue()
+
+
+def test_what_is_asked_for_all_at_once_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = f"{ArgumentSlot.__module__}.MAX_IDLE_PARTS"
+    monkeypatch.setattr(module, 0)
+    assert MAX_IDLE_PARTS > 0
+    account, arguments = _arguments("static", "static")
+    x, y = torch.randn(4), torch.randn(4)
+    first = _given(account, arguments, x, y)
+    for _ in range(300):
+        again = _given(account, arguments, x, y)
+    assert again[0] is first[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_what_is_made_anew_is_an_array(dtype: torch.dtype) -> None:
+    account, arguments = _arguments("fresh")
+    tensor = torch.arange(4).to(dtype)
+    for given in (tensor, tensor.clone(), tensor.view(2, 2).t().reshape(4), tensor[::2]):
+        (array,) = _given(account, arguments, given)
+        assert array.astype(float).tolist() == given.tolist()
+    leaf = torch.ones(2, requires_grad=True)
+    (array,) = _given(account, arguments, leaf * 2)
+    assert array.tolist() == [2.0, 2.0]
+
+
+# Runs that repeat ---------------------------------------------------------------------------------
+
+
+@pytest.fixture()
+def repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each attempt to repeat a run whether it was."""
+    seen: list[bool] = []
+    call = Repeat.__call__
+
+    def noted(self: Repeat, arrays: Any) -> Any:
+        made = call(self, arrays)
+        seen.append(made is not None)
+        return made
+
+    monkeypatch.setattr(Repeat, "__call__", noted)
+    return seen
+
+
+def test_small_results_of_one_program_are_repeated(repeats: list[bool]) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    run, x = compiled(module), torch.randn(2, 8)
+    held = []
+    with torch.no_grad():
+        for number in range(8):
+            x.fill_(number)
+            module[0].weight.mul_(1.5)
+            held.append((run(x), module(x)))
+    assert repeats[-4:] == [True] * 4
+    for made, wanted in held:
+        assert_same(made, wanted)
+
+
+def test_both_parts_beside_an_operator_of_torchs_are_repeated(repeats: list[bool]) -> None:
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    run = compiled(lambda x: second(lacking(first(x))), fallback="torch", min_operations=1)
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        for _ in range(8):
+            x.normal_()
+            assert_same(run(x), second(lacking(first(x))))
+    assert repeats[-8:] == [True] * 8
+
+
+def test_random_numbers_differ_from_repeat_to_repeat(repeats: list[bool]) -> None:
+    run = compiled(lambda x: nn.functional.dropout(x, 0.5))
+    x = torch.ones(64)
+    with torch.no_grad():
+        made = [run(x) for _ in range(8)]
+    assert repeats[-1]
+    assert len({tuple(one.tolist()) for one in made}) == 8
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (0, 4)])
+def test_large_and_empty_results_are_no_copies(shape: Any, repeats: list[bool]) -> None:
+    run, x = compiled(lambda x: x * 2 + 1), torch.randn(shape)
+    with torch.no_grad():
+        for _ in range(6):
+            assert_same(run(x), x * 2 + 1)
+    assert repeats == []
+
+
+def test_a_result_that_is_given_again_is_read_where_it_lies(repeats: list[bool]) -> None:
+    make, run = compiled(lambda x: x * 2 + 1), compiled(lambda x: x[:, :4] + 1)
+    with torch.no_grad():
+        made = make(torch.randn(128, 128))
+        for number in range(6):
+            made.fill_(number)
+            assert_same(run(made), made[:, :4] + 1)
+    assert repeats == []
+
+
+# The code between programs ------------------------------------------------------------------------
+
+
+def _outer(graph: Any, module: Any | None = None) -> Function:
+    steps = [n for n in graph.nodes if n.op == "call_function" and n.all_input_nodes]
+    run = OuterGraph(module or SimpleNamespace(graph=graph), is_backward=False).run(steps, [])
+    return lambda *arguments: run(list(arguments))
+
+
+def test_operands_of_every_kind_reach_an_operator() -> None:
+    def echo(*given: Any, **named: Any) -> Any:
+        return given, named
+
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    odd = {"from": y, "dtype": torch.int8, "not a name": 1.5}
+    given = ([x, (y,)], slice(x, None, 2), {"key": x}, float("inf"), "word", None, True, ())
+    graph.output([graph.call_function(echo, given, odd)])
+    made = _outer(graph)(3, 4)[0]
+    assert made == (
+        ([3, (4,)], slice(3, None, 2), {"key": 3}, float("inf"), "word", None, True, ()),
+        {"from": 4, "dtype": torch.int8, "not a name": 1.5},
+    )
+
+
+def test_values_end_after_their_last_reader_and_arguments_are_emptied() -> None:
+    alive: list[list[int]] = []
+    made: list[Any] = []
+
+    class Thing:
+        pass
+
+    def step(*_: Any) -> Thing:
+        thing = Thing()
+        alive.append([number for number, other in enumerate(made) if other() is not None])
+        made.append(weakref.ref(thing))
+        return thing
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.placeholder("nobody_reads_it")
+    a = graph.call_function(step, (x,))
+    b = graph.call_function(step, (a,))
+    graph.call_function(step, (b,))
+    d = graph.call_function(step, (b,))
+    graph.output([d])
+    steps = [node for node in graph.nodes if node.op == "call_function"]
+    run = OuterGraph(SimpleNamespace(graph=graph), is_backward=False).run(steps, [])
+    arguments: list[Any] = [1, 2]
+    result = run(arguments)
+    assert arguments == []
+    assert run._boxed_call
+    assert alive == [[], [0], [1], [1]]
+    del result
+
+
+def test_constants_are_read_from_the_module() -> None:
+    module = nn.Module()
+    module.register_buffer("held", torch.arange(3.0))
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    held = graph.get_attr("held")
+    full = graph.call_function(torch.ops.aten.full.default, ([3], 2.0))
+    total = graph.call_function(torch.ops.aten.add.Tensor, (x, held))
+    graph.output([graph.call_function(torch.ops.aten.mul.Tensor, (total, full)), held])
+    made, constant = _outer(graph, torch.fx.GraphModule(module, graph))(torch.ones(3))
+    assert made.tolist() == [2.0, 4.0, 6.0]
+    assert constant.tolist() == [0.0, 1.0, 2.0]
