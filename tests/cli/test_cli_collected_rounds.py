@@ -13,6 +13,7 @@ import stitch
 from stitch.documents import YamlPipeline, read_pipeline
 from stitch.documents.pipelines.collecting import MOST_JOINED
 from stitch.errors import FormatError
+from tests.support.grids import in_turn
 from tests.support.stitched_models import consuming, model
 
 Cli = Callable[..., Any]
@@ -287,8 +288,7 @@ def long_results(name: str, h: Any, xs: Any) -> tuple[Any, Any]:
     return np.stack(rows), np.stack(firsts)
 
 
-@pytest.mark.parametrize("window", [1, 3, 64])
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(("name", "window"), in_turn(LONG, [1, 3, 64]))
 def test_long_repeats_collect_from_rounds_that_run_as_one(
     here: Path, name: str, window: int
 ) -> None:

@@ -250,8 +250,8 @@ FORGED_USES: dict[str, Callable[[list[list[int]]], list[list[int]]]] = {
     "doubled": lambda uses: [*uses, uses[-1]],
     "out of order": lambda uses: uses[::-1],
     "before the end": lambda uses: [[value, 0] for value, _ in uses],
-    "a million": lambda uses: uses[:1] * 1_000_000,
-    "a million in order": lambda uses: [[value, 9] for value in range(1_000_000)],
+    "a hundred thousand": lambda uses: uses[:1] * 100_000,
+    "a hundred thousand in order": lambda uses: [[value, 9] for value in range(100_000)],
 }
 
 

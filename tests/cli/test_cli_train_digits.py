@@ -106,8 +106,9 @@ def test_weights_are_written_as_safetensors_and_are_those_of_the_last_step(digit
     assert all(found[name].tobytes() == last[name].tobytes() for name in found)
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_killed_at_random_steps_and_resumed_it_ends_with_the_same_weights(
-    digits: Path, tmp_path: Path
+    digits: Path, tmp_path: Path, kills: int
 ) -> None:
     print(f"STITCH_SEED={SEED}")
     chance = random.Random(SEED)
@@ -116,7 +117,7 @@ def test_killed_at_random_steps_and_resumed_it_ends_with_the_same_weights(
         str(DIGITS / "train.yaml"), f"--checkpoint_dir={tmp_path / 'c'}", "--checkpoint_every=7",
         f"--result_file={results}", "--resume",
     )  # fmt: skip
-    for step in sorted(chance.sample(range(1, 800), 3)):
+    for step in sorted(chance.sample(range(1, 800), kills)):
         process = started(*words)
         wait_for_step(process, results, step)
         process.kill()

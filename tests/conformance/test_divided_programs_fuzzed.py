@@ -36,7 +36,7 @@ QUICK = settings(
     max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 LONG = settings(
-    max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    max_examples=2_500, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
 
 

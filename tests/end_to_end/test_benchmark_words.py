@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from tests.support.benches import BENCH_NAMES, load_bench, run_bench
+from tests.support.benches import BENCH_NAMES, called_bench, load_bench
 
 #: They do without whole numbers.
 WITHOUT_NUMBERS = {"fragmentation", "memory_goals", "op_times"}
@@ -97,6 +97,6 @@ def test_every_whole_number_refuses_what_is_too_small(
 def test_wrong_words_of_a_benchmark_are_one_clear_error(words: tuple[str, ...], said: str) -> None:
     if words[0] in OF_TORCH:
         pytest.importorskip("torch")
-    done = run_bench(*words)
+    done = called_bench(*words)
     assert done.returncode in (2, 3) and done.stdout == ""
     assert said in done.stderr and "Traceback" not in done.stderr

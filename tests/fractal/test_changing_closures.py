@@ -50,7 +50,7 @@ def test_what_changed_is_seen_at_the_next_call(part: int, device: stitch.Device)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("part", range(40))
+@pytest.mark.parametrize("part", range(25))
 def test_what_changed_is_seen_in_many_programs(
     part: int, device: stitch.Device, request: pytest.FixtureRequest
 ) -> None:

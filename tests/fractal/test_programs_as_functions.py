@@ -26,22 +26,34 @@ from stitch.frontend import read_graph
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime import LoadedProgram
+from tests.support.grids import in_turn
 
 RUN = "import sys; from stitch.cli import run; sys.exit(run.main(sys.argv[1:]))"
 Build = Callable[[ComputationGraphBuilder], None]
 
 
-@pytest.fixture(params=["numpy", "onnxruntime"])
-def device(request: pytest.FixtureRequest) -> Iterator[stitch.Device]:
-    with stitch.open_device("host", executor=request.param) as opened:
+@pytest.fixture(
+    params=[pytest.param(p.values, marks=p.marks)
+            for p in in_turn(["numpy", "onnxruntime"], MODES)],
+    ids="-".join,
+)  # fmt: skip
+def place(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """An executor and a mode."""
+    found: tuple[str, str] = request.param
+    return found
+
+
+@pytest.fixture
+def device(place: tuple[str, str]) -> Iterator[stitch.Device]:
+    with stitch.open_device("host", executor=place[0]) as opened:
         yield opened
 
 
-@pytest.fixture(params=MODES)
-def within(request: pytest.FixtureRequest, device: stitch.Device) -> Iterator[str]:
+@pytest.fixture
+def within(place: tuple[str, str], device: stitch.Device) -> Iterator[str]:
     """A mode, on the device."""
-    with ops.mode(request.param, device=device):
-        yield request.param
+    with ops.mode(place[1], device=device):
+        yield place[1]
 
 
 def real(*shape: int, seed: int = 0) -> Array:
@@ -96,8 +108,9 @@ def nests(name: str) -> tuple[Any, list[Any]]:
     return ragged, [FractalTensor([list(real(n, 3, seed=n)) for n in (3, 1, 4)])]
 
 
-@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
-@pytest.mark.parametrize("name", ["lstm", "ragged"])
+@pytest.mark.parametrize(
+    ("name", "executor"), in_turn(["lstm", "ragged"], ["numpy", "onnxruntime"])
+)
 def test_a_compiled_nest_is_run_by_another_process(
     tmp_path: Path, name: str, executor: str
 ) -> None:

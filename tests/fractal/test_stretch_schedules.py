@@ -18,6 +18,7 @@ from stitch.fractal import FractalTensor
 from stitch.graph import trace
 from tests.support import plain_nests as plain
 from tests.support.gradients.scans import loop_gradients
+from tests.support.grids import in_turn
 from tests.support.plain_nests import assert_same, lists_of
 
 WIDTH = 3
@@ -160,29 +161,26 @@ def test_rows_of_any_lengths_run_together(cell: Any, name: str) -> None:
         assert_same(found, expected, 1e-5 if cell is step else 0, str(lengths))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda f: f.__name__)
-def test_whatever_rows_do_around_their_scans(row: Row) -> None:
-    for lengths in LENGTHS:
-        rows, own = rows_of(lengths)
-        nests = FractalTensor(rows), FractalTensor(own)
-        expected = network(plain, row, rows, own)
-        for schedule in ("stretches", None, "hoisted", "rounds"):
-            compiled = ops.compile(
-                lambda *given: network(ops, row, *given), *nests, schedule=schedule
-            )
-            assert ("stretches" in schedules_of(compiled)) >= (schedule == "stretches")
-            assert_same(lists_of(compiled(*nests)), expected, 1e-5, f"{schedule} {lengths}")
+@pytest.mark.parametrize(("row", "lengths"), in_turn(ROWS, LENGTHS))
+def test_whatever_rows_do_around_their_scans(row: Row, lengths: list[int]) -> None:
+    rows, own = rows_of(lengths)
+    nests = FractalTensor(rows), FractalTensor(own)
+    expected = network(plain, row, rows, own)
+    for schedule in ("stretches", None, "hoisted", "rounds"):
+        compiled = ops.compile(lambda *given: network(ops, row, *given), *nests, schedule=schedule)
+        assert ("stretches" in schedules_of(compiled)) >= (schedule == "stretches")
+        assert_same(lists_of(compiled(*nests)), expected, 1e-5, str(schedule))
 
 
 @pytest.mark.parametrize(
-    ("machine", "executor"),
-    [("host", "numpy"), ("host", "onnxruntime"), ("host", "torch"), ("host", "auto"),
-     ("wormhole_n150", "numpy"), ("tiny", "numpy")],
+    ("place", "seed"),
+    in_turn([("host", "numpy"), ("host", "onnxruntime"), ("host", "torch"), ("host", "auto"),
+             ("wormhole_n150", "numpy"), ("tiny", "numpy")], range(3)),
 )  # fmt: skip
-@pytest.mark.parametrize("seed", range(3))
 def test_random_rows_are_the_same_in_both_modes_on_every_executor(
-    machine: str, executor: str, seed: int
+    place: tuple[str, str], seed: int
 ) -> None:
+    machine, executor = place
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 12, random.integers(3, 10)).tolist()
     rows, own = rows_of(lengths)
@@ -363,7 +361,7 @@ def test_gradients_through_stretches_are_those_of_pytorch() -> None:
 def test_many_lengths_are_few_loops() -> None:
     """A program does not grow with how many lengths there are."""
     sizes = []
-    for many in (60, 240):
+    for many in (40, 120):
         rows = [np.zeros((n, 1, WIDTH), np.float32) for n in range(2, many + 2)]
         nest = FractalTensor([FractalTensor(row) for row in rows])
         compiled = ops.compile(states_of, nest, schedule="stretches")

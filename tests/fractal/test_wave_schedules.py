@@ -19,6 +19,7 @@ from stitch.fractal import FractalTensor
 from stitch.machine import load_machine
 from stitch.program import ScanForm, is_scan
 from tests.support import plain_nests as plain
+from tests.support.grids import in_pairs, in_turn
 from tests.support.plain_nests import assert_same, lists_of
 
 WIDTH = 3
@@ -127,9 +128,9 @@ def expected_of(layer: Layer, outer: str, xs: Any, own: list[Any]) -> Any:
     return network(plain, layer, outer, list(xs), *map(list, own))
 
 
-@pytest.mark.parametrize("outer", ["scanl", "foldl"])
-@pytest.mark.parametrize("layer", WAVES, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("depth", range(2, 6))
+@pytest.mark.parametrize(
+    ("depth", "layer", "outer"), in_pairs(range(2, 6), WAVES, ["scanl", "foldl"])
+)
 def test_layers_are_a_wave_of_any_depth_and_length(layer: Layer, outer: str, depth: int) -> None:
     tolerance = 0 if layer is whole_numbers else 1e-5
     for length in range(1, 7):
@@ -144,8 +145,10 @@ def test_layers_are_a_wave_of_any_depth_and_length(layer: Layer, outer: str, dep
         assert_same(lists_of(compiled(*nests)), expected, tolerance)
 
 
-@pytest.mark.parametrize("outer", ["scanl", "foldl", "scanr"])
-@pytest.mark.parametrize("layer", [*WAVES, *OTHERS], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("layer", "outer"),
+    in_turn([*WAVES, *OTHERS], ["scanl", "foldl", "scanr"]),
+)
 def test_every_schedule_of_layers_gives_the_same(layer: Layer, outer: str) -> None:
     for depth, length in ((2, 3), (4, 2), (3, 1)):
         xs, own = of_layers(depth, length, layer)
@@ -233,8 +236,7 @@ def of_all_rows(layer: Layer, outer: str, xs: Any, *own: Any) -> Any:
     return ops.map(lambda row, each: network(ops, layer, outer, row, *each), xs, own)
 
 
-@pytest.mark.parametrize("outer", ["scanl", "foldl"])
-@pytest.mark.parametrize("layer", WAVES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("layer", "outer"), in_turn(WAVES, ["scanl", "foldl"]))
 def test_layers_in_a_map_are_a_wave_of_all_elements(layer: Layer, outer: str) -> None:
     """Lanes stand around a sequence, and inside its elements while rounds run."""
     for depth, length, lanes in ((2, 3, 4), (3, 5, 2), (4, 2, 3)):

@@ -20,12 +20,15 @@ import torch
 
 import stitch
 from stitch.compiler import split_graph
+from stitch.frontend.torch import export
+from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.graph import ComputationGraph
+from tests.support.grids import every
 from tests.support.torch.agreement import assert_close, run_graph, tensors_of
 from tests.support.torch.architectures import ARCHITECTURES, made
 
 #: Compiled by `stitch-compile` in a process of its own; the others here, captured once.
-APART = ("BERT", "tied weights")
+APART = ("tied weights", "BERT")
 
 
 def command(name: str, *words: str, folder: Path) -> str:
@@ -81,13 +84,28 @@ def test_an_architecture_agrees_with_eager(name: str) -> None:
     assert_close(run_graph(one.graph, one.examples), one.wanted)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its deprecated parts
+@pytest.mark.parametrize("name", every(8, ARCHITECTURES))
+def test_operators_are_taken_apart_as_torch_does(name: str) -> None:
+    """We register no more with torch than what stays whole; `run_decompositions` all there is."""
+    program = export._program(*made(name))
+    table = torch.export.default_decompositions()
+    for kept in KEPT_WHOLE:
+        table.pop(kept, None)
+    wanted, found = program.run_decompositions(table), export._decomposed(program)
+    assert str(found.graph) == str(wanted.graph)
+    assert found.graph_signature == wanted.graph_signature
+
+
 def test_weights_that_are_tied_are_one_constant() -> None:
     graph = captured("tied weights").graph
     shapes = [graph.values[constant.value].type.shape for constant in graph.constants]
     assert shapes.count((20, 8)) == 1
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", [*APART[:1], *every(3, [n for n in ARCHITECTURES if n not in APART[:1]])]
+)
 def test_an_architecture_in_two_files_agrees_with_eager_in_a_new_process(
     name: str, tmp_path: Path
 ) -> None:

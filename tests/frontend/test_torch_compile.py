@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.grids import every
 from tests.support.torch.architectures import ARCHITECTURES
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
@@ -16,7 +17,8 @@ def _called(run: Any, examples: Any) -> Any:
     return run(**examples) if isinstance(examples, dict) else run(*examples)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+# Others: tests/frontend/test_torch_zoo.py.
+@pytest.mark.parametrize("name", every(2, ARCHITECTURES))
 def test_an_architecture_agrees_with_eager(name: str) -> None:
     torch.manual_seed(3)
     module, examples = ARCHITECTURES[name]()

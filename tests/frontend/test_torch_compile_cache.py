@@ -27,7 +27,7 @@ from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
 #: Processes that are killed while they fill one folder.
-KILLS = 10
+KILLS = 5
 
 
 def network() -> Any:

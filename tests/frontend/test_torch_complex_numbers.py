@@ -14,6 +14,7 @@ from torch import fft, nn
 import stitch
 from stitch.errors import CompileError
 from stitch.torch import explain
+from tests.support.grids import in_turn
 from tests.support.stitched_models import one
 from tests.support.torch.compiled import assert_same, compiled, gradients, storage_of
 
@@ -97,8 +98,7 @@ def _fallbacks(function: Any, *operands: Any) -> dict[str, int]:
     return explain(function, options=ALL_PARTS)(*operands).by_torch
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "executor"), in_turn(CASES, EXECUTORS))
 def test_results_and_gradients_are_those_of_eager_torch(name: str, executor: str) -> None:
     function, shape = CASES[name]
     torch.manual_seed(1)

@@ -14,6 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 import stitch
 from stitch.errors import CompileError
 from stitch.torch import explain
+from tests.support.grids import in_turn
 from tests.support.torch.compiled import assert_same, assert_trains_alike, compiled, gradients
 
 ALL_PARTS = {"min_operations": 1}
@@ -66,8 +67,7 @@ CHOICES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(("name", "executor"), in_turn(CHOICES, EXECUTORS))
 def test_a_branch_gives_what_eager_torch_gives(name: str, executor: str) -> None:
     function = CHOICES[name]
     torch.manual_seed(1)
@@ -186,8 +186,7 @@ LOOPS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(("name", "executor"), in_turn(LOOPS, EXECUTORS))
 def test_a_loop_gives_what_eager_torch_gives(name: str, executor: str) -> None:
     function = LOOPS[name]
     run = compiled(function, executor=executor)

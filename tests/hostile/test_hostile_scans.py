@@ -166,15 +166,15 @@ def survive(times: int, seed: int) -> tuple[int, int, int]:
 
 
 def test_damaged_scans_run_or_are_refused() -> None:
-    by_file, by_device, ran = survive(1000, SEED)
-    assert by_file > 500
-    assert by_device > 5
-    assert ran > 20
+    by_file, by_device, ran = survive(400, SEED)
+    assert by_file > 200
+    assert by_device > 2
+    assert ran > 8
 
 
 @pytest.mark.full
-def test_twenty_thousand_damaged_scans_run_or_are_refused() -> None:
+def test_eight_thousand_damaged_scans_run_or_are_refused() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
-    by_file, by_device, ran = survive(20_000, seed)
-    assert min(by_file, by_device, ran) > 100
+    by_file, by_device, ran = survive(8_000, seed)
+    assert min(by_file, by_device, ran) > 40

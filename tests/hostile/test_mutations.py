@@ -49,27 +49,30 @@ def survive(count: int, seed: int, sound: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_two_thousand_mutations_load_or_are_refused(name: str) -> None:
-    taken, refused = survive(2000, SEED, FILES[name])
-    assert taken + refused == 2000
-    assert taken > 20
-    assert refused > 1000
+def test_six_hundred_mutations_load_or_are_refused(name: str) -> None:
+    taken, refused = survive(600, SEED, FILES[name])
+    assert taken + refused == 600
+    assert taken > 5
+    assert refused > 300
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", FILES)
-def test_twenty_thousand_mutations_load_or_are_refused(name: str) -> None:
+def test_ten_thousand_mutations_load_or_are_refused(name: str) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
-    taken, refused = survive(20_000, seed, FILES[name])
-    assert taken + refused == 20_000
-    assert refused > 10_000
+    taken, refused = survive(10_000, seed, FILES[name])
+    assert taken + refused == 10_000
+    assert refused > 5_000
 
 
+@pytest.mark.parametrize("count", [70, pytest.param(200, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", FILES)
-def test_mutations_take_no_more_memory_than_a_sound_file_of_their_size(name: str) -> None:
+def test_mutations_take_no_more_memory_than_a_sound_file_of_their_size(
+    name: str, count: int
+) -> None:
     draw = random.Random(SEED + 1)
-    files = [mutated(draw, FILES[name]) for _ in range(200)]
+    files = [mutated(draw, FILES[name]) for _ in range(count)]
     peaks = []
     for file in [FILES[name], *files]:
         tracemalloc.start()

@@ -61,17 +61,17 @@ def survive(count: int, seed: int) -> tuple[int, int]:
     return taken, refused
 
 
-def test_two_thousand_mutations_give_a_machine_or_are_refused() -> None:
-    taken, refused = survive(2_000, SEED)
-    assert taken + refused == 2_000
-    assert min(taken, refused) > 100
+def test_six_hundred_mutations_give_a_machine_or_are_refused() -> None:
+    taken, refused = survive(600, SEED)
+    assert taken + refused == 600
+    assert min(taken, refused) > 30
 
 
 @pytest.mark.full
-def test_twenty_thousand_mutations_give_a_machine_or_are_refused() -> None:
+def test_eight_thousand_mutations_give_a_machine_or_are_refused() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
-    assert sum(survive(20_000, seed)) == 20_000
+    assert sum(survive(8_000, seed)) == 8_000
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.benches import csv_file, csv_rows, load_bench, run_bench
+from tests.support.benches import called_bench, csv_file, csv_rows, load_bench, run_bench
 
 FOLDER = Path(__file__).parents[1] / "data/tenstorrent/op_times"
 PRODUCTS = FOLDER / "matmuls.csv"
@@ -25,13 +25,13 @@ def test_every_product_is_beside_its_measurement_and_no_goal_is_missed() -> None
 
 
 def test_goals_hold_for_products_that_nothing_was_fitted_to() -> None:
-    ran = run_bench("op_times", FOLDER / "held_out.csv", "--check")
+    ran = called_bench("op_times", FOLDER / "held_out.csv", "--check")
     assert ran.returncode == 0, ran.stderr
     assert "blackhole_p150    78 products" in ran.stdout
 
 
 def test_goals_hold_for_each_group_by_figures_fitted_to_all_others() -> None:
-    ran = run_bench("op_times", "--leave_out=group", "--check")
+    ran = called_bench("op_times", "--leave_out=group", "--check")
     assert ran.returncode == 0, ran.stderr
     assert "wormhole_n150    117 products" in ran.stdout
 
@@ -50,7 +50,7 @@ def test_the_figures_that_ship_are_those_that_fit_best() -> None:
 def test_a_model_that_is_far_off_misses_its_goal(tmp_path: Path) -> None:
     rows = csv_rows(PRODUCTS)
     slow = [[*row[:-1], str(3 * float(row[-1]))] for row in rows[1:]]
-    ran = run_bench("op_times", csv_file(tmp_path, [rows[0], *slow]), "--check")
+    ran = called_bench("op_times", csv_file(tmp_path, [rows[0], *slow]), "--check")
     assert ran.returncode == 1
     assert "goal missed: wormhole_n150: the median of errors" in ran.stderr
 
@@ -74,7 +74,7 @@ def test_a_wrong_cell_is_refused_with_its_line(
 ) -> None:
     row = csv_rows(PRODUCTS)[1]
     row[at] = text
-    ran = run_bench("op_times", csv_file(tmp_path, [csv_rows(PRODUCTS)[0], row]))
+    ran = called_bench("op_times", csv_file(tmp_path, [csv_rows(PRODUCTS)[0], row]))
     assert ran.returncode == 2, ran.stderr
     assert words in ran.stderr
 
@@ -82,12 +82,12 @@ def test_a_wrong_cell_is_refused_with_its_line(
 def test_blocks_that_do_not_fit_the_grid_are_refused(tmp_path: Path) -> None:
     row = csv_rows(PRODUCTS)[1]
     row[3:9] = ["500", "512", "512", "l1", "dram", "l1"]
-    ran = run_bench("op_times", csv_file(tmp_path, [csv_rows(PRODUCTS)[0], row]))
+    ran = called_bench("op_times", csv_file(tmp_path, [csv_rows(PRODUCTS)[0], row]))
     assert ran.returncode == 2
     assert "blocks over 8 x 8 cores do not fit" in ran.stderr
 
 
 def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
-    ran = run_bench("op_times", csv_file(tmp_path, [row[:-1] for row in csv_rows(PRODUCTS)]))
+    ran = called_bench("op_times", csv_file(tmp_path, [row[:-1] for row in csv_rows(PRODUCTS)]))
     assert ran.returncode == 2
     assert "without ns" in ran.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.benches import csv_file, csv_rows, load_bench, run_bench
+from tests.support.benches import called_bench, csv_file, csv_rows, load_bench, run_bench
 
 TRACES = Path(__file__).parents[1] / "data/tenstorrent/noc_traces/noc_traces.csv"
 
@@ -25,7 +25,7 @@ def test_every_trace_is_beside_its_measurement_and_no_goal_is_missed() -> None:
 
 
 def test_goals_hold_for_each_copy_by_figures_fitted_to_all_others() -> None:
-    ran = run_bench("silicon", "--leave_one_out", "--check")
+    ran = called_bench("silicon", "--leave_one_out", "--check")
     assert ran.returncode == 0, ran.stderr
     assert "L1 -> L1    21 copies" in ran.stdout and "DRAM -> L1  15 copies" in ran.stdout
 
@@ -33,13 +33,13 @@ def test_goals_hold_for_each_copy_by_figures_fitted_to_all_others() -> None:
 def test_a_model_that_is_far_off_misses_its_goal(tmp_path: Path) -> None:
     rows = csv_rows(TRACES)
     slow = [[*row[:-1], str(3 * int(row[-1]))] for row in rows[1:]]
-    ran = run_bench("silicon", csv_file(tmp_path, [rows[0], *slow]), "--check")
+    ran = called_bench("silicon", csv_file(tmp_path, [rows[0], *slow]), "--check")
     assert ran.returncode == 1
     assert "goal missed: DRAM -> L1: the median of errors" in ran.stderr
 
 
 def test_without_recording_copies_that_issue_slowly_are_told_too_short() -> None:
-    ran = run_bench("silicon", "--interval", "1", "--json", "--check")
+    ran = called_bench("silicon", "--interval", "1", "--json", "--check")
     rows = {row["name"]: row for row in json.loads(ran.stdout)}
     assert rows["DRAM_TO_1x1_HEIGHT"]["error"] < -0.4
     assert ran.returncode == 1
@@ -50,7 +50,7 @@ def test_cores_of_another_name_are_taken_for_a_square_grid(tmp_path: Path) -> No
     named = {row[0]: row for row in rows}
     dram, inside = named["DRAM_TO_8x8_HEIGHT"], named["2x4_BLOCK_TO_4x4_BLOCK"]
     file = csv_file(tmp_path, [rows[0], ["DRAM copy", *dram[1:]], ["reshard", *inside[1:]]])
-    found = json.loads(run_bench("silicon", file, "--json").stdout)
+    found = json.loads(called_bench("silicon", file, "--json").stdout)
     assert [row["grids"] for row in found] == ["assumed", "assumed"]
     assert abs(found[0]["error"]) < 0.15
 
@@ -58,7 +58,9 @@ def test_cores_of_another_name_are_taken_for_a_square_grid(tmp_path: Path) -> No
 def test_errors_of_most_copies_without_names_are_below_a_third(tmp_path: Path) -> None:
     rows = csv_rows(TRACES)
     bare = [[f"{'DRAM ' * row[0].startswith('DRAM')}copy", *row[1:]] for row in rows[1:]]
-    found = json.loads(run_bench("silicon", csv_file(tmp_path, [rows[0], *bare]), "--json").stdout)
+    found = json.loads(
+        called_bench("silicon", csv_file(tmp_path, [rows[0], *bare]), "--json").stdout
+    )
     assert len(found) == 36
     assert sorted(abs(row["error"]) for row in found)[24] < 1 / 3
 
@@ -76,7 +78,7 @@ def test_a_file_that_is_no_list_of_copies_is_refused(
     tmp_path: Path, change: object, words: str
 ) -> None:
     assert callable(change)
-    ran = run_bench("silicon", csv_file(tmp_path, change(csv_rows(TRACES))))
+    ran = called_bench("silicon", csv_file(tmp_path, change(csv_rows(TRACES))))
     assert ran.returncode == 2 and words in ran.stderr, ran.stderr
 
 
@@ -86,7 +88,7 @@ def test_shards_that_are_no_whole_tiles_of_so_few_pages_are_priced_all_the_same(
     rows = csv_rows(TRACES)
     inside = {row[0]: row for row in rows}["4x4_BLOCK_TO_8x8_BLOCK"]
     file = csv_file(tmp_path, [rows[0], ["8x8_BLOCK_TO_8x8_HEIGHT", *inside[1:]]])
-    (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
+    (found,) = json.loads(called_bench("silicon", file, "--json").stdout)
     assert found["grids"] == "named" and found["simulated_ns"] > 500
 
 
@@ -96,7 +98,7 @@ def test_a_copy_of_very_many_transfers_is_priced_without_a_look_at_each(
 ) -> None:
     rows = csv_rows(TRACES)
     file = csv_file(tmp_path, [rows[0], [rows[1][0], str(count), *rows[1][2:]]])
-    (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
+    (found,) = json.loads(called_bench("silicon", file, "--json").stdout)
     assert found["simulated_ns"] > 0
 
 
@@ -104,37 +106,39 @@ def test_a_copy_of_very_many_transfers_is_priced_without_a_look_at_each(
 def test_a_name_with_a_grid_of_no_cores_tells_no_grid(tmp_path: Path, name: str) -> None:
     rows = csv_rows(TRACES)
     file = csv_file(tmp_path, [rows[0], [name, *rows[1][1:]]])
-    (found,) = json.loads(run_bench("silicon", file, "--json").stdout)
+    (found,) = json.loads(called_bench("silicon", file, "--json").stdout)
     assert found["grids"] == "assumed"
 
 
 def test_a_number_that_no_copy_has_is_refused(tmp_path: Path) -> None:
     rows = csv_rows(TRACES)
     file = csv_file(tmp_path, [rows[0], [rows[1][0], "9" * 400, *rows[1][2:]]])
-    ran = run_bench("silicon", file)
+    ran = called_bench("silicon", file)
     assert ran.returncode == 2 and "transfers is no whole number from 1 to" in ran.stderr
 
 
 def test_a_mark_of_the_byte_order_is_no_part_of_a_column(tmp_path: Path) -> None:
     file = tmp_path / "marked.csv"
     file.write_bytes(b"\xef\xbb\xbf" + TRACES.read_bytes())
-    assert len(json.loads(run_bench("silicon", file, "--json").stdout)) == len(csv_rows(TRACES)) - 1
+    assert (
+        len(json.loads(called_bench("silicon", file, "--json").stdout)) == len(csv_rows(TRACES)) - 1
+    )
 
 
 def test_a_grid_that_the_machine_has_not_is_refused(tmp_path: Path) -> None:
     rows = csv_rows(TRACES)
     file = csv_file(tmp_path, [rows[0], ["DRAM_TO_16x16_BLOCK", *rows[1][1:]]])
-    ran = run_bench("silicon", file)
+    ran = called_bench("silicon", file)
     assert ran.returncode == 6 and "exceeds the machine's (8, 8)" in ran.stderr, ran.stderr
 
 
 def test_a_file_without_copies_misses_the_goal(tmp_path: Path) -> None:
-    ran = run_bench("silicon", csv_file(tmp_path, csv_rows(TRACES)[:1]), "--check")
+    ran = called_bench("silicon", csv_file(tmp_path, csv_rows(TRACES)[:1]), "--check")
     assert ran.returncode == 1 and "no copy" in ran.stderr
 
 
 def test_a_machine_without_a_network_is_refused() -> None:
-    ran = run_bench("silicon", "--machine", "host")
+    ran = called_bench("silicon", "--machine", "host")
     assert ran.returncode == 2 and "describes no NoC" in ran.stderr
 
 

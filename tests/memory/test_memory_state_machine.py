@@ -260,7 +260,7 @@ def test_short_histories_keep_every_invariant() -> None:
     run_state_machine_as_test(
         MemoryHistory,
         settings=settings(
-            max_examples=120,
+            max_examples=50,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=slow_is_fine,
@@ -273,7 +273,7 @@ def test_long_histories_keep_every_invariant() -> None:
     run_state_machine_as_test(
         MemoryHistory,
         settings=settings(
-            max_examples=400,
+            max_examples=200,
             stateful_step_count=80,
             deadline=None,
             suppress_health_check=slow_is_fine,

@@ -13,6 +13,7 @@ import pytest
 from stitch.ops import KernelMemory, bind, infer_types, kernel_workspace, operators
 from stitch.ops.workspaces import ANY_KERNEL_NBYTES
 from stitch.program import SCAN, DataType, ValueType
+from tests.support.grids import in_turn
 from tests.support.operators.drawn_operands import in_compute_type, operands_of
 from tests.support.operators.workspace_rows import ROWS
 
@@ -74,8 +75,13 @@ def test_every_operator_has_a_row() -> None:
     assert {row[0] for row in ROWS} | {SCAN[1]} == {d.name for d in operators()}
 
 
-@pytest.mark.parametrize("constant", [False, True], ids=["computed", "constant"])
-@pytest.mark.parametrize("index", range(len(ROWS)), ids=[row[0] for row in ROWS])
+@pytest.mark.parametrize(
+    ("index", "constant"),
+    in_turn(
+        [pytest.param(index, id=row[0]) for index, row in enumerate(ROWS)],
+        [pytest.param(False, id="computed"), pytest.param(True, id="constant")],
+    ),
+)
 def test_a_kernel_takes_no_more_than_is_declared(index: int, constant: bool) -> None:
     found = taken(index, constant)
     assert found.most <= found.declared

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.benches import BENCHES, run_bench
+from tests.support.benches import BENCHES, called_bench, run_bench
 
 HEADER = "id,lower,upper,size\n"
 
@@ -56,7 +56,7 @@ def test_a_defect_is_one_error_with_its_line(
 ) -> None:
     file = tmp_path / "bad.csv"
     file.write_text(text, encoding="utf-8")
-    done = run_bench("packing", file)
+    done = called_bench("packing", file)
     assert done.returncode == 3 and done.stdout == ""
     assert said in done.stderr and f"{file}:{line}\n" in done.stderr
     assert "Traceback" not in done.stderr
@@ -66,17 +66,17 @@ def test_no_buffers_no_text_and_no_file_are_bad_files(tmp_path: Path) -> None:
     file = tmp_path / "buffers.csv"
     for content, said in ((HEADER.encode(), "no buffers"), (b"\xff\xfe\0", "no UTF-8 text")):
         file.write_bytes(content)
-        done = run_bench("packing", file)
+        done = called_bench("packing", file)
         assert done.returncode == 3 and str(file) in done.stderr and "Traceback" not in done.stderr
         assert said in done.stderr
-    done = run_bench("packing", tmp_path / "bufers.csv")
+    done = called_bench("packing", tmp_path / "bufers.csv")
     assert done.returncode == 3 and f"did you mean {str(file)!r}?" in done.stderr
 
 
 def test_a_byte_order_mark_before_the_header_is_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "marked.csv"
     file.write_text(HEADER + "0,0,2,5\n", encoding="utf-8-sig")
-    done = run_bench("packing", file, "--json")
+    done = called_bench("packing", file, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[0]["peak"] == 5
 
@@ -105,5 +105,5 @@ def test_a_named_pipe_is_refused_without_waiting_for_its_writer(
     "budget", [("--placements", "0"), ("--placements", "-1"), ("--seconds", "5")]
 )
 def test_a_budget_of_nothing_is_a_usage_error(budget: tuple[str, str]) -> None:
-    done = run_bench("packing", *budget)
+    done = called_bench("packing", *budget)
     assert done.returncode == 2 and budget[0] in done.stderr

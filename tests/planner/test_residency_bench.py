@@ -16,7 +16,7 @@ from tests.support.benches import load_bench, run_bench
 
 
 def test_a_row_for_each_chain_and_none_above_belady() -> None:
-    done = run_bench("residency", "--json", "--seeds", "2")
+    done = run_bench("residency", "--json", "--seeds", "1")
     assert done.returncode == 0, done.stderr
     rows = {row["chain"]: row for row in json.loads(done.stdout)}
     assert {"transformer", "cnn", "unet", "training", "loop"} <= rows.keys()

@@ -16,6 +16,7 @@ from stitch.planner import Relocate
 from stitch.program import Array
 from stitch.report import explain
 from stitch.report.run_record import Recorder
+from tests.support.grids import in_pairs
 from tests.support.stitched_models import integers, one, scaled
 
 MACHINE = "wormhole_n150"
@@ -55,12 +56,11 @@ def by_hand(x: Array, form: str) -> Array:
     return x
 
 
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("names", NAMES)
-@pytest.mark.parametrize(("window", "form"), FORMS)
+@pytest.mark.parametrize(("how", "names", "held"), in_pairs(FORMS, NAMES, HELD), ids=str)
 def test_what_is_held_at_a_fixed_address_settles(
-    window: int, form: str, names: str, held: str
+    how: tuple[int, str], names: str, held: str
 ) -> None:
+    window, form = how
     with stitch.open_device(MACHINE, window=window) as device:
         call, ring = (
             call_of(device, names, form),

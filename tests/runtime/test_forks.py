@@ -107,7 +107,8 @@ BESIDE_A_THREAD = """
 @pytest.mark.parametrize(
     ("executor", "threads", "forks"),
     [
-        ("numpy", 0, 20),
+        ("numpy", 0, 8),
+        pytest.param("numpy", 0, 20, marks=pytest.mark.full),
         ("onnxruntime", 3, 3),
         pytest.param("onnxruntime", 0, 20, marks=pytest.mark.full),
         pytest.param("onnxruntime", 3, 20, marks=pytest.mark.full),

@@ -1,14 +1,17 @@
-"""Benchmarks of `tools/bench/`, loaded as modules or run as commands."""
+"""Benchmarks of `tools/bench/`, loaded as modules, called here, or run as commands."""
 
 from __future__ import annotations
 
 import csv
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 
@@ -30,6 +33,22 @@ def load_bench(name: str) -> ModuleType:
         patch.syspath_prepend(BENCHES)
         spec.loader.exec_module(module)
     return module
+
+
+def called_bench(name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A benchmark with these words, in this process: as `run_bench`, without the time that a
+    process takes to load what it needs."""
+    made = [str(word) for word in words]
+    with (
+        patch.dict(os.environ),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        try:
+            code = load_bench(name).main(made)
+        except SystemExit as left:
+            code = left.code
+    return subprocess.CompletedProcess(made, code, out.getvalue(), err.getvalue())
 
 
 def run_bench(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 
 import stitch.torch.nn as nn
@@ -52,14 +53,15 @@ def interrupted(call: Callable[[], object], at: int) -> bool:
     return False
 
 
-def test_a_close_that_was_interrupted_anywhere_is_finished_by_the_next() -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.full)])
+def test_a_close_that_was_interrupted_anywhere_is_finished_by_the_next(step: int) -> None:
     x, y = torch.randn(4, 3), torch.randn(4, 2)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     places = [parameter.data_ptr() for parameter in net.parameters()]
-    at, came = 0, True
+    at, came = 1 - step, True
     while came:
-        at += 1
+        at += step
         model = net.compile(optimizer=optimizer, target="tiny")
         LOSS(model(x), y).backward()
         optimizer.step()

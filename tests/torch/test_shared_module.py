@@ -17,6 +17,7 @@ import stitch
 import stitch.torch
 import stitch.torch.nn as nn
 from stitch.errors import TaskError, UsageError
+from tests.support.grids import in_turn
 
 #: Of the devices with memory of their own the small one runs always, the other one once.
 TARGETS = ("host", "tiny", pytest.param("wormhole_n150", marks=pytest.mark.full))
@@ -140,8 +141,7 @@ WAYS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("write", WAYS)
+@pytest.mark.parametrize(("write", "target"), in_turn(WAYS, TARGETS))
 def test_what_torch_writes_is_trained_on(write: Callable[[Any], object], target: str) -> None:
     twins = Twins(target)
     twins.step(3)

@@ -12,6 +12,7 @@ import torch
 
 import stitch
 from stitch.errors import UsageError
+from tests.support.grids import in_turn
 
 LOSS = torch.nn.MSELoss()
 
@@ -51,8 +52,7 @@ COMPUTED: list[Callable[[Any], Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", ["host", "wormhole_n150"])
-@pytest.mark.parametrize("compute", COMPUTED)
+@pytest.mark.parametrize(("compute", "target"), in_turn(COMPUTED, ["host", "wormhole_n150"]))
 def test_what_is_computed_from_a_loss_goes_back_as_in_torch(
     compute: Callable[[Any], Any], target: str
 ) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 import stitch
 from stitch.errors import CompileError, UsageError
 from stitch.training import loss_from_config, loss_of
+from tests.support.grids import in_turn
 
 WEIGHTS = [0.5, 2.0, 1.0, 0.25, 3.0]
 COUNTED = torch.tensor(WEIGHTS)
@@ -68,9 +69,9 @@ def compare(net: Any, loss_fn: Any, label: Any) -> None:
     assert again.config() == model.training.loss.config()  # type: ignore[union-attr]  # it has one
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(("make", "label"), LOSSES)
-def test_a_loss_of_torch_is_taken_as_it_is(make: Any, label: Any, reduction: str) -> None:
+@pytest.mark.parametrize(("loss", "reduction"), in_turn(LOSSES, ["mean", "sum"]))
+def test_a_loss_of_torch_is_taken_as_it_is(loss: tuple[Any, Any], reduction: str) -> None:
+    make, label = loss
     compare(network(), make(reduction), label)
 
 

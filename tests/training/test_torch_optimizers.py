@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 
 import stitch
 from stitch.errors import UsageError
+from tests.support.grids import in_pairs
 
 STEPS = 22
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -109,9 +110,9 @@ SCHEDULERS: list[Made] = [
 ]
 
 
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("make", SCHEDULERS)
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize(
+    ("name", "make", "before"), in_pairs(["SGD", "Adam"], SCHEDULERS, [True, False])
+)
 def test_schedulers_of_torch_set_rates_and_momenta(name: str, make: Made, before: bool) -> None:
     twins = Twins(grouped(name, **({"momentum": 0.5} if name == "SGD" else {})))
     if not before:

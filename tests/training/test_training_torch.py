@@ -13,6 +13,7 @@ from torch import nn
 
 import stitch
 from stitch.errors import CompileError
+from tests.support.grids import in_turn
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True}),
@@ -91,11 +92,11 @@ def step(model: stitch.CompiledModel, x: Any, y: Any) -> float:
     return float(loss.item())
 
 
-@pytest.mark.parametrize("kind", [Convolutional, Transformer])
-@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "kind"), in_turn(OPTIMIZERS, [Convolutional, Transformer]))
 def test_fifty_steps_equal_those_of_torch(
-    kind: type[nn.Module], name: str, options: dict[str, Any]
+    optimizer: tuple[str, dict[str, Any]], kind: type[nn.Module]
 ) -> None:
+    name, options = optimizer
     module = made(kind)
     model = compiled(copy.deepcopy(module), getattr(stitch, name)(**options))
     stepped = getattr(torch.optim, name)(module.parameters(), **options)

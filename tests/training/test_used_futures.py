@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import stitch
 from stitch.errors import UsageError
 from stitch.training import TensorFuture
+from tests.support.grids import in_turn
 
 TARGETS = ["host", "wormhole_n150"]
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
@@ -57,8 +58,7 @@ USES: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("number", range(len(USES)))
+@pytest.mark.parametrize(("number", "target"), in_turn(range(len(USES)), TARGETS))
 def test_operators_indices_and_methods_queue_more_work(number: int, target: str) -> None:
     pred, expected, _ = predicted(target)
     was_pending = pred.tensor.is_pending
@@ -81,8 +81,7 @@ TORCHS: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("number", range(len(TORCHS)))
+@pytest.mark.parametrize(("number", "target"), in_turn(range(len(TORCHS)), TARGETS))
 def test_functions_and_methods_of_torch_queue_more_work(number: int, target: str) -> None:
     pred, expected, _ = predicted(target)
     was_pending = pred.tensor.is_pending

@@ -1,0 +1,91 @@
+"""Grids of parameters: without `--full` a few of their points show what all of them show.
+
+Comes in: the values of each parameter, or points one by one. Goes out: all points for
+`pytest.mark.parametrize`, those marked `full` without which the quick run does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+FULL = pytest.mark.full
+#: A point of a grid: which value of each parameter.
+Point = tuple[int, ...]
+
+
+def in_turn(*axes: Iterable[Any]) -> list[Any]:
+    """All combinations. The quick run has every value at least once, of the longest parameter
+    exactly once: beside it the others go round."""
+    return _marked(axes, 1)
+
+
+def in_pairs(*axes: Iterable[Any]) -> list[Any]:
+    """All combinations. The quick run has every two values of different parameters together."""
+    return _marked(axes, 2)
+
+
+def every(step: int, values: Iterable[Any]) -> list[Any]:
+    """All values. The quick run has the first of each `step`."""
+    return [_param((v,), number % step == 0) for number, v in enumerate(values)]
+
+
+def _marked(axes: Sequence[Iterable[Any]], strength: int) -> list[Any]:
+    values = [tuple(axis) for axis in axes]
+    usual = [[at for at, value in enumerate(axis) if not _is_full(value)] for axis in values]
+    found = covering([len(axis) for axis in usual], strength)
+    quick = {tuple(axis[at] for axis, at in zip(usual, point, strict=True)) for point in found}
+    points = itertools.product(*(range(len(axis)) for axis in values))
+    return [
+        _param([axis[at] for axis, at in zip(values, point, strict=True)], point in quick)
+        for point in points
+    ]
+
+
+def _is_full(value: Any) -> bool:
+    return any(mark.name == "full" for mark in getattr(value, "marks", ()))
+
+
+def _param(values: Sequence[Any], is_quick: bool) -> Any:
+    """Values may be params themselves: what they are called and marked with stays."""
+    parts = [v if hasattr(v, "marks") else pytest.param(v) for v in values]
+    marks = [mark for part in parts for mark in part.marks]
+    named = [part.id for part in parts if isinstance(part.id, str)]
+    return pytest.param(
+        *(value for part in parts for value in part.values),
+        marks=marks + [FULL] * (not is_quick),
+        id="-".join(named) if len(named) == len(parts) else None,
+    )
+
+
+def covering(sizes: Sequence[int], strength: int) -> set[Point]:
+    """Points in which all values of every `strength` parameters meet; always the same ones.
+
+    >>> sorted(covering([3, 2], 1))
+    [(0, 0), (1, 1), (2, 0)]
+    >>> len(covering([4, 3, 3], 2))
+    12
+    """
+
+    def meetings(point: Point) -> set[tuple[Point, Point]]:
+        chosen = itertools.combinations(range(len(sizes)), strength)
+        return {(which, tuple(point[axis] for axis in which)) for which in chosen}
+
+    # Along the diagonals, so that each of the first points has other values than those before.
+    longest = max(sizes, default=0)
+    points = [
+        tuple((at + shift) % size for size, shift in zip(sizes, shifts, strict=True))
+        for shifts in itertools.product(*(range(size) for size in sizes))
+        for at in range(longest)
+    ]
+    points = list(dict.fromkeys(points))
+    left = set().union(*map(meetings, points))
+    found: set[Point] = set()
+    while left:
+        best = max(points, key=lambda point: len(meetings(point) & left))
+        found.add(best)
+        left -= meetings(best)
+    return found

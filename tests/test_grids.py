@@ -1,0 +1,53 @@
+"""What the quick run has of a grid: every value, or every two of them together."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.support.grids import FULL, covering, every, in_pairs, in_turn
+
+
+def quick(points: list[Any]) -> list[tuple[Any, ...]]:
+    return [p.values for p in points if all(mark.name != "full" for mark in p.marks)]
+
+
+def test_in_turn_has_all_points_and_runs_every_value_of_each_parameter() -> None:
+    points = in_turn("abcd", [1, 2, 3])
+    assert [p.values for p in points] == list(itertools.product("abcd", [1, 2, 3]))
+    assert quick(points) == [("a", 1), ("b", 2), ("c", 3), ("d", 1)]
+
+
+def test_in_pairs_runs_every_two_values_of_different_parameters() -> None:
+    axes = ["abcde", [1, 2, 3], [True, False]]
+    points = in_pairs(*axes)
+    assert len(points) == 30
+    ran = quick(points)
+    assert len(ran) < 20
+    for first, second in itertools.combinations(range(3), 2):
+        wanted = set(itertools.product(axes[first], axes[second]))
+        assert {(point[first], point[second]) for point in ran} == wanted
+
+
+def test_what_is_for_the_full_run_alone_covers_nothing() -> None:
+    slow = pytest.param(3, marks=FULL)
+    assert quick(in_turn("abcd", [1, 2, slow])) == [("a", 1), ("b", 2), ("c", 1), ("d", 2)]
+
+
+def test_names_stay_where_every_part_has_one() -> None:
+    both = in_turn([pytest.param(1, id="one")], [pytest.param(2, id="two")])
+    assert [p.id for p in both] == ["one-two"]
+    assert [p.id for p in in_turn([pytest.param(1, id="one")], [2])] == [None]
+
+
+def test_every_third_runs_always() -> None:
+    assert quick(every(3, range(7))) == [(0,), (3,), (6,)]
+    assert len(every(3, range(7))) == 7
+
+
+@pytest.mark.parametrize("sizes", [[3, 2], [7, 7, 2], [1, 4], [5]])
+def test_the_chosen_points_are_always_the_same(sizes: list[int]) -> None:
+    assert covering(sizes, 1) == covering(sizes, 1)
+    assert len(covering(sizes, 1)) == max(sizes)
