@@ -98,3 +98,25 @@ def test_indices_of_a_floating_type_are_cut_to_whole_numbers(executor: str) -> N
         given = np.array([0.6, 2.9, -0.5, -1.2, np.nan, 3.4e38], np.float32)
         hot = one(program(given)).numpy().argmax(1) - (one(program(given)).numpy().sum(1) == 0)
     np.testing.assert_array_equal(hot, [0, 2, 0, 2, -1, -1])
+
+
+def test_a_batch_without_momentum_is_free_of_what_ran_before_in_every_run() -> None:
+    # The kernel writes over the statistics that it is given.
+    rng = np.random.default_rng(3)
+    row = Row(
+        "BatchNormalization", ["f32[4,3,5]", *["f32[3]"] * 4],
+        {"training_mode": 1, "momentum": 0.0}, 3,
+    )  # fmt: skip
+    program = one_operation(row).program
+    binding = Binding(make_executor("onnxruntime").prepare(program, MACHINE), program)
+    one, wild = np.ones(3, np.float32), np.array([np.inf, np.nan, -1e38], np.float32)
+    for spoiled in (True, False, True):
+        x = rng.normal(2, 1, (4, 3, 5)).astype(np.float32)
+        x[0, 0, 0] = np.nan if spoiled else 0
+        before = [array.copy() for array in (x, one, one, wild, wild)]
+        _, mean, variance = binding.run(before)
+        for given, kept in zip(before, (x, one, one, wild, wild), strict=True):
+            np.testing.assert_array_equal(given, kept)
+        assert np.isnan(mean[0]) == spoiled
+        np.testing.assert_allclose(mean[1:], x.mean((0, 2))[1:], rtol=1e-5)
+        np.testing.assert_allclose(variance[1:], x.var((0, 2))[1:], rtol=1e-5)

@@ -113,6 +113,7 @@ NORMALIZATIONS = [
     ("BatchNormalization", ["T[2,3]", *C], {"epsilon": 0.125}),
     ("BatchNormalization", ["T[2,3,4]", *C], {"training_mode": 1}, 3),
     ("BatchNormalization", ["T[2,3,4]", *C], {"training_mode": 1, "momentum": 0.25}, 3),
+    ("BatchNormalization", ["T[2,3,4]", *C], {"training_mode": 1, "momentum": 0.0}, 3),
     ("InstanceNormalization", ["T[2,3,4,5]", "T[3]", "T[3]"], {"epsilon": 0.125}),
     ("LpNormalization", ["T[2,3,4]"], {}),
     ("LpNormalization", ["T[2,3,4]"], {"axis": 1}),

@@ -94,6 +94,9 @@ NORMALIZATIONS = [
          lambda x, s, b, m, v: F.batch_norm(x, None, None, s, b, True, 0.1, 1e-5), training_mode=1),
     case("BatchNormalization", ["f64[6,3]", "f64[3]", "f64[3]", "f64[3]", "f64[3]+"],
          lambda x, s, b, m, v: F.batch_norm(x, None, None, s, b, True, 0.1, 1e-5), training_mode=1),
+    case("BatchNormalization", ["f64[4,3,5,2]", "f64[3]", "f64[3]", "f64[3]", "f64[3]+"],
+         lambda x, s, b, m, v: F.batch_norm(x, None, None, s, b, True, 0.1, 1e-5), training_mode=1,
+         momentum=0.0),
 ]  # fmt: skip
 
 
