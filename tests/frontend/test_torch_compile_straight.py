@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from functorch.compile import default_partition, make_boxed_func
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
-from stitch.frontend.torch.compile import aot_wrappers
+from stitch.frontend.torch.compile import aot_trace, aot_wrappers
+from stitch.frontend.torch.compile.aot_trace import by_aot_autograd
 from stitch.frontend.torch.compile.outer_graph import OuterGraph
 from stitch.frontend.torch.compile.program_arguments import ProgramArguments
 from stitch.frontend.torch.compile.shared_storage import MAX_IDLE_PARTS, ArgumentSlot
@@ -153,6 +160,70 @@ def test_what_torch_runs_between_programs_heeds_no_mode_of_the_caller() -> None:
         for _ in range(3):
             assert run(x).dtype is torch.bfloat16
     assert_same(run(x), wanted)
+
+
+# By aot_autograd ----------------------------------------------------------------------------------
+
+
+def _left_whole(module: Any, _: Any) -> Any:
+    return make_boxed_func(module.forward)
+
+
+_HOW: dict[str, Any] = {
+    "fw_compiler": _left_whole, "bw_compiler": _left_whole, "inference_compiler": _left_whole,
+    "partition_fn": default_partition, "decompositions": {},
+}  # fmt: skip
+
+
+def test_a_process_that_compiles_does_not_load_inductors_scheduler() -> None:
+    program = """
+import sys, torch
+run = torch.compile(torch.nn.Linear(4, 4), backend="stitch")
+with torch.no_grad():
+    run(torch.ones(2, 4))
+print([name for name in sys.modules if name in ("torch._inductor.scheduler", "torch._inductor.ir")])
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [sys.executable, "-W", "ignore", "-c", program]
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_arguments_in_lists_reach_a_graph() -> None:
+    module = torch.fx.symbolic_trace(lambda xs: (xs[0] - xs[1] * 2,))
+    x, y = torch.randn(3), torch.randn(3)
+    run = by_aot_autograd(module, [[x, y]], **_HOW)
+    assert torch.equal(run([x, y])[0], x - y * 2)
+
+
+def test_torchs_own_class_writes_the_log_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def by_torch() -> None: ...
+
+    def class_of(**how: Any) -> Any:
+        asked.append(how)
+        return lambda module, examples: by_torch
+
+    monkeypatch.setattr(aot_trace, "aot_autograd", class_of)
+    monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
+    assert by_aot_autograd(None, [], **_HOW) is by_torch
+    assert asked == [_HOW]
+
+
+def test_graphs_are_counted_as_torch_counts_them() -> None:
+    counted = torch._dynamo.utils.counters["aot_autograd"]
+    run = compiled(lambda x: x * 2)
+    counted.clear()
+    run(torch.ones(2))
+    assert counted == {"total": 1, "ok": 1}
+    lacks = compiled(lambda x: lacking(x))
+    counted.clear()
+    with pytest.raises(BackendCompilerFailed):
+        lacks(torch.ones(2))
+    assert counted == {"total": 1, "not_ok": 1}
 
 
 # What stands for arguments ------------------------------------------------------------------------

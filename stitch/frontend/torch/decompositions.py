@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
 from stitch.frontend.torch.eager_dropout import dropout_as_eager, dropout_gradient_as_eager
 from stitch.frontend.torch.lowering import KEPT_BY_AUTOGRAD
@@ -104,9 +104,9 @@ def _in_one_type(operator: Any, apart: Any) -> Any:
 def decompositions(*, torch_draws: bool = False) -> dict[Any, Any]:
     """The table for aot_autograd; built once. `torch_draws`: random operators stay as they are, for
     torch to draw from its generator what it would without being compiled."""
-    # Those of aten alone: as a mapping torch's table looks through the operators of all libraries
-    # for such as are made of others, which takes 0.05 s, and aot_autograd takes those apart anyway.
-    table = dict(core_aten_decompositions().decomp_table)
+    # As `core_aten_decompositions`, which looks through all operators for such as are made of
+    # others: that takes 0.06 s, and aot_autograd takes those apart anyway.
+    table = dict(_core_aten_decompositions_post_autograd())
     table.update(get_decompositions(_TAKEN_APART))
     for kept in KEPT_BY_AUTOGRAD:
         table.pop(kept, None)

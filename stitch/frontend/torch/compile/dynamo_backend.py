@@ -42,10 +42,10 @@ except ModuleNotFoundError as error:
         remedy="pip install stitch-runtime[torch]",
     ) from error
 
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_fn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from stitch.frontend.torch.compile.aot_trace import by_aot_autograd
 from stitch.frontend.torch.compile.aot_wrappers import Inference
 from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
@@ -221,19 +221,16 @@ def compiled_graph(
             else (compile_graph)
         )
 
-    backend = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        decompositions=decompositions(torch_draws=settings.rng == "torch"),
-        partition_fn=partition,
-    )
     with ExitStack() as stack:
         stack.enter_context(without_onednn())
         if keeps:
             named = replace(settings, executor=storage.device.executor, cache=None, optimizer=None)
             stack.enter_context(keeping(module, _folder(settings), named, storage.device.machine))
-        run: Callable[..., Any] = backend(module, examples)
+        run = by_aot_autograd(
+            module, examples, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"), partition_fn=partition,
+            decompositions=decompositions(torch_draws=settings.rng == "torch"),
+        )  # fmt: skip
     while made:
         graph, straight = made.pop()
         run = graph.unwrapped(straight, run, examples)

@@ -12,11 +12,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -122,11 +125,38 @@ def _inductor_left_out() -> Iterator[None]:
         "custom_backend_codegen_configs": {}, "torch_key": _torch_digest,
     }  # fmt: skip
     before = {name: getattr(codecache, name) for name in ours}
+    lazy = None if _WRAPPER in sys.modules else _LazyWrapper(_WRAPPER)
     try:
         vars(codecache).update(ours)
+        if lazy is not None:
+            sys.modules[_WRAPPER] = lazy
         yield
     finally:
         vars(codecache).update(before)
+        if lazy is not None and sys.modules.get(_WRAPPER) is lazy:
+            del sys.modules[_WRAPPER]
+
+
+#: What writes inductor's code, of which torch's key takes one function, for kernels in Triton.
+_WRAPPER = "torch._inductor.codegen.wrapper"
+_SOURCE_OF_KERNEL = "user_defined_triton_kernel_transitive_closure_source_code"
+
+
+class _LazyWrapper(ModuleType):
+    """That module, which is loaded when anything of it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == _SOURCE_OF_KERNEL:
+            return lambda kernel: getattr(self._loaded(), name)(kernel)
+        if name.startswith("__"):
+            # What Python asks of any module.
+            raise AttributeError(name)
+        return getattr(self._loaded(), name)
+
+    def _loaded(self) -> ModuleType:
+        if sys.modules.get(_WRAPPER) is self:
+            del sys.modules[_WRAPPER]
+        return import_module(_WRAPPER)
 
 
 @cache
