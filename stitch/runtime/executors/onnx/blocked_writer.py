@@ -197,7 +197,6 @@ class BlockedWriter:
     def _other(self, operation: Operation) -> None:
         names, result = [self._blocks(v) for v in operation.inputs], operation.outputs[0]
         written = _written(self._attributes(operation))
-        written.pop("storage_order", None)
         domain = DOMAIN if operation.op in POOLS else ""
         self._made(result, self._node(operation.op, names, written, domain))
 
