@@ -204,8 +204,9 @@ def _trained(context: GradientContext) -> Sequence[Any]:
         return None, None, third, None, None
     kind = context.type_of(0).data_type
     operands = [gradient, context.input(0), context.in_type(context.input(1), kind)]
-    if context.float_of("momentum") == 0 and context.type_of(3).data_type is kind:
-        # What runs is then this batch's own mean and variance.
+    is_exact = kind.dtype == kind.compute_dtype and context.type_of(3).data_type is kind
+    if is_exact and context.float_of("momentum") == 0:
+        # What runs is then this batch's own mean and variance; rounded, they are taken again.
         operands += [context.output(1), context.output(2)]
     first, *sums = context.apply_many(
         "BatchNormalizationGradient", 3, *operands, domain="stitch",
