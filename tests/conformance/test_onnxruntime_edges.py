@@ -120,3 +120,24 @@ def test_a_batch_without_momentum_is_free_of_what_ran_before_in_every_run() -> N
         assert np.isnan(mean[0]) == spoiled
         np.testing.assert_allclose(mean[1:], x.mean((0, 2))[1:], rtol=1e-5)
         np.testing.assert_allclose(variance[1:], x.var((0, 2))[1:], rtol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool", "MaxPool"])
+@pytest.mark.parametrize("padding", ["SAME_LOWER", "SAME_UPPER"])
+def test_pools_that_are_dilated_are_padded_for_it(op: str, padding: str) -> None:
+    """ONNX Runtime (1.32) counts a window's pads as if it were not dilated."""
+    attributes = {"kernel_shape": (2, 3), "dilations": (2, 2), "auto_pad": padding}
+    row, x = Row(op, ["f32[2,3,5,6]"], attributes), np.arange(180, dtype=np.float32)
+    program = one_operation(row).program
+    wanted = Binding(make_executor("numpy").prepare(program, MACHINE), program)
+    given = x.reshape(2, 3, 5, 6) % 7
+    (made,) = computed(row, given)
+    np.testing.assert_allclose(made, wanted.run([given])[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool", "MaxPool"])
+def test_pools_without_results_give_none(op: str) -> None:
+    """ONNX Runtime (1.32) divides by their number, which ends the process."""
+    row = Row(op, ["f32[1,16,1,1]"], {"kernel_shape": (2, 1), "ceil_mode": 1})
+    (made,) = computed(row, np.ones((1, 16, 1, 1), np.float32))
+    assert made.shape == (1, 16, 0, 1)

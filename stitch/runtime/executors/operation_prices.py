@@ -266,7 +266,7 @@ class OperationPrices:
         rate = prices.convolutions_per_us
         if operation.op == "ConvTranspose":
             return prices.transposed_convolutions_per_us or rate
-        if operation.inputs[1] in self.constants:
+        if operation.inputs[1] in self.fixed:
             return rate
         return prices.unpacked_convolutions_per_us or rate
 

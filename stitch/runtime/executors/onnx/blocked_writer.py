@@ -37,6 +37,7 @@ from stitch.runtime.executors.onnx.form_writer import (
     value_name,
 )
 from stitch.runtime.executors.onnx.session import SESSION_ERRORS, tried
+from stitch.runtime.executors.onnx.window_expansion import laid_out
 
 DOMAIN = "com.microsoft.nchwc"
 
@@ -196,7 +197,7 @@ class BlockedWriter:
 
     def _other(self, operation: Operation) -> None:
         names, result = [self._blocks(v) for v in operation.inputs], operation.outputs[0]
-        written = _written(self._attributes(operation))
+        written = _written(laid_out(self.writer, operation, self._attributes(operation)))
         domain = DOMAIN if operation.op in POOLS else ""
         self._made(result, self._node(operation.op, names, written, domain))
 

@@ -303,6 +303,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "LayerNormalization"): _layer,
     ("", "MatMul"): _product,
     ("", "Max"): integer_rewrites.extreme,
+    **{("", f"{name}Pool"): window_expansion.pool for name in ("Average", "Lp", "Max")},
     ("", "MaxUnpool"): _max_unpool,
     ("", "MeanVarianceNormalization"): _mean_variance,
     ("", "Min"): integer_rewrites.extreme,

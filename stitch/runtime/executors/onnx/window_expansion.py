@@ -1,14 +1,45 @@
-"""`stitch.Window`, written in ONNX's operators: a Gather whose indices are computed.
+"""Windows that ONNX Runtime has no operator for, or lays otherwise.
 
-Comes in: an operation and the writer of its model. Goes out: its expansion.
+Comes in: an operation and the writer of its model. Goes out: `stitch.Window` as a Gather whose
+indices are computed, pools with their pads written out.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from stitch.program import Operation
-from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter
+from stitch.ops import windows_of
+from stitch.program import ABSENT, Operation
+from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
+
+
+def pool(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """A pool with the pads that `auto_pad` means: ONNX Runtime (1.32) forgets dilations in them,
+    and ends the process where none of its windows is left. One without results is not computed."""
+    kind = writer.type_of(operation.outputs[0])
+    if 0 in kind.shape:
+        for value in (v for v in operation.outputs if v != ABSENT):
+            made = writer.type_of(value)
+            empty = np.zeros(made.shape, made.data_type.compute_dtype)
+            writer.node("Identity", [writer.constant(empty)], value_name(value))
+        return True
+    laid = laid_out(writer, operation, attributes)
+    if laid is not attributes:
+        writer.plain(operation, laid)
+    return laid is not attributes
+
+
+def laid_out(writer: FormWriter, operation: Operation, attributes: Attributes) -> Attributes:
+    """The attributes of a pool, with pads in place of `auto_pad` where it is dilated."""
+    is_same = str(attributes.get("auto_pad", "")).startswith("SAME")
+    dilations = attributes.get("dilations")
+    if not is_same or not isinstance(dilations, tuple) or set(dilations) == {1}:
+        return attributes
+    kernel, size = attributes["kernel_shape"], writer.type_of(operation.inputs[0]).shape[2:]
+    assert isinstance(kernel, tuple)
+    windows = windows_of(attributes, size, tuple(map(int, kernel)))
+    pads = (*windows.begin, *windows.end)
+    return {**attributes, "auto_pad": "NOTSET", "pads": pads}
 
 
 def window_of_rows(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
