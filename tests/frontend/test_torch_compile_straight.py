@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import default_partition, make_boxed_func
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import default_partition
 
 from stitch.frontend.torch.compile import aot_trace, aot_wrappers
 from stitch.frontend.torch.compile.aot_trace import by_aot_autograd
