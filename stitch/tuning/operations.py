@@ -177,8 +177,9 @@ def _product(rows: int, edge: int, is_constant: bool, b: Any) -> Any:
 
 
 def _turned_product(rows: int, edge: int, b: Any) -> Any:
+    """A linear layer, with its bias: some add that in a second pass."""
     x, w = b.input("x", (rows, edge), "float32"), b.input("w", (edge, edge), "float32")
-    return b.op("Gemm", x, w, transB=1)
+    return b.op("Gemm", x, w, b.input("bias", (edge,), "float32"), transB=1)
 
 
 def _batched(b: Any) -> Any:
