@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType, SimpleNamespace
@@ -252,6 +253,33 @@ def test_what_is_asked_for_all_at_once_is_not_idle(monkeypatch: pytest.MonkeyPat
     for _ in range(300):
         again = _given(account, arguments, x, y)
     assert again[0] is first[0]
+
+
+def test_what_another_thread_compiles_during_a_look_is_asked_from_then_on() -> None:
+    asked: list[str] = []
+
+    class Asker:
+        def look(self) -> None:
+            asked.append("early")
+            other.start()
+            # It comes to its end only where nothing keeps it out.
+            other.join(0.2)
+
+    class Late:
+        def look(self) -> None:
+            asked.append("late")
+
+    account, early, late = storage_of(executor="numpy"), Asker(), Late()
+    other = threading.Thread(target=account.await_looks, args=(late,))
+    account.await_looks(early)
+    with account.device.lock:
+        account.look()
+    other.join()
+    del early
+    assert asked == ["early"]
+    with account.device.lock:
+        account.look()
+    assert asked == ["early", "late"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
