@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
 
+from stitch.errors import TaskError
 from stitch.frontend.torch.compile import aot_trace, aot_wrappers
 from stitch.frontend.torch.compile.aot_trace import by_aot_autograd
 from stitch.frontend.torch.compile.outer_graph import OuterGraph
@@ -28,6 +31,8 @@ from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 Function = Callable[..., Any]
 lacking = torch.special.i0
+#: Whose lines are interrupted.
+INTERRUPTED = ("program_arguments.py", "graph_program.py", "shared_storage.py")
 
 
 @pytest.fixture()
@@ -321,6 +326,33 @@ def test_what_is_asked_for_all_at_once_is_not_idle(monkeypatch: pytest.MonkeyPat
     assert again[0] is first[0]
 
 
+def test_what_another_thread_compiles_during_a_look_is_asked_from_then_on() -> None:
+    asked: list[str] = []
+
+    class Asker:
+        def look(self) -> None:
+            asked.append("early")
+            other.start()
+            # It comes to its end only where nothing keeps it out.
+            other.join(0.2)
+
+    class Late:
+        def look(self) -> None:
+            asked.append("late")
+
+    account, early, late = storage_of(executor="numpy"), Asker(), Late()
+    other = threading.Thread(target=account.await_looks, args=(late,))
+    account.await_looks(early)
+    with account.device.lock:
+        account.look()
+    other.join()
+    del early
+    assert asked == ["early"]
+    with account.device.lock:
+        account.look()
+    assert asked == ["early", "late"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_what_is_made_anew_is_an_array(dtype: torch.dtype) -> None:
     account, arguments = _arguments("fresh")
@@ -402,6 +434,104 @@ def test_a_result_that_is_given_again_is_read_where_it_lies(repeats: list[bool])
             made.fill_(number)
             assert_same(run(made), made[:, :4] + 1)
     assert repeats == []
+
+
+def test_one_place_given_twice_is_none_of_the_runs_before(repeats: list[bool]) -> None:
+    run = compiled(lambda x, y: x * 2 - y)
+    x, y = torch.randn(4), torch.randn(4)
+    with torch.no_grad():
+        for _ in range(2):
+            # Dynamo knows objects, and not that these two begin at one place.
+            for other in (y, x.detach()):
+                for _ in range(5):
+                    assert_same(run(x, other), x * 2 - other)
+    assert repeats[-1] is True
+
+
+def test_weights_that_are_tied_by_their_data_are_read() -> None:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    run, x = compiled(lambda x: first(x) + 2 * second(x)), torch.randn(2, 4)
+    own = second.weight.data
+    with torch.no_grad():
+        for data in (own, first.weight.data) * 2:
+            second.weight.data = data
+            for _ in range(5):
+                assert_same(run(x), first(x) + 2 * second(x))
+
+
+def test_after_a_call_that_failed_the_next_is_none_of_the_runs_before() -> None:
+    run, table = compiled(lambda rows, table: table[rows] * 2), torch.randn(10, 8)
+    good, bad = torch.tensor([1, 2]), torch.tensor([3, 4])
+    with torch.no_grad():
+        for rows in (bad, good):
+            for _ in range(5):
+                assert_same(run(rows, table), table[rows] * 2)
+        bad[0] = 99
+        with pytest.raises(TaskError, match="out of range"):
+            run(bad, table)
+        bad[0] = 5
+        assert_same(run(bad, table), table[bad] * 2)
+
+
+class _Interrupt(BaseException):
+    pass
+
+
+def _interrupted(call: Callable[[], object], at: int) -> bool:
+    """Call, with an interrupt before so many lines of what sees to a call's arguments; whether it
+    came."""
+    left = at
+
+    def local(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        # Where a lock is given back nothing interrupts.
+        if event == "line" and not _line_of(frame).startswith("with "):
+            left -= 1
+            if not left:
+                raise _Interrupt
+        return local
+
+    def entered(frame: FrameType, event: str, argument: object) -> Any:
+        return local if frame.f_code.co_filename.endswith(INTERRUPTED) else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        call()
+    except _Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def _line_of(frame: FrameType) -> str:
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+
+
+@pytest.mark.parametrize("changes", ["argument", "weights"])
+def test_a_call_that_was_interrupted_anywhere_leaves_nothing_stale(changes: str) -> None:
+    module = nn.Linear(4, 4)
+    run, held = compiled(module), [torch.randn(2, 4) for _ in range(2)]
+    at, came = 0, True
+    with torch.no_grad():
+        while came:
+            at, x = at + 1, held[0]
+            for _ in range(4):
+                assert_same(run(held[1]), module(held[1]))
+            for _ in range(4):
+                assert_same(run(x), module(x))
+            if changes == "argument":
+                x = held[1]
+            else:
+                module.weight.data = torch.randn(4, 4)
+            came = _interrupted(lambda x=x: run(x), at)  # type: ignore[misc]  # it is known
+            for _ in range(3):
+                assert_same(run(x), module(x))
+            # What lies elsewhere is seen, too.
+            module.weight.data = module.weight.data + 1
+            assert_same(run(x), module(x))
+    assert at > 30
 
 
 # The code between programs ------------------------------------------------------------------------

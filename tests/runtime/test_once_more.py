@@ -139,7 +139,7 @@ def test_steps_that_were_done_before_one_failed_are_told(
     _ready(prepared, X, W)
     again = dataclasses.replace(_again(prepared), run=fails)
     if repeats:
-        repeat = prepared.repeat()
+        repeat = prepared.repeat((X, W))
         assert repeat is not None
         repeat.lease.again = again
         run = partial(dataclasses.replace(repeat, again=again), [X, W])
@@ -184,7 +184,7 @@ class _Repeated:
         self.other = device.load(binary_op("other", "Sub", SHAPE, target="host"))
         self.tensor = lend(device, self.w, "another")
         _ready(self.prepared, X, self.tensor)
-        repeat = self.prepared.repeat()
+        repeat = self.prepared.repeat((X, self.tensor))
         assert repeat is not None
         self.repeat: Repeat = repeat
 
@@ -311,7 +311,7 @@ def test_graphs_that_run_between_leave_a_repeat_as_it_is(repeated: _Repeated) ->
     other = _sum(repeated.device)
     _ready(other, X, X)
     _ready(repeated.prepared, X, repeated.tensor)
-    repeat = repeated.prepared.repeat()
+    repeat = repeated.prepared.repeat((X, repeated.tensor))
     assert repeat is not None
     for number in range(3):
         other(X, X)
@@ -324,13 +324,28 @@ def test_nothing_is_repeated_before_it_ran_nor_on_tensors_that_may_be_given_away
     host: Device,
 ) -> None:
     prepared, make = _sum(host), _prepared(host, scaled("a", 2.0, target="host"))
-    assert prepared.repeat() is None
+    assert prepared.repeat((X, W)) is None
     _ready(make, X)
     for tensor in (one(make(X)), host.tensor(W)):
         _ready(prepared, X, tensor)
-        assert prepared.repeat() is None
+        assert prepared.repeat((X, tensor)) is None
     _ready(prepared, X, W)
-    assert prepared.repeat() is not None
+    assert prepared.repeat((X, W)) is not None
+
+
+def test_only_a_run_on_the_very_same_tensors_is_repeated(repeated: _Repeated) -> None:
+    prepared, tensor = repeated.prepared, repeated.tensor
+    other = lend(repeated.device, W.copy(), "another")
+    assert prepared.repeat((X, tensor)) is not None
+    for given in ((X, other), (tensor, tensor), (tensor, X), (X, X)):
+        assert prepared.repeat(given) is None
+    # One tensor twice goes by the queue each time, and no lease remembers that.
+    for _ in range(3):
+        np.testing.assert_array_equal(one(prepared(tensor, tensor)).numpy(), W + W)
+        assert prepared.repeat((tensor, tensor)) is None
+    _ready(prepared, X, W)
+    assert prepared.repeat((X, tensor)) is None
+    assert prepared.repeat((X, W)) is not None
 
 
 def test_what_was_given_outside_the_spaces_or_inside_is_not_lent(host: Device) -> None:
@@ -347,14 +362,14 @@ def test_what_was_given_outside_the_spaces_or_inside_is_not_lent(host: Device) -
 
 def test_no_lease_that_others_share_is_run_into_for_good(repeated: _Repeated) -> None:
     repeated.repeat.lease.shares = True
-    assert repeated.prepared.repeat() is None
+    assert repeated.prepared.repeat((X, repeated.tensor)) is None
 
 
 def test_large_results_are_not_copied_under_the_lock(
     repeated: _Repeated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(once_more, "LARGE_NBYTES", X.nbytes)
-    assert repeated.prepared.repeat() is None
+    assert repeated.prepared.repeat((X, repeated.tensor)) is None
 
 
 def test_a_repeat_says_when_its_lease_was_last_run_into(repeated: _Repeated) -> None:
@@ -372,7 +387,7 @@ def test_results_come_in_the_order_of_the_graphs_outputs(host: Device) -> None:
     graph.output(first)
     prepared = host.prepare(graph)
     _ready(prepared, X)
-    repeat = prepared.repeat()
+    repeat = prepared.repeat((X,))
     assert repeat is not None
     for made, wanted in zip(repeat([X]) or (), (X * 3 + 1, X * 2 + 1), strict=True):
         np.testing.assert_array_equal(made, wanted)
@@ -382,10 +397,10 @@ def test_nothing_is_repeated_while_somebody_listens(host: Device) -> None:
     prepared = _sum(host)
     end = host.events.subscribe(_nothing)
     _ready(prepared, X, W)
-    assert prepared.repeat() is None
+    assert prepared.repeat((X, W)) is None
     end()
     _ready(prepared, X, W)
-    assert prepared.repeat() is not None
+    assert prepared.repeat((X, W)) is not None
 
 
 def test_a_kernel_that_fails_while_it_is_repeated_is_heard_of(repeated: _Repeated) -> None:

@@ -91,6 +91,12 @@ class Again:
                 return None
         return arrays
 
+    def read(self, arguments: Sequence[Any]) -> bool:
+        """Whether this is a run on these very tensors, and on as many arrays."""
+        if self.entries is None:
+            return not any(type(argument) is Tensor for argument in arguments)
+        return self.arrays(self.entries, arguments) is not None
+
     @property
     def reads_lent(self) -> bool:
         """Whether the tensors that it was given are lent: they are nobody's to give away, and whose

@@ -135,9 +135,10 @@ class PreparedGraph:
         results = self._run_past_queue(arguments)
         return self._run(self._linked(arguments)) if results is None else results
 
-    def repeat(self) -> Repeat | None:
-        """How what ran last runs again for one who holds no results, but copies them: on the same
-        tensors, which are lent, and other arrays; None where it cannot. The lock is held."""
+    def repeat(self, arguments: Sequence[Any]) -> Repeat | None:
+        """How a run on these arguments is repeated by one who holds no results, but copies them: on
+        the same tensors, which are lent, and other arrays; None where none is remembered. The lock
+        is held."""
         if self._dropped or self._notes.left:
             self.device.run_queue()
         lease = None if self._last is None else self._last.ready()
@@ -147,6 +148,8 @@ class PreparedGraph:
             or again is None
             or again.known is not self._known
             or again.generation != self._records.generation
+            # What a lease remembers need not be the last run: that may have gone by the queue.
+            or not again.read(arguments)
         ):
             return None
         return Repeat.of(again, lease)

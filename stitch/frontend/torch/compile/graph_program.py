@@ -212,19 +212,25 @@ class GraphProgram:
             results: Any = ()
             is_repeated = False
             if prepared is not None:
+                # Not kept where this call does not come to its end: then it is none on the
+                # arguments of the call before.
+                repeat, self._repeat = self._repeat, None
                 tensors = in_parts(arguments, form.complex) if form.complex else arguments
-                arrays = self._arguments.arrays(tensors)
+                given = self._arguments
+                arrays = given.arrays(tensors)
                 if form.has_key:
                     arrays.append(torch.randint(KEY_LIMIT, (1,)).numpy())
-                repeat = None
-                if self._copies and self._arguments.stay:
-                    # What ran last on the same lent tensors runs again, if it can.
-                    repeat = self._repeat or prepared.repeat()
-                results = None if repeat is None else repeat(arrays)
+                results = None
+                if self._copies and given.stay:
+                    # What ran on the same lent tensors runs again, if it can.
+                    if repeat is None:
+                        repeat = prepared.repeat(given.all_of(arrays))
+                    results = None if repeat is None else repeat(arrays)
                 is_repeated = results is not None
-                self._repeat = repeat if is_repeated else None
-                if not is_repeated:
-                    results = prepared.run(tuple(self._arguments.all_of(arrays)))
+                if is_repeated:
+                    self._repeat = repeat
+                else:
+                    results = prepared.run(tuple(given.all_of(arrays)))
                     if type(results) is not tuple:
                         results = (results,)
             if is_repeated and self._is_plain:

@@ -8,7 +8,8 @@ know: graphs, results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -26,11 +27,25 @@ from stitch.runtime import Tensor
 _ADDRESS = torch.Tensor.data_ptr
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sorting:
+    """Which arguments are known how. `lasting`: the static ones that are lent, `pick`: what takes
+    them from all, `addresses`: where they begin, while no more places than `taken_back` were taken
+    back; `moving`: the others, with their places."""
+
+    lasting: tuple[ArgumentSlot, ...]
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]]
+    addresses: list[int]
+    taken_back: int
+    moving: list[tuple[int, ArgumentSlot]]
+
+
 class ProgramArguments:
     """The arguments of one program, call by call; the device's lock is held."""
 
-    __slots__ = ("__weakref__", "_addresses", "_last_call", "_lasting", "_moving", "_pick",
-                 "_slots", "_storage", "_taken_back", "_values", "stay")  # fmt: skip
+    __slots__ = (
+        "__weakref__", "_last_call", "_slots", "_sorting", "_storage", "_values", "stay",
+    )  # fmt: skip
 
     def __init__(self, storage: SharedStorage, slots: Iterable[ArgumentSlot]) -> None:
         self._storage, self._slots = storage, tuple(slots)
@@ -38,14 +53,8 @@ class ProgramArguments:
         self._values: list[Tensor | None] = [None] * len(self._slots)
         #: Whether these are lent, and were the same in the call before.
         self.stay = False
-        #: The static ones that are lent, what takes them from all, and where they begin.
-        self._lasting: list[ArgumentSlot] = []
-        self._pick: Any = list
-        self._addresses: list[int] = []
-        #: The others, with their places.
-        self._moving = list(enumerate(self._slots))
         self._last_call = 0
-        self._taken_back = storage.taken_back
+        self._sorting = self._sorted(())
         storage.await_looks(self)
 
     def arrays(self, tensors: Sequence[Any]) -> list[Array]:
@@ -57,14 +66,15 @@ class ProgramArguments:
             storage.look()
         arrays: list[Array] = []
         stay, sort = True, False
-        if self._addresses:
-            is_same = list(map(_ADDRESS, self._pick(tensors))) == self._addresses
-            if is_same and self._taken_back == storage.taken_back:
-                storage.recognised += len(self._lasting)
+        sorting = self._sorting
+        if sorting.addresses:
+            is_same = list(map(_ADDRESS, sorting.pick(tensors))) == sorting.addresses
+            if is_same and sorting.taken_back == storage.taken_back:
+                storage.recognised += len(sorting.lasting)
             else:
-                self._sort(())
+                sorting = self._sort(())
                 sort = True
-        for place, slot in self._moving:
+        for place, slot in sorting.moving:
             tensor, lent, before = tensors[slot.position], slot.lent, values[place]
             if slot.is_fresh and tensor.is_contiguous():
                 arrays.append(storage.as_array(tensor))
@@ -110,23 +120,28 @@ class ProgramArguments:
 
     def look(self) -> None:
         """Say of what is asked for all at once when that was."""
-        for slot in self._lasting:
+        for slot in self._sorting.lasting:
             if slot.lent is not None:
                 slot.lent.last_call = self._last_call
 
-    def _sort(self, lasting: Sequence[int]) -> None:
+    def _sort(self, lasting: Sequence[int]) -> _Sorting:
         """These are known all at once from now on, by where they begin."""
         self.look()
+        # All at once: an interrupt finds none that is asked for neither way.
+        made = self._sorting = self._sorted(lasting)
+        return made
+
+    def _sorted(self, lasting: Sequence[int]) -> _Sorting:
         slots = self._slots
-        self._lasting = [slots[at] for at in lasting]
+        known = tuple([slots[at] for at in lasting])
         # What picks one gives that, not a tuple of it: so it is picked twice.
-        picked = self._lasting * 2 if len(lasting) == 1 else self._lasting
-        if picked:
-            self._pick = itemgetter(*[slot.position for slot in picked])
-        self._addresses = [slot.address for slot in picked]
-        self._taken_back = self._storage.taken_back
-        others = set(range(len(slots))).difference(lasting)
-        self._moving = [(at, slots[at]) for at in sorted(others)]
+        picked = known * 2 if len(known) == 1 else known
+        others = sorted(set(range(len(slots))).difference(lasting))
+        return _Sorting(
+            known, itemgetter(*[slot.position for slot in picked]) if picked else tuple,
+            [slot.address for slot in picked], self._storage.taken_back,
+            [(at, slots[at]) for at in others],
+        )  # fmt: skip
 
 
 def _is_lent(slot: ArgumentSlot, value: Tensor | None) -> bool:

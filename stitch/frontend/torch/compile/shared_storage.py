@@ -151,7 +151,9 @@ class SharedStorage:
 
     def await_looks(self, asker: Asker) -> None:
         """Ask him, before anything idle is taken back, for as long as he lives."""
-        self._askers.add(asker)
+        # Another thread may be in the middle of a look at all of them.
+        with self.device.lock:
+            self._askers.add(asker)
 
     def argument(self, tensor: Any, slot: ArgumentSlot) -> Tensor | Array:
         """What a program is called with for a torch tensor."""
