@@ -20,9 +20,9 @@ are as near, the first by name). The form:
     torch: {call_us: .., matrix_us: .., row_products_per_us: .., products_per_us: ..,
             functions_ns: {..}}                                                     # optional
 
-Optional besides: `turned_products_per_us` of all three, `transposed_convolutions_per_us` of the
-first two, `unpacked_convolutions_per_us` of ONNX Runtime, `convolutions: {call_us: .., element_ns:
-.., products_per_us: ..}` of PyTorch. A library without prices is not used. What each is for:
+Optional besides: `turned_products_per_us` of all three, `transposed_convolutions_per_us` and
+`unpacked_convolutions_per_us` of the first two, `convolutions: {call_us: .., element_ns: ..,
+products_per_us: ..}` of PyTorch. A library without prices is not used. What each is for:
 `price_table`, `division`. Figures `_per_us` and `_ns` may be one number, or a mapping of sizes
 (multiply-adds, elements) to numbers, between which they go by the logarithm of the size. Any figure
 may be written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
