@@ -176,8 +176,7 @@ class _Lifting:
     ) -> ops.BatchingContext:
         attributes = operation.attributes
         if operation.body == ABSENT:
-            definition = ops.lookup(operation.op, operation.domain)
-            attributes = ops.resolve_attributes(definition, attributes, operation.location)
+            attributes = ops.attributes_of(operation)
         return ops.BatchingContext(
             op=operation.op, domain=operation.domain, builder=self._builder, attributes=attributes,
             input_types=tuple(map(self._type, operation.inputs)),

@@ -40,7 +40,7 @@ from stitch.ops.operation_work import (
     summed_over_operations,
     work_of,
 )
-from stitch.ops.registry import is_elementwise, lookup, operators
+from stitch.ops.registry import attributes_of, is_elementwise, lookup, operators
 from stitch.ops.row_copies import row_copies
 from stitch.ops.shape import RESHAPING, known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
@@ -54,7 +54,7 @@ __all__ = [
     "Batching", "BatchingContext", "Gradient", "GradientBuilder", "GradientContext", "Inference",
     "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "OpDef", "OperationBytes",
     "OperationWork", "ProgramWork", "Thunk", "WorkspaceContext", "WorkspaceRule",
-    "are_in_range", "bind", "bytes_from_a_line",
+    "are_in_range", "attributes_of", "bind", "bytes_from_a_line",
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
     "evaluate", "evaluate_operation", "float_of", "has_products", "infer_operation", "infer_types",
     "int_of", "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",

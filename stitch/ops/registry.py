@@ -25,7 +25,8 @@ from stitch.ops import (
     types,
     window,
 )
-from stitch.ops.definition import OpDef
+from stitch.ops.attributes import Attributes
+from stitch.ops.definition import OpDef, resolve_attributes
 from stitch.program import ABSENT, Operation
 
 _FAMILIES = (
@@ -65,6 +66,17 @@ def lookup(op: str, domain: str = "") -> OpDef:
             remedy=f"did you mean {' or '.join(near)}?" if near else None,
         )
     return definition
+
+
+def attributes_of(operation: Operation) -> Attributes:
+    """An operation's attributes with its definition's defaults filled in. Raises `CompileError` as
+    `lookup` and `resolve_attributes` do.
+
+    >>> attributes_of(Operation("Softmax", (0,), (1,)))["axis"]
+    -1
+    """
+    definition = lookup(operation.op, operation.domain)
+    return resolve_attributes(definition, operation.attributes, operation.location)
 
 
 def is_elementwise(operation: Operation) -> bool:

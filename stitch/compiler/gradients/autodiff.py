@@ -246,7 +246,7 @@ class _Backward:
         context = ops.GradientContext(
             operation.op,
             self.builder,
-            ops.resolve_attributes(definition, operation.attributes, operation.location),
+            ops.attributes_of(operation),
             tuple(None if v == ABSENT else values[v].type for v in operation.inputs),
             tuple(None if v == ABSENT else values[v].type for v in operation.outputs),
             self.forward.known.operands(operation),

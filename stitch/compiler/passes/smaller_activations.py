@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import replace
 
 from stitch.graph import ComputationGraph
-from stitch.ops import lookup, resolve_attributes, sees_everywhere
+from stitch.ops import attributes_of, sees_everywhere
 from stitch.program import ABSENT, Operation, Value
 
 
@@ -46,12 +46,11 @@ def pool_first(graph: ComputationGraph) -> ComputationGraph:
 
 
 def _gives_maxima(pool: Operation, values: tuple[Value, ...], readers: Counter[int]) -> bool:
-    """Whether an operation is a pool of which but the values are read, each of some element."""
+    """Whether an operation is a pool of which nothing but the maxima is read, each an element's."""
     if (
         pool.op != "MaxPool"
         or pool.domain
         or any(v != ABSENT and readers[v] for v in pool.outputs[1:])
     ):
         return False
-    attributes = resolve_attributes(lookup(pool.op), pool.attributes, pool.location)
-    return sees_everywhere(attributes, values[pool.inputs[0]].type.shape[2:])
+    return sees_everywhere(attributes_of(pool), values[pool.inputs[0]].type.shape[2:])

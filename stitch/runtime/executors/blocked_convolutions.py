@@ -16,10 +16,10 @@ be NaN in every channel of the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection
 
-from stitch.ops import int_of, lookup, resolve_attributes
-from stitch.program import ABSENT, AttributeValue, DataType, Operation, Program
+from stitch.ops import attributes_of, int_of
+from stitch.program import ABSENT, DataType, Operation, Program
 from stitch.runtime.executors.blocked_form import (
     BLOCK,
     NO_BLOCKS,
@@ -83,7 +83,7 @@ class _Search:
         image, weight = self._shape(operation.inputs[0]), self._shape(operation.inputs[1])
         if len(image) != 4 or 0 in (*image, *weight) or not self._is_float(operation):
             return False
-        group = int_of(self._attributes(operation), "group")
+        group = int_of(attributes_of(operation), "group")
         if group == 1:
             is_ordered = image[1] < SMALLEST_BLOCK or image[1] % REORDERED == 0
             return weight[0] >= BLOCK and is_ordered
@@ -113,7 +113,10 @@ class _Search:
                 blocked.update(operation.outputs)
         taken = others | inside | convolutions.keys()
         plain = {v for v in blocked if v in self.given or self.readers.get(v, set()) - taken}
-        plain |= {v for v in blocked if any(self._reads_plain(i, v) for i in self._taken(v, taken))}
+        plain |= {
+            v for v in blocked
+            if any(self._reads_plain(i, v) for i in self.readers.get(v, set()) & taken)
+        }  # fmt: skip
         return BlockedPart(convolutions, frozenset(others), frozenset(inside), frozenset(plain))
 
     def is_narrow(self, index: int) -> bool:
@@ -161,7 +164,7 @@ class _Search:
     def _is_normalization(self, operation: Operation) -> bool:
         return (
             operation.op == "BatchNormalization"
-            and not self._attributes(operation).get("training_mode")
+            and not attributes_of(operation).get("training_mode")
             and self._is_float(operation)
             and len([v for v in operation.outputs if v != ABSENT]) == 1
         )
@@ -188,12 +191,9 @@ class _Search:
             return all(self._shape(v) == result.shape for v in operation.inputs)
         if operation.op in POOLS:
             # In blocks (1.32) a last window that lies over the end counts what is not there.
-            is_over = operation.op == "AveragePool" and self._attributes(operation)["ceil_mode"]
+            is_over = operation.op == "AveragePool" and attributes_of(operation)["ceil_mode"]
             return len(operation.outputs) == 1 and len(result.shape) == 4 and not is_over
-        return operation.op == "Concat" and int_of(self._attributes(operation), "axis") in (1, -3)
-
-    def _taken(self, value: int, taken: set[int]) -> Iterator[int]:
-        yield from self.readers.get(value, set()) & taken
+        return operation.op == "Concat" and int_of(attributes_of(operation), "axis") in (1, -3)
 
     def _reads_plain(self, index: int, value: int) -> bool:
         """Whether a convolution reads images as they are, or a value as something else."""
@@ -215,7 +215,3 @@ class _Search:
 
     def _shape(self, value: int) -> tuple[int, ...]:
         return self.program.values[value].type.shape
-
-    def _attributes(self, operation: Operation) -> Mapping[str, AttributeValue]:
-        definition = lookup(operation.op, operation.domain)
-        return resolve_attributes(definition, operation.attributes, operation.location)

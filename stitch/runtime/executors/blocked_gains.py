@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from stitch.ops import int_of, lookup, multiply_adds, resolve_attributes
+from stitch.ops import attributes_of, int_of, multiply_adds
 from stitch.program import ABSENT, Program
 from stitch.runtime.executors.blocked_form import (
     SMALLEST_BLOCK,
@@ -94,9 +94,8 @@ class _Gains:
     def _own_ns(self, found: BlockedConvolution) -> float:
         """What a convolution saves by itself, but for images that go into blocks or out."""
         operation = self.program.operations[found.convolution]
-        definition = lookup(operation.op, operation.domain)
-        attributes = resolve_attributes(definition, operation.attributes, operation.location)
-        if is_depthwise(self._shape(operation.inputs[1]), int_of(attributes, "group")):
+        group = int_of(attributes_of(operation), "group")
+        if is_depthwise(self._shape(operation.inputs[1]), group):
             saved = math.prod(self._shape(found.result)) * SAVED_DEPTHWISE_NS
         else:
             saved = multiply_adds(operation, self.program.values) * SAVED_PRODUCT_NS

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from stitch.ops import float_of, int_of, lookup, resolve_attributes
+from stitch.ops import attributes_of, float_of, int_of
 from stitch.program import ABSENT, Array, Operation
 from stitch.runtime.executors.blocked_form import (
     POOLS,
@@ -111,7 +111,7 @@ class BlockedWriter:
     def _convolution(self, found: BlockedConvolution) -> None:
         operations = self.writer.program.operations
         operation = operations[found.convolution]
-        attributes = self._attributes(operation)
+        attributes = attributes_of(operation)
         narrow = is_narrow(self.writer.program, operation, self.block)
         image = self.writer.operand if narrow else self._blocks
         inputs = [image(operation.inputs[0]), *self._kernel(found, operation, attributes)]
@@ -159,7 +159,7 @@ class BlockedWriter:
         """Kernel and shift of a convolution with the normalization after it."""
         writer = self.writer
         scale, beta, mean, variance = (writer.operand(v) for v in operation.inputs[1:5])
-        epsilon = writer.scalar(float_of(self._attributes(operation), "epsilon"), np.float32)
+        epsilon = writer.scalar(float_of(attributes_of(operation), "epsilon"), np.float32)
         deviation = writer.node("Sqrt", [writer.node("Add", [variance, epsilon])])
         factor = writer.node("Div", [scale, deviation])
         given = writer.node("Sub", [shift, mean]) if shift else writer.node("Neg", [mean])
@@ -197,7 +197,7 @@ class BlockedWriter:
 
     def _other(self, operation: Operation) -> None:
         names, result = [self._blocks(v) for v in operation.inputs], operation.outputs[0]
-        written = _written(laid_out(self.writer, operation, self._attributes(operation)))
+        written = _written(laid_out(self.writer, operation, attributes_of(operation)))
         domain = DOMAIN if operation.op in POOLS else ""
         self._made(result, self._node(operation.op, names, written, domain))
 
@@ -212,10 +212,6 @@ class BlockedWriter:
 
     def _channels(self, value: int) -> int:
         return self.writer.type_of(value).shape[1]
-
-    def _attributes(self, operation: Operation) -> Attributes:
-        definition = lookup(operation.op, operation.domain)
-        return resolve_attributes(definition, operation.attributes, operation.location)
 
 
 def _written(attributes: Attributes) -> dict[str, object]:

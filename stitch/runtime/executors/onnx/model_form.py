@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops import lookup, resolve_attributes
+from stitch.ops import attributes_of
 from stitch.program import ABSENT, Operation, Program, is_scan
 from stitch.runtime.executors.blocked_convolutions import blocked_part
 from stitch.runtime.executors.element_runs import ElementRun, element_runs
@@ -70,8 +70,7 @@ def _write(writer: FormWriter, operation: Operation) -> None:
             kind = writer.type_of(value).data_type.value
             # It packs int4, and its kernels take other sets of these types at every version.
             raise CompileError(f"tensors of type {kind} are not given to it")
-    definition = lookup(operation.op, operation.domain)
-    attributes = resolve_attributes(definition, operation.attributes, operation.location)
+    attributes = attributes_of(operation)
     if is_scan(operation):
         write_scan(writer, operation, _write)
         return
@@ -98,9 +97,7 @@ def _write_run(writer: FormWriter, program: Program, run: ElementRun) -> None:
         names.update(zip(long, rows, strict=True))
         for operation in operations:
             operands = [names[v] for v in operation.inputs]
-            attributes = resolve_attributes(
-                lookup(operation.op), operation.attributes, operation.location
-            )
+            attributes = attributes_of(operation)
             names[operation.outputs[0]] = writer.node(operation.op, operands, None, **attributes)
         return [names[v] for v in results]
 

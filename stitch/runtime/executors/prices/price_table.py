@@ -47,7 +47,7 @@ def operator_name(operation: Operation) -> str:
     return f"{operation.domain}.{operation.op}" if operation.domain else operation.op
 
 
-def is_row_product(program: Program, operation: Operation) -> bool:
+def _is_row_product(program: Program, operation: Operation) -> bool:
     """Whether a product is of single rows by matrices, each of which is read once."""
     shape = program.values[operation.outputs[0]].type.shape
     if operation.op == "Gemm" or len(program.values[operation.inputs[1]].type.shape) < 3:
@@ -59,7 +59,7 @@ def products_rate(
     prices: NumpyPrices | OnnxPrices | AtenPrices, program: Program, operation: Operation
 ) -> Curve:
     """Multiply-adds per microsecond of a product by what is no constant."""
-    if is_row_product(program, operation):
+    if _is_row_product(program, operation):
         return prices.row_products_per_us
     is_turned = operation.op == "Gemm" and operation.attributes.get("transB")
     return (is_turned and prices.turned_products_per_us) or prices.products_per_us
