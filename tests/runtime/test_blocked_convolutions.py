@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Program
-from stitch.runtime.executors import blocked_convolutions, blocked_gains
-from stitch.runtime.executors.blocked_convolutions import blocked_part
-from stitch.runtime.executors.blocked_form import BlockedPart
-from stitch.runtime.executors.onnx.blocked_writer import DOMAIN, block_channels
+from stitch.runtime.executors.blocked import (
+    BlockedPart,
+    blocked_convolutions,
+    blocked_gains,
+    blocked_part,
+)
+from stitch.runtime.executors.onnx.blocked_writer import block_channels
 from stitch.runtime.executors.onnx.model_form import onnx_form
 from stitch.runtime.executors.operation_prices import OperationPrices
+from tests.support.executors.blocked_checks import (
+    assert_agrees,
+    operators,
+    program_of,
+    results,
+    save_very_much,
+)
 from tests.support.executors.blocked_networks import Net, drawn, random_net, residual
 from tests.support.executors.blocked_reference import blocked_results
 from tests.support.executors.named_prices import TABLE
@@ -32,36 +39,8 @@ CAMPAIGN = pytest.param(300, marks=pytest.mark.full, id="long")
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if blocks saved very much: small images are put into them too."""
-    monkeypatch.setattr(blocked_gains, "SAVED_PRODUCT_NS", 1e6)
-    monkeypatch.setattr(blocked_gains, "SAVED_DEPTHWISE_NS", 1e6)
-
-
-def program_of(graph: ComputationGraph) -> Program:
-    return stitch.compile(graph, target="host").binary.programs[0]
-
-
-def operators(graph: ComputationGraph) -> Counter[str]:
-    """The operators of the model, those in blocks with a star."""
-    nodes = onnx.load_from_string(onnx_form(program_of(graph)).model).graph.node
-    return Counter(f"{n.op_type}*" if n.domain == DOMAIN else n.op_type for n in nodes)
-
-
-def results(graph: ComputationGraph, arrays: dict[str, np.ndarray], executor: str) -> list[Any]:
-    with stitch.open_device("host", executor=executor) as device:
-        found = device.load(stitch.compile(graph, target="host"))(**arrays)
-        found = found if isinstance(found, tuple) else (found,)
-        return [tensor.numpy() for tensor in found]
-
-
-def assert_agrees(
-    graph: ComputationGraph, arrays: dict[str, np.ndarray], rtol: float = 1e-4
-) -> None:
-    """NumPy's kernels and the blocks give the same, but for rounding of so many sums."""
-    ours, theirs = (results(graph, arrays, name) for name in ("numpy", "onnxruntime"))
-    for one, other in zip(ours, theirs, strict=True):
-        scale = np.abs(np.where(np.isfinite(one), one, 0)).max(initial=1e-3)
-        np.testing.assert_allclose(other, one, rtol=rtol, atol=float(scale) * rtol / 5)
+    """Small images are put into blocks too."""
+    save_very_much(monkeypatch)
 
 
 def assert_fits_blocks(

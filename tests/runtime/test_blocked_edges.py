@@ -10,9 +10,13 @@ import onnx
 import pytest
 
 from stitch.graph import ComputationGraph, SymbolicTensor
-from stitch.runtime.executors import blocked_gains
 from stitch.runtime.executors.onnx.model_form import onnx_form
-from tests.runtime.test_blocked_convolutions import assert_agrees, operators, program_of
+from tests.support.executors.blocked_checks import (
+    assert_agrees,
+    operators,
+    program_of,
+    save_very_much,
+)
 from tests.support.executors.blocked_networks import Net, drawn
 
 Value = SymbolicTensor
@@ -20,8 +24,7 @@ Value = SymbolicTensor
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocked_gains, "SAVED_PRODUCT_NS", 1e6)
-    monkeypatch.setattr(blocked_gains, "SAVED_DEPTHWISE_NS", 1e6)
+    save_very_much(monkeypatch)
 
 
 def in_blocks(graph: ComputationGraph) -> int:

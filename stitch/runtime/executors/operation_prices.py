@@ -21,9 +21,7 @@ from itertools import pairwise
 from stitch.linker import program_of_body
 from stitch.ops import RESHAPING, multiply_adds
 from stitch.program import ABSENT, Operation, Program, ScanForm, is_scan
-from stitch.runtime.executors.blocked_convolutions import blocked_part
-from stitch.runtime.executors.blocked_form import NO_BLOCKS
-from stitch.runtime.executors.blocked_gains import arranging_ns
+from stitch.runtime.executors.blocked import NO_BLOCKS, arranging_ns, blocked_part
 from stitch.runtime.executors.element_runs import element_runs
 from stitch.runtime.executors.host import MOVEMENTS, WINDOW, KernelLibrary, chunked_sizes
 from stitch.runtime.executors.prices import (

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 
 from stitch.ops import attributes_of, float_of, int_of
 from stitch.program import ABSENT, Array, Operation
-from stitch.runtime.executors.blocked_form import (
+from stitch.runtime.executors.blocked import (
     POOLS,
     REORDERED,
     BlockedConvolution,
@@ -97,14 +97,14 @@ class BlockedWriter:
 
     def _made(self, value: int, name: str) -> None:
         """A value was made in blocks: it goes out of them for those that read it plain."""
-        whole = is_whole(self._channels(value))
+        whole = is_whole(self.writer.program, value)
         if whole:
             self.names[value] = name
         if not whole or value in self.part.plain:
             self.writer.nodes.append(
                 helper.make_node(
                     "ReorderOutput", [name], [value_name(value)], domain=DOMAIN,
-                    channels=self._channels(value),
+                    channels=self.writer.type_of(value).shape[1],
                 )
             )  # fmt: skip
 
@@ -209,9 +209,6 @@ class BlockedWriter:
         node = helper.make_node(op, inputs, [output], domain=domain, **(attributes or {}))
         self.writer.nodes.append(node)
         return output
-
-    def _channels(self, value: int) -> int:
-        return self.writer.type_of(value).shape[1]
 
 
 def _written(attributes: Attributes) -> dict[str, object]:

@@ -16,7 +16,7 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.ops import attributes_of
 from stitch.program import ABSENT, Operation, Program, is_scan
-from stitch.runtime.executors.blocked_convolutions import blocked_part
+from stitch.runtime.executors.blocked import blocked_part
 from stitch.runtime.executors.element_runs import ElementRun, element_runs
 from stitch.runtime.executors.onnx.blocked_writer import BlockedWriter, block_channels
 from stitch.runtime.executors.onnx.form_writer import FormWriter, OnnxForm, value_name

@@ -92,7 +92,7 @@ class NumpyPrices:
     chunked_functions_ns: Mapping[str, Curve]
     #: Of products whose second operand is turned, as torch's linear layers have it, of transposed
     #: convolutions, and of those by weights that are no constants, where ONNX Runtime does not
-    #: compute these in blocks (`blocked_form`); None: those of others hold for them.
+    #: compute these in blocks (`blocked`); None: those of others hold for them.
     turned_products_per_us: Curve | None = None
     transposed_convolutions_per_us: Curve | None = None
     unpacked_convolutions_per_us: Curve | None = None

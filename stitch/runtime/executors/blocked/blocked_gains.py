@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 
 from stitch.ops import attributes_of, int_of, multiply_adds
 from stitch.program import ABSENT, Program
-from stitch.runtime.executors.blocked_form import (
+from stitch.runtime.executors.blocked.blocked_form import (
     SMALLEST_BLOCK,
     BlockedConvolution,
     BlockedPart,
@@ -56,7 +56,7 @@ class _Gains:
         self.program = program
         self.part = part
         self.found = tuple(part.convolutions.values())
-        self.made = {c.result for c in self.found if is_whole(self._shape(c.result)[1])}
+        self.made = {c.result for c in self.found if is_whole(program, c.result)}
         self.made |= {v for i in part.others for v in program.operations[i].outputs}
         self.reads = Counter(value for _, value in self._read())
         heads = {value: value for value in (*self.made, *(c.result for c in self.found))}

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 
 from stitch.ops import attributes_of, int_of
 from stitch.program import ABSENT, DataType, Operation, Program
-from stitch.runtime.executors.blocked_form import (
+from stitch.runtime.executors.blocked.blocked_form import (
     BLOCK,
     NO_BLOCKS,
     POOLS,
@@ -32,7 +32,7 @@ from stitch.runtime.executors.blocked_form import (
     is_narrow,
     is_whole,
 )
-from stitch.runtime.executors.blocked_gains import losing
+from stitch.runtime.executors.blocked.blocked_gains import losing
 
 #: Computed on blocks as on anything else: one operand, or two of one shape.
 UNARY = frozenset({"Abs", "Neg", "Relu", "Sigmoid", "Tanh"})
@@ -100,13 +100,13 @@ class _Search:
         for index, operation in enumerate(program.operations):
             if index in inside or index in convolutions:
                 made = convolutions.get(index)
-                if made is not None and self._is_whole(made.result):
+                if made is not None and is_whole(program, made.result):
                     blocked.add(made.result)
             elif index in chosen:
                 found, last = self._with_followers(index, blocked | read)
                 convolutions[last] = found
                 inside |= self._members(found) - {last}
-                if last == index and self._is_whole(found.result):
+                if last == index and is_whole(program, found.result):
                     blocked.add(found.result)
             elif index not in self.without and self._stays(operation, blocked):
                 others.add(index)
@@ -175,7 +175,7 @@ class _Search:
             return ABSENT
         other = next(v for v in operation.inputs if v != value)
         fits = other in blocked and self._shape(other) == self._shape(value)
-        return other if fits and self._is_whole(other) else ABSENT
+        return other if fits and is_whole(self.program, other) else ABSENT
 
     def _is_activation(self, operation: Operation) -> bool:
         if operation.op == "Clip":
@@ -201,10 +201,6 @@ class _Search:
         if operation.op == "Conv":
             return value in operation.inputs[1:] or self.is_narrow(index)
         return operation.op == "BatchNormalization" and value in operation.inputs[1:]
-
-    def _is_whole(self, value: int) -> bool:
-        """Whether its channels are whole blocks."""
-        return is_whole(self._shape(value)[1])
 
     def _is_float(self, operation: Operation) -> bool:
         return all(

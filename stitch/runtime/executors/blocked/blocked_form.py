@@ -63,6 +63,6 @@ def is_narrow(program: Program, operation: Operation, block: int) -> bool:
     return image[1] == weight[1] < block
 
 
-def is_whole(channels: int) -> bool:
-    """Whether channels are whole blocks on every processor, and so stay in them."""
-    return channels % BLOCK == 0
+def is_whole(program: Program, value: int) -> bool:
+    """Whether an image's channels are whole blocks on every processor, and so stay in them."""
+    return program.values[value].type.shape[1] % BLOCK == 0
