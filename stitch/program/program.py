@@ -73,6 +73,15 @@ class OperationList:
         """The constants by the index of their value."""
         return {constant.value: constant.data for constant in self.constants}
 
+    def fixed_values(self) -> set[int]:
+        """The values that depend on constants alone, these among them."""
+        fixed = {constant.value for constant in self.constants}
+        for operation in self.operations:
+            read = [value for value in operation.inputs if value != ABSENT]
+            if read and fixed.issuperset(read):
+                fixed.update(operation.outputs)
+        return fixed
+
     def every_constant(self) -> Iterator[tuple[Constant, Value]]:
         """The constants and their values, then those of bodies."""
         parts: list[OperationList | Body] = [self, *self.bodies]

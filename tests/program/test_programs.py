@@ -10,6 +10,7 @@ import pytest
 
 from stitch.errors import CompileError
 from stitch.program import (
+    ABSENT,
     Constant,
     DataType,
     InputSlot,
@@ -142,3 +143,12 @@ def test_seams_that_do_not_fit_are_refused(seams: tuple[Seam, ...], what: str) -
     with pytest.raises(CompileError, match="bad_seam") as caught:
         chain(seams=seams)
     assert what in str(caught.value)
+
+
+def test_what_depends_on_constants_alone_is_fixed() -> None:
+    assert chain().fixed_values() == {1}
+    operations = (Operation("Relu", (1,), (2,)), Operation("Clip", (2, ABSENT, 1), (3,)))
+    assert chain(operations=operations).fixed_values() == {1, 2, 3}
+    # What is made of nothing may be another each time.
+    operations = (Operation("RandomNormal", (), (2,)), Operation("Relu", (2,), (3,)))
+    assert chain(operations=operations).fixed_values() == {1}

@@ -60,12 +60,7 @@ class OperationPrices:
         self.given = {slot.value for slot in program.outputs}
         self.makers = {v: o for o in program.operations for v in o.outputs if v != ABSENT}
         self.constants = {constant.value for constant in program.constants}
-        #: Values that depend on constants alone.
-        self.fixed = set(self.constants)
-        for operation in program.operations:
-            given = [v for v in operation.inputs if v != ABSENT]
-            if given and self.fixed.issuperset(given):
-                self.fixed.update(operation.outputs)
+        self.fixed = program.fixed_values()
         sizes = chunked_sizes(program)
         self.chunked = {
             i

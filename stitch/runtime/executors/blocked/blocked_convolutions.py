@@ -66,12 +66,8 @@ class _Search:
         self.readers = program.readers()
         self.given = {slot.value for slot in program.outputs}
         self.makers = {v: i for i, o in enumerate(program.operations) for v in o.outputs}
-        self.data = program.constant_data()
-        self.fixed = set(self.data)
-        for operation in program.operations:
-            read = [v for v in operation.inputs if v != ABSENT]
-            if read and self.fixed.issuperset(read):
-                self.fixed.update(operation.outputs)
+        self.constants = {constant.value for constant in program.constants}
+        self.fixed = program.fixed_values()
 
     def able(self) -> set[int]:
         """The convolutions of images of blocks of channels, by weights that are no constants."""
@@ -179,7 +175,9 @@ class _Search:
 
     def _is_activation(self, operation: Operation) -> bool:
         if operation.op == "Clip":
-            return len(operation.inputs) == 3 and all(v in self.data for v in operation.inputs[1:])
+            return len(operation.inputs) == 3 and all(
+                v in self.constants for v in operation.inputs[1:]
+            )
         return operation.op in ACTIVATIONS
 
     def _stays(self, operation: Operation, blocked: set[int]) -> bool:
