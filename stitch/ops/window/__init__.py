@@ -6,7 +6,7 @@ families.
 """
 
 from stitch.ops.definition import OpDef
-from stitch.ops.window import convolution, pooling, unfolding
+from stitch.ops.window import convolution, max_pool_gradient_operator, pooling, unfolding
 from stitch.ops.window.convolution import CONVOLUTION, bias_steps, check_output
 from stitch.ops.window.sliding import sees_everywhere
 from stitch.ops.window.windows import check_window_attributes, transposed_windows, windows_of
@@ -17,5 +17,6 @@ __all__ = [
 ]  # fmt: skip
 
 OPERATORS: tuple[OpDef, ...] = (
-    *convolution.OPERATORS, *pooling.OPERATORS, *unfolding.OPERATORS,
+    *convolution.OPERATORS, *pooling.OPERATORS, *max_pool_gradient_operator.OPERATORS,
+    *unfolding.OPERATORS,
 )  # fmt: skip

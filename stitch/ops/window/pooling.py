@@ -222,5 +222,4 @@ OPERATORS = (
         "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=gradients.global_max,
         batching=batching.by_sample, workspace=few,
     ),
-    *gradients.OPERATORS,
 )  # fmt: skip
