@@ -91,8 +91,8 @@ class Again:
                 return None
         return arrays
 
-    def read(self, arguments: Sequence[Any]) -> bool:
-        """Whether this is a run on these very tensors, and on as many arrays."""
+    def ran_on(self, arguments: Sequence[Any]) -> bool:
+        """Whether what ran was given these very tensors, and as many arrays."""
         if self.entries is None:
             return not any(type(argument) is Tensor for argument in arguments)
         return self.arrays(self.entries, arguments) is not None

@@ -149,7 +149,7 @@ class PreparedGraph:
             or again.known is not self._known
             or again.generation != self._records.generation
             # What a lease remembers need not be the last run: that may have gone by the queue.
-            or not again.read(arguments)
+            or not again.ran_on(arguments)
         ):
             return None
         return Repeat.of(again, lease)
