@@ -47,10 +47,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.frontend.torch.compile.aot_trace import by_aot_autograd
 from stitch.frontend.torch.compile.aot_wrappers import Inference
-from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
 from stitch.frontend.torch.compile.kept_graphs import keeping, kept_compiler, program_cache
 from stitch.frontend.torch.compile.partition import partition
+from stitch.frontend.torch.compile.program_form import GraphSettings
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.stitched_graph import Run, stitched
 from stitch.frontend.torch.decompositions import decompositions

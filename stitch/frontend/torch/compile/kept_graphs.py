@@ -30,7 +30,8 @@ from torch._inductor.output_code import OutputCode
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from stitch.compile_cache import CompileCache, digest_of
-from stitch.frontend.torch.compile.graph_program import GraphProgram, ProgramForm
+from stitch.frontend.torch.compile.graph_program import GraphProgram
+from stitch.frontend.torch.compile.program_form import ProgramForm
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from stitch.frontend.torch.compile.graph_cut import ORIGIN, copied, is_random, is_tensor, unit_of
-from stitch.frontend.torch.compile.graph_program import Building, GraphSettings
+from stitch.frontend.torch.compile.program_form import Building, GraphSettings
 from stitch.frontend.torch.compile.symbolic_sizes import is_static
 from stitch.frontend.torch.lowering import CHECKS, lowering_of
 

@@ -33,15 +33,15 @@ from stitch.frontend.torch.compile.graph_cut import (
     nbytes_of,
     unit_of,
 )
-from stitch.frontend.torch.compile.graph_program import (
+from stitch.frontend.torch.compile.graph_program import GraphProgram
+from stitch.frontend.torch.compile.graph_report import Fallback, GraphReport, Heard
+from stitch.frontend.torch.compile.outer_graph import OuterGraph
+from stitch.frontend.torch.compile.program_form import (
     REMEDY,
     Building,
-    GraphProgram,
     GraphSettings,
     compiled_form,
 )
-from stitch.frontend.torch.compile.graph_report import Fallback, GraphReport, Heard
-from stitch.frontend.torch.compile.outer_graph import OuterGraph
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
 from stitch.frontend.torch.compile.symbolic_sizes import (
     DEPENDS_ON_DATA,
