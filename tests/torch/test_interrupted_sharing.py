@@ -3,15 +3,13 @@ interrupted."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
 import stitch.torch.nn as nn
+from tests.support.interrupts import interrupted
 
 LOSS = nn.MSELoss()
 #: Whose lines are interrupted; where torch's own modes end in between, those stay as they were.
@@ -27,32 +25,6 @@ class Net(nn.Module):
         return self.layer(x)
 
 
-def interrupted(call: Callable[[], object], at: int) -> bool:
-    """Call, with an interrupt before so many lines of `FILES` have run; whether it came."""
-    left = at
-
-    def local(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal left
-        if event == "line":
-            left -= 1
-            if not left:
-                raise KeyboardInterrupt
-        return local
-
-    def entered(frame: FrameType, event: str, argument: object) -> Any:
-        return local if frame.f_code.co_filename.endswith(FILES) else None
-
-    before = sys.gettrace()
-    sys.settrace(entered)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.full)])
 def test_a_close_that_was_interrupted_anywhere_is_finished_by_the_next(step: int) -> None:
     x, y = torch.randn(4, 3), torch.randn(4, 2)
@@ -66,7 +38,7 @@ def test_a_close_that_was_interrupted_anywhere_is_finished_by_the_next(step: int
         LOSS(model(x), y).backward()
         optimizer.step()
         trained = [parameter.detach().clone() for parameter in net.parameters()]
-        came = interrupted(model.instance.close, at)
+        came = interrupted(model.instance.close, at, FILES)
         if came:
             model.instance.close()
         for parameter, values, place in zip(net.parameters(), trained, places, strict=True):

@@ -2,8 +2,9 @@
 
 Comes in: the steps of a graph that was cut, and what runs its parts. Goes out: a boxed function of
 the graph's arguments: straight-line code in which every operator is the function that torch binds
-to its overload, and every value is let go of after its last reader. All names in the text are
-generated; objects reach it as arguments. Must not know: devices, why a node is torch's.
+to its overload, and every value is let go of after its last reader. The names of values are
+generated, objects reach the text as arguments, and so do the names of keywords that are no
+identifiers. Must not know: devices, why a node is torch's.
 """
 
 from __future__ import annotations
