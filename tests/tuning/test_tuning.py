@@ -15,6 +15,7 @@ import pytest
 import stitch
 from stitch.errors import StitchError, UsageError
 from stitch.runtime.executors import load_prices
+from stitch.runtime.executors.blocked import NO_BLOCKS, blocked_part
 from stitch.tuning import figures, tuner
 from stitch.tuning.operations import measured_operations
 from tests.support.stitched_models import model, one
@@ -69,6 +70,14 @@ def test_a_library_that_is_not_installed_has_no_prices(
 def test_operations_are_measured_at_several_sizes() -> None:
     sizes = sorted({o.size for o in measured_operations(1 << 12) if o.name == "Erf"})
     assert sizes == [64, 256, 4096]
+
+
+def test_convolutions_that_are_priced_out_of_blocks_are_in_none() -> None:
+    """Else ONNX Runtime would be measured in the layout that has another price."""
+    found = [o for o in measured_operations(1 << 20) if o.name == "unblocked_convolutions"]
+    assert len(found) == 3
+    for measured in found:
+        assert blocked_part(measured.program) == NO_BLOCKS
 
 
 def test_the_points_of_a_table_are_where_the_call_is_paid_back() -> None:
