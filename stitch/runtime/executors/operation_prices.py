@@ -9,7 +9,8 @@ NumPy moves elements for nothing, as views, computes long plain arithmetic by ch
 the caches, and multiplies batches of small matrices where they lie. ONNX Runtime has the functions
 (Erf in a quarter of the time), convolutions, pools, and the large products; it joins to a product
 what comes after it, and a Transpose to what comes next; what depends on constants alone it computes
-once. Views it does not take: they are copied in front of its call.
+once, and other weights of convolutions it arranges in each run. Views it does not take: they are
+copied in front of its call.
 """
 
 from __future__ import annotations

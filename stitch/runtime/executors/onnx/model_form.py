@@ -3,7 +3,8 @@
 Comes in: a program. Goes out: its form (opset 26, IR version 13). Types narrower than float32
 become float32: inside a program only a `Cast` to one of them rounds. Operators that ONNX Runtime
 computes otherwise than Stitch does are rewritten or refused; groups that are one operator of its
-are written as that one. Must not know sessions.
+are written as that one, and convolutions by weights that are no constants in its blocked layout.
+Must not know sessions, but for the channels of a block.
 """
 
 from __future__ import annotations
