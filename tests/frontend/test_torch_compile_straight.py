@@ -161,6 +161,20 @@ def test_what_torch_runs_between_programs_heeds_no_mode_of_the_caller() -> None:
     assert_same(run(x), wanted)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.t() * 2, lambda x: x[:0] * 2, lambda x: nn.functional.dropout(x, 0.5) * 0,
+     lambda x: lacking((x * 2).t()) + 1],
+    ids=["strides", "empty", "dropout", "torch's"],
+)  # fmt: skip
+def test_results_lie_on_the_cpu_whatever_device_is_the_default(function: Function) -> None:
+    run = compiled(function, fallback="torch", min_operations=1)
+    with torch.no_grad(), torch.device("meta"):
+        for _ in range(4):
+            x = torch.rand(3, 4, device="cpu")
+            assert_same(run(x), function(x))
+
+
 # What stands for arguments ------------------------------------------------------------------------
 
 
@@ -309,6 +323,8 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return made
 
     monkeypatch.setattr(Repeat, "__call__", noted)
+    # Whatever is taken back then, no repeat outlives.
+    monkeypatch.setattr(f"{ProgramArguments.__module__}.CALLS_BETWEEN_LOOKS", 1 << 30)
     return seen
 
 

@@ -219,7 +219,7 @@ class GraphProgram:
                 given = self._arguments
                 arrays = given.arrays(tensors)
                 if form.has_key:
-                    arrays.append(torch.randint(KEY_LIMIT, (1,)).numpy())
+                    arrays.append(torch.randint(KEY_LIMIT, (1,), device="cpu").numpy())
                 results = None
                 if self._copies and given.stay:
                     # What ran on the same lent tensors runs again, if it can.
