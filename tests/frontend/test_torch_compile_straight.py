@@ -19,8 +19,9 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
+from torch.autograd import forward_ad
 
-from stitch.errors import TaskError
+from stitch.errors import TaskError, UsageError
 from stitch.frontend.torch.compile import aot_trace, aot_wrappers
 from stitch.frontend.torch.compile.aot_trace import by_aot_autograd
 from stitch.frontend.torch.compile.outer_graph import OuterGraph
@@ -232,6 +233,20 @@ def test_graphs_are_counted_as_torch_counts_them() -> None:
     assert counted == {"total": 1, "not_ok": 1}
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.t() * 2, lambda x: x[:0] * 2, lambda x: nn.functional.dropout(x, 0.5) * 0,
+     lambda x: lacking((x * 2).t()) + 1],
+    ids=["strides", "empty", "dropout", "torch's"],
+)  # fmt: skip
+def test_results_lie_on_the_cpu_whatever_device_is_the_default(function: Function) -> None:
+    run = compiled(function, fallback="torch", min_operations=1)
+    with torch.no_grad(), torch.device("meta"):
+        for _ in range(4):
+            x = torch.rand(3, 4, device="cpu")
+            assert_same(run(x), function(x))
+
+
 # What stands for arguments ------------------------------------------------------------------------
 
 
@@ -380,6 +395,8 @@ def repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return made
 
     monkeypatch.setattr(Repeat, "__call__", noted)
+    # Whatever is taken back then, no repeat outlives.
+    monkeypatch.setattr(f"{ProgramArguments.__module__}.CALLS_BETWEEN_LOOKS", 1 << 30)
     return seen
 
 
@@ -602,3 +619,17 @@ def test_constants_are_read_from_the_module() -> None:
     made, constant = _outer(graph, torch.fx.GraphModule(module, graph))(torch.ones(3))
     assert made.tolist() == [2.0, 4.0, 6.0]
     assert constant.tolist() == [0.0, 1.0, 2.0]
+
+
+# torch's own module of such derivatives asks for it.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_tangents_are_refused_and_not_lost() -> None:
+    """A graph that was compiled without them is called with them."""
+    run = torch.compile(lambda x, w: x @ w, backend="stitch")
+    x, w = torch.randn(2, 3), torch.randn(3, 4)
+    plain = run(x, w)
+    with forward_ad.dual_level():
+        assert_same(run(x, w), plain)
+        with pytest.raises(UsageError, match="forward-mode derivatives"):
+            run(forward_ad.make_dual(x, torch.ones_like(x)), w)
+    assert_same(run(x, w), plain)
