@@ -16,7 +16,9 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
+from torch.autograd import forward_ad
 
+from stitch.errors import UsageError
 from stitch.frontend.torch.compile import aot_trace, aot_wrappers
 from stitch.frontend.torch.compile.aot_trace import by_aot_autograd
 from tests.support.torch.compiled import assert_same, compiled
@@ -220,3 +222,31 @@ def test_graphs_are_counted_as_torch_counts_them() -> None:
     with pytest.raises(BackendCompilerFailed):
         lacks(torch.ones(2))
     assert counted == {"total": 1, "not_ok": 1}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.t() * 2, lambda x: x[:0] * 2, lambda x: nn.functional.dropout(x, 0.5) * 0,
+     lambda x: lacking((x * 2).t()) + 1],
+    ids=["strides", "empty", "dropout", "torch's"],
+)  # fmt: skip
+def test_results_lie_on_the_cpu_whatever_device_is_the_default(function: Function) -> None:
+    run = compiled(function, fallback="torch", min_operations=1)
+    with torch.no_grad(), torch.device("meta"):
+        for _ in range(4):
+            x = torch.rand(3, 4, device="cpu")
+            assert_same(run(x), function(x))
+
+
+# torch's own module of such derivatives asks for it.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_tangents_are_refused_and_not_lost() -> None:
+    """A graph that was compiled without them is called with them."""
+    run = torch.compile(lambda x, w: x @ w, backend="stitch")
+    x, w = torch.randn(2, 3), torch.randn(3, 4)
+    plain = run(x, w)
+    with forward_ad.dual_level():
+        assert_same(run(x, w), plain)
+        with pytest.raises(UsageError, match="forward-mode derivatives"):
+            run(forward_ad.make_dual(x, torch.ones_like(x)), w)
+    assert_same(run(x, w), plain)

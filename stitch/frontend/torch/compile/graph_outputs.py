@@ -136,7 +136,7 @@ def _strided(tensor: Any, output: Result) -> Any:
     """
     if output.strides is None:
         return tensor
-    empty = torch.empty(0, dtype=output.dtype)
+    empty = torch.empty(0, dtype=output.dtype, device="cpu")
     return empty.set_(tensor.untyped_storage(), 0, output.shape, output.strides)
 
 
@@ -268,7 +268,7 @@ def restrided(tensor: Any, strides: tuple[int, ...]) -> Any:
     """A tensor in these strides; the same, if it has them."""
     if tensor.stride() == strides:
         return tensor
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
     once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
     made[once].copy_(tensor[once])
     return made

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from stitch.frontend.torch.aten_call import in_pairs
 from stitch.frontend.torch.compile.graph_outputs import Output, Result, results_of, shown
-from stitch.frontend.torch.compile.program_arguments import ProgramArguments
+from stitch.frontend.torch.compile.program_arguments import ProgramArguments, refuse_tangents
 from stitch.frontend.torch.compile.program_form import ProgramForm
 from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage
 from stitch.frontend.torch.lowering import KEY_LIMIT
@@ -60,6 +61,8 @@ class GraphProgram:
     @boxed
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """Run it on the graph's arguments, and empty their list; the outputs are ready."""
+        if forward_ad._current_level >= 0:
+            refuse_tangents(arguments)
         storage, prepared, form = self._storage, self._prepared, self.form
         # What is called is a local: a method that an object only has costs 20 ns more to be found.
         runs_here, queues_here = self._runs_here, self._queues_here
@@ -74,7 +77,7 @@ class GraphProgram:
                 given = self._arguments
                 arrays = given.arrays(tensors)
                 if form.has_key:
-                    arrays.append(torch.randint(KEY_LIMIT, (1,)).numpy())
+                    arrays.append(torch.randint(KEY_LIMIT, (1,), device="cpu").numpy())
                 results = None
                 if self._copies and given.stay:
                     # What ran on the same lent tensors runs again, if it can.

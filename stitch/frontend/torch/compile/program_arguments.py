@@ -14,7 +14,9 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
+from stitch.errors import UsageError
 from stitch.frontend.torch.compile.shared_storage import (
     CALLS_BETWEEN_LOOKS,
     ArgumentSlot,
@@ -38,6 +40,17 @@ class _Sorting:
     addresses: list[int]
     taken_back: int
     moving: list[tuple[int, ArgumentSlot]]
+
+
+def refuse_tangents(arguments: Iterable[Any]) -> None:
+    """Raise `UsageError`: programs compute no tangents, and would lose them."""
+    tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise UsageError(
+            "forward-mode derivatives do not go through compiled graphs",
+            expected="arguments without tangents", got="a dual tensor",
+            remedy='call the module that was compiled, or compile with backend="aot_eager"',
+        )  # fmt: skip
 
 
 class ProgramArguments:

@@ -253,7 +253,7 @@ class SharedStorage:
         """A result as a torch tensor, on our bytes where that is possible and worth it."""
         dtype = output.dtype
         if 0 in output.shape:
-            return torch.empty(output.shape, dtype=dtype)
+            return torch.empty(output.shape, dtype=dtype, device="cpu")
         if self.copies(output) or len(output.views) >= MAX_VIEWS_HELD:
             return self.copy(elements(tensor), output)
         if dtype in PART_TYPES:
