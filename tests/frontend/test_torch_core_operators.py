@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,3 +45,17 @@ def test_every_core_overload_is_lowered_taken_apart_or_given_a_key() -> None:
 def test_most_core_overloads_have_a_lowering_of_their_own_or_a_decomposition() -> None:
     core = set(core_overloads())
     assert len(core & {*LOWERINGS, *decompositions(), *KEYED}) >= 0.85 * len(core)
+
+
+def test_an_operator_that_comes_with_inductor_has_its_lowering_whoever_is_loaded_first() -> None:
+    program = """
+import torch, stitch
+from stitch.frontend.torch.lowering import lowering_of
+assert not hasattr(torch.ops.prims, "fma"), "inductor is loaded: nothing is shown"
+import torch._inductor.lowering
+print(lowering_of(torch.ops.prims.fma.default).__name__)
+"""
+    words = [sys.executable, "-W", "ignore", "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "_multiply_add"

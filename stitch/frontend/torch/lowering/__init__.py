@@ -68,13 +68,14 @@ LOWERINGS: dict[Any, Lowering] = {
     overload: row.lowering if isinstance(row, KeptWhole) else row for overload, row in _ROWS.items()
 }
 COMPLEX_LOWERINGS: Mapping[Any, Lowering] = complex_numbers.LOWERINGS
+_BY_NAME = {**grouped_products.LOWERINGS_BY_NAME, **single_elements.LOWERINGS_BY_NAME}
 
 
 def lowering_of(target: Any) -> Lowering | None:
     """The lowering of an overload; of packages that may not be loaded, by its name."""
     found = LOWERINGS.get(target)
     if found is None and isinstance(target, torch._ops.OpOverload):
-        return grouped_products.LOWERINGS_BY_NAME.get(str(target))
+        return _BY_NAME.get(str(target))
     return found
 
 

@@ -183,7 +183,8 @@ _OF_TWO: dict[Any, Lowering] = {
     aten.bitwise_xor: partial(_by_type, "Xor", "BitwiseXor"),
 }  # fmt: skip
 
-# prims.fma comes with inductor: in processes that have not loaded it no graph has one.
+#: Of what comes with inductor, which may be loaded after this: no graph has one before.
+LOWERINGS_BY_NAME: dict[str, Lowering] = {"prims.fma.default": _multiply_add}
 LOWERINGS: dict[Any, Row] = {
     **{packet.default: partial(_unary, op) for op, packet in _UNARY.items()},
     **{packet.default: partial(_whole, op) for op, packet in _WHOLE.items()},
@@ -212,7 +213,6 @@ LOWERINGS: dict[Any, Row] = {
     aten.masked_fill.Scalar: _masked_fill, aten.masked_fill.Tensor: _masked_fill,
     aten._to_copy.default: _cast, aten.to.dtype: _cast, aten.to.device: _cast,
     aten.to.other: _cast, aten.to.dtype_layout: _cast, aten.type_as.default: _cast,
-    **({torch.ops.prims.fma.default: _multiply_add} if hasattr(torch.ops.prims, "fma") else {}),
     torch.ops.prims.convert_element_type.default: _to_data_type,
     aten._neg_view.default: partial(_unary, "Neg"), aten.resolve_neg.default: _same,
     aten.clone.default: _same, aten.contiguous.default: _same, aten.alias.default: _same,
