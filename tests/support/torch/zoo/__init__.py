@@ -1,8 +1,9 @@
 """A zoo of architectures: small networks of torch and transformers, random weights.
 
 Comes in: nothing. Goes out: `ZOO`, by name, each a function that makes a module and its examples
-(a dict by name, or a tuple); `made` gives both, the same every time and in every process. Files are
-cut by what networks take: words, words and words, images, sounds, anything.
+(a dict by name, or a tuple); `made` gives both, the same every time and in every process, and
+others for another draw. Files are cut by what networks take: words, words and words, images,
+sounds, anything.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ ZOO: dict[str, Callable[[], tuple[Any, Any]]] = {
 }
 
 
-def made(name: str) -> tuple[Any, Any]:
-    """A module by its name in `ZOO`, in evaluation mode, and its examples."""
-    torch.manual_seed(3)
+def made(name: str, draw: int = 0) -> tuple[Any, Any]:
+    """A module by its name in `ZOO`, in evaluation mode, and its examples; others for each draw."""
+    torch.manual_seed(3 + draw)
     module, examples = ZOO[name]()
     return module.eval(), examples
