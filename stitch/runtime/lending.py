@@ -85,12 +85,12 @@ def export(tensor: Tensor, dtype: np.dtype[Any] | None, ended: Callable[[], obje
     return array
 
 
-def share(tensor: Tensor) -> Array:
+def share(tensor: Tensor, ended: Callable[[], object] | None = None) -> Array:
     """As `export`, for one who expects to see the bytes overwritten: what takes the tensor's place
     is written there. They stay in place while the array lives; the tensor is not kept."""
     device: RuntimeDevice = tensor.device
     shared: list[BufferRecord] = []
-    array: Array = device.exported(tensor._record, ended=partial(_unshared, shared))
+    array: Array = device.exported(tensor._record, ended=partial(_unshared, shared, ended))
     # Before anything else is planned: a plan made before would have copied.
     (instance,) = tensor._record.instances[:1]
     instance.buffer.shared_pins += 1
@@ -99,7 +99,9 @@ def share(tensor: Tensor) -> Array:
     return array
 
 
-def _unshared(shared: list[BufferRecord]) -> None:
+def _unshared(shared: list[BufferRecord], ended: Callable[[], object] | None) -> None:
     """An array that shares a buffer has ended; twice does no harm."""
     while shared:
         shared.pop().shared_pins -= 1
+    if ended is not None:
+        ended()

@@ -35,6 +35,9 @@ class ParameterHomes:
         with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
             while self._homes:
                 number, (parameter, home) = next(iter(self._homes.items()))
-                home.copy_(parameter.data)
+                if home.shape == parameter.shape:
+                    home.copy_(parameter.data)
+                else:  # It was given another shape meanwhile.
+                    home = parameter.data.clone()
                 parameter.data = home
                 del self._homes[number]

@@ -7,6 +7,8 @@ the package torch (an optional extra). Must not know: who owns the bytes.
 
 from __future__ import annotations
 
+import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,16 @@ def array_on(tensor: Any) -> Array:
         bits: Array = plain.view(torch.int16).numpy()
         return bits.view(_BFLOAT16)
     array: Array = plain.numpy()
+    return array
+
+
+def array_at(address: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
+    """An array on the dense bytes at an address, which it does not keep: `tensor.numpy()` would, in
+    every plan, and make torch's storage one that cannot be resized."""
+    if not math.prod(shape):
+        return np.empty(shape, kind)
+    buffer: Any = (ctypes.c_char * (math.prod(shape) * kind.itemsize)).from_address(address)
+    array: Array = np.frombuffer(buffer, kind).reshape(shape)
     return array
 
 

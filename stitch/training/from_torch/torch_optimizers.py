@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -79,8 +80,7 @@ class TorchOptimizer:
         if group.get("differentiable"):
             raise UsageError("an update on the device is not differentiable",
                              got=f"{self._kind.__name__}(differentiable=True)")  # fmt: skip
-        known = inspect.signature(self._kind).parameters
-        return {word: _plain(group[word]) for word in known if word in group}
+        return {word: _plain(group[word]) for word in _settings_of(self._kind) if word in group}
 
     def _parameters(self, group: Mapping[str, Any]) -> list[str]:
         strangers = [p for p in group["params"] if id(p) not in self._names]
@@ -223,6 +223,11 @@ def _check_free(theirs: Any) -> None:
     owner = owner_of(theirs, "step")
     if owner is not None:
         owner.check_free()
+
+
+@cache
+def _settings_of(kind: type[Optimizer]) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)
 
 
 def parameter_names(module: Any, wanted: Iterable[str]) -> dict[int, tuple[str, ...]]:

@@ -1,49 +1,41 @@
 """The update of an optimizer of torch's on the device of torch.compile's graphs.
 
 Comes in: `options={"optimizer": ...}`, the storage that the device shares with torch. Goes out:
-`step` of that object: a program that takes parameters, gradients and state where they lie. On a
-machine that reads torch's bytes in place it writes them there too. Elsewhere a parameter's bytes
-are those of the device from its first step on: torch reads and writes them as it does any result,
-so whatever it reads is what the next program reads. State is kept the same way, in the object's own
-`state`. The object, and where parameters lie, are as they were when the compiled graphs are gone.
+`step` of that object: a program that overwrites parameters and state where they lie. On a machine
+that reads torch's bytes in place these are torch's own. Elsewhere a parameter's bytes are those of
+the device from its first step on: torch reads and writes them as it does any result, so whatever it
+reads is what the next program reads. State is kept the same way, in the object's own `state`. The
+object, and where parameters lie, are as they were when the compiled graphs are gone.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from stitch.compiler import CompileOptions, compile_graph, rated_executor
 from stitch.errors import UsageError
-from stitch.frontend.torch.compile.graph_outputs import Result
-from stitch.frontend.torch.compile.program_arguments import ProgramArguments
-from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage
+from stitch.frontend.torch.compile.overwritten import Overwritten, axes_of, in_order
+from stitch.frontend.torch.compile.shared_storage import SharedStorage
+from stitch.frontend.torch.compile.update_program import (
+    STEP,
+    StatePlace,
+    UpdateProgram,
+    name_of,
+)
 from stitch.frontend.torch.parameter_homes import ParameterHomes
-from stitch.program import DataType, Role, ValueType
-from stitch.runtime import PreparedGraph, chain_graph
 from stitch.training import (
     Optimizer,
-    Parameter,
     TorchOptimizer,
-    is_rate,
     is_torch_optimizer,
     owner_of,
-    rate_name,
     replace_methods,
-    slot_places,
-    update_graph,
 )
-from stitch.ttb import Binary
 
 #: Sets of parameters with gradients for which programs are kept; the oldest go first.
 MAX_PROGRAMS = 16
-_STEP = "step"
-_PRODUCER = "stitch torch.compile"
 
 
 class OptimizerLoop:
@@ -54,11 +46,13 @@ class OptimizerLoop:
 
     def __init__(self, theirs: Any, storage: SharedStorage) -> None:
         parameters = [p for group in theirs.param_groups for p in group["params"]]
-        names = {id(p): (str(i),) for i, p in enumerate(parameters)}
+        names = {id(p): (name_of(i),) for i, p in enumerate(parameters)}
         follower = TorchOptimizer(theirs, names)
         self.theirs, self.storage, self.parameters = theirs, storage, parameters
-        self._follower, self._names = follower, {k: name for k, (name,) in names.items()}
-        self._programs: dict[tuple[str, ...], _Update] = {}
+        self._follower, self._numbers = follower, {id(p): i for i, p in enumerate(parameters)}
+        self._programs: dict[tuple[int, ...], UpdateProgram] = {}
+        #: What a program overwrites, by the parameter's number and the state's word.
+        self._places: dict[StatePlace, Overwritten] = {}
         self._homes = ParameterHomes()
         self._torch_step = theirs.step
         methods: dict[str, Callable[..., Any]] = {"step": self.step, "zero_grad": self.zero_grad}
@@ -83,155 +77,122 @@ class OptimizerLoop:
             with torch.enable_grad():
                 loss = closure()
         stepped = [p for p in self.parameters if p.grad is not None]
-        count = self._count(stepped)
-        if count is None or not all(map(_is_ours, stepped)):
+        states = [self.theirs.state.get(p, {}) for p in stepped]
+        count = _count_of(states)
+        if count is None or not all(map(self._is_ours, stepped)):
             self._torch_step()
         else:
             self._follower.follow()
             with torch.no_grad():
-                self._update(stepped, count)
+                self._update(stepped, states, count)
         self.theirs._opt_called = True
         return loss
 
-    def _count(self, stepped: Sequence[Any]) -> int | None:
-        """How many steps these have taken, as one program counts them; None where they differ.
+    def _is_ours(self, parameter: Any) -> bool:
+        for tensor in (parameter, parameter.grad):
+            if not (tensor.dtype is torch.float32 and tensor.is_cpu):
+                return False
+            if tensor.layout is not torch.strided:
+                return False
+        # On a device what is not dense becomes so.
+        if parameter.is_contiguous() or not self.storage.device.reads_in_place:
+            return True
+        return bool(in_order(parameter, axes_of(parameter)).is_contiguous())
 
-        SGD counts none: what it has no buffer for has taken none.
-        """
-        counts = set()
-        for parameter in stepped:
-            state = self.theirs.state.get(parameter, {})
-            begun = any(value is not None for value in state.values())
-            counts.add(int(float(state.get(_STEP, begun))))
-        return counts.pop() if len(counts) == 1 else None
-
-    def _update(self, stepped: Sequence[Any], count: int) -> None:
-        native, changes = self._follower.native, self._follower.native.changes
-        key = tuple([self._names[id(p)] for p in stepped])
+    def _update(self, stepped: Sequence[Any], states: list[dict[str, Any]], count: int) -> None:
+        native = self._follower.native
+        key = tuple([self._numbers[id(p)] for p in stepped])
         program = self._programs.get(key)
-        if program is None or program.changes != changes:
-            program = self._programs[key] = _Update(self.storage, native, key, stepped)
-            while len(self._programs) > MAX_PROGRAMS:
-                del self._programs[next(iter(self._programs))]
-        groups = {n: native.groups[native.group_of(n)] for n in key}
-        state = self.theirs.state
-        for name, parameter in zip(key, stepped, strict=True):
-            _begin(state[parameter], parameter, groups[name], counts=self._follower.counts)
-        made = program.run(native.rates(count), count, stepped, state)
-        for (at, word), tensor in made.items():
-            parameter = stepped[at]
-            if word is not None:
-                state[parameter][word] = tensor
-            elif self.storage.device.reads_in_place:
-                parameter.copy_(tensor)
-            else:
-                self._homes.move(parameter, tensor)
+        if program is None or program.changes != native.changes:
+            program = self._made(key, stepped)
+        places = self._held(program, stepped, states)
+        if places is None:
+            if not program.fits(stepped):
+                program = self._made(key, stepped)
+            self._hold(program, stepped)
+            states = [self.theirs.state[p] for p in stepped]
+            places = self._held(program, stepped, states)
+            assert places is not None, "what has just been put there is there"
+        try:
+            program.run(places, native.rates(count), count, [p.grad for p in stepped])
+        except BaseException:
+            for place in places:
+                place.give_up()
+            self._places.clear()
+            raise
         for parameter in stepped:
-            if _STEP in state[parameter]:
-                state[parameter][_STEP] += 1
+            torch.autograd.graph.increment_version(parameter)
+        if self._follower.counts:
+            torch._foreach_add_([state[STEP] for state in states], 1)
+
+    def _made(self, key: tuple[int, ...], stepped: Sequence[Any]) -> UpdateProgram:
+        """The program for these parameters as they lie, by the settings of now."""
+        native = self._follower.native
+        program = self._programs[key] = UpdateProgram(self.storage, native, key, stepped)
+        while len(self._programs) > MAX_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
+        return program
+
+    def _held(
+        self, program: UpdateProgram, stepped: Sequence[Any], states: Sequence[dict[str, Any]]
+    ) -> list[Overwritten] | None:  # fmt: skip
+        """Where a program overwrites, in its order; None where torch has something elsewhere."""
+        held = []
+        for place, (at, form) in program.places.items():
+            word, known = place[1], self._places.get(place)
+            tensor = stepped[at] if word is None else states[at].get(word)
+            if known is None or tensor is None or known.form != form or not known.is_at(tensor):
+                return None
+            held.append(known)
+        return held
+
+    def _hold(self, program: UpdateProgram, stepped: Sequence[Any]) -> None:
+        """What a program overwrites is where torch has it now, or torch has it there from now
+        on."""
+        native, counts = self._follower.native, self._follower.counts
+        for place, (at, form) in program.places.items():
+            (number, word), parameter = place, stepped[at]
+            state = self.theirs.state[parameter]
+            _begin(state, parameter, native.groups[native.group_of(name_of(number))], counts=counts)
+            tensor, (_, axes) = parameter if word is None else state[word], form
+            known = self._places.pop(place, None)
+            if known is None or known.form != form or not known.is_at(tensor):
+                if word is not None and not in_order(tensor, axes).is_contiguous():
+                    # Torch has loaded it in another order.
+                    tensor = torch.empty_like(parameter).copy_(tensor).detach()
+                known = Overwritten(self.storage, tensor, program.descs[place], axes)
+                if word is not None:
+                    state[word] = known.tensor
+                elif not known.is_at(parameter):
+                    self._homes.move(parameter, known.tensor)
+            self._places[place] = known
+
+
+def _count_of(states: Sequence[Mapping[str, Any]]) -> int | None:
+    """How many steps parameters have taken, as one program counts them; None where they differ.
+
+    SGD counts none: what it has no buffer for has taken none.
+    """
+    counts = set()
+    for state in states:
+        count = state.get(STEP)
+        if count is None:
+            count = any(value is not None for value in state.values())
+        counts.add(int(count))
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _begin(state: dict[str, Any], parameter: Any, optimizer: Optimizer, *, counts: bool) -> None:
     """What torch's object keeps of a parameter from its first step on."""
     if not state and counts:
-        state[_STEP] = torch.zeros((), dtype=torch.float32)
+        state[STEP] = torch.zeros((), dtype=torch.float32)
     for word in optimizer.states:
         if state.get(word) is None:
-            shape = () if word in optimizer.scalar_states else parameter.shape
-            state[word] = torch.full(shape, optimizer.start_of(word), dtype=parameter.dtype)
-
-
-def _is_ours(parameter: Any) -> bool:
-    return all(
-        t.dtype is torch.float32 and t.layout is torch.strided and t.device.type == "cpu"
-        for t in (parameter, parameter.grad)
-    )
-
-
-@dataclass(slots=True)
-class _Slot:
-    """An input or output of the program: which parameter, and the state's word (`grad` for the
-    gradient, None for itself)."""
-
-    at: int
-    word: str | None
-    result: Result | None = None
-
-
-class _Update:
-    """The program that steps some parameters, called with torch's tensors."""
-
-    def __init__(
-        self, storage: SharedStorage, native: Optimizer, names: tuple[str, ...],
-        tensors: Sequence[Any],
-    ) -> None:  # fmt: skip
-        self.storage, self.names, self.changes = storage, names, native.changes
-        device = storage.device
-        parameters = [
-            Parameter(name, ValueType(tuple(p.shape), DataType.FLOAT32), f"{name}.grad")
-            for name, p in zip(names, tensors, strict=True)
-        ]
-        graph = update_graph("update", parameters, native, in_place=False)
-        options = CompileOptions(
-            wishes=tuple(slot_places(graph, device.machine, {})), role=Role.UPDATE,
-            executor=rated_executor(device.executor),
-        )  # fmt: skip
-        program = compile_graph(graph, device.machine, options).program
-        self.inputs = [self._slot(slot.name) for slot in program.inputs]
-        self.outputs: list[_Slot | str] = []
-        for i, output in enumerate(program.outputs):
-            slot = self._slot(output.name)
-            if isinstance(slot, _Slot):
-                kind = program.values[output.value].type
-                slot.result = Result(i, torch.float32, kind.shape, None, may_be_copied=False)
-            self.outputs.append(slot)
-        loaded = device.load(Binary((program,), device.machine.shape, _PRODUCER))
-        table, _ = chain_graph((loaded,), ({},), "optimizer step")
-        self._prepared = PreparedGraph(device, table, title="the optimizer's step")
-        slots = [slot for slot in self.inputs if isinstance(slot, _Slot)]
-        self._arguments = ProgramArguments(
-            storage,
-            [
-                ArgumentSlot(position, slot.word is None and device.reads_in_place)
-                for position, slot in enumerate(slots)
-            ],
-        )
-
-    def _slot(self, name: str) -> _Slot | str:
-        if is_rate(name) or name == _STEP:
-            return name
-        parameter, _, word = name.partition(".")
-        return _Slot(self.names.index(parameter), word or None)
-
-    def run(
-        self, rates: Sequence[float], count: int, stepped: Sequence[Any], state: Any
-    ) -> dict[tuple[int, str | None], Any]:
-        """The new parameters and states, by position and word."""
-        tensors = []
-        for slot in self.inputs:
-            if isinstance(slot, _Slot):
-                parameter = stepped[slot.at]
-                if slot.word is None:
-                    tensors.append(parameter.detach())
-                elif slot.word == "grad":
-                    tensors.append(parameter.grad)
-                else:
-                    tensors.append(state[parameter][slot.word])
-        numbers: dict[str, Any] = {rate_name(i): np.float32(r) for i, r in enumerate(rates)}
-        numbers[_STEP] = np.int64(count)
-        with self.storage.device.lock:
-            given = iter(self._arguments.all_of(self._arguments.arrays(tensors)))
-            arguments = [
-                next(given) if isinstance(slot, _Slot) else np.array(numbers[slot])
-                for slot in self.inputs
-            ]
-            results: Any = self._prepared.run(tuple(arguments))
-            results = results if isinstance(results, tuple) else (results,)
-            return {
-                (slot.at, slot.word): self.storage.result(tensor, slot.result)
-                for slot, tensor in zip(self.outputs, results, strict=True)
-                if isinstance(slot, _Slot) and slot.result is not None
-            }
+            start = optimizer.start_of(word)
+            if word in optimizer.scalar_states:
+                state[word] = torch.full((), start, dtype=parameter.dtype)
+            else:
+                state[word] = torch.full_like(parameter, start, requires_grad=False)
 
 
 _loops: weakref.WeakValueDictionary[int, OptimizerLoop] = weakref.WeakValueDictionary()

@@ -11,7 +11,6 @@ device's lock. Must not know: graphs.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import weakref
 from collections.abc import MutableMapping
@@ -25,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from stitch.frontend.torch.aten_call import PART_TYPES, array_of, data_type_of
 from stitch.frontend.torch.compile.graph_outputs import Result
 from stitch.frontend.torch.compile.graph_report import Counts
-from stitch.frontend.torch.tensor_bytes import tensor_on
+from stitch.frontend.torch.tensor_bytes import array_at, tensor_on
 from stitch.program import Array, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor, elements, export, lend, reshaped, take_back
@@ -68,21 +67,32 @@ class _Lender:
     parts: dict[Part, Lent] = field(default_factory=dict)
 
 
-class _Shown:
-    """A result whose bytes torch holds, from the address `start` on."""
+class Shown:
+    """A tensor on the device whose bytes torch holds, from the address `start` on: a result
+    (`views`: those of its output), or one that programs overwrite there, which has no parts."""
 
-    __slots__ = ("output", "parts", "shown", "start", "tensor")
+    __slots__ = ("parts", "shown", "start", "tensor", "views")
 
-    def __init__(self, tensor: Tensor, output: Result, shown: MutableMapping[int, _Shown]) -> None:
-        self.tensor, self.output, self.shown = tensor, output, shown
+    def __init__(
+        self, tensor: Tensor, shown: MutableMapping[int, Shown], views: set[int] | None = None
+    ) -> None:
+        self.tensor, self.shown, self.views = tensor, shown, views
         self.start = 0
         #: Tensors on parts of it.
         self.parts: dict[Part, Tensor] = {}
 
+    def begin(self, start: int) -> None:
+        """Torch has it, at this address."""
+        self.start = start
+        self.shown[start] = self
+        if self.views is not None:
+            self.views.add(start)
+
     def ended(self) -> None:
         """Torch has let go of its storage. Doing this twice does no harm."""
         self.shown.pop(self.start, None)
-        self.output.views.discard(self.start)
+        if self.views is not None:
+            self.views.discard(self.start)
         self.parts.clear()
 
 
@@ -122,7 +132,7 @@ class SharedStorage:
         #: storages at it. Its owner's weak reference keeps an identity from being used again.
         self._lenders: dict[int, _Lender] = {}
         #: Results by address: that is the device's, so whatever begins there has these bytes.
-        self._shown: dict[int, _Shown] = {}
+        self.shown: dict[int, Shown] = {}
         self._reads_in_place = device.reads_in_place
         #: What is computed nowhere cannot be copied.
         self._copied_below = COPIED_BELOW if device.reads_in_place and device.computes else 0
@@ -140,7 +150,7 @@ class SharedStorage:
         self.counts = Counts()
 
     def __len__(self) -> int:
-        return len(self._lenders) + len(self._shown)
+        return len(self._lenders) + len(self.shown)
 
     @property
     def places_lent(self) -> int:
@@ -163,7 +173,7 @@ class SharedStorage:
         storage = tensor.untyped_storage()
         place = address, tuple(tensor.shape), tensor.dtype
         # What begins where a result does is one that torch holds.
-        shown = self._shown.get(storage.data_ptr()) if self._shown else None
+        shown = self.shown.get(storage.data_ptr()) if self.shown else None
         result = None if shown is None else self._part_of(shown, place, slot)
         if result is not None:
             self.recognised += 1
@@ -205,7 +215,7 @@ class SharedStorage:
         slot.storage, slot.unknown = StorageWeakRef(storage), address
         return False
 
-    def _part_of(self, shown: _Shown, place: Part, slot: ArgumentSlot) -> Tensor | None:
+    def _part_of(self, shown: Shown, place: Part, slot: ArgumentSlot) -> Tensor | None:
         """The result that torch shows at a place, or a tensor on the part that it shows."""
         address, shape, dtype = place
         tensor, offset = shown.tensor, address - shown.start
@@ -213,6 +223,8 @@ class SharedStorage:
             return None
         if not offset and tensor.shape == shape:
             return tensor
+        if shown.views is None:
+            return None  # What overwrites it needs it whole.
         wanders = slot.offset not in (None, offset)
         slot.offset = offset
         if wanders or offset + math.prod(shape) * dtype.itemsize > tensor.volume * dtype.itemsize:
@@ -228,9 +240,7 @@ class SharedStorage:
         if lender is None:
             lender = self._lenders[storage._cdata] = _Lender(StorageWeakRef(storage))
         address, shape, dtype = place
-        # Not tensor.numpy(): an array that owned the storage would keep it alive in every plan.
-        buffer = (ctypes.c_char * (math.prod(shape) * dtype.itemsize)).from_address(address)
-        array = np.frombuffer(buffer, data_type_of(dtype).dtype).reshape(shape)
+        array = array_at(address, shape, data_type_of(dtype).dtype)
         lent = Lent(lend(self.device, array, "a tensor of torch"), self.calls)
         lender.parts[place] = lent
         return lent
@@ -260,14 +270,12 @@ class SharedStorage:
             pairs = replace(output, dtype=PART_TYPES[dtype], shape=(*output.shape, 2))
             parts = self.result(tensor, pairs)
             return torch.view_as_complex(parts)
-        shown = _Shown(tensor, output, self._shown)
+        shown = Shown(tensor, self.shown, output.views)
         array = export(tensor, _BITS if dtype is torch.bfloat16 else None, shown.ended)
         shared = torch.from_numpy(array)
         if shared.dtype is not dtype:
             shared = tensor_on(array, dtype)
-        shown.start = shared.data_ptr()
-        self._shown[shown.start] = shown
-        output.views.add(shown.start)
+        shown.begin(shared.data_ptr())
         return shared
 
     # -- accounts ----------------------------------------------------------------------------------

@@ -1,0 +1,224 @@
+"""Steps of `torch.compile(options={"optimizer": ...})` overwrite parameters and state where they
+lie: nothing moves from the first step on, whatever torch does to its tensors between steps."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stitch
+from stitch.runtime import PreparedGraph
+
+TARGETS = ("host", "wormhole_n150")
+
+
+@pytest.fixture(autouse=True)
+def _afresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+class Twins:
+    """Two copies of a network, by eager torch and by programs, stepped on the same gradients."""
+
+    def __init__(
+        self, net: Any, target: str, kind: Any = torch.optim.Adam, **settings: Any
+    ) -> None:
+        self.nets = (net, copy.deepcopy(net))
+        self.optimizers = [kind(each.parameters(), **{"lr": 0.05, **settings})
+                           for each in self.nets]  # fmt: skip
+        self.optimizer = self.optimizers[1]
+        options = {"optimizer": self.optimizer, "target": target}
+        self.device = stitch.device_of({"target": target})
+        self.calls = (self.nets[0], torch.compile(self.nets[1], backend="stitch", options=options))
+
+    def both(self, change: Callable[[Any], object]) -> None:
+        """The same with both networks."""
+        with torch.no_grad():
+            for net in self.nets:
+                change(net)
+
+    def step(self, x: Any, count: int = 1) -> None:
+        for _ in range(count):
+            for call, optimizer in zip(self.calls, self.optimizers, strict=True):
+                optimizer.zero_grad()
+                call(x).square().sum().backward()
+                optimizer.step()
+
+    def compare(self) -> None:
+        for ours, eager in zip(self.nets[1].parameters(), self.nets[0].parameters(), strict=True):
+            torch.testing.assert_close(ours.detach(), eager.detach(), rtol=1e-4, atol=1e-5)
+
+    def places(self) -> list[int]:
+        """Where parameters and their state lie."""
+        state = self.optimizer.state
+        kept = [t for p in self.nets[1].parameters() for t in (p, *state[p].values())]
+        return [t.data_ptr() for t in kept if t.dim()]
+
+    @property
+    def first(self) -> Any:
+        return next(self.nets[1].parameters())
+
+
+def linear() -> Any:
+    torch.manual_seed(3)
+    return nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_moves_from_the_first_step_on(target: str) -> None:
+    twins, x = Twins(linear(), target), torch.randn(3, 4)
+    twins.step(x)
+    view, places = twins.first.detach()[1:3], twins.places()
+    before = view.clone()
+    twins.step(x, 4)
+    assert twins.places() == places
+    assert not torch.equal(view, before)
+    assert torch.equal(view, twins.first.detach()[1:3])
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_axes_in_another_order_stay_in_it_where_torch_has_them(target: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    twins, x = Twins(net, target), torch.randn(2, 3, 6, 6)
+    twins.step(x)
+    twins.device.history.clear()
+    twins.step(x, 3)
+    assert "9 program runs" in twins.device.explain()  # Forward, backward and the step.
+    if target == "host":
+        assert twins.first.is_contiguous(memory_format=torch.channels_last)
+    twins.compare()
+    twins.optimizer.load_state_dict(_row_major(twins.optimizers[0].state_dict()))
+    twins.both(lambda net: net.weight.mul_(0.5))
+    twins.step(x, 2)
+    twins.compare()
+
+
+def _row_major(state: Any) -> Any:
+    """A state as one who does not know the order would have kept it."""
+    state = copy.deepcopy(state)
+    for kept in state["state"].values():
+        kept.update({word: tensor.contiguous() for word, tensor in kept.items()})
+    return state
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("change", [
+    lambda net: setattr(net.weight, "data", net.weight.data.clone().mul_(0.5)),
+    # The same bytes, seen in another order.
+    lambda net: setattr(net.weight, "data", net.weight.data.t()),
+    lambda net: net.weight.data.resize_(0).resize_(4, 4).copy_(torch.ones(4, 4)),
+    lambda net: net.bias.set_(torch.full((4,), 0.25)),
+])  # fmt: skip
+def test_a_parameter_that_torch_puts_elsewhere_is_stepped_there(
+    change: Callable[[Any], object], target: str
+) -> None:
+    twins, x = Twins(linear(), target), torch.randn(3, 4)
+    for _ in range(2):
+        twins.step(x, 2)
+        twins.both(change)
+    twins.step(x, 2)
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_parameter_of_another_shape_is_stepped_in_that(target: str) -> None:
+    twins = Twins(nn.Linear(4, 1, bias=False), target, torch.optim.SGD)
+    twins.step(torch.randn(3, 4), 2)
+    twins.both(lambda net: setattr(net.weight, "data", net.weight.data.reshape(2, 2)))
+    twins.step(torch.randn(3, 2), 2)
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("word", ["exp_avg", None])
+def test_a_gradient_that_is_what_it_steps_is_read_as_it_was(word: str | None, target: str) -> None:
+    twins, x = Twins(linear(), target, weight_decay=0.1), torch.randn(3, 4)
+    twins.step(x)
+    for net, optimizer in zip(twins.nets, twins.optimizers, strict=True):
+        parameter, state = net.weight, optimizer.state[net.weight]
+        kept = parameter.detach() if word is None else state[word]
+        parameter.grad = kept.clone() if optimizer is twins.optimizers[0] else kept
+        optimizer.step()
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_that_was_interrupted_leaves_what_was_written(
+    late: bool, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins, x = Twins(linear(), target, torch.optim.SGD, momentum=0.9), torch.randn(3, 4)
+    twins.step(x, 2)
+    run = PreparedGraph.run
+
+    def interrupted(graph: Any, arguments: Any) -> Any:
+        if "step" in repr(graph._title):
+            if late:
+                run(graph, arguments)
+            raise KeyboardInterrupt
+        return run(graph, arguments)
+
+    twins.calls[1](x).square().sum().backward()
+    monkeypatch.setattr(PreparedGraph, "run", interrupted)
+    before = twins.first.detach().clone()
+    with pytest.raises(KeyboardInterrupt):
+        twins.optimizer.step()
+    monkeypatch.undo()
+    assert torch.equal(twins.first.detach(), before) is not late
+    # From there on as torch would from there on.
+    twins.nets[0].load_state_dict(twins.nets[1].state_dict())
+    twins.optimizers[0].load_state_dict(copy.deepcopy(twins.optimizer.state_dict()))
+    twins.step(x, 2)
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_backward_needs_and_a_step_has_overwritten_is_told(target: str) -> None:
+    twins, x = Twins(nn.Sequential(linear(), nn.Tanh(), linear()), target), torch.randn(3, 4)
+    twins.step(x)
+    for call, optimizer in zip(twins.calls, twins.optimizers, strict=True):
+        loss = call(x).square().sum()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_parameters_without_elements_are_stepped_with_the_others(target: str) -> None:
+    net = linear()
+    net.nothing = nn.Parameter(torch.empty(0, 3))
+    twins, x = Twins(net, target), torch.randn(3, 4)
+    for _ in range(3):
+        for net, call, optimizer in zip(twins.nets, twins.calls, twins.optimizers, strict=True):
+            optimizer.zero_grad()
+            (call(x).square().sum() + net.nothing.sum()).backward()
+            optimizer.step()
+    twins.compare()
+    assert twins.nets[1].nothing.shape == (0, 3)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_other_graphs_read_what_the_last_step_left(target: str) -> None:
+    twins, x = Twins(linear(), target), torch.randn(3, 4)
+    part = torch.compile(
+        lambda x, w: x[:, :2] @ w[1:3, :2], backend="stitch", options={"target": target}
+    )
+    for _ in range(4):
+        twins.step(x)
+        rows = twins.first.detach()[1:]
+        found = part(x, twins.first.detach()), part(x, torch.cat([x[:1], rows]))
+        wanted = x[:, :2] @ twins.nets[0].weight.detach()[1:3, :2]
+        for each in found:
+            torch.testing.assert_close(each, wanted, rtol=1e-4, atol=1e-5)
+    twins.compare()
