@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from stitch.errors import CompileError
 from stitch.ops import bind, evaluate, lookup, resolve_attributes
+from stitch.ops.window import convolution_gradients
 from stitch.ops.window.windows import Windows, pool_windows
 from stitch.program import Array
 
@@ -47,6 +48,29 @@ def test_the_weights_gradient_is_that_of_torch_in_every_run(size: int) -> None:
         torch.from_numpy(x), (6, 2, 3, 3), torch.from_numpy(gradient), padding=1, groups=2
     )
     np.testing.assert_allclose(made, expected.numpy(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("columns", [1, 1 << 19])
+@pytest.mark.parametrize("short", [1, 1 << 20])
+@pytest.mark.parametrize(("samples", "channels", "filters", "size", "group"), [
+    (1, 32, 64, 3, 1), (7, 32, 64, 3, 1), (3, 8, 4, 5, 2), (5, 2, 3, 6, 1),
+])  # fmt: skip
+def test_the_weights_gradient_is_the_same_however_its_product_lies(
+    samples: int, channels: int, filters: int, size: int, group: int, short: int, columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(convolution_gradients, "SHORT_PRODUCT", short)
+    monkeypatch.setattr(convolution_gradients, "COLUMNS_NBYTES", columns)
+    x, gradient = drawn(samples, channels, size, size), drawn(samples, filters, size, size, seed=1)
+    shape = (filters, channels // group, 3, 3)
+    made = run_twice(
+        "ConvWeightGradient", [x, gradient], np.empty(shape, np.float32),
+        kernel_shape=(3, 3), pads=(1, 1, 1, 1), group=group,
+    )  # fmt: skip
+    expected = torch.nn.grad.conv2d_weight(
+        torch.from_numpy(x), shape, torch.from_numpy(gradient), padding=1, groups=group
+    )
+    np.testing.assert_allclose(made, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_weights_gradient_over_no_samples_is_zero() -> None:

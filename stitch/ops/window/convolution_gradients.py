@@ -40,10 +40,13 @@ from stitch.ops.window.windows import (
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 
-#: Columns are gathered for as many samples at a time as fit in this many bytes (at least one).
+#: Columns are gathered for as many samples at a time as fit in this many bytes, or in those of the
+#: result (at least one).
 COLUMNS_NBYTES = 1 << 19
 #: From this many places on, a product per sample is long enough; below, samples are joined.
 LONG_PRODUCT = 256
+#: Sums of fewer products take less than to turn round what they give.
+SHORT_PRODUCT = 512
 
 
 def _laid(context: GradientContext, windows: Windows) -> dict[str, Any]:
@@ -144,20 +147,29 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         totals = np.empty((group, depth, gradient.shape[1] // group), out.dtype)
         last = partial(np.copyto, out.reshape(group, -1, depth), totals.transpose(0, 2, 1))
         return [*weight_steps(x, seen, gradient, totals), last]
-    at_once = min(samples, max(1, COLUMNS_NBYTES // (group * depth * places * x.itemsize)))
+    at_once = _at_once(samples, group * depth * places * x.itemsize, out.size * x.itemsize)
     columns = Columns(x, seen, at_once)
     parts = list(stretches(samples, at_once))
-    make = _by_sample if places >= LONG_PRODUCT else _joined
-    sums, products = make(columns, gradient, parts, group)
-    # Columns by gradients, not gradients by columns: a product with the longer side first takes
-    # two thirds of the time.
-    total = np.empty_like(sums)
+    place = out.reshape(group, -1, depth)
+    if places >= LONG_PRODUCT:
+        sums, products = _by_sample(columns, gradient, parts, group)
+    elif at_once * places < SHORT_PRODUCT:
+        sums, products = _joined(columns, gradient, parts, group, place)
+    else:
+        sums, products = _joined(columns, gradient, parts, group)
+    if len(products) == 1:
+        return products[0] if sums is place else [*products[0], _turned(sums, place)]
+    total = place if sums.shape == place.shape else np.empty_like(sums)
     steps: list[Thunk] = []
     for index, step in enumerate(products):
         steps += step
         first = partial(np.copyto, total, sums)
         steps.append(partial(np.add, total, sums, total) if index else first)
-    return [*steps, partial(np.copyto, out.reshape(group, -1, depth), total.transpose(0, 2, 1))]
+    return steps if total is place else [*steps, _turned(total, place)]
+
+
+def _turned(sums: Array, place: Array) -> Thunk:
+    return partial(np.copyto, place, sums.transpose(0, 2, 1))
 
 
 def _workspace(context: WorkspaceContext) -> int:
@@ -174,8 +186,14 @@ def _workspace(context: WorkspaceContext) -> int:
         return 2 * sums + weight_nbytes(seen, x.shape[1] // group, filters, itemsize)
     places = math.prod(gradient.shape[2:])
     columns = group * math.prod(result.shape[1:]) * places * itemsize
-    at_once = min(x.shape[0], max(1, COLUMNS_NBYTES // columns))
+    at_once = _at_once(x.shape[0], columns, sums)
     return at_once * (one + sums + gradient.shape[1] * places * itemsize) + 2 * sums
+
+
+def _at_once(samples: int, columns: int, sums: int) -> int:
+    """Samples whose columns, of so many bytes each, are gathered at a time: as sums are added up
+    after each time, columns take no fewer bytes than these, if there are as many."""
+    return min(samples, max(1, max(COLUMNS_NBYTES, sums) // columns))
 
 
 def _by_sample(
@@ -202,15 +220,24 @@ def _by_sample(
 
 
 def _joined(
-    columns: Columns, gradient: Array, parts: Sequence[slice], group: int
-) -> tuple[Array, list[list[Thunk]]]:
-    """One product per part: channels go first, so that samples and places are one long axis."""
+    columns: Columns, gradient: Array, parts: Sequence[slice], group: int,
+    place: Array | None = None,
+) -> tuple[Array, list[list[Thunk]]]:  # fmt: skip
+    """One product per part: channels go first, so that samples and places are one long axis.
+
+    Columns by gradients: a product with the longer side first takes two thirds of the time. With
+    the `place` of the result gradients by columns, which is how that lies.
+    """
     channels, count = gradient.shape[1], parts[0].stop
     places, before = math.prod(gradient.shape[2:]), gradient.ndim - 1
     depth = math.prod(columns.shape) // (places * group)
     work = workspace(group * depth * count * places, gradient.dtype)
     seen = workspace(channels * count * places, gradient.dtype)
-    sums = np.empty((group, depth, channels // group), gradient.dtype)
+    is_only = len(parts) == 1 and place is not None
+    if place is None:
+        sums = np.empty((group, depth, channels // group), gradient.dtype)
+    else:
+        sums = place if is_only else np.empty(place.shape, place.dtype)
     turned = gradient.swapaxes(0, 1)
     steps: list[list[Thunk]] = []
     for part in parts:
@@ -218,11 +245,12 @@ def _joined(
         long = count * places
         gathered, rows = work[: group * depth * long], seen[: channels * long]
         wide = gathered.reshape(*columns.shape[:before], count, *columns.shape[before:])
-        across = rows.reshape(group, -1, long).transpose(0, 2, 1)
+        sides = gathered.reshape(group, depth, long), rows.reshape(group, -1, long)
+        first, second = sides if place is None else sides[::-1]
         steps.append([
             *columns.steps(part, np.moveaxis(wide, before, 0)),
             partial(np.copyto, rows.reshape(turned[:, part].shape), turned[:, part]),
-            partial(np.matmul, gathered.reshape(group, depth, long), across, sums),
+            partial(np.matmul, first, second.transpose(0, 2, 1), sums),
         ])  # fmt: skip
     return sums, steps
 
