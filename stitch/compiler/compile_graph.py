@@ -14,9 +14,11 @@ from stitch.compiler.output_values import give_outputs_their_values
 from stitch.compiler.passes import (
     compute_parts_together,
     fold_constants,
+    fold_transposes,
     merge_common_subexpressions,
     optimize_bodies,
     remove_identities,
+    turn_products,
 )
 from stitch.compiler.placement import place
 from stitch.compiler.slot_wishes import apply_kinds, slot_wishes
@@ -48,6 +50,8 @@ def compile_graph(
     loops: tuple[LoopNote, ...] = ()
     if options.optimize:
         graph = optimize(graph, options)
+        if options.reassociate:
+            graph = merge_common_subexpressions(turn_products(fold_transposes(graph)))
         scheduled = schedule_loops(graph, machine, options.schedule, options.executor)
         if scheduled.notes:
             graph, loops = optimize(scheduled.graph, options), scheduled.notes

@@ -17,6 +17,8 @@ class CompileOptions:
     program. `fold_growth_nbytes` bounds by how much folding may make the constants grow in total.
     `alias_donated` lets outputs take the buffers of donated inputs wherever that is proved, also
     where no wish asks for it. Without `optimize` the operations stay as they are written.
+    `reassociate`: matrices are read as they lie and not transposed first, so sums may run in
+    another order, and results agree to rounding only.
     `schedule`: how loops run wherever they can (`stitch.compiler.loops`), in place of what costs
     least. `executor`: by whose rates that is weighed (default: that of devices, `numpy`); any
     executor runs the program. `math_fidelity`: of its sums of products on a device; executors
@@ -29,6 +31,7 @@ class CompileOptions:
     fold_growth_nbytes: int = 1 << 20
     alias_donated: bool = True
     optimize: bool = True
+    reassociate: bool = False
     schedule: str | None = None
     executor: str | None = None
     math_fidelity: MathFidelity = MathFidelity.BY_TYPE

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stitch.compiler import Differentiated, differentiate
+from stitch.compiler import CompileOptions, Differentiated, compile_graph, differentiate
 from stitch.compiler.passes.matrix_products import fold_transposes
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
+from stitch.machine import load_machine
 from stitch.program import InputKind
 from tests.support.gradients.running import Feeds, backward_feeds, run, seeds_of
 
@@ -54,6 +55,24 @@ def test_a_linear_layer_reads_its_weight_as_it_is(shape: tuple[int, ...]) -> Non
     expected = ["Gemm"] if len(shape) == 2 else ["Reshape", "Gemm", "Reshape"]
     assert names(fold_transposes(graph)) == expected
     agrees(graph)
+
+
+def test_a_transpose_of_a_transpose_is_the_matrix() -> None:
+    b = ComputationGraphBuilder("net")
+    x, w = b.input("x", (3, 4), "float32"), b.input("w", (4, 5), "float32")
+    b.output("y", b.matmul(x, b.transpose(b.transpose(w))))
+    folded = fold_transposes(b.build())
+    assert names(folded) == ["Gemm"]
+    assert not folded.operations[0].attributes.get("transB", 0)
+    agrees(b.build())
+
+
+def test_programs_read_matrices_as_they_lie_where_sums_may_change_their_order() -> None:
+    graph, machine = layer((2, 3, 4)), load_machine("host")
+    for reassociate, transposes in ((True, 0), (False, 1)):
+        options = CompileOptions(reassociate=reassociate)
+        program = compile_graph(graph, machine, options).program
+        assert [o.op for o in program.operations].count("Transpose") == transposes
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])

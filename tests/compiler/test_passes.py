@@ -179,6 +179,22 @@ def test_identities_are_bypassed() -> None:
     assert remove_identities(graph).operations[0].inputs == (x,)
 
 
+def test_a_transpose_of_a_transpose_is_one_or_none() -> None:
+    sketch = Sketch()
+    x = sketch.input("x", 2, 3, 4)
+    turned = sketch.op("Transpose", x, perm=(2, 0, 1))
+    back = sketch.op("Transpose", turned, perm=(1, 2, 0))
+    other = sketch.op("Transpose", turned, perm=(0, 2, 1))
+    thrice = sketch.op("Transpose", sketch.op("Transpose", other))
+    graph = sketch.graph(sketch.op("Relu", back), other, thrice)
+    shorter = remove_dead_code(remove_identities(graph))
+    assert sorted(names(shorter)) == ["Relu", "Transpose", "Transpose"]  # Two that are equal.
+    assert all(operation.inputs == (x,) for operation in shorter.operations)
+    data = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for ours, theirs in zip(run(shorter, data), run(graph, data), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_casts_that_round_are_never_touched() -> None:
     sketch = Sketch()
     x = sketch.input("x")

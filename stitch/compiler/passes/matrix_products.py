@@ -118,7 +118,7 @@ class _Folding:
         """A Gemm that reads matrices in place of their transposes."""
         inputs, attributes = list(operation.inputs), dict(operation.attributes)
         for index, name in enumerate(("transA", "transB")):
-            if inputs[index] in self.turned:
+            while inputs[index] in self.turned:
                 inputs[index] = self.turned[inputs[index]]
                 attributes[name] = 0 if attributes.get(name, 0) else 1
         return replace(operation, inputs=tuple(inputs), attributes=attributes)

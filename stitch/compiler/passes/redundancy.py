@@ -2,7 +2,7 @@
 
 Identities hand their operand on unchanged: `Identity`, `Cast` to the type that the operand has,
 `Dropout` at inference, and shape operators whose result has the operand's shape. Casts that round
-are never touched.
+are never touched. A transpose of a transpose is one, or none.
 
 Common subexpressions are computed once; constants with the same type, shape and bits become one as
 well. The first of two equals stays, so the result depends on the order of operations alone.
@@ -11,7 +11,7 @@ well. The first of two equals stays, so the result depends on the order of opera
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,16 +29,40 @@ def remove_identities(graph: ComputationGraph) -> ComputationGraph:
     read = {v for operation in graph.operations for v in operation.inputs}
     read |= {slot.value for slot in graph.outputs}
     now: dict[int, int] = {}
+    turned: dict[int, Operation] = {}
     kept: list[Operation] = []
     for operation in graph.operations:
         inputs = tuple(now.get(v, v) for v in operation.inputs)
         operation = replace(operation, inputs=inputs)
+        if operation.op == "Transpose" and not operation.domain:
+            operation = _turned_once(operation, turned, graph.values)
+            turned[operation.outputs[0]] = operation
         if _is_identity(operation, graph.values, read):
-            now[operation.outputs[0]] = inputs[0]
+            now[operation.outputs[0]] = operation.inputs[0]
         else:
             kept.append(operation)
     outputs = tuple(replace(s, value=now.get(s.value, s.value)) for s in graph.outputs)
     return replace(graph, operations=tuple(kept), outputs=outputs)
+
+
+def _turned_once(
+    operation: Operation, turned: Mapping[int, Operation], values: Sequence[Value]
+) -> Operation:
+    """A transpose of what the transpose that made its operand reads."""
+    first = turned.get(operation.inputs[0])
+    if first is None:
+        return operation
+    before, order = _order(first, values), _order(operation, values)
+    together = tuple(before[axis] for axis in order)
+    return replace(operation, inputs=first.inputs, attributes={"perm": together})
+
+
+def _order(transpose: Operation, values: Sequence[Value]) -> tuple[int, ...]:
+    """The operand's axes in the order of the result's."""
+    order = transpose.attributes.get("perm")
+    if isinstance(order, tuple):
+        return tuple(map(int, order))
+    return tuple(range(len(values[transpose.inputs[0]].type.shape)))[::-1]
 
 
 def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]) -> bool:
@@ -52,8 +76,8 @@ def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]
     if operation.op == "Dropout":
         return len(operation.inputs) < 3 or operation.inputs[2] == ABSENT
     if operation.op == "Transpose":
-        axes = tuple(range(len(values[operation.inputs[0]].type.shape)))
-        return operation.attributes.get("perm", axes[::-1]) == axes
+        order = _order(operation, values)
+        return order == tuple(range(len(order)))
     return operation.op in ("Identity", "Cast") or operation.op in _SHAPE_OPERATORS
 
 

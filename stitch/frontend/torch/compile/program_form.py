@@ -37,7 +37,6 @@ from stitch.frontend.torch.compile.graph_outputs import (
 )
 from stitch.frontend.torch.lowering import (
     KEY_NAME,
-    fuse_transposed_products,
     give_key,
     join_selected,
 )
@@ -140,7 +139,9 @@ def compiled_form(built: Building, device: Device) -> ProgramForm:
 
 def _binary(graph: ComputationGraph, device: Device, settings: GraphSettings) -> Binary:
     machine = device.machine
-    options = CompileOptions(optimize=settings.optimize, executor=rated_executor(device.executor))
+    options = CompileOptions(
+        optimize=settings.optimize, reassociate=True, executor=rated_executor(device.executor)
+    )
 
     def compile() -> KeptCompilation:
         made = compile_graph(graph, machine, options)
@@ -177,7 +178,6 @@ class Building:
             fx_graph, self._positions, settings.exact_outputs, share=settings.shares_outputs,
             may_copy=settings.copies_results,
         )  # fmt: skip
-        fuse_transposed_products(fx_graph)
         join_selected(fx_graph)
         #: Positions of the arguments that the program takes, in the order of its inputs.
         self.positions: list[int] = []

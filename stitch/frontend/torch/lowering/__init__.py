@@ -28,7 +28,6 @@ from stitch.frontend.torch.lowering import (
     embedding_bags,
     grid_samples,
     grouped_products,
-    joined_nodes,
     layer_products,
     norms,
     ordered_elements,
@@ -41,7 +40,7 @@ from stitch.frontend.torch.lowering import (
     strided_views,
     window_operators,
 )  # fmt: skip
-from stitch.frontend.torch.lowering.joined_nodes import fuse_transposed_products, join_selected
+from stitch.frontend.torch.lowering.joined_nodes import join_selected
 from stitch.frontend.torch.lowering.random_numbers import (
     KEEPING,
     KEY_LIMIT,
@@ -56,7 +55,7 @@ aten = torch.ops.aten
 _FAMILIES: tuple[Mapping[Any, Row], ...] = tuple(
     family.LOWERINGS for family in (
         single_elements, activations, reductions, shapes, picked_elements, layer_products,
-        attention, norms, window_operators, backward_operators, random_numbers, joined_nodes,
+        attention, norms, window_operators, backward_operators, random_numbers,
         strided_views, special_functions, ordered_elements, distances, embedding_bags, grid_samples,
         grouped_products,
     )
@@ -99,5 +98,5 @@ CHECKS = frozenset((
 __all__ = [
     "CHECKS", "COMPLEX_LOWERINGS", "KEEPING", "KEPT_BY_AUTOGRAD", "KEPT_WHOLE", "KEYED",
     "KEY_LIMIT", "KEY_NAME", "LOWERINGS", "REPLAYING", "complex_lowering_of",
-    "fuse_transposed_products", "give_key", "join_selected", "lowering_of",
+    "give_key", "join_selected", "lowering_of",
 ]  # fmt: skip
