@@ -16,6 +16,7 @@ from torch._decomp import _core_aten_decompositions_post_autograd, get_decomposi
 
 from stitch.frontend.torch.eager_dropout import dropout_as_eager, dropout_gradient_as_eager
 from stitch.frontend.torch.lowering import KEPT_BY_AUTOGRAD
+from stitch.frontend.torch.pool_gradients import DECOMPOSITIONS
 
 aten = torch.ops.aten
 #: Draws of other distributions, which torch makes of uniform and normal ones.
@@ -26,8 +27,8 @@ _TAKEN_APART = (
     aten.view_copy, aten.permute_copy, aten.unbind_copy, aten.narrow_copy, aten.expand_copy,
     aten.select_copy, aten.slice_copy, aten.squeeze_copy, aten.unsqueeze_copy, aten.t_copy,
     aten.transpose_copy, aten.diagonal_copy, aten.unfold_copy, aten.alias_copy, aten.detach_copy,
-    aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit, aten.native_batch_norm,
-    aten._batch_norm_with_update_functional, aten.batch_norm_backward,
+    aten._native_batch_norm_legit, aten.native_batch_norm, aten._batch_norm_with_update_functional,
+    aten.batch_norm_backward,
 )  # fmt: skip
 #: Given weights and statistics of another type than their elements, these compute in float32.
 _NORMALIZATIONS = (
@@ -113,6 +114,7 @@ def decompositions(*, torch_draws: bool = False) -> dict[Any, Any]:
     for operator in _NORMALIZATIONS:
         table[operator] = _in_one_type(operator, table.get(operator))
     table[aten._transformer_encoder_layer_fwd.default] = _encoder_layer
+    table.update(DECOMPOSITIONS)
     if torch_draws:
         for draw in (aten.bernoulli, *_DRAWS):
             for overload in draw.overloads():

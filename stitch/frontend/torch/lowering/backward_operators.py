@@ -22,6 +22,7 @@ from stitch.frontend.torch.lowering.window_operators import (
     window_reads,
     window_weights,
 )
+from stitch.frontend.torch.pool_gradients import GRADIENT
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
 
@@ -89,6 +90,19 @@ def _max_pool_backward(
     places, parts = b.reshape(indices, (planes, -1)), b.reshape(grad, (planes, -1))
     added = b.op("ScatterElements", empty, places, parts, axis=1, reduction="add")
     return b.reshape(added, x.shape)
+
+
+def _max_pool_by_result(
+    call: Call, grad: SymbolicTensor, x: SymbolicTensor, result: SymbolicTensor, kernel: Sizes,
+    stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool,
+) -> SymbolicTensor:  # fmt: skip
+    b, is_single = call.builder, len(x.shape) == len(kernel) + 1
+    operands = [b.unsqueeze(t, 0) if is_single else t for t in (call.cast(grad), x, result)]
+    of_x = b.op(
+        "MaxPoolGradient", *operands, domain=OWN, kernel_shape=list(kernel), strides=list(stride),
+        pads=list(padding) * 2, dilations=list(dilation), ceil_mode=int(ceil_mode),
+    )  # fmt: skip
+    return b.squeeze(of_x, 0) if is_single else of_x
 
 
 def _average_pool_backward(
@@ -202,6 +216,43 @@ def _layer_norm_backward(
     return first, second, third
 
 
+@in_one_type
+def _batch_norm_backward(
+    call: Call,
+    grad: SymbolicTensor,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    running_mean: SymbolicTensor | None,
+    running_variance: SymbolicTensor | None,
+    mean: SymbolicTensor | None,
+    inverse: SymbolicTensor | None,
+    training: bool,
+    epsilon: float,
+    wanted: Sequence[bool],
+) -> Three:
+    """By the batch's own statistics one operator, by those that ran before a line per element."""
+    b, scale = call.builder, call.optional(weight, 1, (x.shape[1],))
+    if training:
+        assert mean is not None and inverse is not None, "a training pass has kept both"
+        # One over the deviation, of which its operator asks the variance.
+        variance = b.sub(b.reciprocal(b.square(inverse)), float(epsilon))
+        operands = [grad, x, scale, mean, variance]
+        parts = b.apply("BatchNormalizationGradient", operands, 3, {"epsilon": epsilon}, OWN)
+        first, second, third = (part if wanted[i] else None for i, part in enumerate(parts))
+        return first, second, third
+    assert running_mean is not None and running_variance is not None, "it has run by these"
+    wide, axes = (x.shape[1],) + (1,) * (len(x.shape) - 2), (0, *range(2, len(x.shape)))
+    inverse = b.rsqrt(b.add(running_variance, float(epsilon)))
+    of_x = b.mul(grad, b.reshape(b.mul(scale, inverse), wide))
+    centred = b.sub(x, b.reshape(running_mean, wide))
+    of_scale = b.mul(b.reduce_sum(b.mul(grad, centred), axes), inverse)
+    of_shift = b.reduce_sum(grad, axes)
+    return (
+        of_x if wanted[0] else None, of_scale if wanted[1] else None,
+        of_shift if wanted[2] else None,
+    )  # fmt: skip
+
+
 def _softmax_backward(
     call: Call, grad: SymbolicTensor, result: SymbolicTensor, dim: int, _: Any
 ) -> SymbolicTensor:
@@ -215,8 +266,10 @@ def _softmax_backward(
 LOWERINGS: dict[Any, Row] = {
     aten.gelu_backward.default: KeptWhole(_gelu_backward, exported=False),
     aten.native_layer_norm_backward.default: KeptWhole(_layer_norm_backward, exported=False),
+    aten.native_batch_norm_backward.default: KeptWhole(_batch_norm_backward, exported=False),
     aten._softmax_backward_data.default: KeptWhole(_softmax_backward, exported=False),
     aten.convolution_backward.default: _convolution_backward,
+    GRADIENT: _max_pool_by_result,
     aten.max_pool2d_with_indices_backward.default: partial(_max_pool_backward, 2),
     aten.max_pool3d_with_indices_backward.default: partial(_max_pool_backward, 3),
     aten.adaptive_max_pool3d_backward.default: partial(_max_pool_backward, 3),

@@ -60,10 +60,8 @@ def _batch_statistics(
     epsilon: float,
 ) -> Several:
     """Normalised by the batch's own mean and variance, which torch uses for instances too."""
-    b, axes = call.builder, (0, *range(2, len(x.shape)))
-    mean, centred, rstd, _ = _statistics(call, x, axes, epsilon)
-    result = _scaled_and_shifted(call, b.mul(centred, rstd), weight, bias)
-    return result, b.reshape(mean, (x.shape[1],)), b.reshape(rstd, (x.shape[1],))
+    zeros = call.builder.constant(np.zeros(x.shape[1], x.dtype))
+    return _by_its_own(call, x, weight, bias, (zeros, zeros), epsilon)[:3]
 
 
 def _statistics(
@@ -191,38 +189,31 @@ def _functional_batch_norm(
     momentum: float,
     epsilon: float,
 ) -> Several:
-    b, axes = call.builder, (0, *range(2, len(x.shape)))
     if not training:
         running = running_mean, running_variance
         return *_batch_norm(call, x, weight, bias, *running, momentum, epsilon), *running
-    if {1, 2}.isdisjoint(call.used):
-        running = running_mean, running_variance
-        return _whole_batch_norm(call, x, weight, bias, running, momentum, epsilon)
-    mean, centred, rstd, variance = _statistics(call, x, axes, epsilon)
-    wide = (x.shape[1],) + (1,) * (len(x.shape) - 2)
-    factor = rstd if weight is None else b.mul(rstd, b.reshape(weight, wide))
-    result = b.mul(centred, factor)
-    if bias is not None:
-        result = b.add(result, b.reshape(bias, wide))
-    count = math.prod(x.shape[axis] for axis in axes)
-    flat = [b.reshape(part, (x.shape[1],)) for part in (mean, rstd, variance)]
-    sample = b.mul(flat[2], count / max(1, count - 1))
+    result, mean, inverse, variance = _by_its_own(
+        call, x, weight, bias, (running_mean, running_variance), epsilon
+    )
+    count = math.prod(x.shape) // x.shape[1] if x.shape[1] else 1
+    # ONNX gives the variance of the population, torch counts with that of a sample.
+    sample = variance * (count / max(1, count - 1))
     return (
-        result, flat[0], flat[1],
-        _moved(running_mean, flat[0], momentum), _moved(running_variance, sample, momentum),
+        result, mean, inverse,
+        _moved(running_mean, mean, momentum), _moved(running_variance, sample, momentum),
     )  # fmt: skip
 
 
-def _whole_batch_norm(
+def _by_its_own(
     call: Call,
     x: SymbolicTensor,
     weight: SymbolicTensor | None,
     bias: SymbolicTensor | None,
     running: tuple[SymbolicTensor, SymbolicTensor],
-    momentum: float,
     epsilon: float,
-) -> Several:
-    """As one operator, where the batch's own statistics are not read."""
+) -> tuple[SymbolicTensor, SymbolicTensor, SymbolicTensor | None, SymbolicTensor]:
+    """By the batch's own statistics, as one operator: the result, the mean, one over the deviation
+    where it is read, and the variance."""
     b, width = call.builder, (x.shape[1],)
     scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
     # Nothing of what ran before: so the gradient has this batch's own statistics from it.
@@ -230,13 +221,8 @@ def _whole_batch_norm(
     result, mean, variance = b.apply(
         "BatchNormalization", [x, scale, shift, *running], 3, attributes
     )
-    count = math.prod(x.shape) // x.shape[1]
-    # ONNX gives the variance of the population, torch counts with that of a sample.
-    sample = variance * (count / max(1, count - 1))
-    return (
-        result, None, None,
-        _moved(running[0], mean, momentum), _moved(running[1], sample, momentum),
-    )  # fmt: skip
+    inverse = b.rsqrt(b.add(variance, float(epsilon))) if 2 in call.used else None
+    return result, mean, inverse, variance
 
 
 def _moved(running: SymbolicTensor, now: SymbolicTensor, momentum: float) -> SymbolicTensor:
@@ -246,8 +232,8 @@ def _moved(running: SymbolicTensor, now: SymbolicTensor, momentum: float) -> Sym
 
 LOWERINGS: dict[Any, Row] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten._native_batch_norm_legit.no_stats: _batch_statistics,
-    aten._native_batch_norm_legit_functional.default: _functional_batch_norm,
+    aten._native_batch_norm_legit.no_stats: KeptWhole(_batch_statistics),
+    aten._native_batch_norm_legit_functional.default: KeptWhole(_functional_batch_norm),
     aten.native_layer_norm.default: _layer_norm,
     aten.layer_norm.default: KeptWhole(lambda call, *operands: _layer_norm(call, *operands)[0]),
     aten._weight_norm_interface_backward.default: _weight_norm_backward,

@@ -1,0 +1,155 @@
+"""What training steps of torch.compile are made of: normalizations, pools and products whose
+backward pass is one operator each, over what lies there, with the numbers of eager torch."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import stitch
+from stitch.runtime import HookContext
+from tests.support.torch.agreement import tensors_of
+from tests.support.torch.compiled import compiled
+
+
+def steps(net: Any, call: Any, *operands: Any) -> tuple[list[Any], list[Any]]:
+    """Results, then gradients of operands and parameters, and what the module then keeps."""
+    given = [x.clone().requires_grad_(x.is_floating_point()) for x in operands]
+    results = tensors_of(call(*given))
+    floating = [t for t in results if t.is_floating_point()]
+    torch.autograd.backward(floating, [torch.arange(t.numel()).cos().view(t.shape).to(t.dtype)
+                                       for t in floating])  # fmt: skip
+    leaves = [x for x in given if x.requires_grad] + list(net.parameters())
+    return [*results, *net.buffers()], [leaf.grad for leaf in leaves]
+
+
+def compare(net: Any, *operands: Any, rtol: float = 1e-4, atol: float = 1e-5, **how: Any) -> None:
+    """A module by programs alone, beside itself by eager torch; twice, for what it keeps."""
+    twin = copy.deepcopy(net)
+    call = compiled(twin, **how)
+    for _ in range(2):
+        for module in (net, twin):
+            module.zero_grad()
+        found, wanted = steps(twin, call, *operands), steps(net, net, *operands)
+        for ours, theirs in zip((*found[0], *found[1]), (*wanted[0], *wanted[1]), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+
+
+def operators(net: Any, *operands: Any) -> Counter[str]:
+    """Which operators a step of a module runs, and how often."""
+    call, seen = compiled(net), Counter[str]()
+
+    def note(context: HookContext) -> None:
+        assert context.operation is not None
+        seen[context.operation.op] += 1
+
+    device = stitch.device_of({"fallback": "error"})
+    with device.hooks.registered({"after_operation": note}):
+        steps(net, call, *operands)
+    return seen
+
+
+class Normalized(nn.Module):  # type: ignore[misc]
+    """`batch_norm` with whatever is asked for."""
+
+    def __init__(self, channels: int, *, affine: bool, running: bool, training: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 2, channels)) if affine else None
+        self.shift = nn.Parameter(torch.linspace(-1, 1, channels)) if affine else None
+        self.register_buffer("mean", torch.linspace(-1, 2, channels) if running else None)
+        self.register_buffer("variance", torch.linspace(0.5, 3, channels) if running else None)
+        self.training_mode = training
+
+    def forward(self, x: Any) -> Any:
+        return F.batch_norm(
+            x, self.mean, self.variance, self.scale, self.shift, self.training_mode, 0.3, 1e-3
+        )
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("running", "training"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("shape", [(6, 3), (2, 3, 7), (4, 3, 5, 6), (1, 3, 2, 2, 2)])
+def test_batches_are_normalized_as_eager_does_it(
+    shape: tuple[int, ...], running: bool, training: bool, affine: bool
+) -> None:
+    torch.manual_seed(1)
+    net = Normalized(3, affine=affine, running=running, training=training)
+    compare(net, torch.randn(shape) * 2 + 1)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_batches_of_other_types_are_normalized_in_theirs(kind: Any) -> None:
+    torch.manual_seed(1)
+    net = Normalized(3, affine=True, running=True, training=True)
+    narrow = {"rtol": 0.05, "atol": 0.1} if kind is torch.bfloat16 else {"rtol": 1e-9, "atol": 1e-9}
+    compare(net.to(kind), torch.randn(4, 3, 5).to(kind), **narrow)
+
+
+def test_narrow_batches_by_wide_weights_are_normalized_in_these() -> None:
+    torch.manual_seed(1)
+    net = Normalized(3, affine=True, running=True, training=True)
+    compare(net, torch.randn(4, 3, 5).bfloat16(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("far", [0.0, 5e4])
+def test_a_channel_that_hardly_varies_is_normalized_as_eager_does_it(far: float) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(4, 3, 5, 5)
+    x[:, 1] = x[:, 1] * 1e-6 + far
+    net = Normalized(3, affine=True, running=False, training=True)
+    compare(net.double(), x.double(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_step_of_a_convolutional_net_is_of_whole_operators() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3),
+    )  # fmt: skip
+    seen = operators(net, torch.randn(3, 2, 8, 8))
+    whole = {"BatchNormalization", "BatchNormalizationGradient", "MaxPool", "MaxPoolGradient"}
+    assert {name: seen[name] for name in whole} == dict.fromkeys(whole, 1)
+    # No matrix is turned for a product, no place of a maximum is saved or looked up.
+    assert not {"Transpose", "ReduceMean", "ScatterElements", "Mod"} & seen.keys()
+    compare(net, torch.randn(3, 2, 8, 8), rtol=1e-3, atol=1e-4)
+
+
+class Pooled(nn.Module):  # type: ignore[misc]
+    def __init__(self, spatial: int, *windows: Any, indices: bool = False) -> None:
+        super().__init__()
+        self.pool = getattr(F, f"max_pool{spatial}d")
+        self.windows, self.indices = windows, indices
+
+    def forward(self, x: Any) -> Any:
+        found = self.pool(x, *self.windows, return_indices=self.indices)
+        return (found[0] * 2, found[1]) if self.indices else found * 2
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+@pytest.mark.parametrize("windows", [
+    (2,), (3, 2, 1), (3, 1, 1, 1, True), (2, 3, 0, 2), (3, 2, 1, 2, True),
+])  # fmt: skip
+def test_gradients_of_pools_go_where_eager_brings_them(
+    windows: tuple[Any, ...], spatial: int
+) -> None:
+    torch.manual_seed(2)
+    x = torch.randn(2, 3, *(9,) * spatial)
+    net = Pooled(spatial, *windows)
+    compare(net, x)
+    compare(net, x.round())  # Several places of one window have the maximum.
+    compare(net, x[0])
+    compare(Pooled(spatial, *windows, indices=True), x)
+
+
+def test_a_pool_that_torch_runs_has_its_gradient_too() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    calls = [torch.compile(Pooled(2, 2), backend="stitch", options={"min_operations": 100})]
+    calls.append(Pooled(2, 2))
+    found, wanted = (steps(nn.Module(), call, x) for call in calls)
+    for ours, theirs in zip((*found[0], *found[1]), (*wanted[0], *wanted[1]), strict=True):
+        torch.testing.assert_close(ours, theirs)
