@@ -1,5 +1,8 @@
 """One training step as four stitched programs, beside PyTorch eager and torch.compile.
 
+Ours stands there as a backend of torch.compile too, with torch's step or with a program in its
+place (`options={"optimizer": ...}`).
+
 Models with random weights (`--models`): `mlp` 784-512-512-10, `cnn` (two convolutions with batch
 normalization and max pooling), `transformer` (two layers); `--batch`, `--image`, `--length` and
 `--width` say how large, `--optimizer` how they learn. A step is forward, cross-entropy, backward,
@@ -42,6 +45,8 @@ from stitch.machine import load_machine
 from stitch.runtime.executors import EXECUTORS
 
 EAGER, COMPILED = "torch eager", "torch.compile"
+#: Ours as a backend of torch.compile: torch's optimizer steps, or a program does in its place.
+BACKEND, STEPPED = "stitch in torch.compile", "stitch in torch.compile, steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,8 @@ class Row:
 def names_of_ways(options: argparse.Namespace) -> list[str]:
     """Peers first; ours are `stitch <executor> <machine>`."""
     ours = [f"stitch {e} {m}" for m in options.machines for e in options.executors]
-    return [EAGER, *([] if options.no_compile else [COMPILED]), *ours]
+    compiled = [] if options.no_compile else [COMPILED, BACKEND, STEPPED]
+    return [EAGER, *compiled, *ours]
 
 
 def make_step(subject: Subject, way: str, options: argparse.Namespace, stack: ExitStack) -> Step:
@@ -70,6 +76,8 @@ def make_step(subject: Subject, way: str, options: argparse.Namespace, stack: Ex
         return torch_step(subject, options.optimizer, None)
     if way == COMPILED:
         return torch_step(subject, options.optimizer, "inductor")
+    if way in (BACKEND, STEPPED):
+        return torch_step(subject, options.optimizer, "stitch", steps=way == STEPPED)
     _, executor, machine = way.split(" ")
     return our_step(subject, options.optimizer, executor, machine, stack)
 

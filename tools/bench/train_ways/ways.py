@@ -28,12 +28,18 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
 }
 
 
-def torch_step(subject: Subject, optimizer: str, backend: str | None) -> Step:
-    """PyTorch, eager (no backend) or through torch.compile."""
+def torch_step(
+    subject: Subject, optimizer: str, backend: str | None, *, steps: bool = False
+) -> Step:
+    """PyTorch, eager (no backend) or through torch.compile; `steps`: the optimizer's step is a
+    program too, which our backend takes."""
     module = subject.make()
     stepper = OPTIMIZERS[optimizer][0](module.parameters())
     judge = torch.nn.CrossEntropyLoss()
-    model: Any = module if backend is None else torch.compile(module, backend=backend)
+    options = {"optimizer": stepper} if steps else None
+    model: Any = module
+    if backend is not None:
+        model = torch.compile(module, backend=backend, options=options)
     batch, labels = subject.batch, subject.labels
 
     def step() -> float:
