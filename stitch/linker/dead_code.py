@@ -1,6 +1,7 @@
 """Dead code: operations, constants, values and bodies that no output needs are dropped.
 
-Comes in: a graph, or programs that were joined. Goes out: the same, smaller.
+Comes in: a graph, or programs that were joined. Goes out: the same, smaller; the very same where
+all is needed: most passes find nothing to drop, and whoever makes a list anew has it checked anew.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def only_operations(body: _Body, indices: Sequence[int]) -> _Body:
     operations = tuple([body.operations[i] for i in indices])
     needed = {slot.value for slot in body.outputs}
     needed.update(v for operation in operations for v in operation.inputs)
-    constants = tuple(c for c in body.constants if c.value in needed)
+    constants = tuple([c for c in body.constants if c.value in needed])
+    if len(operations) == len(body.operations) and len(constants) == len(body.constants):
+        return body
     return replace(body, operations=operations, constants=constants)
 
 
@@ -57,7 +60,10 @@ def used_values(body: OperationList) -> dict[int, int]:
 def renumbered(body: _Body, numbers: Mapping[int, int]) -> _Body:
     """The list with only these values, under their new numbers, which rise as the old ones do, and
     the bodies that its operations carry."""
-    body, at = with_used_bodies(body), {**numbers, ABSENT: ABSENT}
+    body = with_used_bodies(body)
+    if len(numbers) == len(body.values):
+        return body
+    at = {**numbers, ABSENT: ABSENT}
     return replace(
         body,
         values=tuple(body.values[v] for v in numbers),
@@ -79,6 +85,8 @@ def with_used_bodies(body: _Body) -> _Body:
         return body
     pool = BodyPool()
     now = pool.add_all(body.bodies, (o.body for o in body.operations))
+    if len(pool.bodies) == len(body.bodies) and all(old == new for old, new in now.items()):
+        return body
     operations = tuple(
         o if now[o.body] == o.body else replace(o, body=now[o.body]) for o in body.operations
     )

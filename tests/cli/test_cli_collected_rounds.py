@@ -246,7 +246,7 @@ def test_a_long_repeat_takes_elements_from_behind(here: Path) -> None:
 #: what is carried, with two names for one value.
 LONG = {
     "nested": """\
-  - repeat: 150
+  - repeat: 130
     index: t
     carry: {h: last}
     collect: {rows: row, firsts: first}
@@ -276,7 +276,7 @@ def long_results(name: str, h: Any, xs: Any) -> tuple[Any, Any]:
     if name == "nothing carried":
         return h + xs[::-1], h + xs[::-1]
     rows, firsts = [], []
-    for t in range(150):
+    for t in range(130):
         f = h + xs[t]
         g, row = f + xs[0], []
         for k in range(3):
@@ -295,8 +295,8 @@ def test_long_repeats_collect_from_rounds_that_run_as_one(
     h, xs = arrays(300)
     with stitch.open_device("wormhole_n150", window=window, debug=window == 3) as device:
         loaded = opened(HEAD + LONG[name], 300, device)
-        for turn in range(11):
-            if turn == 9:
+        for turn in range(7):
+            if turn == 5:
                 before = device.statistics()
             found = loaded.run((h, xs) if turn % 2 else (h, device.tensor(xs)))
             for ours, theirs in zip(found, long_results(name, h, xs), strict=True):

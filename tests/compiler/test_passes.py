@@ -14,6 +14,7 @@ from stitch.compiler import optimize
 from stitch.compiler.output_values import give_outputs_their_values, give_unique_names
 from stitch.compiler.passes.constant_folding import fold_constants, is_repeatable
 from stitch.compiler.passes.redundancy import merge_common_subexpressions, remove_identities
+from stitch.graph import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.linker import remove_dead_code
 from stitch.program import (
@@ -26,6 +27,7 @@ from stitch.program import (
     Value,
     ValueType,
 )
+from tests.support.scanned_graphs import Build, cell, nested
 
 F32 = DataType.FLOAT32
 
@@ -256,6 +258,17 @@ def test_dead_code_goes_and_the_signature_stays() -> None:
     assert [slot.name for slot in graph.inputs] == ["x", "unused"]
     assert len(graph.values) == 3
     assert graph.constants == ()
+
+
+@pytest.mark.parametrize("build", [cell, nested])
+def test_where_all_is_needed_the_graph_is_the_very_same(build: Build) -> None:
+    """Passes make graphs anew many times, each with a check of all that is in it."""
+    builder = ComputationGraphBuilder("g")
+    for index, result in enumerate(build(builder, 4)):
+        builder.output(f"y{index}", result)
+    graph = remove_dead_code(builder.build())
+    assert graph.bodies
+    assert remove_dead_code(graph) is graph
 
 
 def test_an_output_that_is_an_input_or_a_constant_or_a_second_name_gets_its_own_value() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ import pytest
 import stitch
 from tests.support.onnx import node_tests as suite
 from tests.support.onnx.node_tests import CRASH, REFERENCE, REFUSED, RIGHT, WRONG, Verdict
+
+#: Node tests whose loops stay; other loops end early or change their types.
+KEPT = ("test_scan9_", "test_linear_attention_")
 
 
 @cache
@@ -54,3 +58,37 @@ def test_with_onnxruntime_1390_cases_are_right_none_is_wrong_and_refusals_say_wh
     assert [v.case for v in verdicts if v.outcome == REFUSED and len(v.detail) < 12] == []
     counts = Counter(v.outcome for v in verdicts)
     assert counts[RIGHT] + counts[REFERENCE] >= 1390
+
+
+# Loops ---------------------------------------------------------------------------------------
+
+
+def has_loop(graph: Any) -> bool:
+    return any(
+        one.op_type in ("Scan", "Loop")
+        or any(has_loop(a.g) for a in one.attribute if a.HasField("g"))
+        for one in graph.node
+    )
+
+
+@cache
+def cases_with_loops() -> tuple[Any, ...]:
+    found = (c for c in suite.cases() if has_loop(c.model.graph) and suite.opset_of(c) >= 9)
+    return tuple(case for case in found if case.name != "test_scan_sum")
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
+@pytest.mark.parametrize("unroll", [0, 4096])
+def test_cases_with_loops_are_right_kept_and_written_out(unroll: int, executor: str) -> None:
+    chosen = cases_with_loops()
+    assert len(chosen) >= 25
+    with stitch.open_device("host", executor=executor) as device:
+        verdicts = {case.name: suite.run(case, device, unroll) for case in chosen}
+        usual = {case.name: suite.run(case, device) for case in chosen}
+    assert [v for v in verdicts.values() if v.outcome in (WRONG, CRASH)] == []
+    refused = [v.case for v in verdicts.values() if v.outcome == REFUSED]
+    assert refused == [v.case for v in usual.values() if v.outcome == REFUSED]
+    for case in chosen if unroll == 0 else ():
+        if case.name.startswith(KEPT):
+            for compiled in suite.compiled_case(case, unroll)[1]:
+                assert any(o.op == "Scan" for o in compiled.graph.operations), case.name

@@ -46,6 +46,8 @@ SELDOM = {
 }  # fmt: skip
 #: Kernels, class of values, and way in which results differ.
 Difference = tuple[str, str, str]
+#: What was drawn and computed. It is shown of few: thousands of draws differ as the table says.
+Drawn = tuple[object, ...]
 
 
 @cache
@@ -90,7 +92,7 @@ def by_kernels(one: OneOperation) -> dict[str, Binding]:
     return found
 
 
-def differing(row: Row, times: int, seed: int) -> Iterator[tuple[Difference, str]]:
+def differing(row: Row, times: int, seed: int) -> Iterator[tuple[Difference, Drawn]]:
     """Every difference in some draws of a row, and what was drawn."""
     one = one_operation(row, open_=True)
     usual = Binding(EXECUTORS["numpy"].prepare(one.program, MACHINE), one.program)
@@ -103,22 +105,22 @@ def differing(row: Row, times: int, seed: int) -> Iterator[tuple[Difference, str
         wanted = usual.outcome(operands)
         for kernels, binding in others.items():
             for way in differences(name, wanted, binding.outcome(operands)):
-                yield (kernels, name, way), f"{row}\n{operands}\n{wanted}"
+                yield (kernels, name, way), (row, operands, wanted)
         for executor, binding in choosing.items():
             made = binding.outcome(operands)
             for way in differences(name, wanted, made):
                 ways = {(kernels, name, way) for kernels in CHOOSES[executor]}
                 if not ways & listed()[row.op]:
-                    yield (executor, name, way), f"{row}\n{operands}\n{wanted}\n{made}"
+                    yield (executor, name, way), (row, operands, wanted, made)
 
 
-def found_of(op: str, seed: int, more: int = 1) -> dict[Difference, str]:
+def found_of(op: str, seed: int, more: int = 1) -> dict[Difference, Drawn]:
     """The differences of all rows of an operator, each with a draw that shows it."""
-    found: dict[Difference, str] = {}
+    found: dict[Difference, Drawn] = {}
     for index, row in enumerate(rows_by_operator()[op]):
         times = SELDOM.get(op, TIMES) * more
-        for difference, shown in differing(row, times, seed + index):
-            found.setdefault(difference, shown)
+        for difference, drawn in differing(row, times, seed + index):
+            found.setdefault(difference, drawn)
     return found
 
 
@@ -131,8 +133,12 @@ def drawable(row: Row) -> bool:
     return True
 
 
-def check_listed(op: str, found: dict[Difference, str]) -> None:
-    unknown = [f"{d}:\n{shown}" for d, shown in found.items() if d not in listed()[op]]
+def check_listed(op: str, found: dict[Difference, Drawn]) -> None:
+    unknown = [
+        "\n".join(map(str, (f"{d}:", *drawn)))
+        for d, drawn in found.items()
+        if d not in listed()[op]
+    ]
     assert not unknown, f"{op} differs otherwise than {PAGE.name} says: " + "\n".join(unknown[:4])
 
 

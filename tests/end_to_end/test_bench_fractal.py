@@ -61,15 +61,26 @@ PEERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("suite", PEERS)
+#: By several executors only a few: each compiles every schedule of a network anew.
+BY_TWO = ("lstm", "gemm")
+
+
+@pytest.mark.parametrize(
+    ("suite", "executors"),
+    [
+        *(pytest.param(s, "numpy", marks=pytest.mark.full if s in BY_TWO else ()) for s in PEERS),
+        *(pytest.param(s, "numpy,torch", marks=() if s in BY_TWO else pytest.mark.full)
+          for s in PEERS),
+    ],
+)  # fmt: skip
 def test_a_network_is_measured_by_every_executor_beside_its_peers(
-    fractal: ModuleType, capsys: pytest.CaptureFixture[str], suite: str
+    fractal: ModuleType, capsys: pytest.CaptureFixture[str], suite: str, executors: str
 ) -> None:
-    result, *_ = measured(fractal, capsys, suite)
+    result, *_ = measured(fractal, capsys, suite, f"--executors={executors}")
     peers = {row["way"] for row in result["rows"] if row["side"] == "peer"}
     assert peers == {"torch eager loops", *PEERS[suite]}
     ours = [row for row in result["rows"] if row["side"] == "ours"]
-    assert {row["way"] for row in ours} == {"stitch numpy, chosen", "stitch torch, chosen"}
+    assert {row["way"] for row in ours} == {f"stitch {e}, chosen" for e in executors.split(",")}
     named = [row["way"] for row in result["rows"] if row["side"] == "ours, schedules by name"]
     assert {way.split(", ")[1] for way in named} <= {*SCHEDULES}
     assert [row["way"] for row in result["rows"] if row["side"] == "ours, mode parallel"] == [

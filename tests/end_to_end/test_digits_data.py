@@ -8,7 +8,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
@@ -22,6 +21,9 @@ def training() -> ModuleType:
 
 
 def test_the_images_and_labels_are_scikit_learns() -> None:
+    # Takes more than a second to import, which each worker would do to collect tests.
+    from sklearn.datasets import load_digits
+
     bundled = load_digits()
     with np.load(DIGITS / "digits.npz") as digits:
         assert digits["images"].dtype == np.uint8

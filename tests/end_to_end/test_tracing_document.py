@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -132,28 +134,44 @@ def listing(
     return run.returncode, run.stdout.splitlines()
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[str]]]:
+    """By mechanism, the JSON of a listing that was killed behind its hundredth batch, and what it
+    had written."""
+
+    @cache
+    def run(mechanism: str) -> tuple[Path, list[str]]:
+        path = tmp_path_factory.mktemp("killed") / "compiled.json"
+        ended, lines = listing(mechanism, path, kill_at=99)
+        assert ended == -signal.SIGKILL
+        return path, lines
+
+    return run
+
+
 @pytest.mark.parametrize(
     "mechanism", ["symbolic_trace", pytest.param("dynamo", marks=pytest.mark.full)]
 )
-def test_the_listing_learns_digits_and_resumes_bit_for_bit(mechanism: str, tmp_path: Path) -> None:
-    path = tmp_path / "compiled.json"
-    ended, lines = listing(mechanism, path)
+def test_the_listing_learns_digits_and_resumes_bit_for_bit(
+    mechanism: str, tmp_path: Path, killed: Callable[[str], tuple[Path, list[str]]]
+) -> None:
+    ended, lines = listing(mechanism, tmp_path / "never.json")
     assert ended == 0
     losses = [line for line in lines if re.fullmatch(r"loss: [ \d.]{8} \[ *\d+/ *\d+\]", line)]
     assert len(losses) == 3
     whole = json.loads(lines[3])
     assert whole["right"] > 0.93
-    ended, before = listing(mechanism, path, kill_at=99)
-    assert ended == -signal.SIGKILL
+    path, before = killed(mechanism)
     assert before == lines[:1]
     ended, after = listing(mechanism, path, first=100)
     assert ended == 0
     assert after == lines[1:]
 
 
-def test_what_the_search_found_is_in_the_json_of_the_listing(tmp_path: Path) -> None:
-    path = tmp_path / "compiled.json"
-    listing("symbolic_trace", path, kill_at=3)
+def test_what_the_search_found_is_in_the_json_of_the_listing(
+    killed: Callable[[str], tuple[Path, list[str]]],
+) -> None:
+    path, _ = killed("symbolic_trace")
     found = CompiledModel.load(path).search_result
     assert found is not None
     assert found.solution.algorithm == "search"

@@ -19,7 +19,7 @@ from stitch.fractal import FractalTensor
 from stitch.machine import load_machine
 from stitch.program import ScanForm, is_scan
 from tests.support import plain_nests as plain
-from tests.support.grids import in_pairs, in_turn
+from tests.support.grids import every, in_pairs, in_turn
 from tests.support.plain_nests import assert_same, lists_of
 
 WIDTH = 3
@@ -146,22 +146,24 @@ def test_layers_are_a_wave_of_any_depth_and_length(layer: Layer, outer: str, dep
 
 
 @pytest.mark.parametrize(
-    ("layer", "outer"),
-    in_turn([*WAVES, *OTHERS], ["scanl", "foldl", "scanr"]),
+    ("layer", "outer", "shape"),
+    # Of four shapes, so that in turn each meets every function.
+    in_turn([*WAVES, *OTHERS], ["scanl", "foldl", "scanr"], [(2, 3), (4, 2), (3, 1), (2, 4)]),
 )
-def test_every_schedule_of_layers_gives_the_same(layer: Layer, outer: str) -> None:
-    for depth, length in ((2, 3), (4, 2), (3, 1)):
-        xs, own = of_layers(depth, length, layer)
-        nests = [FractalTensor(each) for each in (xs, *own)]
-        expected = expected_of(layer, outer, xs, own)
-        for schedule in (None, *SCHEDULES):
-            compiled = ops.compile(
-                lambda *given: network(ops, layer, outer, *given), *nests, schedule=schedule
-            )
-            if layer in OTHERS or outer == "scanr":
-                assert "wave" not in [note.schedule for note in compiled.loops]
-            found = lists_of(compiled(*nests))
-            assert_same(found, expected, 0 if layer is whole_numbers else 1e-5, str(schedule))
+def test_every_schedule_of_layers_gives_the_same(
+    layer: Layer, outer: str, shape: tuple[int, int]
+) -> None:
+    xs, own = of_layers(*shape, layer)
+    nests = [FractalTensor(each) for each in (xs, *own)]
+    expected = expected_of(layer, outer, xs, own)
+    for schedule in (None, *SCHEDULES):
+        compiled = ops.compile(
+            lambda *given: network(ops, layer, outer, *given), *nests, schedule=schedule
+        )
+        if layer in OTHERS or outer == "scanr":
+            assert "wave" not in [note.schedule for note in compiled.loops]
+        found = lists_of(compiled(*nests))
+        assert_same(found, expected, 0 if layer is whole_numbers else 1e-5, str(schedule))
 
 
 @pytest.mark.parametrize("machine", ["wormhole_n150", "tiny"])
@@ -215,7 +217,9 @@ def test_layers_that_look_past_the_end_of_the_sequence_are_no_wave() -> None:
         assert_same(lists_of(compiled(*nests)), expected, 1e-5, str(schedule))
 
 
-@pytest.mark.parametrize("layer", [own_starts, two_states, whole_numbers, from_both_sides])
+@pytest.mark.parametrize(
+    "layer", every(2, [own_starts, two_states, whole_numbers, from_both_sides])
+)
 def test_layers_over_several_sequences_at_once(layer: Layer) -> None:
     drawn = [of_layers(3, length, layer)[0] for length in (4, 2, 4, 4)]
     _, own = of_layers(3, 4, layer)

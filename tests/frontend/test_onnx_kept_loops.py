@@ -1,4 +1,6 @@
-"""Scan and Loop of ONNX stay loops where all rounds are alike, and are written out elsewhere."""
+"""Scan and Loop of ONNX stay loops where all rounds are alike, and are written out elsewhere.
+
+ONNX's own tests of loops: tests/conformance/test_onnx_node_suite.py."""
 
 from __future__ import annotations
 
@@ -17,13 +19,10 @@ from stitch.errors import CompileError, UsageError
 from stitch.frontend.onnx import from_onnx, node_walk
 from stitch.graph import ComputationGraph
 from stitch.program import Array
-from tests.support.onnx import node_tests as suite
 from tests.support.onnx.models import BOOL, INT64, drawn, info, model, theirs
 
 node = helper.make_node
 HIDDEN, WIDTH = 8, 4
-#: ONNX's own node tests whose loops stay; other loops end early or change their types.
-KEPT = ("test_scan9_", "test_linear_attention_")
 
 
 def scans(graph: ComputationGraph) -> list[int]:
@@ -48,42 +47,6 @@ def assert_right(proto: Any, arrays: Sequence[Array], kept: Sequence[int]) -> No
         assert [a.shape for a in found] == [a.shape for a in expected]
         for mine, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(mine, other, 1e-5, 1e-6)
-
-
-# ONNX's own tests ----------------------------------------------------------------------------
-
-
-def has_loop(graph: Any) -> bool:
-    return any(
-        one.op_type in ("Scan", "Loop")
-        or any(has_loop(a.g) for a in one.attribute if a.HasField("g"))
-        for one in graph.node
-    )
-
-
-LOOPS = [
-    case
-    for case in suite.cases()
-    if has_loop(case.model.graph) and suite.opset_of(case) >= 9 and case.name != "test_scan_sum"
-]
-
-
-@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
-@pytest.mark.parametrize("unroll", [0, 4096])
-def test_the_node_tests_with_loops_are_right_kept_and_written_out(
-    unroll: int, executor: str
-) -> None:
-    assert len(LOOPS) >= 25
-    with stitch.open_device("host", executor=executor) as device:
-        verdicts = {case.name: suite.run(case, device, unroll) for case in LOOPS}
-        usual = {case.name: suite.run(case, device) for case in LOOPS}
-    assert [v for v in verdicts.values() if v.outcome in (suite.WRONG, suite.CRASH)] == []
-    refused = [v.case for v in verdicts.values() if v.outcome == suite.REFUSED]
-    assert refused == [v.case for v in usual.values() if v.outcome == suite.REFUSED]
-    for case in LOOPS if unroll == 0 else ():
-        if case.name.startswith(KEPT):
-            models = suite.compiled_case(case, unroll)[1]
-            assert all(scans(compiled.graph) for compiled in models), case.name
 
 
 # Scans ---------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ compared, so that the copies stay equal bit by bit however long the walk is.
 from __future__ import annotations
 
 import copy
-import os
 import random
 from typing import Any
 
@@ -18,12 +17,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.support.run_seed import SEED
 from tests.support.torch.agreement import TOLERANCE
 from tests.support.torch.compiled import assert_same, compiled, storage_of, train
 from tests.support.torch.writers import IN_PLACE, WRITERS
 
 TARGETS = ("host", "wormhole_n150")
-SEED = int(os.environ.get("STITCH_SEED", "0"))
 
 
 class Net(nn.Module):  # type: ignore[misc]  # torch has no types here

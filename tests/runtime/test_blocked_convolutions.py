@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +31,8 @@ from tests.support.executors.blocked_checks import (
 from tests.support.executors.blocked_networks import Net, drawn, random_net, residual
 from tests.support.executors.blocked_reference import blocked_results
 from tests.support.executors.named_prices import TABLE
+from tests.support.run_seed import SEED
 
-SEED = int(os.environ.get("STITCH_SEED", "0"))
 CAMPAIGN = pytest.param(300, marks=pytest.mark.full, id="long")
 
 

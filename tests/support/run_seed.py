@@ -1,0 +1,10 @@
+"""The seed of a run of the tests, from which long campaigns draw: each run sees other cases.
+
+`tools/test --full` draws it and prints it, `STITCH_SEED=N` repeats a run; without either it is 0.
+"""
+
+from __future__ import annotations
+
+import os
+
+SEED = int(os.environ.get("STITCH_SEED", "0"))
