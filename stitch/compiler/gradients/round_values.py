@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from stitch.compiler.body_graphs import write_operation
 from stitch.compiler.dependence import reached
-from stitch.compiler.passes import is_repeatable
+from stitch.compiler.passes import axis_order, exchange, is_repeatable
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.ops import RESHAPING
 from stitch.program import ABSENT, Operation
@@ -107,11 +107,8 @@ class RoundValues:
     def untransposed(self, value: int, axis: int) -> Factor:
         """An operand of a product as it lies before it is transposed, if it is."""
         operation = self.maker.get(value)
-        if operation is None or operation.op != "Transpose" or operation.domain:
-            return Factor(value, axis)
         rank = len(self.shape(value))
-        exchange = (*range(rank - 2), rank - 1, rank - 2)
-        if operation.attributes.get("perm", tuple(range(rank))[::-1]) != exchange:
+        if operation is None or axis_order(operation, self.graph.values) != exchange(rank):
             return Factor(value, axis)
         return Factor(operation.inputs[0], 2 * rank - 3 - axis)
 

@@ -1,4 +1,4 @@
-"""Matrix products for training: with transposed matrices, and such as are read transposed.
+"""Matrix products that read matrices as they lie, and such as are read transposed.
 
 A linear layer over more than matrices is written as `MatMul(x, Transpose(weight))`, and its bias as
 an `Add`. As a `Gemm` between two reshapes it copies no weight, its gradients are `Gemm`s that copy
@@ -8,6 +8,7 @@ The gradient of a transposed operand is transposed back. Of batches `(AᵀB)ᵀ`
 rows can be written where they belong; the transposes inside are views, or undo one that is there.
 
 These are no passes of `optimize`: sums may run in another order, so results agree to rounding only.
+They are for what is differentiated, and for who asks for it (`CompileOptions.reassociate`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from stitch.compiler.passes.axis_orders import axis_order, exchange
 from stitch.graph import ComputationGraph
 from stitch.linker import remove_dead_code
 from stitch.program import Constant, DataType, Operation, Value, ValueType
@@ -61,7 +63,7 @@ class _Folding:
     def take(self, operation: Operation) -> None:
         """Write an operation, or what stands for it."""
         op = "" if operation.domain else operation.op
-        if op == "Transpose" and self._is_exchange(operation):
+        if axis_order(operation, self.values) == (1, 0):
             self.turned[operation.outputs[0]] = operation.inputs[0]
         if op == "Add" and not self.waiting.keys().isdisjoint(operation.inputs):
             first, second = operation.inputs
@@ -78,10 +80,6 @@ class _Folding:
 
     def _shape(self, value: int) -> tuple[int, ...]:
         return self.values[value].type.shape
-
-    def _is_exchange(self, operation: Operation) -> bool:
-        order = operation.attributes.get("perm", (1, 0))
-        return len(self._shape(operation.inputs[0])) == 2 and order == (1, 0)
 
     def _is_linear(self, operation: Operation) -> bool:
         """Whether one matrix is on the right, and it or a matrix on the left is a transpose."""
@@ -156,14 +154,14 @@ def turn_products(graph: ComputationGraph) -> ComputationGraph:
     orders: dict[int, tuple[int, ...]] = {}
     products: set[int] = set()
     for operation in graph.operations:
-        order = _order(operation)
+        order = axis_order(operation, graph.values)
         product = makers.get(operation.inputs[0]) if order else None
         if order is None or product is None or order[-1] != len(order) - 2:
             continue
         if _is_batch(graph, product) and readers[product.outputs[0]] == 1:
             products.add(product.outputs[0])
-            exchange = _exchange(len(order))
-            orders[operation.outputs[0]] = tuple(exchange[axis] for axis in order)
+            exchanged = exchange(len(order))
+            orders[operation.outputs[0]] = tuple(exchanged[axis] for axis in order)
     # What a turned product makes is another value afterwards.
     kept = {v: o for v, o in makers.items() if v not in orders}
     turning = _Turning(list(graph.values), kept)
@@ -193,12 +191,12 @@ class _Turning:
         self.operations.append(replace(operation, inputs=(first, second)))
 
     def _transposed(self, value: int, near: Operation) -> int:
-        exchange = _exchange(len(self.values[value].type.shape))
+        order = exchange(len(self.values[value].type.shape))
         maker = self.makers.get(value)
-        if maker is not None and _order(maker) == exchange:
+        if maker is not None and axis_order(maker, self.values) == order:
             return maker.inputs[0]
         self.values.append(self._exchanged(value))
-        turned, attributes = len(self.values) - 1, {"perm": exchange}
+        turned, attributes = len(self.values) - 1, {"perm": order}
         self.operations.append(
             replace(near, op="Transpose", inputs=(value,), outputs=(turned,), attributes=attributes)
         )
@@ -208,18 +206,6 @@ class _Turning:
         before = self.values[value]
         *batch, rows, columns = before.type.shape
         return replace(before, type=ValueType((*batch, columns, rows), before.type.data_type))
-
-
-def _order(operation: Operation) -> tuple[int, ...] | None:
-    """The order of a transpose's axes; None for other operations."""
-    order = operation.attributes.get("perm")
-    if operation.op != "Transpose" or operation.domain or not isinstance(order, tuple):
-        return None
-    return tuple(map(int, order))
-
-
-def _exchange(rank: int) -> tuple[int, ...]:
-    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _is_batch(graph: ComputationGraph, operation: Operation) -> bool:

@@ -11,11 +11,12 @@ well. The first of two equals stays, so the result depends on the order of opera
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
 
+from stitch.compiler.passes.axis_orders import axis_order
 from stitch.compiler.passes.constant_folding import is_repeatable
 from stitch.graph import ComputationGraph
 from stitch.program import ABSENT, Constant, Operation, Value
@@ -29,40 +30,25 @@ def remove_identities(graph: ComputationGraph) -> ComputationGraph:
     read = {v for operation in graph.operations for v in operation.inputs}
     read |= {slot.value for slot in graph.outputs}
     now: dict[int, int] = {}
-    turned: dict[int, Operation] = {}
+    #: By what a transpose makes: what it reads, and in which order of axes.
+    turned: dict[int, tuple[int, tuple[int, ...]]] = {}
     kept: list[Operation] = []
     for operation in graph.operations:
         inputs = tuple(now.get(v, v) for v in operation.inputs)
         operation = replace(operation, inputs=inputs)
-        if operation.op == "Transpose" and not operation.domain:
-            operation = _turned_once(operation, turned, graph.values)
-            turned[operation.outputs[0]] = operation
+        order = axis_order(operation, graph.values)
+        if order is not None:
+            if inputs[0] in turned:
+                source, before = turned[inputs[0]]
+                order = tuple(before[axis] for axis in order)
+                operation = replace(operation, inputs=(source,), attributes={"perm": order})
+            turned[operation.outputs[0]] = operation.inputs[0], order
         if _is_identity(operation, graph.values, read):
             now[operation.outputs[0]] = operation.inputs[0]
         else:
             kept.append(operation)
     outputs = tuple(replace(s, value=now.get(s.value, s.value)) for s in graph.outputs)
     return replace(graph, operations=tuple(kept), outputs=outputs)
-
-
-def _turned_once(
-    operation: Operation, turned: Mapping[int, Operation], values: Sequence[Value]
-) -> Operation:
-    """A transpose of what the transpose that made its operand reads."""
-    first = turned.get(operation.inputs[0])
-    if first is None:
-        return operation
-    before, order = _order(first, values), _order(operation, values)
-    together = tuple(before[axis] for axis in order)
-    return replace(operation, inputs=first.inputs, attributes={"perm": together})
-
-
-def _order(transpose: Operation, values: Sequence[Value]) -> tuple[int, ...]:
-    """The operand's axes in the order of the result's."""
-    order = transpose.attributes.get("perm")
-    if isinstance(order, tuple):
-        return tuple(map(int, order))
-    return tuple(range(len(values[transpose.inputs[0]].type.shape)))[::-1]
 
 
 def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]) -> bool:
@@ -76,8 +62,8 @@ def _is_identity(operation: Operation, values: tuple[Value, ...], read: set[int]
     if operation.op == "Dropout":
         return len(operation.inputs) < 3 or operation.inputs[2] == ABSENT
     if operation.op == "Transpose":
-        order = _order(operation, values)
-        return order == tuple(range(len(order)))
+        rank = len(values[operation.inputs[0]].type.shape)
+        return axis_order(operation, values) == tuple(range(rank))
     return operation.op in ("Identity", "Cast") or operation.op in _SHAPE_OPERATORS
 
 
