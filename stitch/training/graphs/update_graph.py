@@ -52,11 +52,8 @@ def update_graph(
     optimizer: Optimizer,
     *,
     clip_grad_norm: float | None = None,
-    in_place: bool = True,
 ) -> ComputationGraph:
     """The update of all parameters; with clipping, the gradients' norm is an output as well.
-
-    `in_place`: what is new takes the buffers of what it replaces.
 
     Raises `CompileError` where a parameter's type has no way to float32.
     """
@@ -68,16 +65,16 @@ def update_graph(
     }
     step = None
     if any(group.counts_steps for group in groups.values()):
-        before = b.input(STEP, (), DataType.INT64, InputKind.STATE, _owned(in_place))
+        before = b.input(STEP, (), DataType.INT64, InputKind.STATE, Ownership.DONATE)
         step = before + 1
-        _replace(b, STEP, step, in_place)
+        _replace(b, STEP, step)
     gradients = [_gradient(b, parameter) for parameter in parameters]
     if clip_grad_norm is not None:
         gradients = _clipped(b, gradients, clip_grad_norm)
     rates = {n: group.write_rates(b, given[n], step) for n, group in groups.items()}
     for parameter, gradient in zip(parameters, gradients, strict=True):
         number = optimizer.group_of(parameter.name)
-        _write_step(b, parameter, gradient, groups[number], rates[number], in_place)
+        _write_step(b, parameter, gradient, groups[number], rates[number])
     return b.build()
 
 
@@ -115,37 +112,33 @@ def _clipped(b: ComputationGraphBuilder, gradients: list[Any], most: float) -> l
 
 def _write_step(
     b: ComputationGraphBuilder, parameter: Parameter, gradient: Any, optimizer: Optimizer,
-    rates: tuple[Any, ...], in_place: bool,
+    rates: tuple[Any, ...],
 ) -> None:  # fmt: skip
     shape = parameter.type.shape
     kept = parameter.beside(MASTER) if parameter.has_master else parameter.name
     kind = InputKind.STATE if parameter.has_master else InputKind.PARAMETER
-    value = b.input(kept, shape, DataType.FLOAT32, kind, _owned(in_place))
+    value = b.input(kept, shape, DataType.FLOAT32, kind, Ownership.DONATE)
     states = {
         state: b.input(
             parameter.beside(state), () if state in optimizer.scalar_states else shape,
-            DataType.FLOAT32, InputKind.STATE, _owned(in_place),
+            DataType.FLOAT32, InputKind.STATE, Ownership.DONATE,
         )
         for state in optimizer.states
     }  # fmt: skip
     if optimizer.maximize:
         gradient = -gradient
     stepped, after = optimizer.write(b, value, gradient, states, rates)
-    _replace(b, kept, stepped, in_place)
+    _replace(b, kept, stepped)
     for state, tensor in after.items():
-        _replace(b, parameter.beside(state), tensor, in_place)
+        _replace(b, parameter.beside(state), tensor)
     if parameter.has_master:
         b.output(parameter.name, b.cast(stepped, parameter.type.data_type))
 
 
-def _owned(in_place: bool) -> Ownership:
-    return Ownership.DONATE if in_place else Ownership.BORROW
-
-
-def _replace(b: ComputationGraphBuilder, name: str, value: Any, in_place: bool = True) -> None:
+def _replace(b: ComputationGraphBuilder, name: str, value: Any) -> None:
+    """What is new takes the buffer of what it replaces."""
     b.output(name, value)
-    if in_place:
-        b.wish(Wish("output", name, "alias", name))
+    b.wish(Wish("output", name, "alias", name))
 
 
 def accumulation_graph(name: str, parameters: Sequence[Parameter]) -> ComputationGraph:
