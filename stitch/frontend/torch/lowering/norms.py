@@ -49,41 +49,6 @@ def _none(call: Call, place: int) -> SymbolicTensor | None:
     return call.builder.constant(np.zeros(promised.shape, promised.data_type.dtype))
 
 
-@rounded_once
-def _batch_statistics(
-    call: Call,
-    x: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    training: bool,
-    momentum: float,
-    epsilon: float,
-) -> Several:
-    """Normalised by the batch's own mean and variance, which torch uses for instances too."""
-    zeros = call.builder.constant(np.zeros(x.shape[1], x.dtype))
-    return _by_its_own(call, x, weight, bias, (zeros, zeros), epsilon)[:3]
-
-
-def _statistics(
-    call: Call, x: SymbolicTensor, axes: int | tuple[int, ...], epsilon: float
-) -> tuple[SymbolicTensor, SymbolicTensor, SymbolicTensor, SymbolicTensor]:
-    """The mean, x without it, one over the deviation, and the variance."""
-    b = call.builder
-    mean = b.reduce_mean(x, axes, keepdims=True)
-    centred = b.sub(x, mean)
-    variance = b.reduce_mean(b.square(centred), axes, keepdims=True)
-    return mean, centred, b.rsqrt(b.add(variance, float(epsilon))), variance
-
-
-def _scaled_and_shifted(
-    call: Call, x: SymbolicTensor, weight: SymbolicTensor | None, bias: SymbolicTensor | None
-) -> SymbolicTensor:
-    """x weight + bias, with a number of each for a channel."""
-    b, wide = call.builder, (x.shape[1],) + (1,) * (len(x.shape) - 2)
-    scaled = x if weight is None else b.mul(x, b.reshape(weight, wide))
-    return scaled if bias is None else b.add(scaled, b.reshape(bias, wide))
-
-
 @in_one_type
 def _layer_norm(
     call: Call,
@@ -134,10 +99,17 @@ def _group_statistics(
 ) -> Several:
     """The same, with the means and deviations that its backward pass reads."""
     b, flat = call.builder, call.builder.reshape(x, (x.shape[0], groups, -1))
-    mean, centred, rstd, _ = _statistics(call, flat, -1, epsilon)
-    normal = b.reshape(b.mul(centred, rstd), x.shape)
-    result = _scaled_and_shifted(call, normal, weight, bias)
-    return result, b.squeeze(mean, -1), b.squeeze(rstd, -1)
+    mean = b.reduce_mean(flat, -1, keepdims=True)
+    centred = b.sub(flat, mean)
+    variance = b.reduce_mean(b.square(centred), -1, keepdims=True)
+    inverse = b.rsqrt(b.add(variance, float(epsilon)))
+    result = b.reshape(b.mul(centred, inverse), x.shape)
+    wide = (x.shape[1],) + (1,) * (len(x.shape) - 2)
+    if weight is not None:
+        result = b.mul(result, b.reshape(weight, wide))
+    if bias is not None:
+        result = b.add(result, b.reshape(bias, wide))
+    return result, b.squeeze(mean, -1), b.squeeze(inverse, -1)
 
 
 @rounded_once
@@ -202,6 +174,21 @@ def _functional_batch_norm(
         result, mean, inverse,
         _moved(running_mean, mean, momentum), _moved(running_variance, sample, momentum),
     )  # fmt: skip
+
+
+@rounded_once
+def _batch_statistics(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> Several:
+    """Normalised by the batch's own mean and variance, which torch uses for instances too."""
+    zeros = call.builder.constant(np.zeros(x.shape[1], x.dtype))
+    return _by_its_own(call, x, weight, bias, (zeros, zeros), epsilon)[:3]
 
 
 def _by_its_own(
