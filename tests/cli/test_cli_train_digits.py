@@ -13,9 +13,9 @@ import pytest
 from stitch.documents import read_training
 from stitch.training.checkpoints.checkpoint_folder import read_checkpoint
 from stitch.training.checkpoints.checkpoint_format import read_tensors
+from tests.support.run_seed import SEED
 from tests.support.training.commands import (
     DIGITS,
-    SEED,
     lines,
     losses,
     ran,
@@ -110,7 +110,6 @@ def test_weights_are_written_as_safetensors_and_are_those_of_the_last_step(digit
 def test_killed_at_random_steps_and_resumed_it_ends_with_the_same_weights(
     digits: Path, tmp_path: Path, kills: int
 ) -> None:
-    print(f"STITCH_SEED={SEED}")
     chance = random.Random(SEED)
     results = tmp_path / "results.jsonl"
     words = (

@@ -14,9 +14,9 @@ import pytest
 import stitch
 from stitch.documents import form_of_text
 from stitch.training.checkpoints.checkpoint_folder import read_checkpoint
+from tests.support.run_seed import SEED
 from tests.support.training.commands import (
     NET,
-    SEED,
     TRAIN,
     Cli,
     changed,
@@ -223,7 +223,6 @@ def test_programs_compiled_for_another_optimizer_are_refused(cli: Cli, small: Pa
 
 
 def test_mutated_trainings_run_or_are_refused_in_words(cli: Cli, small: Path) -> None:
-    print(f"STITCH_SEED={SEED}")
     chance = random.Random(SEED)
     text = TRAIN + "checkpoints: {folder: c, every: 9 epochs, keep: 2}\ntrainable: [w1, b1]\n"
     words = [found.span() for found in re.finditer(r"[\w.]+", text)]

@@ -14,10 +14,10 @@ import pytest
 from stitch.training import TrainingInstance
 from stitch.training.checkpoints.checkpoint_folder import read_checkpoint
 from stitch.training.checkpoints.checkpoint_format import read_tensors
+from tests.support.run_seed import SEED
 from tests.support.training.commands import (
     DIGITS,
     RANDOM_NET,
-    SEED,
     Cli,
     changed,
     lines,
@@ -39,7 +39,6 @@ VARIANTS = {
 
 
 def test_every_kept_checkpoint_is_whole_after_a_kill(tmp_path: Path) -> None:
-    print(f"STITCH_SEED={SEED}")
     chance, results = random.Random(SEED + 1), tmp_path / "r.jsonl"
     words = (str(DIGITS / "train.yaml"), f"--checkpoint_dir={tmp_path / 'c'}",
              "--checkpoint_every=1", f"--result_file={results}")  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -13,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stitch.files import write_file
+from tests.support.run_seed import SEED
 
-SEED = int(os.environ.get("STITCH_SEED", random.randrange(2**30)))
 WRITE = """
 import sys
 from pathlib import Path

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.support.run_seed import SEED
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "tools" / "planner_mutants.toml"
@@ -74,5 +75,5 @@ def test_a_mutant_that_does_not_run_at_all_is_not_killed(tmp_path: Path) -> None
 
 @pytest.mark.full
 def test_every_mutant_is_killed_by_its_test() -> None:
-    done = mutants("--sample=40", f"--seed={os.environ.get('STITCH_SEED', '0')}")
+    done = mutants("--sample=40", f"--seed={SEED}")
     assert done.returncode == 0, done.stdout

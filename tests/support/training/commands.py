@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import subprocess
 import sys
 import time
@@ -19,7 +17,6 @@ from stitch.program import Array
 Cli = Callable[..., Any]
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits"
 RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
-SEED = int(os.environ.get("STITCH_SEED", random.randrange(2**30)))
 NET = """\
 name: net
 inputs:

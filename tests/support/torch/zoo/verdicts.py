@@ -31,7 +31,6 @@ AS_FAR, LEAST_NARROW = 2.0, 8e-3
 #: How often a network is drawn before it is called wrong.
 DRAWS = 5
 
-
 #: Of results and of gradients.
 Errors = tuple[float, float]
 
