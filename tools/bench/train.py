@@ -64,7 +64,8 @@ class Row:
 
 
 def names_of_ways(options: argparse.Namespace) -> list[str]:
-    """Peers first; ours are `stitch <executor> <machine>`."""
+    """Peers and torch.compile with our backend first; the rest of ours are `stitch <executor>
+    <machine>`."""
     ours = [f"stitch {e} {m}" for m in options.machines for e in options.executors]
     compiled = [] if options.no_compile else [COMPILED, BACKEND, STEPPED]
     return [EAGER, *compiled, *ours]

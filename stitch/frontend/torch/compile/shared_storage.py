@@ -3,6 +3,7 @@
 Comes in: torch tensors of a call, results of programs. Goes out: what stands for each tensor (a
 Stitch tensor where the bytes are known, else an array), and results as torch tensors: on our bytes,
 which are pinned and kept for as long as torch holds their storage, or copies, where they are few.
+What programs overwrite on the device (`overwritten.py`) is known here as results are.
 What torch owns (parameters) is lent to the device: the machine `host` reads it in place, others
 copy it, and the runtime compares the copy with it at every call. Torch's version counters are not
 asked: fused optimizers, `.data`, NumPy and DLPack write without moving them. Calls hold the
@@ -131,7 +132,8 @@ class SharedStorage:
         #: By identity. An address is none: it is used again, and DLPack and NumPy make further
         #: storages at it. Its owner's weak reference keeps an identity from being used again.
         self._lenders: dict[int, _Lender] = {}
-        #: Results by address: that is the device's, so whatever begins there has these bytes.
+        #: Results, and what programs overwrite, by address: that is the device's, so whatever
+        #: begins there has these bytes.
         self.shown: dict[int, Shown] = {}
         self._reads_in_place = device.reads_in_place
         #: What is computed nowhere cannot be copied.
