@@ -224,10 +224,12 @@ def _begin(state: dict[str, Any], parameter: Any, optimizer: Optimizer, *, count
 _loops: weakref.WeakValueDictionary[int, OptimizerLoop] = weakref.WeakValueDictionary()
 
 
-@torch.optim.Optimizer.profile_hook_step
-def _hooked_step(theirs: Any, closure: Callable[[], Any] | None = None) -> Any:
+def _step(theirs: Any, closure: Callable[[], Any] | None = None) -> Any:
     """`step` as hooks know it: called with torch's object, and with what they put in its place."""
     return _loops[id(theirs)].step_now(closure)
+
+
+_hooked_step: Callable[..., Any] = torch.optim.Optimizer.profile_hook_step(_step)
 
 
 def optimizer_loop(optimizer: Any, storage: SharedStorage) -> OptimizerLoop:
