@@ -14,6 +14,7 @@ from torch import nn
 
 import stitch
 from stitch.runtime import PreparedGraph
+from stitch.runtime.recording import RecordingMaker
 
 TARGETS = ("host", "wormhole_n150")
 
@@ -200,6 +201,27 @@ def test_a_first_step_that_was_interrupted_is_still_to_be_taken(
     monkeypatch.undo()
     assert not twins.optimizer.state
     twins.step(x, 3)
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_step_that_was_interrupted_before_it_ran_does_not_run_later(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins, x = Twins(linear(), target, torch.optim.SGD), torch.randn(3, 4)
+    twins.calls[1](x).square().sum().backward()
+    binding = RecordingMaker.binding
+
+    def interrupted(*given: Any) -> Any:
+        monkeypatch.setattr(RecordingMaker, "binding", binding)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RecordingMaker, "binding", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        twins.optimizer.step()
+    twins.both(lambda net: net.weight.fill_(0.25))
+    twins.both(lambda net: net.bias.fill_(0.5))
+    twins.step(x, 2)
     twins.compare()
 
 
