@@ -45,7 +45,7 @@ from stitch.ops.row_copies import row_copies
 from stitch.ops.shape import RESHAPING, known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
-from stitch.ops.window import sees_everywhere, transposed_windows, windows_of
+from stitch.ops.window import sees_everywhere, transposed_windows, turned_windows, windows_of
 from stitch.ops.work import estimated_steps, has_products, multiply_adds
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
@@ -60,6 +60,6 @@ __all__ = [
     "int_of", "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
     "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "program_work",
     "resolve_attributes", "row_copies", "sees_everywhere", "slices_of",
-    "summed_over_operations", "transposed_windows", "windowed", "windows_of", "work_of",
-    "workspace", "workspace_nbytes",
+    "summed_over_operations", "transposed_windows", "turned_windows", "windowed", "windows_of",
+    "work_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip
