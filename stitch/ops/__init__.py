@@ -33,6 +33,7 @@ from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.indexing import are_in_range, windowed
 from stitch.ops.inference import Inference, InferenceContext
+from stitch.ops.normalization import LastPass, batch_gradient_steps
 from stitch.ops.operation_work import (
     OperationWork,
     ProgramWork,
@@ -52,9 +53,9 @@ from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbyt
 __all__ = [
     "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "RESHAPING", "Attribute",
     "Batching", "BatchingContext", "Gradient", "GradientBuilder", "GradientContext", "Inference",
-    "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "OpDef", "OperationBytes",
-    "OperationWork", "ProgramWork", "Thunk", "WorkspaceContext", "WorkspaceRule",
-    "are_in_range", "attributes_of", "bind", "bytes_from_a_line",
+    "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "LastPass", "OpDef",
+    "OperationBytes", "OperationWork", "ProgramWork", "Thunk", "WorkspaceContext", "WorkspaceRule",
+    "are_in_range", "attributes_of", "batch_gradient_steps", "bind", "bytes_from_a_line",
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
     "evaluate", "evaluate_operation", "float_of", "has_products", "infer_operation", "infer_types",
     "int_of", "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
