@@ -69,12 +69,15 @@ def _has_blocks(program: Program) -> bool:
 
 def _by_planes(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """One channel fills no block."""
-    image, result = (writer.type_of(v) for v in (operation.inputs[0], operation.outputs[0]))
-    shape = writer.ints(math.prod(image.shape[:2]), 1, *image.shape[2:])
-    planes = writer.node("Reshape", [writer.operand(operation.inputs[0]), shape])
+    image, value = writer.type_of(operation.inputs[0]), operation.outputs[0]
+    count = math.prod(image.shape[:2])
+    planes = writer.node(
+        "Reshape", [writer.operand(operation.inputs[0]), writer.ints(count, 1, *image.shape[2:])]
+    )
     written = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
-    maxima = writer.node("MaxPool", [planes], None, **written)
-    return writer.give(operation, "Reshape", [maxima, writer.ints(*result.shape)])
+    name = writer.given_as(value, (count, 1, *writer.type_of(value).shape[2:]))
+    writer.shaped_back(value, writer.node("MaxPool", [planes], name, **written))
+    return True
 
 
 def laid_out(writer: FormWriter, operation: Operation, attributes: Attributes) -> Attributes:
