@@ -28,6 +28,8 @@ MAX_NBYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_EVENTS = 100_000
 MAX_NODES = 100_000
+#: What libyaml says of a thousand levels: it looks at more than it has given.
+_TOO_DEEP = "exceeded maximum nesting depth"
 #: More defects than this are not worth listing.
 MAX_PROBLEMS = 50
 
@@ -163,6 +165,8 @@ def _told_as_ours(file: str) -> Iterator[None]:
         mark = getattr(error, "problem_mark", None)
         where = file if mark is None else f"{file}:{mark.line + 1}"
         what = getattr(error, "problem", None) or str(error)
+        if what == _TOO_DEEP:
+            raise FormatError(f"this YAML goes beyond {MAX_DEPTH} levels", where=where) from error
         raise FormatError(f"not YAML: {what}", where=where) from error
     except (RecursionError, ValueError) as error:
         raise FormatError(f"not YAML: {error}", where=file) from error

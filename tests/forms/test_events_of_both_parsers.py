@@ -39,6 +39,8 @@ TEXTS = {
     "control": "a: \x01\n",
     "surrogate": "a: \ud800\n",
     "deep": "a: " + "[" * 40 + "]" * 40,
+    "deeper": "a: " + "[" * 5000 + "]" * 5000,
+    "deep blocks": "".join(f"{' ' * level}a:\n" for level in range(40)),
     "many": "a: [" + "1, " * 100_001 + "]",
     "laughs": "a: &a [x, x]\n" + "".join(
         f"{now}: &{now} [*{before}, *{before}]\n" for before, now in pairwise(ascii_lowercase)
