@@ -15,9 +15,10 @@ from __future__ import annotations
 import enum
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,8 @@ def digest_of(value: Any, rooms: tuple[str, ...] = ()) -> str:
 
 @cache
 def _text_digest(rooms: tuple[str, ...]) -> str:
-    root = Path(__file__).parents[1]
-    inner = [path for room in rooms for path in sorted((root / room).rglob("*.py"))]
-    return _digest_of_files(inner)
+    inner = [path for room in rooms for path in _files_below(f"{_ROOT}/{room}")]
+    return _digest_of_files([path for path in inner if path.endswith(".py")])
 
 
 def versions() -> tuple[tuple[str, str], ...]:
@@ -86,16 +86,28 @@ def _of_graph(graph: ComputationGraph) -> str:
 
 
 #: Rooms above the compiler, which it cannot know: what they decide is in the graph and the options.
-_ABOVE = frozenset({"api.py", "cli", "documents", "fractal", "frontend", "linking.py", "report",
-                    "runtime", "training"})  # fmt: skip
+_ABOVE = frozenset({"__pycache__", "api.py", "cli", "documents", "fractal", "frontend",
+                    "linking.py", "report", "runtime", "training"})  # fmt: skip
+_ROOT = str(Path(__file__).parents[1])
 
 
-def modules() -> list[Path]:
+def modules() -> list[str]:
     """The modules and machines of Stitch that may decide what compiling gives."""
-    root = Path(__file__).parents[1]
-    rooms = [path for path in sorted(root.iterdir()) if path.name not in _ABOVE]
-    inner = (sorted(path.rglob("*")) if path.is_dir() else [path] for path in rooms)
-    return [path for those in inner for path in those if path.suffix in (".py", ".yaml")]
+    inner = _files_below(_ROOT, without=_ABOVE)
+    return [path for path in inner if path.endswith((".py", ".yaml"))]
+
+
+def _files_below(folder: str, without: Collection[str] = ("__pycache__",)) -> Iterator[str]:
+    """The files of a folder, in one order. Their paths are texts, for there are hundreds."""
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=attrgetter("name"))
+    for entry in found:
+        if entry.name in without:
+            continue
+        if entry.is_dir():
+            yield from _files_below(entry.path)
+        else:
+            yield entry.path
 
 
 @cache
@@ -104,13 +116,13 @@ def _modules_digest() -> str:
     return _digest_of_files(modules())
 
 
-def _digest_of_files(paths: list[Path]) -> str:
+def _digest_of_files(paths: Iterable[str]) -> str:
     import hashlib
 
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    digest = hashlib.sha256()
     for path in paths:
         text = read_bytes(path)
-        digest.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode())
+        digest.update(f"{path.removeprefix(_ROOT)} {len(text)}\n".encode())
         digest.update(text)
     return digest.hexdigest()
 

@@ -33,6 +33,7 @@ from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.indexing import are_in_range, windowed
 from stitch.ops.inference import Inference, InferenceContext
+from stitch.ops.normalization import LastPass, batch_gradient_steps
 from stitch.ops.operation_work import (
     OperationWork,
     ProgramWork,
@@ -45,21 +46,21 @@ from stitch.ops.row_copies import row_copies
 from stitch.ops.shape import RESHAPING, known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
-from stitch.ops.window import sees_everywhere, transposed_windows, windows_of
+from stitch.ops.window import sees_everywhere, transposed_windows, turned_windows, windows_of
 from stitch.ops.work import estimated_steps, has_products, multiply_adds
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
 __all__ = [
     "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "RESHAPING", "Attribute",
     "Batching", "BatchingContext", "Gradient", "GradientBuilder", "GradientContext", "Inference",
-    "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "OpDef", "OperationBytes",
-    "OperationWork", "ProgramWork", "Thunk", "WorkspaceContext", "WorkspaceRule",
-    "are_in_range", "attributes_of", "bind", "bytes_from_a_line",
+    "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "LastPass", "OpDef",
+    "OperationBytes", "OperationWork", "ProgramWork", "Thunk", "WorkspaceContext", "WorkspaceRule",
+    "are_in_range", "attributes_of", "batch_gradient_steps", "bind", "bytes_from_a_line",
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
     "evaluate", "evaluate_operation", "float_of", "has_products", "infer_operation", "infer_types",
     "int_of", "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
     "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "program_work",
     "resolve_attributes", "row_copies", "sees_everywhere", "slices_of",
-    "summed_over_operations", "transposed_windows", "windowed", "windows_of", "work_of",
-    "workspace", "workspace_nbytes",
+    "summed_over_operations", "transposed_windows", "turned_windows", "windowed", "windows_of",
+    "work_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip

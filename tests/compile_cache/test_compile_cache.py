@@ -174,7 +174,7 @@ print("\\n".join(m.__file__ for n, m in sys.modules.items() if n.split(".")[0] =
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
-    loaded = {Path(line) for line in done.stdout.split()}
+    loaded = {str(Path(line)) for line in done.stdout.split()}
     assert len(loaded) > 100 and loaded <= set(keys.modules())
 
 

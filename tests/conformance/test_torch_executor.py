@@ -104,6 +104,14 @@ ROWS = (
         Row("LayerNormalizationGradient", (drawn(6, 5, 8) * 2, *LAYER), "stitch", outputs)
         for outputs in (1, 2, 3)
     ),
+    *(
+        Row("BatchNormalizationGradient", (drawn(4, 3, 5, 6), drawn(4, 3, 5, 6) + far, *figures),
+            "stitch", outputs)
+        for far, figures, outputs in (
+            (0.5, (drawn(3), drawn(3) * 0.2, positive(3)), 3), (0.5, (drawn(3),), 2),
+            (100.0, (drawn(3), drawn(3) + 100, positive(3)), 1),
+        )
+    ),
     *(Row(op, (drawn(4, 5, 6),), attributes={"axis": a}) for op in ("Softmax", "LogSoftmax")
       for a in (-1, 1)),
     *(Row("SoftmaxGradient", (drawn(4, 5, 6), shares(4, 5, 6)), "stitch", attributes={"axis": a})
@@ -189,6 +197,8 @@ def test_heads_of_a_product_are_left_to_numpy() -> None:
             "stitch",
             attributes={"kernel_shape": (3,)},
         ),
+        Row("BatchNormalizationGradient", (drawn(4, 3, 15), drawn(4, 3, 15), drawn(3)), "stitch"),
+        Row("BatchNormalizationGradient", (drawn(40, 3), drawn(40, 3), drawn(3)), "stitch"),
     ],
     ids=[
         "a scale of other shape",
@@ -198,9 +208,11 @@ def test_heads_of_a_product_are_left_to_numpy() -> None:
         "padded at one end",
         "cut at the end",
         "windows that were not seen",
+        "few places of each channel",
+        "samples without places",
     ],
 )
-def test_forms_that_it_would_copy_are_left_to_numpy(row: Row) -> None:
+def test_forms_that_do_not_suit_it_are_left_to_numpy(row: Row) -> None:
     _, bind, arguments = bound(row, row.operands)
     assert bind(arguments) is None
 

@@ -29,6 +29,20 @@ def test_operators_are_counted_by_who_runs_them() -> None:
     assert found.programs == 3
 
 
+@pytest.mark.parametrize(("operations", "programs"), [(3, 0), (4, 1)])
+def test_torch_runs_parts_that_are_not_worth_a_program(operations: int, programs: int) -> None:
+    def function(x: Any) -> Any:
+        x = torch.special.i0(x)
+        for _ in range(operations):
+            x = torch.sin(x)
+        return torch.special.i0(x)
+
+    found = explain(function)(torch.rand(3))
+    assert (found.programs, found.by_stitch.get("aten.sin.default", 0)) == (
+        programs, operations * programs,
+    )  # fmt: skip
+
+
 def test_fallbacks_have_reasons_and_lines() -> None:
     found = explain(_two_fallbacks, options=ALL_PARTS)(torch.rand(3, 3))
     first, second = found.fallbacks

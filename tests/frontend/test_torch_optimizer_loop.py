@@ -226,6 +226,74 @@ def test_an_optimizer_that_we_lack_is_named() -> None:
     assert "SGD, Adam, AdamW" in str(caught.value)
 
 
+def test_an_optimizer_of_the_same_name_that_is_not_torchs_is_refused() -> None:
+    kind = type("SGD", (torch.optim.SGD,), {"__module__": "elsewhere"})
+    twins = Twins(lambda net: kind(net.parameters(), lr=0.1), "host")
+    with pytest.raises(Exception, match="no optimizer SGD here") as caught:
+        twins.compiled(torch.ones(12, 6))
+    assert "elsewhere.SGD" in str(caught.value)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_hooks_of_a_step_are_called_once_and_what_they_change_counts(
+    kind: Any, target: str
+) -> None:
+    net = nn.Linear(2, 1, bias=False).to(kind)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    options = {"optimizer": optimizer, "target": target}
+    compiled = torch.compile(net, backend="stitch", options=options)
+    compiled(torch.ones(1, 2, dtype=kind)).sum().backward()
+    told: list[Any] = []
+
+    def before(theirs: Any, arguments: Any, named: Any) -> None:
+        told.append((theirs, arguments, named))
+        net.weight.grad.mul_(0.25)
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(lambda *given: told.append(given))
+    wanted = net.weight.detach() - 0.25
+    optimizer.step()
+    torch.testing.assert_close(net.weight.detach(), wanted)
+    assert told == [(optimizer, (optimizer,), {})] * 2
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_fused_step_under_a_scaler_of_gradients_is_torchs(name: str, target: str) -> None:
+    twins = Twins(made(name, lr=0.05, fused=True), target)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
+    for factor in (1.0, 1.0, float("inf"), 1.0):
+        x = torch.randn(12, 6)
+        for model, optimizer, scaler in (
+            (twins.eager, twins.eager_optimizer, scalers[0]),
+            (twins.compiled, twins.optimizer, scalers[1]),
+        ):
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    twins.compare()
+
+
+@pytest.mark.parametrize("change", [
+    lambda groups: groups[0]["params"].append(groups[1]["params"].pop()),
+    lambda groups: groups[0]["params"].reverse(),
+    lambda groups: groups[1]["params"].append(nn.Parameter(torch.ones(3))),
+])  # fmt: skip
+def test_other_parameters_in_a_group_are_told(change: Callable[[Any], object]) -> None:
+    def make(net: Any) -> Any:
+        groups = [{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 0.05}]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    twins = Twins(make, "host")
+    twins.step(1)
+    twins.compiled(torch.ones(12, 6)).sum().backward()
+    change(twins.optimizer.param_groups)
+    with pytest.raises(UsageError, match="other parameters than when the model was compiled"):
+        twins.optimizer.step()
+
+
 def test_what_is_no_optimizer_is_refused() -> None:
     options = {"optimizer": "sgd"}
     run = torch.compile(lambda x: x + 1, backend="stitch", options=options)

@@ -14,6 +14,7 @@ from torch import nn
 
 import stitch
 from stitch.runtime import PreparedGraph
+from stitch.runtime.recording import RecordingMaker
 
 TARGETS = ("host", "wormhole_n150")
 
@@ -181,6 +182,82 @@ def test_a_step_that_was_interrupted_leaves_what_was_written(
     twins.optimizers[0].load_state_dict(copy.deepcopy(twins.optimizer.state_dict()))
     twins.step(x, 2)
     twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_first_step_that_was_interrupted_is_still_to_be_taken(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"momentum": 0.9, "dampening": 0.5}
+    twins, x = Twins(linear(), target, torch.optim.SGD, **settings), torch.randn(3, 4)
+    twins.calls[1](x).square().sum().backward()
+
+    def interrupted(graph: Any, arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PreparedGraph, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        twins.optimizer.step()
+    monkeypatch.undo()
+    assert not twins.optimizer.state
+    twins.step(x, 3)
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_step_that_was_interrupted_before_it_ran_does_not_run_later(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins, x = Twins(linear(), target, torch.optim.SGD), torch.randn(3, 4)
+    twins.calls[1](x).square().sum().backward()
+    binding = RecordingMaker.binding
+
+    def interrupted(*given: Any) -> Any:
+        monkeypatch.setattr(RecordingMaker, "binding", binding)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RecordingMaker, "binding", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        twins.optimizer.step()
+    twins.both(lambda net: net.weight.fill_(0.25))
+    twins.both(lambda net: net.bias.fill_(0.5))
+    twins.step(x, 2)
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("kind", "word", "on", "off"), [
+    (torch.optim.Adam, "amsgrad", True, False),
+    (torch.optim.RMSprop, "momentum", 0.5, 0.0),
+    (torch.optim.RMSprop, "centered", True, False),
+    (torch.optim.SGD, "momentum", 0.9, 0.0),
+])  # fmt: skip
+def test_a_state_that_is_not_used_for_a_while_waits_where_it_is(
+    kind: Any, word: str, on: object, off: object, target: str
+) -> None:
+    settings = {word: on, "lr": 0.01}
+    twins, x = Twins(linear(), target, kind, **settings), torch.randn(3, 4)
+    for value in (on, off, on):
+        for optimizer in twins.optimizers:
+            optimizer.param_groups[0][word] = value
+        twins.step(x, 2)
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_state_of_another_type_or_shape_is_refused_as_by_torch(target: str) -> None:
+    twins, x = Twins(linear(), target), torch.randn(3, 4)
+    twins.step(x)
+    state = twins.optimizer.state[twins.nets[1].weight]
+    kept = state["exp_avg"]
+    twins.calls[1](x).square().sum().backward()
+    for other in (kept.double(), kept[:3].clone()):
+        state["exp_avg"] = other
+        with pytest.raises(RuntimeError, match=r"dtype|must match"):
+            twins.optimizer.step()
+    # The device works on.
+    state["exp_avg"] = kept
+    twins.calls[1](x)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -12,8 +12,12 @@ from stitch.ops.normalization import (
     layer_normalization,
     layer_normalization_gradient_operator,
 )
+from stitch.ops.normalization.batch_normalization_gradient_operator import (
+    LastPass,
+    batch_gradient_steps,
+)
 
-__all__ = ["OPERATORS"]
+__all__ = ["OPERATORS", "LastPass", "batch_gradient_steps"]
 
 OPERATORS: tuple[OpDef, ...] = (
     *batch_normalization.OPERATORS,

@@ -10,7 +10,7 @@ passes; here chunks of the batch stay in the caches.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -26,6 +26,9 @@ from stitch.ops.steps import CHUNK_SIZE, fill_step, scalar
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import Array, ValueType
 
+#: From images [samples, channels, places] x and gradient, a place like these, and numbers of each
+#: channel (along, offset, factor): steps that write x along + offset + gradient factor there.
+LastPass = Callable[[Array, Array, Array, Array, Array, Array], Sequence[Thunk]]
 #: So many deviations from zero a mean is near: three of 24 bits are lost.
 NEAR = 8.0
 
@@ -43,7 +46,10 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     return (x, weights, weights)[: context.outputs]
 
 
-def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+def batch_gradient_steps(
+    arguments: KernelArguments, last_pass: LastPass | None = None
+) -> Sequence[Thunk]:
+    """The operator's steps; `last_pass` comes in NumPy's place where means are near zero."""
     gradient, x, scale = (arguments.given(i) for i in range(3))
     out, *sums = arguments.outputs
     if x.size == 0:
@@ -59,7 +65,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         partial(np.copyto, inverse, variance),
         *inverse_deviation(inverse, arguments.float_of("epsilon")),
     ]
-    pulled = _Pulled(planes, gradient, mean, inverse, scale)
+    pulled = _Pulled(planes, gradient, mean, inverse, scale, last_pass)
     near, far = (pulled.steps(out, sums, is_near=is_near) for is_near in (True, False))
     return [*steps, partial(by_distance, mean, variance, NEAR, near, far)]
 
@@ -68,10 +74,12 @@ class _Pulled:
     """One gradient under construction, by a batch's statistics."""
 
     def __init__(
-        self, planes: Planes, gradient: Array, mean: Array, inverse: Array, scale: Array
-    ) -> None:
+        self, planes: Planes, gradient: Array, mean: Array, inverse: Array, scale: Array,
+        last_pass: LastPass | None,
+    ) -> None:  # fmt: skip
         self.planes, self.gradient = planes, gradient.reshape(planes.x.shape)
         self.mean, self.inverse, self.scale = mean, inverse, scale
+        self.last_pass = last_pass
         self.slope, self.slant, self.factor, self.along, self.offset = (
             np.empty(scale.shape, scale.dtype) for _ in range(5)
         )
@@ -124,6 +132,14 @@ class _Pulled:
     def _whole(self, out: Array, *, is_near: bool) -> list[Thunk]:
         """The operand's gradient, chunk by chunk."""
         result, (factors, alongs, offsets) = out.reshape(self.planes.x.shape), self.spread
+        if is_near and self.last_pass is not None:
+            along, offset = self.along, self.offset
+            images = self.planes.x, self.gradient, result
+            return [
+                partial(np.negative, along, along),
+                partial(np.negative, offset, offset),
+                *self.last_pass(*images, along, offset, self.factor),
+            ]
         steps = [*self.refreshed]
         # What came last is still in the caches.
         for part, some, here, center in reversed(self.chunks):
@@ -155,7 +171,7 @@ def _workspace(context: WorkspaceContext) -> int:
 
 OPERATORS = (
     OpDef(
-        "BatchNormalizationGradient", (3, 5), _infer, _kernel, (1, 3),
+        "BatchNormalizationGradient", (3, 5), _infer, batch_gradient_steps, (1, 3),
         attributes=declared(epsilon=EPSILON), domain="stitch",
         batching=batch_gradient, workspace=WorkspaceRule(_workspace),
     ),

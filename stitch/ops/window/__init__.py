@@ -9,11 +9,16 @@ from stitch.ops.definition import OpDef
 from stitch.ops.window import convolution, max_pool_gradient_operator, pooling, unfolding
 from stitch.ops.window.convolution import CONVOLUTION, bias_steps, check_output
 from stitch.ops.window.sliding import sees_everywhere
-from stitch.ops.window.windows import check_window_attributes, transposed_windows, windows_of
+from stitch.ops.window.windows import (
+    check_window_attributes,
+    transposed_windows,
+    turned_windows,
+    windows_of,
+)
 
 __all__ = [
     "CONVOLUTION", "OPERATORS", "bias_steps", "check_output", "check_window_attributes",
-    "sees_everywhere", "transposed_windows", "windows_of",
+    "sees_everywhere", "transposed_windows", "turned_windows", "windows_of",
 ]  # fmt: skip
 
 OPERATORS: tuple[OpDef, ...] = (

@@ -28,6 +28,7 @@ from stitch.ops.window.windows import (
     Windows,
     check_window_attributes,
     transposed_windows,
+    turned_windows,
     windows_of,
 )
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
@@ -182,7 +183,7 @@ def _conv_transpose(arguments: KernelArguments) -> Sequence[Thunk]:
     bias = bias_steps(arguments.optional(2), out)
     if x.size == 0:
         return (fill_step(out, 0), *bias)
-    turned = _turned(windows)
+    turned = turned_windows(windows)
     if turned is not None and x.shape[1] <= WIDENING * out.shape[1]:
         weights, steps = _turned_weights(arguments, group)
         shape = (samples, group, weights.shape[1], math.prod(out.shape[2:]))
@@ -218,7 +219,7 @@ def _conv_transpose_workspace(context: WorkspaceContext) -> int:
     if 0 in result.shape or 0 in x.shape:
         return 0
     windows = transposed_windows(context.attributes, x.shape[2:], w.shape[2:])
-    turned = _turned(windows)
+    turned = turned_windows(windows)
     if turned is not None and x.shape[1] <= WIDENING * result.shape[1]:
         weights = math.prod(w.shape) * itemsize
         return weights + _columns_nbytes(context, turned, x, result.shape[1])
@@ -238,21 +239,6 @@ def _samples_at_once(samples: int, columns_nbytes: int) -> int:
 def _tap_count(windows: Windows, samples: int, at_once: int) -> int:
     """How many steps would spread the kernel's elements of all samples."""
     return math.prod(windows.kernel) * -(-samples // at_once)
-
-
-def _turned(windows: Windows) -> Windows | None:
-    """The windows of the convolution that a ConvTranspose with strides of 1 is."""
-    if max(windows.strides) > 1 or min(*windows.size, *windows.output) < 1:
-        return None
-    spans = [d * (k - 1) for d, k in zip(windows.dilations, windows.kernel, strict=True)]
-    begin = tuple(span - b for span, b in zip(spans, windows.begin, strict=True))
-    parts = zip(windows.size, spans, windows.output, begin, strict=True)
-    end = tuple(result + span - size - b for result, span, size, b in parts)
-    if min(*begin, *end) < 0:
-        return None
-    none = (0,) * len(spans)
-    kernel, ones = windows.kernel, windows.strides
-    return Windows(windows.output, kernel, ones, windows.dilations, begin, end, none, windows.size)
 
 
 def _turned_weights(arguments: KernelArguments, group: int) -> tuple[Array, list[Thunk]]:

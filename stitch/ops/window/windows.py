@@ -153,6 +153,22 @@ def transposed_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Wi
     return Windows(tuple(result), kernel, strides, dilations, *padding, tuple(size))
 
 
+def turned_windows(windows: Windows) -> Windows | None:
+    """The windows of the convolution that a ConvTranspose with strides of 1 is, by weights whose
+    channels are exchanged and whose kernels are reversed; None where it is none."""
+    if max(windows.strides) > 1 or min(*windows.size, *windows.output) < 1:
+        return None
+    spans = [d * (k - 1) for d, k in zip(windows.dilations, windows.kernel, strict=True)]
+    begin = tuple(span - b for span, b in zip(spans, windows.begin, strict=True))
+    parts = zip(windows.size, spans, windows.output, begin, strict=True)
+    end = tuple(result + span - size - b for result, span, size, b in parts)
+    if min(*begin, *end) < 0:
+        return None
+    none = (0,) * len(spans)
+    kernel, ones = windows.kernel, windows.strides
+    return Windows(windows.output, kernel, ones, windows.dilations, begin, end, none, windows.size)
+
+
 def window_view(padded: Array, windows: Windows) -> Array:
     """Every window as a view: (batch, channels, *kernel, *output)."""
     spatial: Sequence[int] = padded.strides[2:]

@@ -23,6 +23,7 @@ from stitch.program import Array
 from stitch.training.from_torch.replaced_methods import owner_of, replace_methods, weakly
 from stitch.training.optimizers import OPTIMIZERS, SGD, Optimizer
 
+_PACKAGE = "torch.optim."
 _BASE = ("torch.optim.optimizer", "Optimizer")
 _BY_NAME = {kind.__name__: kind for kind in OPTIMIZERS}
 #: What every entry of torch's state counts by itself, but for the kinds that count nothing.
@@ -52,10 +53,12 @@ class TorchOptimizer:
         """`names`: what parameters are called, by the identity of torch's object."""
         self.theirs = theirs
         kind = _BY_NAME.get(type(theirs).__name__)
-        if kind is None:
+        # Another's class of the same name steps by rules of its own.
+        if kind is None or not type(theirs).__module__.startswith(_PACKAGE):
             raise UsageError(
                 f"there is no optimizer {type(theirs).__name__} here",
                 expected=", ".join(_BY_NAME),
+                got=f"{type(theirs).__module__}.{type(theirs).__name__}",
                 remedy=closest(type(theirs).__name__, _BY_NAME)
                 or "step with torch: torch.compile(model, backend='stitch') without "
                 "options['optimizer']",
@@ -68,6 +71,8 @@ class TorchOptimizer:
         for group in groups[1:]:
             self.native.add_group(self._parameters(group), **self._settings(group))
         self.parameters = tuple(name for group in groups for name in self._parameters(group))
+        #: Which objects each group had, in its order: what is stepped is chosen by these.
+        self._members = [list(map(id, group["params"])) for group in groups]
         #: Steps that were taken before the training's first.
         self._before = 0
         #: Which parameters are trained, as the programs have them.
@@ -180,6 +185,13 @@ class TorchOptimizer:
                 remedy="compile the model again",
             )  # fmt: skip
         for number, group in enumerate(groups):
+            if list(map(id, group["params"])) != self._members[number]:
+                raise UsageError(
+                    "a parameter group has other parameters than when the model was compiled",
+                    expected=f"the {len(self._members[number])} that group {number} had",
+                    got=f"{len(group['params'])}, not the same in the same order",
+                    remedy="compile the model again",
+                )
             self.native.restate(number, **self._settings(group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -147,6 +147,9 @@ class Optimizer(ABC):
             return
         anew = type(group)(**{**group.settings(), **settings})
         kept = ("_groups", "_stepping", "_watchers", "changes")
+        # What settings of before added, such as a state, is gone with them.
+        for word in vars(group).keys() - vars(anew).keys():
+            delattr(group, word)
         vars(group).update({w: value for w, value in vars(anew).items() if w not in kept})
         self.changes += 1
 

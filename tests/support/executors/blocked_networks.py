@@ -44,6 +44,11 @@ class Net:
         result: SymbolicTensor = self.b.op("Conv", *operands, **options)
         return result
 
+    def spread(self, x: SymbolicTensor, channels: int, **options: Any) -> SymbolicTensor:
+        weight = self.input("weight", (x.shape[1], channels, 3, 3))
+        result: SymbolicTensor = self.b.op("ConvTranspose", x, weight, pads=[1] * 4, **options)
+        return result
+
     def norm(self, x: SymbolicTensor) -> SymbolicTensor:
         names = ("scale", "shift", "mean", "variance")
         operands = [self.input(name, (x.shape[1],)) for name in names]
@@ -81,7 +86,7 @@ def _drawn_step(net: Net, values: list[SymbolicTensor]) -> SymbolicTensor:
     draw = net.numbers
     x = draw.choice(values[-3:])
     channels, side = x.shape[1], min(x.shape[2:])
-    others = ("depth", "groups", "norm", "unary", "binary", "pool", "clip", "concat")
+    others = ("depth", "groups", "norm", "unary", "binary", "pool", "clip", "concat", "spread")
     kind = draw.choice(("conv",) * 4 + others)
     if kind in ("conv", "depth", "groups"):
         window = draw.choice((1, 3, 5)) if side > 10 else 1
@@ -95,6 +100,9 @@ def _drawn_step(net: Net, values: list[SymbolicTensor]) -> SymbolicTensor:
         ) if side >= 2 else net.conv(x, outer, 1)  # fmt: skip
         y = net.b.op("Mul", y, np.float32(1 / max(1, channels // group * window**2) ** 0.5))
         return y if draw.random() < 0.3 else net.conv(y, channels, 1)
+    if kind == "spread":
+        y = net.spread(x, draw.choice((8, 16, 32)), strides=[draw.choice((1, 1, 2))] * 2)
+        return net.b.op("Mul", y, np.float32(1 / (9 * channels) ** 0.5))
     if kind == "norm":
         return net.norm(x)
     if kind == "clip":

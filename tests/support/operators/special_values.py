@@ -60,7 +60,7 @@ OTHERS = (
     Row("MaxPoolGradient", ["f32[1,2,3,3]", "f32[1,2,5,5]", "f32[1,2,3,3]"], _POOLED, 1, "stitch"),
     Row("BatchNormalizationGradient", ["f32[3,2,4]", "f32[3,2,4]", "f32[2]"], {}, 3, "stitch"),
     Row("BatchNormalizationGradient",
-        ["f32[3,2,4]", "f32[3,2,4]", "f32[2]", "f32[2]", "f32[2]+"], {}, 3, "stitch"),
+        ["f32[3,2,16]", "f32[3,2,16]", "f32[2]", "f32[2]", "f32[2]+"], {}, 3, "stitch"),
     Row("LayerNormalizationGradient", _LAYER, {}, 3, "stitch"),
     Row("SoftmaxGradient", [_MANY, _MANY], {}, 1, "stitch"),
     Row("Window", ["f32[9,2]", "i64[]<9", "i64[2]<3"], {"lengths": (3, 2)}, 1, "stitch"),

@@ -69,7 +69,7 @@ DEVICE_OPTIONS = tuple(inspect.signature(open_device).parameters)[1:]
 GENERATORS = ("stitch", "torch")
 #: A program costs some ten microseconds a call, an operator of torch two: parts that are smaller
 #: than this are faster where torch runs them between its own (tools/bench/torch_fallback.py).
-MIN_OPERATIONS = 8
+MIN_OPERATIONS = 4
 _count = itertools.count()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class OptimizerLoop:
         #: What a program overwrites, by the parameter's number and the state's word.
         self._places: dict[StatePlace, Overwritten] = {}
         self._homes = ParameterHomes()
-        self._torch_step = theirs.step
+        #: Torch's own, without its hooks: `step` calls these.
+        self._torch_step = partial(type(theirs).step.__wrapped__, theirs)
         methods: dict[str, Callable[..., Any]] = {"step": self.step, "zero_grad": self.zero_grad}
         self._end = replace_methods(theirs, methods, self, [self._homes.bring_back])
 
@@ -70,8 +72,14 @@ class OptimizerLoop:
         type(self.theirs).zero_grad(self.theirs, set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """`step` of torch's object. Parameters without a gradient are left alone, as in torch;
-        what is no dense float32 on the CPU is stepped by torch itself."""
+        """`step` of torch's object, with its hooks. Parameters without a gradient are left alone,
+        as in torch; what is no dense float32 on the CPU is stepped by torch itself, and so is what
+        a scaler of gradients hands to a fused step."""
+        given = () if closure is None else (closure,)
+        return _hooked_step(self.theirs, *given)
+
+    def step_now(self, closure: Callable[[], Any] | None) -> Any:
+        """`step` between its hooks."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -79,21 +87,26 @@ class OptimizerLoop:
         stepped = [p for p in self.parameters if p.grad is not None]
         states = [self.theirs.state.get(p, {}) for p in stepped]
         count = _count_of(states)
-        if count is None or not all(map(self._is_ours, stepped)):
+        is_scaled = getattr(self.theirs, "found_inf", None) is not None
+        if count is None or is_scaled or not all(map(self._is_ours, stepped)):
             self._torch_step()
         else:
             self._follower.follow()
-            with torch.no_grad():
-                self._update(stepped, states, count)
+            begun = [p for p, state in zip(stepped, states, strict=True) if not state]
+            try:
+                with torch.no_grad():
+                    self._update(stepped, states, count)
+            except BaseException:
+                # No step is its first until it has been taken.
+                for parameter in begun:
+                    self.theirs.state.pop(parameter, None)
+                raise
         self.theirs._opt_called = True
         return loss
 
     def _is_ours(self, parameter: Any) -> bool:
-        for tensor in (parameter, parameter.grad):
-            if not (tensor.dtype is torch.float32 and tensor.is_cpu):
-                return False
-            if tensor.layout is not torch.strided:
-                return False
+        if not (_is_plain(parameter) and _is_plain(parameter.grad)):
+            return False
         # On a device what is not dense becomes so.
         if parameter.is_contiguous() or not self.storage.device.reads_in_place:
             return True
@@ -107,6 +120,9 @@ class OptimizerLoop:
             program = self._made(key, stepped)
         places = self._held(program, stepped, states)
         if places is None:
+            if not all(map(_is_state_of, stepped, states)):
+                self._torch_step()
+                return
             if not program.fits(stepped):
                 program = self._made(key, stepped)
             self._hold(program, stepped)
@@ -168,6 +184,16 @@ class OptimizerLoop:
             self._places[place] = known
 
 
+def _is_plain(tensor: Any) -> bool:
+    return bool(tensor.dtype is torch.float32 and tensor.is_cpu and tensor.layout is torch.strided)
+
+
+def _is_state_of(parameter: Any, state: Mapping[str, Any]) -> bool:
+    """Whether a state is what a program of ours steps: of its parameter's shape and type."""
+    kept = [t for word, t in state.items() if word != STEP and t is not None]
+    return all(_is_plain(t) and (not t.dim() or t.shape == parameter.shape) for t in kept)
+
+
 def _count_of(states: Sequence[Mapping[str, Any]]) -> int | None:
     """How many steps parameters have taken, as one program counts them; None where they differ.
 
@@ -196,6 +222,14 @@ def _begin(state: dict[str, Any], parameter: Any, optimizer: Optimizer, *, count
 
 
 _loops: weakref.WeakValueDictionary[int, OptimizerLoop] = weakref.WeakValueDictionary()
+
+
+def _step(theirs: Any, closure: Callable[[], Any] | None = None) -> Any:
+    """`step` as hooks know it: called with torch's object, and with what they put in its place."""
+    return _loops[id(theirs)].step_now(closure)
+
+
+_hooked_step: Callable[..., Any] = torch.optim.Optimizer.profile_hook_step(_step)
 
 
 def optimizer_loop(optimizer: Any, storage: SharedStorage) -> OptimizerLoop:

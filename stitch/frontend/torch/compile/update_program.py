@@ -8,11 +8,13 @@ know: how the optimizer keeps its state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from stitch.compiler import CompileOptions, compile_graph, rated_executor
+from stitch.errors import StitchError
 from stitch.frontend.torch.compile.overwritten import Axes, Form, Overwritten, axes_of, in_order
 from stitch.frontend.torch.compile.program_arguments import ProgramArguments
 from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage
@@ -130,12 +132,20 @@ class UpdateProgram:
         with self._storage.device.lock:
             arguments = self._arguments
             given = iter(arguments.all_of(arguments.arrays(tensors)))
-            results: Any = self._prepared.run(tuple([
+            values = tuple([
                 next(given) if name is None
                 else np.array(numbers[name]) if isinstance(name, str)
                 else held[name].value
                 for name in self._inputs
-            ]))  # fmt: skip
+            ])  # fmt: skip
+            try:
+                results: Any = self._prepared.run(values)
+            except BaseException:
+                # What was interrupted before it ran is still queued. It runs now or never: later it
+                # would overwrite what torch has written meanwhile.
+                with suppress(StitchError):
+                    self._storage.device.run_queue()
+                raise
             made = results if isinstance(results, tuple) else (results,)
             for place, value in zip(self._outputs, made, strict=True):
                 if place is not None:

@@ -12,6 +12,7 @@ from stitch.runtime.executors.blocked.blocked_form import (
     REORDERED,
     BlockedConvolution,
     BlockedPart,
+    filters_of,
     is_depthwise,
     is_narrow,
     is_whole,
@@ -20,5 +21,5 @@ from stitch.runtime.executors.blocked.blocked_gains import arranging_ns
 
 __all__ = [
     "NO_BLOCKS", "POOLS", "REORDERED", "BlockedConvolution", "BlockedPart", "arranging_ns",
-    "blocked_part", "is_depthwise", "is_narrow", "is_whole",
+    "blocked_part", "filters_of", "is_depthwise", "is_narrow", "is_whole",
 ]  # fmt: skip

@@ -10,6 +10,10 @@ part of the convolution. By itself it does so only for weights that are constant
 operands, as in torch.compile and in training, the model arranges them in each run. That pays where
 an image has many places for each weight.
 
+A transposed convolution without strides and groups is one by weights that are turned, channels
+exchanged and kernels reversed, which ONNX Runtime does not use: it spreads columns, and takes half
+as long again. In backward passes they are the gradients of images.
+
 Blocks that are filled up with channels of zeros end at a convolution: 0 x inf in one of them would
 be NaN in every channel of the next.
 """
@@ -18,16 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from stitch.ops import attributes_of, int_of
+from stitch.ops import attributes_of, int_of, transposed_windows, turned_windows
 from stitch.program import ABSENT, DataType, Operation, Program
 from stitch.runtime.executors.blocked.blocked_form import (
     BLOCK,
+    CONVOLUTIONS,
     NO_BLOCKS,
     POOLS,
     REORDERED,
     SMALLEST_BLOCK,
     BlockedConvolution,
     BlockedPart,
+    filters_of,
     is_depthwise,
     is_narrow,
     is_whole,
@@ -46,7 +52,7 @@ MOST_TRIES = 16
 def blocked_part(program: Program, without: Collection[int] = ()) -> BlockedPart:
     """What of a program is computed in blocks, none of it `without`: what would lose by it is left
     out until nothing does."""
-    if not any(operation.op == "Conv" for operation in program.operations):
+    if not any(operation.op in CONVOLUTIONS for operation in program.operations):
         return NO_BLOCKS
     search = _Search(program, without)
     chosen = search.able()
@@ -74,12 +80,18 @@ class _Search:
         return {i for i, o in enumerate(self.program.operations) if self._is_able(o)}
 
     def _is_able(self, operation: Operation) -> bool:
-        if operation.op != "Conv" or operation.domain or operation.inputs[1] in self.fixed:
+        if operation.op not in CONVOLUTIONS or operation.domain:
             return False
-        image, weight = self._shape(operation.inputs[0]), self._shape(operation.inputs[1])
-        if len(image) != 4 or 0 in (*image, *weight) or not self._is_float(operation):
+        image = self._shape(operation.inputs[0])
+        if operation.inputs[1] in self.fixed or len(image) != 4 or not self._is_float(operation):
             return False
-        group = int_of(attributes_of(operation), "group")
+        weight, group = (
+            filters_of(self.program, operation), int_of(attributes_of(operation), "group")
+        )  # fmt: skip
+        if 0 in (*image, *weight):
+            return False
+        if operation.op == "ConvTranspose" and (group > 1 or not self._is_turned(operation)):
+            return False
         if group == 1:
             is_ordered = image[1] < SMALLEST_BLOCK or image[1] % REORDERED == 0
             return weight[0] >= BLOCK and is_ordered
@@ -87,6 +99,12 @@ class _Search:
         return weight[0] % BLOCK == 0 and (
             is_depthwise(weight, group) or (weight[1] % BLOCK == 0 and outer % BLOCK == 0)
         )
+
+    def _is_turned(self, operation: Operation) -> bool:
+        """Whether a transposed convolution is one by weights that are turned."""
+        size, kernel = (self._shape(v)[2:] for v in operation.inputs[:2])
+        windows = transposed_windows(attributes_of(operation), size, kernel)
+        return turned_windows(windows) is not None
 
     def around(self, chosen: set[int]) -> BlockedPart:
         """These convolutions, and what comes with them."""
@@ -196,7 +214,7 @@ class _Search:
     def _reads_plain(self, index: int, value: int) -> bool:
         """Whether a convolution reads images as they are, or a value as something else."""
         operation = self.program.operations[index]
-        if operation.op == "Conv":
+        if operation.op in CONVOLUTIONS:
             return value in operation.inputs[1:] or self.is_narrow(index)
         return operation.op == "BatchNormalization" and value in operation.inputs[1:]
 

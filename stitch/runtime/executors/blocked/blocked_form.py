@@ -14,6 +14,8 @@ from stitch.program import ABSENT, Operation, Program
 BLOCK, SMALLEST_BLOCK = 16, 8
 #: Images of a number of channels that is no multiple of this are not put into blocks.
 REORDERED = 4
+#: Computed in blocks as a convolution; a transposed one by weights that are turned.
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 #: There are kernels for images in blocks.
 POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool"})
 
@@ -57,10 +59,19 @@ def is_depthwise(weight: tuple[int, ...], group: int) -> bool:
     return group > 1 and weight[0] == group and weight[1] == 1
 
 
+def filters_of(program: Program, operation: Operation) -> tuple[int, ...]:
+    """The shape of a convolution's weights: filters, the channels of each, height, width. A
+    transposed one, without groups, has the first two exchanged."""
+    weight = program.values[operation.inputs[1]].type.shape
+    if operation.op == "ConvTranspose":
+        return (weight[1], weight[0], *weight[2:])
+    return weight
+
+
 def is_narrow(program: Program, operation: Operation, block: int) -> bool:
     """Whether a convolution's images have too few channels to fill a block of so many."""
-    image, weight = (program.values[v].type.shape for v in operation.inputs[:2])
-    return image[1] == weight[1] < block
+    image = program.values[operation.inputs[0]].type.shape
+    return image[1] == filters_of(program, operation)[1] < block
 
 
 def is_whole(program: Program, value: int) -> bool:

@@ -22,6 +22,7 @@ from stitch.runtime.executors.blocked.blocked_form import (
     SMALLEST_BLOCK,
     BlockedConvolution,
     BlockedPart,
+    filters_of,
     is_depthwise,
     is_narrow,
     is_whole,
@@ -34,12 +35,16 @@ SAVED_DEPTHWISE_NS = 2.0
 #: Nanoseconds of an element of an image that goes into blocks or comes out of them; of a weight
 #: that is arranged, and more where it is moved by rows besides (windows of more than one place).
 IMAGE_NS, WEIGHT_NS, WINDOW_WEIGHT_NS = 0.25, 0.3, 0.7
+#: Of a weight that is turned besides.
+TURNED_WEIGHT_NS = 3.5
 
 
 def arranging_ns(program: Program, index: int) -> float:
     """Nanoseconds in which a convolution's weights are put into blocks."""
-    weight = program.values[program.operations[index].inputs[1]].type.shape
-    each = WEIGHT_NS + (WINDOW_WEIGHT_NS if math.prod(weight[2:]) > 1 else 0)
+    operation = program.operations[index]
+    weight = program.values[operation.inputs[1]].type.shape
+    each = TURNED_WEIGHT_NS if operation.op == "ConvTranspose" else 0.0
+    each += WEIGHT_NS + (WINDOW_WEIGHT_NS if math.prod(weight[2:]) > 1 else 0)
     return math.prod(weight) * each
 
 
@@ -95,7 +100,7 @@ class _Gains:
         """What a convolution saves by itself, but for images that go into blocks or out."""
         operation = self.program.operations[found.convolution]
         group = int_of(attributes_of(operation), "group")
-        if is_depthwise(self._shape(operation.inputs[1]), group):
+        if is_depthwise(filters_of(self.program, operation), group):
             saved = math.prod(self._shape(found.result)) * SAVED_DEPTHWISE_NS
         else:
             saved = multiply_adds(operation, self.program.values) * SAVED_PRODUCT_NS

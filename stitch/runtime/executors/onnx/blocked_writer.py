@@ -18,13 +18,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from stitch.ops import attributes_of, float_of, int_of
+from stitch.ops import attributes_of, float_of, int_of, transposed_windows, turned_windows
 from stitch.program import ABSENT, Array, Operation
 from stitch.runtime.executors.blocked import (
     POOLS,
     REORDERED,
     BlockedConvolution,
     BlockedPart,
+    filters_of,
     is_depthwise,
     is_narrow,
     is_whole,
@@ -119,10 +120,19 @@ class BlockedWriter:
             inputs.append(self._blocks(found.added))
         while not inputs[-1]:
             inputs.pop()
-        written = _written(attributes)
+        written = self._laid(operation, attributes)
         if found.activation is not None:
             written |= self._activation(operations[found.activation])
         self._made(found.result, self._node("Conv", inputs, written))
+
+    def _laid(self, operation: Operation, attributes: Attributes) -> dict[str, object]:
+        """The attributes of the convolution; of what is a transposed one too."""
+        if operation.op != "ConvTranspose":
+            return _written(attributes)
+        size, kernel = (self.writer.type_of(v).shape[2:] for v in operation.inputs[:2])
+        windows = turned_windows(transposed_windows(attributes, size, kernel))
+        assert windows is not None
+        return {"dilations": list(windows.dilations), "pads": [*windows.begin, *windows.end]}
 
     def _kernel(
         self, found: BlockedConvolution, operation: Operation, attributes: Attributes
@@ -141,15 +151,25 @@ class BlockedWriter:
         writer.nodes = self._first if is_given else around
         kernel, *shifts = (writer.operand(v) for v in operation.inputs[1:] if v != ABSENT)
         shift = shifts[0] if shifts else ""
+        if operation.op == "ConvTranspose":
+            kernel = self._turned(kernel)
         if found.normalization is not None:
             kernel, shift = self._normalized(operations[found.normalization], kernel, shift)
-        weight = writer.type_of(operation.inputs[1]).shape
+        weight = filters_of(writer.program, operation)
         is_alone = is_narrow(writer.program, operation, self.block)
         is_alone = is_alone or is_depthwise(weight, int_of(attributes, "group"))
         kernel = self._arranged(kernel, weight, filters_alone=is_alone)
         shift = self._filled(shift, weight[0]) if shift else ""
         writer.nodes = around
         return kernel, shift
+
+    def _turned(self, kernel: str) -> str:
+        """Weights with kernels reversed and channels exchanged."""
+        writer, back, first = self.writer, [-1, -1], [np.iinfo(np.int64).min] * 2
+        bounds = (writer.ints(*v) for v in (back, first, (2, 3), back))
+        return writer.node(
+            "Transpose", [writer.node("Slice", [kernel, *bounds])], perm=[1, 0, 2, 3]
+        )
 
     def finish(self) -> None:
         """Put what comes first in front."""

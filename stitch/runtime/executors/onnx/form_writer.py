@@ -210,34 +210,42 @@ class FormWriter:
         ONNX Runtime computes every node over the whole of its operands, so each of a dozen passes
         goes by way of memory; the rows of a `Scan` are views, and stay in the caches. `write` is
         given the names of one chunk of each operand, writes nodes, and gives the names of the
-        results. A result that goes out of the model goes out in chunks, the same bytes: a node that
-        gave it its shape back would copy it.
+        results.
         """
-        kind, given = self.type_of(results[0]), {s.value for s in self.program.outputs}
+        kind = self.type_of(results[0])
         cut = self.ints(count, -1)
         chunks = [self.node("Reshape", [self.operand(v), cut]) for v in operands]
         rows, size = [self.fresh() for _ in operands], math.prod(kind.shape) // count
         outer, self.nodes = self.nodes, []
         inner = write(rows)
         body, self.nodes = self.nodes, outer
-        scanned = {v: value_name(v) if v in given else self.fresh() for v in results}
+        scanned = [self.given_as(v, (count, size)) for v in results]
         code = onnx_code(kind.data_type)
         slots = (
             [helper.make_tensor_value_info(name, code, (size,)) for name in names]
             for names in (rows, inner)
         )
         graph = helper.make_graph(body, "chunk", *slots)
-        names = list(scanned.values())
-        node = helper.make_node("Scan", chunks, names, body=graph, num_scan_inputs=len(chunks))
+        node = helper.make_node("Scan", chunks, scanned, body=graph, num_scan_inputs=len(chunks))
         self.nodes.append(node)
-        shape = self.ints(*kind.shape)
-        for value, name in scanned.items():
-            if value in given:
-                self.chunked[value] = (count, size)
-            if value not in given or any(value in o.inputs for o in self.program.operations):
-                whole = value_name(value) if value not in given else self.fresh()
-                self.node("Reshape", [name, shape], whole)
-                self.named[value] = whole
+        for value, name in zip(results, scanned, strict=True):
+            self.shaped_back(value, name)
+
+    def given_as(self, value: int, shape: tuple[int, ...]) -> str:
+        """The name under which a node gives a value in another shape, the same bytes. So it goes
+        out of the model: a node that gave it its shape back would copy it."""
+        if value not in {s.value for s in self.program.outputs}:
+            return self.fresh()
+        self.chunked[value] = shape
+        return value_name(value)
+
+    def shaped_back(self, value: int, name: str) -> None:
+        """Give who reads a value within the model its shape back, where a node has given it under a
+        name by `given_as`."""
+        if value not in self.chunked or any(value in o.inputs for o in self.program.operations):
+            whole = value_name(value) if value not in self.chunked else self.fresh()
+            self.node("Reshape", [name, self.ints(*self.type_of(value).shape)], whole)
+            self.named[value] = whole
 
     def plain(self, operation: Operation, attributes: Attributes) -> None:
         """Add an operation as it is."""
