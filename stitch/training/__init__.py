@@ -28,6 +28,7 @@ from stitch.training.from_torch import (
 )
 from stitch.training.futures import TensorFuture
 from stitch.training.graphs import (
+    STEP,
     Parameter,
     Trainable,
     as_trainable,
@@ -138,7 +139,7 @@ else:
 
 __all__ = [
     "ALGORITHMS", "GIVEN_LOSS", "GIVEN_OPTIMIZER", "LOSSES", "LOSS_KIND", "OPTIMIZERS",
-    "OPTIMIZER_KIND", "SGD", "Adagrad", "Adam", "AdamW", "AlgorithmConfig", "BCELoss",
+    "OPTIMIZER_KIND", "SGD", "STEP", "Adagrad", "Adam", "AdamW", "AlgorithmConfig", "BCELoss",
     "BCEWithLogitsLoss", "CategoricalCrossEntropyLoss", "Checkpoint", "CheckpointFolder",
     "CompiledTraining", "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues",
     "CrossEntropyLoss", "HuberLoss", "IdentityLoss", "InferenceGraphs", "L1Loss", "LayerTask",

@@ -20,14 +20,10 @@ import torch
 from stitch.errors import UsageError
 from stitch.frontend.torch.compile.overwritten import Overwritten, axes_of, in_order
 from stitch.frontend.torch.compile.shared_storage import SharedStorage
-from stitch.frontend.torch.compile.update_program import (
-    STEP,
-    StatePlace,
-    UpdateProgram,
-    name_of,
-)
+from stitch.frontend.torch.compile.update_program import StateKey, UpdateProgram, name_of
 from stitch.frontend.torch.parameter_homes import ParameterHomes
 from stitch.training import (
+    STEP,
     Optimizer,
     TorchOptimizer,
     is_torch_optimizer,
@@ -52,8 +48,8 @@ class OptimizerLoop:
         self.theirs, self.storage, self.parameters = theirs, storage, parameters
         self._follower, self._numbers = follower, {id(p): i for i, p in enumerate(parameters)}
         self._programs: dict[tuple[int, ...], UpdateProgram] = {}
-        #: What a program overwrites, by the parameter's number and the state's word.
-        self._places: dict[StatePlace, Overwritten] = {}
+        #: What programs overwrite.
+        self._overwritten: dict[StateKey, Overwritten] = {}
         self._homes = ParameterHomes()
         #: Torch's own, without its hooks: `step` calls these.
         self._torch_step = partial(type(theirs).step.__wrapped__, theirs)
@@ -118,23 +114,23 @@ class OptimizerLoop:
         program = self._programs.get(key)
         if program is None or program.changes != native.changes:
             program = self._made(key, stepped)
-        places = self._held(program, stepped, states)
-        if places is None:
+        overwritten = self._shared(program, stepped, states)
+        if overwritten is None:
             if not all(map(_is_state_of, stepped, states)):
                 self._torch_step()
                 return
             if not program.fits(stepped):
                 program = self._made(key, stepped)
-            self._hold(program, stepped)
+            self._share(program, stepped)
             states = [self.theirs.state[p] for p in stepped]
-            places = self._held(program, stepped, states)
-            assert places is not None, "what has just been put there is there"
+            overwritten = self._shared(program, stepped, states)
+            assert overwritten is not None, "what has just been put there is there"
         try:
-            program.run(places, native.rates(count), count, [p.grad for p in stepped])
+            program.run(overwritten, native.rates(count), count, [p.grad for p in stepped])
         except BaseException:
-            for place in places:
-                place.give_up()
-            self._places.clear()
+            for one in overwritten:
+                one.give_up()
+            self._overwritten.clear()
             raise
         for parameter in stepped:
             torch.autograd.graph.increment_version(parameter)
@@ -149,39 +145,41 @@ class OptimizerLoop:
             del self._programs[next(iter(self._programs))]
         return program
 
-    def _held(
+    def _shared(
         self, program: UpdateProgram, stepped: Sequence[Any], states: Sequence[dict[str, Any]]
     ) -> list[Overwritten] | None:  # fmt: skip
-        """Where a program overwrites, in its order; None where torch has something elsewhere."""
-        held = []
-        for place, (at, form) in program.places.items():
-            word, known = place[1], self._places.get(place)
-            tensor = stepped[at] if word is None else states[at].get(word)
-            if known is None or tensor is None or known.form != form or not known.is_at(tensor):
+        """What a program overwrites, in its order; None where torch has some of it elsewhere."""
+        shared = []
+        for key, given in program.overwrites.items():
+            word, known = key[1], self._overwritten.get(key)
+            tensor = stepped[given.position] if word is None else states[given.position].get(word)
+            if tensor is None or known is None or known.form != given.form:
                 return None
-            held.append(known)
-        return held
+            if not known.is_at(tensor):
+                return None
+            shared.append(known)
+        return shared
 
-    def _hold(self, program: UpdateProgram, stepped: Sequence[Any]) -> None:
+    def _share(self, program: UpdateProgram, stepped: Sequence[Any]) -> None:
         """What a program overwrites is where torch has it now, or torch has it there from now
         on."""
         native, counts = self._follower.native, self._follower.counts
-        for place, (at, form) in program.places.items():
-            (number, word), parameter = place, stepped[at]
+        for key, given in program.overwrites.items():
+            (number, word), parameter = key, stepped[given.position]
             state = self.theirs.state[parameter]
             _begin(state, parameter, native.groups[native.group_of(name_of(number))], counts=counts)
-            tensor, (_, axes) = parameter if word is None else state[word], form
-            known = self._places.pop(place, None)
-            if known is None or known.form != form or not known.is_at(tensor):
+            tensor, (_, axes) = parameter if word is None else state[word], given.form
+            known = self._overwritten.pop(key, None)
+            if known is None or known.form != given.form or not known.is_at(tensor):
                 if word is not None and not in_order(tensor, axes).is_contiguous():
                     # Torch has loaded it in another order.
                     tensor = torch.empty_like(parameter).copy_(tensor).detach()
-                known = Overwritten(self.storage, tensor, program.descs[place], axes)
+                known = Overwritten(self.storage, tensor, given.desc, axes)
                 if word is not None:
                     state[word] = known.tensor
                 elif not known.is_at(parameter):
                     self._homes.move(parameter, known.tensor)
-            self._places[place] = known
+            self._overwritten[key] = known
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -197,7 +195,8 @@ def _is_state_of(parameter: Any, state: Mapping[str, Any]) -> bool:
 def _count_of(states: Sequence[Mapping[str, Any]]) -> int | None:
     """How many steps parameters have taken, as one program counts them; None where they differ.
 
-    SGD counts none: what it has no buffer for has taken none.
+    Torch's word for it is that of the update's slot. SGD counts none: what it has no buffer for has
+    taken none.
     """
     counts = set()
     for state in states:
