@@ -146,24 +146,24 @@ class UpdateProgram:
                 gradient = gradient.clone()
             tensors.append(in_order(gradient, axes))
         held = dict(zip(self.overwrites, overwritten, strict=True))
-        with self._storage.device.lock:
-            arguments = self._arguments
-            given = iter(arguments.all_of(arguments.arrays(tensors)))
-            values = tuple([
-                next(given) if name is None
-                else np.array(numbers[name]) if isinstance(name, str)
-                else held[name].value
-                for name in self._inputs
-            ])  # fmt: skip
-            try:
-                results: Any = self._prepared.run(values)
-            except BaseException:
-                # What was interrupted before it ran is still queued. It runs now or never: later it
-                # would overwrite what torch has written meanwhile.
-                with suppress(StitchError):
-                    self._storage.device.run_queue()
-                raise
-            made = results if isinstance(results, tuple) else (results,)
-            for key, value in zip(self._outputs, made, strict=True):
-                if key is not None:
-                    held[key].become(value)
+        device = self._storage.device
+        try:
+            with device.lock:
+                arguments = self._arguments
+                given = iter(arguments.all_of(arguments.arrays(tensors)))
+                results: Any = self._prepared.run(tuple([
+                    next(given) if name is None
+                    else np.array(numbers[name]) if isinstance(name, str)
+                    else held[name].value
+                    for name in self._inputs
+                ]))  # fmt: skip
+                made = results if isinstance(results, tuple) else (results,)
+                for key, value in zip(self._outputs, made, strict=True):
+                    if key is not None:
+                        held[key].become(value)
+        except BaseException:
+            # What was interrupted before it ran is still queued. It runs now or never: later it
+            # would overwrite what torch has written meanwhile.
+            with suppress(StitchError):
+                device.flush()
+            raise
