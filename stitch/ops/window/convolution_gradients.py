@@ -150,25 +150,26 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     at_once = _at_once(samples, group * depth * places * x.itemsize, out.size * x.itemsize)
     columns = Columns(x, seen, at_once)
     parts = list(stretches(samples, at_once))
-    is_short = places < LONG_PRODUCT and at_once * places < SHORT_PRODUCT
     place = out.reshape(group, -1, depth)
-    # What is not short is summed with the axes of the result exchanged.
-    total = place if is_short else np.empty((group, depth, place.shape[1]), out.dtype)
-    sums = total if len(parts) == 1 else np.empty_like(total)
     if places >= LONG_PRODUCT:
-        products = _by_sample(columns, gradient, parts, sums)
+        sums, products = _by_sample(columns, gradient, parts, group)
+    elif at_once * places < SHORT_PRODUCT:
+        sums, products = _joined(columns, gradient, parts, group, place)
     else:
-        products = _joined(columns, gradient, parts, sums, as_result=is_short)
+        sums, products = _joined(columns, gradient, parts, group)
+    if len(products) == 1:
+        return products[0] if sums is place else [*products[0], _turned(sums, place)]
+    total = place if sums.shape == place.shape else np.empty_like(sums)
     steps: list[Thunk] = []
     for index, step in enumerate(products):
         steps += step
-        if index:
-            steps.append(partial(np.add, total, sums, total))
-        elif sums is not total:
-            steps.append(partial(np.copyto, total, sums))
-    if not is_short:
-        steps.append(partial(np.copyto, place, total.transpose(0, 2, 1)))
-    return steps
+        first = partial(np.copyto, total, sums)
+        steps.append(partial(np.add, total, sums, total) if index else first)
+    return steps if total is place else [*steps, _turned(total, place)]
+
+
+def _turned(sums: Array, place: Array) -> Thunk:
+    return partial(np.copyto, place, sums.transpose(0, 2, 1))
 
 
 def _workspace(context: WorkspaceContext) -> int:
@@ -196,14 +197,16 @@ def _at_once(samples: int, columns: int, sums: int) -> int:
 
 
 def _by_sample(
-    columns: Columns, gradient: Array, parts: Sequence[slice], sums: Array
-) -> list[list[Thunk]]:
-    """For each part what writes its `sums`: one product per sample and group, then their sum."""
-    (group, depth, filters), samples = sums.shape, gradient.shape[0]
-    places, count = math.prod(gradient.shape[2:]), parts[0].stop
+    columns: Columns, gradient: Array, parts: Sequence[slice], group: int
+) -> tuple[Array, list[list[Thunk]]]:
+    """One product per sample and group, then their sum."""
+    samples, channels, places = *gradient.shape[:2], math.prod(gradient.shape[2:])
+    depth = math.prod(columns.shape) // (places * group)
+    count = parts[0].stop
     work = workspace((count, *columns.shape), gradient.dtype)
-    products = np.empty((count, *sums.shape), gradient.dtype)
-    rows = gradient.reshape(samples, group, filters, places).transpose(0, 1, 3, 2)
+    products = np.empty((count, group, depth, channels // group), gradient.dtype)
+    sums = np.empty(products.shape[1:], gradient.dtype)
+    rows = gradient.reshape(samples, group, channels // group, places).transpose(0, 1, 3, 2)
     steps: list[list[Thunk]] = []
     for part in parts:
         size = part.stop - part.start
@@ -213,38 +216,43 @@ def _by_sample(
             partial(np.matmul, flat, rows[part], products[:size]),
             partial(np.add.reduce, products[:size], 0, None, sums),
         ])  # fmt: skip
-    return steps
+    return sums, steps
 
 
 def _joined(
-    columns: Columns, gradient: Array, parts: Sequence[slice], sums: Array, *, as_result: bool
-) -> list[list[Thunk]]:
-    """For each part what writes its `sums`, in one product: channels go first, so that samples and
-    places are one long axis.
+    columns: Columns, gradient: Array, parts: Sequence[slice], group: int,
+    place: Array | None = None,
+) -> tuple[Array, list[list[Thunk]]]:  # fmt: skip
+    """One product per part: channels go first, so that samples and places are one long axis.
 
-    Columns by gradients: a product with the longer side first takes two thirds of the time.
-    `as_result`: gradients by columns, which is how the result lies.
+    Columns by gradients: a product with the longer side first takes two thirds of the time. With
+    the `place` of the result gradients by columns, which is how that lies.
     """
-    places, before, group = math.prod(gradient.shape[2:]), gradient.ndim - 1, sums.shape[0]
-    depth, filters = sums.shape[:0:-1] if as_result else sums.shape[1:]
-    longest = parts[0].stop * places
-    work = workspace(group * depth * longest, gradient.dtype)
-    seen = workspace(group * filters * longest, gradient.dtype)
+    channels, count = gradient.shape[1], parts[0].stop
+    places, before = math.prod(gradient.shape[2:]), gradient.ndim - 1
+    depth = math.prod(columns.shape) // (places * group)
+    work = workspace(group * depth * count * places, gradient.dtype)
+    seen = workspace(channels * count * places, gradient.dtype)
+    is_only = len(parts) == 1 and place is not None
+    if place is None:
+        sums = np.empty((group, depth, channels // group), gradient.dtype)
+    else:
+        sums = place if is_only else np.empty(place.shape, place.dtype)
     turned = gradient.swapaxes(0, 1)
     steps: list[list[Thunk]] = []
     for part in parts:
         count = part.stop - part.start
         long = count * places
-        gathered, rows = work[: group * depth * long], seen[: group * filters * long]
+        gathered, rows = work[: group * depth * long], seen[: channels * long]
         wide = gathered.reshape(*columns.shape[:before], count, *columns.shape[before:])
-        sides = gathered.reshape(group, depth, long), rows.reshape(group, filters, long)
-        first, second = reversed(sides) if as_result else sides
+        sides = gathered.reshape(group, depth, long), rows.reshape(group, -1, long)
+        first, second = sides if place is None else sides[::-1]
         steps.append([
             *columns.steps(part, np.moveaxis(wide, before, 0)),
             partial(np.copyto, rows.reshape(turned[:, part].shape), turned[:, part]),
             partial(np.matmul, first, second.transpose(0, 2, 1), sums),
         ])  # fmt: skip
-    return steps
+    return sums, steps
 
 
 OPERATORS = (
