@@ -49,6 +49,21 @@ def _none(call: Call, place: int) -> SymbolicTensor | None:
     return call.builder.constant(np.zeros(promised.shape, promised.data_type.dtype))
 
 
+@rounded_once
+def _batch_statistics(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor | None,
+    bias: SymbolicTensor | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> Several:
+    """Normalised by the batch's own mean and variance, which torch uses for instances too."""
+    zeros = call.builder.constant(np.zeros(x.shape[1], x.dtype))
+    return _by_its_own(call, x, weight, bias, (zeros, zeros), epsilon)[:3]
+
+
 @in_one_type
 def _layer_norm(
     call: Call,
@@ -174,21 +189,6 @@ def _functional_batch_norm(
         result, mean, inverse,
         _moved(running_mean, mean, momentum), _moved(running_variance, sample, momentum),
     )  # fmt: skip
-
-
-@rounded_once
-def _batch_statistics(
-    call: Call,
-    x: SymbolicTensor,
-    weight: SymbolicTensor | None,
-    bias: SymbolicTensor | None,
-    training: bool,
-    momentum: float,
-    epsilon: float,
-) -> Several:
-    """Normalised by the batch's own mean and variance, which torch uses for instances too."""
-    zeros = call.builder.constant(np.zeros(x.shape[1], x.dtype))
-    return _by_its_own(call, x, weight, bias, (zeros, zeros), epsilon)[:3]
 
 
 def _by_its_own(
