@@ -155,6 +155,20 @@ def test_a_gradient_that_is_what_it_steps_is_read_as_it_was(word: str | None, ta
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_a_gradient_within_what_is_overwritten_is_read_as_it_was(target: str) -> None:
+    twins, x = Twins(linear(), target, torch.optim.SGD), torch.randn(3, 4)
+    twins.step(x)
+    for net, optimizer in zip(twins.nets, twins.optimizers, strict=True):
+        optimizer.zero_grad()
+        row = net.weight.detach()[1]
+        for _ in range(4):  # What comes again is read where it lies.
+            net.weight.grad = torch.ones(4, 4)
+            net.bias.grad = row.clone() if optimizer is twins.optimizers[0] else row
+            optimizer.step()
+    twins.compare()
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("late", [False, True])
 def test_a_step_that_was_interrupted_leaves_what_was_written(
     late: bool, target: str, monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,8 @@ class Overwritten:
     """
 
     __slots__ = (
-        "__weakref__", "_shape", "_shown", "_strides", "form", "start", "tensor", "value",
+        "__weakref__", "_shape", "_shown", "_strides", "form", "start", "storage_start", "tensor",
+        "value",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +60,8 @@ class Overwritten:
                     self.tensor = tensor_on(shared, tensor.dtype)
                     self._shown.begin(self.tensor.data_ptr())
         self.start = self.tensor.data_ptr()
+        #: Where the storage begins that it is in.
+        self.storage_start = self.tensor.untyped_storage().data_ptr()
         self._shape, self._strides = self.tensor.shape, self.tensor.stride()
 
     def is_at(self, tensor: Any) -> bool:

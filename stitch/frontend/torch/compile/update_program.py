@@ -137,12 +137,12 @@ class UpdateProgram:
         """
         numbers: dict[str, Any] = {rate_name(i): np.float32(r) for i, r in enumerate(rates)}
         numbers[STEP] = np.int64(count)
-        own = {one.start for one in overwritten}
+        own = {one.storage_start for one in overwritten}
         tensors = []
         for position, axes in self._gradients:
             gradient = gradients[position]
-            # What is being overwritten is read as it was.
-            if gradient.data_ptr() in own:
+            # What is being overwritten, or lies in one storage with it, is read as it was.
+            if gradient.untyped_storage().data_ptr() in own:
                 gradient = gradient.clone()
             tensors.append(in_order(gradient, axes))
         held = dict(zip(self.overwrites, overwritten, strict=True))
