@@ -151,21 +151,21 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     columns = Columns(x, seen, at_once)
     parts = list(stretches(samples, at_once))
     place = out.reshape(group, -1, depth)
+    # Whether sums lie as the result does: their shape does not tell, both sides may be as long.
+    lies = places < LONG_PRODUCT and at_once * places < SHORT_PRODUCT
     if places >= LONG_PRODUCT:
         sums, products = _by_sample(columns, gradient, parts, group)
-    elif at_once * places < SHORT_PRODUCT:
-        sums, products = _joined(columns, gradient, parts, group, place)
     else:
-        sums, products = _joined(columns, gradient, parts, group)
+        sums, products = _joined(columns, gradient, parts, group, place if lies else None)
     if len(products) == 1:
-        return products[0] if sums is place else [*products[0], _turned(sums, place)]
-    total = place if sums.shape == place.shape else np.empty_like(sums)
+        return products[0] if lies else [*products[0], _turned(sums, place)]
+    total = place if lies else np.empty_like(sums)
     steps: list[Thunk] = []
     for index, step in enumerate(products):
         steps += step
         first = partial(np.copyto, total, sums)
         steps.append(partial(np.add, total, sums, total) if index else first)
-    return steps if total is place else [*steps, _turned(total, place)]
+    return steps if lies else [*steps, _turned(total, place)]
 
 
 def _turned(sums: Array, place: Array) -> Thunk:
