@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import stitch
 from stitch.runtime import HookContext
 from tests.support.torch.agreement import tensors_of
-from tests.support.torch.compiled import compiled
+from tests.support.torch.compiled import compiled, gradients
 
 
 def steps(net: Any, call: Any, *operands: Any) -> tuple[list[Any], list[Any]]:
@@ -153,3 +153,21 @@ def test_a_pool_that_torch_runs_has_its_gradient_too() -> None:
     found, wanted = (steps(nn.Module(), call, x) for call in calls)
     for ours, theirs in zip((*found[0], *found[1]), (*wanted[0], *wanted[1]), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_products_that_are_turned_afterwards_are_those_of_eager(is_trained: bool) -> None:
+    def values_first(q: Any, k: Any, v: Any) -> Any:
+        return v.transpose(1, 2) @ torch.softmax(k @ q.mT, -1).mT
+
+    def turned(q: Any, k: Any, v: Any) -> Any:
+        return (q @ k.transpose(1, 2)).transpose(1, 2) * 2 + (q @ v.mT).mT
+
+    operands = [torch.randn(2, 5, 4) for _ in range(3)]
+    for function in (values_first, turned):
+        if is_trained:
+            found, wanted = (gradients(f, operands) for f in (compiled(function), function))
+        else:
+            found, wanted = [compiled(function)(*operands)], [function(*operands)]
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs)
