@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import stitch
 from stitch.runtime import HookContext
@@ -104,6 +105,39 @@ def test_a_channel_that_hardly_varies_is_normalized_as_eager_does_it(far: float)
     x[:, 1] = x[:, 1] * 1e-6 + far
     net = Normalized(3, affine=True, running=False, training=True)
     compare(net.double(), x.double(), rtol=1e-6, atol=1e-6)
+
+
+class Checkpointed(nn.Module):  # type: ignore[misc]
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False) * 2
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
+@pytest.mark.parametrize("running", [True, False])
+def test_batches_within_a_checkpoint_are_normalized_again_without_what_ran(
+    running: bool, executor: str
+) -> None:
+    torch.manual_seed(1)
+    inner = nn.Sequential(
+        nn.BatchNorm1d(3, track_running_stats=running), nn.Tanh(),
+        nn.BatchNorm1d(3, track_running_stats=running), nn.Tanh(),
+    )  # fmt: skip
+    net, x = Checkpointed(inner), torch.randn(6, 3, 5) * 2 + 1
+    twin = copy.deepcopy(net)
+    call = compiled(twin, executor=executor)
+    for _ in range(2):
+        for module in (net, twin):
+            module.zero_grad()
+        found, wanted = steps(twin, call, x), steps(net, inner, x)
+        # Unlike eager torch, compiled graphs move the statistics once.
+        torch.testing.assert_close(found[0][1:], wanted[0][1:], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[0][0], wanted[0][0] * 2, rtol=1e-4, atol=1e-5)
+        for ours, theirs in zip(found[1], wanted[1], strict=True):
+            torch.testing.assert_close(ours, theirs * 2, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_of_a_convolutional_net_is_of_whole_operators() -> None:

@@ -60,8 +60,7 @@ def _batch_statistics(
     epsilon: float,
 ) -> Several:
     """Normalised by the batch's own mean and variance, which torch uses for instances too."""
-    zeros = call.builder.constant(np.zeros(x.shape[1], x.dtype))
-    return _by_its_own(call, x, weight, bias, (zeros, zeros), epsilon)[:3]
+    return _by_its_own(call, x, weight, bias, epsilon)[:3]
 
 
 def _statistics(
@@ -192,9 +191,7 @@ def _functional_batch_norm(
     if not training:
         running = running_mean, running_variance
         return *_batch_norm(call, x, weight, bias, *running, momentum, epsilon), *running
-    result, mean, inverse, variance = _by_its_own(
-        call, x, weight, bias, (running_mean, running_variance), epsilon
-    )
+    result, mean, inverse, variance = _by_its_own(call, x, weight, bias, epsilon)
     count = math.prod(x.shape) // x.shape[1] if x.shape[1] else 1
     # ONNX gives the variance of the population, torch counts with that of a sample.
     sample = variance * (count / max(1, count - 1))
@@ -209,17 +206,18 @@ def _by_its_own(
     x: SymbolicTensor,
     weight: SymbolicTensor | None,
     bias: SymbolicTensor | None,
-    running: tuple[SymbolicTensor, SymbolicTensor],
     epsilon: float,
 ) -> tuple[SymbolicTensor, SymbolicTensor, SymbolicTensor | None, SymbolicTensor]:
     """By the batch's own statistics, as one operator: the result, the mean, one over the deviation
     where it is read, and the variance."""
     b, width = call.builder, (x.shape[1],)
     scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
-    # Nothing of what ran before: so the gradient has this batch's own statistics from it.
+    # Nothing of what ran before: so the gradient has this batch's own statistics from it, and with
+    # running statistics and without it is one operation.
+    zeros = b.constant(np.zeros(width, x.dtype))
     attributes = {"training_mode": 1, "epsilon": float(epsilon), "momentum": 0.0}
     result, mean, variance = b.apply(
-        "BatchNormalization", [x, scale, shift, *running], 3, attributes
+        "BatchNormalization", [x, scale, shift, zeros, zeros], 3, attributes
     )
     inverse = b.rsqrt(b.add(variance, float(epsilon))) if 2 in call.used else None
     return result, mean, inverse, variance
