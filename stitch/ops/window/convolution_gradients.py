@@ -45,8 +45,8 @@ from stitch.program import Array, ValueType
 COLUMNS_NBYTES = 1 << 19
 #: From this many places on, a product per sample is long enough; below, samples are joined.
 LONG_PRODUCT = 256
-#: Sums of fewer products take less than to turn round what they give.
-SHORT_PRODUCT = 512
+#: Sums of fewer products than so many for each filter take less than to turn round what they give.
+SHORT_PRODUCT = 2
 
 
 def _laid(context: GradientContext, windows: Windows) -> dict[str, Any]:
@@ -152,7 +152,8 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     parts = list(stretches(samples, at_once))
     place = out.reshape(group, -1, depth)
     # Whether sums lie as the result does: their shape does not tell, both sides may be as long.
-    lies = places < LONG_PRODUCT and at_once * places < SHORT_PRODUCT
+    short = SHORT_PRODUCT * gradient.shape[1] // group
+    lies = places < LONG_PRODUCT and at_once * places < short
     if places >= LONG_PRODUCT:
         sums, products = _by_sample(columns, gradient, parts, group)
     else:
