@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from stitch.errors import CompileError
-from stitch.ops import bind, evaluate, lookup, resolve_attributes
+from stitch.ops import bind, evaluate, kernel_workspace, lookup, resolve_attributes
 from stitch.ops.window import convolution_gradients
 from stitch.ops.window.windows import Windows, pool_windows
-from stitch.program import Array
+from stitch.program import Array, DataType, ValueType
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:
@@ -73,6 +74,16 @@ def test_the_weights_gradient_is_the_same_however_its_product_lies(
         torch.from_numpy(x), shape, torch.from_numpy(gradient), padding=1, groups=group
     )
     np.testing.assert_allclose(made, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_joined_samples_take_one_product_and_not_one_each() -> None:
+    x = ValueType((16, 256, 4, 4), DataType.FLOAT32)
+    weights = ValueType((256, 256, 3, 3), DataType.FLOAT32)
+    attributes = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
+    taken = kernel_workspace(
+        "ConvWeightGradient", [x, x], [weights], domain="stitch", attributes=attributes
+    )
+    assert taken < 6 * 4 * math.prod(weights.shape)
 
 
 def test_a_weights_gradient_over_no_samples_is_zero() -> None:

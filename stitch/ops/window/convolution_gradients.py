@@ -188,7 +188,9 @@ def _workspace(context: WorkspaceContext) -> int:
     places = math.prod(gradient.shape[2:])
     columns = group * math.prod(result.shape[1:]) * places * itemsize
     at_once = _at_once(x.shape[0], columns, sums)
-    return at_once * (one + sums + gradient.shape[1] * places * itemsize) + 2 * sums
+    # A product for each sample, or one for all of them.
+    products = sums if places >= LONG_PRODUCT else 0
+    return at_once * (one + products + gradient.shape[1] * places * itemsize) + 2 * sums
 
 
 def _at_once(samples: int, columns: int, sums: int) -> int:
