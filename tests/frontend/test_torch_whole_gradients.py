@@ -166,7 +166,7 @@ class Pooled(nn.Module):  # type: ignore[misc]
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("windows", [
-    (2,), (3, 2, 1), (3, 1, 1, 1, True), (2, 3, 0, 2), (3, 2, 1, 2, True),
+    (2,), (3, 2, 1), (3, 1, 1, 1, True), (2, 3, 0, 2), (3, 2, 1, 2, True), (2, 2, 0, 1, True),
 ])  # fmt: skip
 def test_gradients_of_pools_go_where_eager_brings_them(
     windows: tuple[Any, ...], spatial: int

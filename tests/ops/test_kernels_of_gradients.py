@@ -86,6 +86,18 @@ def test_joined_samples_take_one_product_and_not_one_each() -> None:
     assert taken < 6 * 4 * math.prod(weights.shape)
 
 
+def test_many_weights_are_added_up_once_for_many_samples() -> None:
+    def count(samples: int) -> int:
+        x, out = drawn(samples, 128, 4, 4), np.empty((128, 128, 3, 3), np.float32)
+        attributes = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
+        return len(
+            bind("ConvWeightGradient", [x, x], [out], domain="stitch", attributes=attributes)
+        )
+
+    # Columns of seven samples fit in half a megabyte, those of eight in the bytes of the result.
+    assert count(8) == count(1)
+
+
 def test_a_weights_gradient_over_no_samples_is_zero() -> None:
     made = run_twice(
         "ConvWeightGradient",
