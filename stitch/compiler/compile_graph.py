@@ -51,7 +51,7 @@ def compile_graph(
     if options.optimize:
         graph = optimize(graph, options)
         if options.reassociate:
-            graph = merge_common_subexpressions(turn_products(fold_transposes(graph)))
+            graph = _with_matrices_as_they_lie(graph)
         scheduled = schedule_loops(graph, machine, options.schedule, options.executor)
         if scheduled.notes:
             graph, loops = optimize(scheduled.graph, options), scheduled.notes
@@ -65,6 +65,12 @@ def compile_graph(
         aliases += free_aliases(graph, wishes)
     program, warnings = place(graph, wishes, aliases, machine.shape, options)
     return Compilation(with_math_fidelity(program, options.math_fidelity), warnings, loops)
+
+
+def _with_matrices_as_they_lie(graph: ComputationGraph) -> ComputationGraph:
+    """What products transpose is often transposed already, or is so for another one as well."""
+    graph = remove_identities(turn_products(fold_transposes(graph)))
+    return remove_dead_code(merge_common_subexpressions(graph))
 
 
 #: Scans within scans, so deep, are optimised; those within them stay as they are.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stitch.compiler import CompileOptions, Differentiated, compile_graph, differentiate
-from stitch.compiler.passes.matrix_products import fold_transposes
+from stitch.compiler.passes.matrix_products import fold_transposes, turn_products
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.machine import load_machine
 from stitch.program import InputKind
@@ -73,6 +73,22 @@ def test_programs_read_matrices_as_they_lie_where_sums_may_change_their_order() 
         options = CompileOptions(reassociate=reassociate)
         program = compile_graph(graph, machine, options).program
         assert [o.op for o in program.operations].count("Transpose") == transposes
+
+
+def test_an_operand_of_two_turned_products_is_turned_once() -> None:
+    b = ComputationGraphBuilder("net")
+    x, y, z = (b.input(name, (2, 3, 3), "float32") for name in "xyz")
+    for name, other in (("first", y), ("second", z)):
+        turned = b.transpose(b.matmul(x, b.transpose(other, (0, 2, 1))), (0, 2, 1))
+        b.output(name, b.add(turned, turned))
+    graph = b.build()
+    options = CompileOptions(reassociate=True)
+    program = compile_graph(graph, load_machine("host"), options).program
+    assert sorted(o.op for o in program.operations) == ["Add"] * 2 + ["MatMul"] * 2 + ["Transpose"]
+    feeds = feeds_of(graph)
+    turned_graph = turn_products(graph)
+    for name, expected in run(graph, feeds).items():
+        np.testing.assert_allclose(run(turned_graph, feeds)[name], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])

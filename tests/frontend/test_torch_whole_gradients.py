@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import stitch
 from stitch.runtime import HookContext
 from tests.support.torch.agreement import tensors_of
-from tests.support.torch.compiled import compiled
+from tests.support.torch.compiled import compiled, gradients
 
 
 def steps(net: Any, call: Any, *operands: Any) -> tuple[list[Any], list[Any]]:
@@ -106,6 +107,39 @@ def test_a_channel_that_hardly_varies_is_normalized_as_eager_does_it(far: float)
     compare(net.double(), x.double(), rtol=1e-6, atol=1e-6)
 
 
+class Checkpointed(nn.Module):  # type: ignore[misc]
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False) * 2
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
+@pytest.mark.parametrize("running", [True, False])
+def test_batches_within_a_checkpoint_are_normalized_again_without_what_ran(
+    running: bool, executor: str
+) -> None:
+    torch.manual_seed(1)
+    inner = nn.Sequential(
+        nn.BatchNorm1d(3, track_running_stats=running), nn.Tanh(),
+        nn.BatchNorm1d(3, track_running_stats=running), nn.Tanh(),
+    )  # fmt: skip
+    net, x = Checkpointed(inner), torch.randn(6, 3, 5) * 2 + 1
+    twin = copy.deepcopy(net)
+    call = compiled(twin, executor=executor)
+    for _ in range(2):
+        for module in (net, twin):
+            module.zero_grad()
+        found, wanted = steps(twin, call, x), steps(net, inner, x)
+        # Unlike eager torch, compiled graphs move the statistics once.
+        torch.testing.assert_close(found[0][1:], wanted[0][1:], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[0][0], wanted[0][0] * 2, rtol=1e-4, atol=1e-5)
+        for ours, theirs in zip(found[1], wanted[1], strict=True):
+            torch.testing.assert_close(ours, theirs * 2, rtol=1e-4, atol=1e-5)
+
+
 def test_a_step_of_a_convolutional_net_is_of_whole_operators() -> None:
     net = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
@@ -132,7 +166,7 @@ class Pooled(nn.Module):  # type: ignore[misc]
 
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("windows", [
-    (2,), (3, 2, 1), (3, 1, 1, 1, True), (2, 3, 0, 2), (3, 2, 1, 2, True),
+    (2,), (3, 2, 1), (3, 1, 1, 1, True), (2, 3, 0, 2), (3, 2, 1, 2, True), (2, 2, 0, 1, True),
 ])  # fmt: skip
 def test_gradients_of_pools_go_where_eager_brings_them(
     windows: tuple[Any, ...], spatial: int
@@ -153,3 +187,21 @@ def test_a_pool_that_torch_runs_has_its_gradient_too() -> None:
     found, wanted = (steps(nn.Module(), call, x) for call in calls)
     for ours, theirs in zip((*found[0], *found[1]), (*wanted[0], *wanted[1]), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_products_that_are_turned_afterwards_are_those_of_eager(is_trained: bool) -> None:
+    def values_first(q: Any, k: Any, v: Any) -> Any:
+        return v.transpose(1, 2) @ torch.softmax(k @ q.mT, -1).mT
+
+    def turned(q: Any, k: Any, v: Any) -> Any:
+        return (q @ k.transpose(1, 2)).transpose(1, 2) * 2 + (q @ v.mT).mT
+
+    operands = [torch.randn(2, 5, 4) for _ in range(3)]
+    for function in (values_first, turned):
+        if is_trained:
+            found, wanted = (gradients(f, operands) for f in (compiled(function), function))
+        else:
+            found, wanted = [compiled(function)(*operands)], [function(*operands)]
+        for ours, theirs in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from stitch.errors import CompileError
-from stitch.ops import bind, evaluate, lookup, resolve_attributes
+from stitch.ops import bind, evaluate, kernel_workspace, lookup, resolve_attributes
 from stitch.ops.window import convolution_gradients
 from stitch.ops.window.windows import Windows, pool_windows
-from stitch.program import Array
+from stitch.program import Array, DataType, ValueType
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:
@@ -51,9 +52,11 @@ def test_the_weights_gradient_is_that_of_torch_in_every_run(size: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 1 << 19])
-@pytest.mark.parametrize("short", [1, 1 << 20])
+@pytest.mark.parametrize("short", [0, 1 << 20])
 @pytest.mark.parametrize(("samples", "channels", "filters", "size", "group"), [
     (1, 32, 64, 3, 1), (7, 32, 64, 3, 1), (3, 8, 4, 5, 2), (5, 2, 3, 6, 1),
+    # As many filters as elements of a filter: both ways that sums lie have one shape.
+    (4, 4, 36, 3, 1), (3, 4, 36, 17, 1), (3, 4, 36, 5, 2),
 ])  # fmt: skip
 def test_the_weights_gradient_is_the_same_however_its_product_lies(
     samples: int, channels: int, filters: int, size: int, group: int, short: int, columns: int,
@@ -71,6 +74,28 @@ def test_the_weights_gradient_is_the_same_however_its_product_lies(
         torch.from_numpy(x), shape, torch.from_numpy(gradient), padding=1, groups=group
     )
     np.testing.assert_allclose(made, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_joined_samples_take_one_product_and_not_one_each() -> None:
+    x = ValueType((16, 256, 4, 4), DataType.FLOAT32)
+    weights = ValueType((256, 256, 3, 3), DataType.FLOAT32)
+    attributes = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
+    taken = kernel_workspace(
+        "ConvWeightGradient", [x, x], [weights], domain="stitch", attributes=attributes
+    )
+    assert taken < 6 * 4 * math.prod(weights.shape)
+
+
+def test_many_weights_are_added_up_once_for_many_samples() -> None:
+    def count(samples: int) -> int:
+        x, out = drawn(samples, 128, 4, 4), np.empty((128, 128, 3, 3), np.float32)
+        attributes = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
+        return len(
+            bind("ConvWeightGradient", [x, x], [out], domain="stitch", attributes=attributes)
+        )
+
+    # Columns of seven samples fit in half a megabyte, those of eight in the bytes of the result.
+    assert count(8) == count(1)
 
 
 def test_a_weights_gradient_over_no_samples_is_zero() -> None:

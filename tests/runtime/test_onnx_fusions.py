@@ -71,3 +71,32 @@ def test_a_gelu_by_tanh_is_one_operator(power: bool, turned: bool) -> None:
 def test_what_only_looks_like_a_gelu_stays_as_it_is(graph: ComputationGraph) -> None:
     assert "Gelu" not in operators(graph)
     assert_agrees(graph)
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_statistics_that_ran_before_are_one_value_and_what_follows_each_is_another(
+    kind: str, momentum: float, is_constant: bool
+) -> None:
+    b = ComputationGraphBuilder("batches")
+    x, scale, old = b.input("x", (5, 2, 4), kind), b.input("scale", (2,), kind), np.ones(2)
+    ran = b.constant(old.astype(kind)) if is_constant else b.input("ran", (2,), kind)
+    attributes = {"training_mode": 1, "momentum": momentum}
+    for number, each in enumerate((x, b.mul(x, x))):
+        operands = [each, scale, scale, ran, ran]
+        made = b.apply("BatchNormalization", operands, 3, attributes)
+        # Read within the model, so that the kernel may give them where its operands lie.
+        b.output(f"sum_{number}", b.add(made[1], made[2]))
+        b.output(f"mean_{number}", b.mul(made[1], made[1]))
+    b.output("still", b.add(ran, ran))
+    graph, data = b.build(), np.random.default_rng(0).normal(1, 2, (5, 2, 4)).astype(kind)
+    given = [data, np.ones(2, kind)] + [old.astype(kind)] * (not is_constant)
+    results = []
+    for executor in ("numpy", "onnxruntime"):
+        with stitch.open_device("host", executor=executor) as device:
+            loaded = device.load(stitch.compile(graph, target="host"))
+            results += [[tensor.numpy().copy() for tensor in loaded(*given)] for _ in range(2)]
+    for ours, *others in zip(*results, strict=True):
+        for theirs in others:
+            np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-6)

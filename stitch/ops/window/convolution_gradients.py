@@ -45,8 +45,8 @@ from stitch.program import Array, ValueType
 COLUMNS_NBYTES = 1 << 19
 #: From this many places on, a product per sample is long enough; below, samples are joined.
 LONG_PRODUCT = 256
-#: Sums of fewer products take less than to turn round what they give.
-SHORT_PRODUCT = 512
+#: Sums of fewer products than so many for each filter take less than to turn round what they give.
+SHORT_PRODUCT = 2
 
 
 def _laid(context: GradientContext, windows: Windows) -> dict[str, Any]:
@@ -151,21 +151,22 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     columns = Columns(x, seen, at_once)
     parts = list(stretches(samples, at_once))
     place = out.reshape(group, -1, depth)
+    # Whether sums lie as the result does: their shape does not tell, both sides may be as long.
+    short = SHORT_PRODUCT * gradient.shape[1] // group
+    lies = places < LONG_PRODUCT and at_once * places < short
     if places >= LONG_PRODUCT:
         sums, products = _by_sample(columns, gradient, parts, group)
-    elif at_once * places < SHORT_PRODUCT:
-        sums, products = _joined(columns, gradient, parts, group, place)
     else:
-        sums, products = _joined(columns, gradient, parts, group)
+        sums, products = _joined(columns, gradient, parts, group, place if lies else None)
     if len(products) == 1:
-        return products[0] if sums is place else [*products[0], _turned(sums, place)]
-    total = place if sums.shape == place.shape else np.empty_like(sums)
+        return products[0] if lies else [*products[0], _turned(sums, place)]
+    total = place if lies else np.empty_like(sums)
     steps: list[Thunk] = []
     for index, step in enumerate(products):
         steps += step
         first = partial(np.copyto, total, sums)
         steps.append(partial(np.add, total, sums, total) if index else first)
-    return steps if total is place else [*steps, _turned(total, place)]
+    return steps if lies else [*steps, _turned(total, place)]
 
 
 def _turned(sums: Array, place: Array) -> Thunk:
@@ -187,7 +188,9 @@ def _workspace(context: WorkspaceContext) -> int:
     places = math.prod(gradient.shape[2:])
     columns = group * math.prod(result.shape[1:]) * places * itemsize
     at_once = _at_once(x.shape[0], columns, sums)
-    return at_once * (one + sums + gradient.shape[1] * places * itemsize) + 2 * sums
+    # A product for each sample, or one for all of them.
+    products = sums if places >= LONG_PRODUCT else 0
+    return at_once * (one + products + gradient.shape[1] * places * itemsize) + 2 * sums
 
 
 def _at_once(samples: int, columns: int, sums: int) -> int:

@@ -165,6 +165,7 @@ def _windows() -> list[Row]:
         ("ConvTranspose", [image, "f32[16,10,3,3]"], {"strides": (2, 2)}),
         ("ConvTranspose", [image, "f32[16,5,3,3]"], {**around, "group": 2}),
         ("ConvWeightGradient", [image, "f32[4,20,40,41]"], around),
+        ("ConvWeightGradient", ["f32[9,64,4,4]", "f32[9,128,4,4]"], around),
         ("ConvInteger", ["ui8[4,16,40,41]", "ui8[20,16,3,3]", zero], around),
         ("QLinearConv",
          ["ui8[4,16,40,41]", np.float32(0.1), zero, "ui8[20,16,3,3]", np.float32(0.1), zero,

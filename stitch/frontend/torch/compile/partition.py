@@ -23,10 +23,13 @@ from stitch.frontend.torch.compile.program_form import Building, GraphSettings
 from stitch.frontend.torch.compile.symbolic_sizes import is_static
 from stitch.frontend.torch.lowering import CHECKS, lowering_of
 
+aten = torch.ops.aten
+
 
 def partition(joint: Any, *operands: Any, **named: Any) -> Any:
     """The forward and the backward graph of a joint one. What a user's checkpoint says of a node
     is left as it is."""
+    _part_from_running_statistics(joint.graph)
     refused = _refused(joint) if is_static(joint.graph) else _without_lowering(joint.graph)
     for node in set(refused):
         for result in (node, *(u for u in node.users if u.target is operator.getitem)):
@@ -38,6 +41,27 @@ def partition(joint: Any, *operands: Any, **named: Any) -> Any:
     )
     with functorch_config.patch(cse=functorch_config.cse and is_known):
         return min_cut_rematerialization_partition(joint, *operands, **named)
+
+
+def _part_from_running_statistics(graph: Any) -> None:
+    """Backward passes of batches in training read no running statistics, which are overwritten
+    when they run: gradients are taken without, and what a checkpoint computes again is."""
+    for node in list(graph.nodes):
+        if node.target is aten.native_batch_norm_backward.default and node.args[7]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
+        is_trained = node.target is aten._native_batch_norm_legit_functional.default
+        if not is_trained or not node.args[5] or "recompute" not in node.meta:
+            continue
+        with graph.inserting_before(node):
+            operands = *node.args[:3], *node.args[5:]
+            again = graph.call_function(aten._native_batch_norm_legit.no_stats, operands)
+        again.meta = {**node.meta, "val": tuple(node.meta["val"][:3])}
+        for result in list(node.users):
+            if result.args[1] < 3:
+                result.args = (again, result.args[1])
+            else:
+                result.meta.pop("recompute", None)
+        node.meta.pop("recompute")
 
 
 def _refused(joint: Any) -> Iterable[Any]:

@@ -60,8 +60,7 @@ def _batch_statistics(
     epsilon: float,
 ) -> Several:
     """Normalised by the batch's own mean and variance, which torch uses for instances too."""
-    zeros = call.builder.constant(np.zeros(x.shape[1], x.dtype))
-    return _by_its_own(call, x, weight, bias, (zeros, zeros), epsilon)[:3]
+    return _by_its_own(call, x, weight, bias, epsilon)[:3]
 
 
 @in_one_type
@@ -176,12 +175,12 @@ def _functional_batch_norm(
     momentum: float,
     epsilon: float,
 ) -> Several:
+    running = running_mean, running_variance
     if not training:
-        running = running_mean, running_variance
         return *_batch_norm(call, x, weight, bias, *running, momentum, epsilon), *running
-    result, mean, inverse, variance = _by_its_own(
-        call, x, weight, bias, (running_mean, running_variance), epsilon
-    )
+    # Where the result is not read another node gives it, and both are one operation.
+    ran = running if 0 in call.used else None
+    result, mean, inverse, variance = _by_its_own(call, x, weight, bias, epsilon, ran)
     count = math.prod(x.shape) // x.shape[1] if x.shape[1] else 1
     # ONNX gives the variance of the population, torch counts with that of a sample.
     sample = variance * (count / max(1, count - 1))
@@ -196,18 +195,18 @@ def _by_its_own(
     x: SymbolicTensor,
     weight: SymbolicTensor | None,
     bias: SymbolicTensor | None,
-    running: tuple[SymbolicTensor, SymbolicTensor],
     epsilon: float,
+    ran: tuple[SymbolicTensor, SymbolicTensor] | None = None,
 ) -> tuple[SymbolicTensor, SymbolicTensor, SymbolicTensor | None, SymbolicTensor]:
     """By the batch's own statistics, as one operator: the result, the mean, one over the deviation
     where it is read, and the variance."""
     b, width = call.builder, (x.shape[1],)
     scale, shift = call.optional(weight, 1, width), call.optional(bias, 0, width)
     # Nothing of what ran before: so the gradient has this batch's own statistics from it.
+    if ran is None:
+        ran = (b.constant(np.zeros(width, x.dtype)),) * 2
     attributes = {"training_mode": 1, "epsilon": float(epsilon), "momentum": 0.0}
-    result, mean, variance = b.apply(
-        "BatchNormalization", [x, scale, shift, *running], 3, attributes
-    )
+    result, mean, variance = b.apply("BatchNormalization", [x, scale, shift, *ran], 3, attributes)
     inverse = b.rsqrt(b.add(variance, float(epsilon))) if 2 in call.used else None
     return result, mean, inverse, variance
 

@@ -6,6 +6,7 @@ is written as it is. Raises `CompileError` where ONNX Runtime would be wrong and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -120,26 +121,31 @@ def _dropout(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
 
 def _batch(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """In training its kernel (1.31) overwrites the running statistics that it is given, whoever
-    reads them later, and a caller's bytes too: it is given copies. A maximum of one operand is
-    one that no optimiser takes out. Without momentum nothing is left of them, were they infinite.
-    """
+    reads them later, and a caller's bytes too: it is given copies, of no momentum nothing."""
     if not attributes.get("training_mode"):
         return False
-    copy = _copied if float_of(attributes, "momentum") else _zeros
-    copies = [copy(writer, value) for value in operation.inputs[3:]]
+    copies: list[str] = []
+    for value in operation.inputs[3:]:
+        zeros = _zeros(writer, operation, value)
+        keeps = float_of(attributes, "momentum") != 0
+        copies.append(writer.node("Add", [writer.operand(value), zeros]) if keeps else zeros)
     writer.plain(operation, attributes)
     writer.nodes[-1].input[3:] = copies
     return True
 
 
-def _copied(writer: FormWriter, value: int) -> str:
-    return writer.node("Max", [writer.operand(value)])
-
-
-def _zeros(writer: FormWriter, value: int) -> str:
-    """Zeros that no optimiser knows before: they are overwritten."""
-    name = writer.operand(value)
-    return writer.cast(writer.node("Less", [name, name]), writer.type_of(value).data_type)
+def _zeros(writer: FormWriter, operation: Operation, value: int) -> str:
+    """Zeros that no optimiser knows before, or takes for others: they are overwritten. Nothing is
+    beyond infinity, and shrunk by another number each is another node; a constant would be shrunk
+    once, and kept."""
+    x = operation.inputs[0]
+    shape, name = writer.type_of(x).shape, writer.operand(value)
+    if writer.known(value) is not None and 0 not in shape:
+        ends = (1, *shape[1:2], *(1 for _ in shape[2:]))
+        some = [writer.operand(x), writer.ints(*(0 for _ in shape)), writer.ints(*ends)]
+        flat = writer.node("Reshape", [writer.node("Slice", some), writer.ints(-1)])
+        name = writer.cast(flat, compute_type(writer.type_of(value)))
+    return writer.node("Shrink", [name], lambd=math.inf, bias=float(len(writer.nodes)))
 
 
 def _mean_variance(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
