@@ -218,7 +218,7 @@ def _moved(running: SymbolicTensor, now: SymbolicTensor, momentum: float) -> Sym
 
 LOWERINGS: dict[Any, Row] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten._native_batch_norm_legit.no_stats: KeptWhole(_batch_statistics),
+    aten._native_batch_norm_legit.no_stats: KeptWhole(_batch_statistics, exported=False),
     aten._native_batch_norm_legit_functional.default: KeptWhole(_functional_batch_norm),
     aten.native_layer_norm.default: _layer_norm,
     aten.layer_norm.default: KeptWhole(lambda call, *operands: _layer_norm(call, *operands)[0]),
