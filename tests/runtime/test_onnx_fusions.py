@@ -97,9 +97,9 @@ def test_statistics_that_ran_before_are_one_value_and_what_follows_each_is_anoth
         with stitch.open_device("host", executor=executor) as device:
             loaded = device.load(stitch.compile(graph, target="host"))
             for _ in range(2):
-                made = loaded(*given)
-                assert isinstance(made, tuple)
-                results.append([tensor.numpy().copy() for tensor in made])
+                got = loaded(*given)
+                assert isinstance(got, tuple)
+                results.append([tensor.numpy().copy() for tensor in got])
     for ours, *others in zip(*results, strict=True):
         for theirs in others:
             np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-6)
