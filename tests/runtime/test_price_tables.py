@@ -83,12 +83,17 @@ def test_a_shipped_table_loads_under_its_own_name_and_names_the_source_of_every_
     assert [f for f in figures if not f.startswith(tuple(f"{place}." for place in sourced))] == []
 
 
+#: Kernels that came after a table was measured: it leaves them to others.
+NOT_MEASURED = {"x86_avx512_intel": {"stitch.BatchNormalizationGradient"}}
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_table_prices_every_kernel_of_torch(name: str) -> None:
     prices = load_prices(name).torch
     assert prices is not None
     named = {f"{domain}.{op}" if domain else op for domain, op in KERNELS.keys() - CONVOLUTIONS}
-    assert named - {"Gemm", "MatMul"} == set(prices.functions_ns)
+    later = NOT_MEASURED.get(name, set())
+    assert named - {"Gemm", "MatMul"} - later == set(prices.functions_ns)
 
 
 def test_convolutions_of_torch_have_prices_where_they_were_measured() -> None:
