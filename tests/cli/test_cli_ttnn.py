@@ -164,11 +164,11 @@ def test_linking_refuses_opaque_programs(cli: Cli, binaries: Path) -> None:
 
 def test_an_unknown_version_has_an_exit_code_of_its_own(cli: Cli, binaries: Path) -> None:
     data = bytearray((binaries / "real.ttnn").read_bytes())
-    data[32:36] = (131).to_bytes(4, "little")
-    (binaries / "older.ttnn").write_bytes(data)
-    done = cli("inspect", "older.ttnn")
+    data[32:36] = (9999).to_bytes(4, "little")
+    (binaries / "newer.ttnn").write_bytes(data)
+    done = cli("inspect", "newer.ttnn")
     assert done.code == 4
-    assert "expected: version 0.0.172 to 0.0.4013" in done.err
+    assert "expected: version 0.0.1 to 0.0.4013" in done.err
 
 
 def test_a_device_that_refused_an_opaque_program_runs_others(binaries: Path) -> None:

@@ -24,8 +24,7 @@ from stitch.flatbuffer import (
     TableSpec,
 )
 
-#: From the release on which the usable end of the DRAM is told.
-FIRST_RELEASE, LAST_RELEASE = 169, 4013
+FIRST_RELEASE, LAST_RELEASE = 1, 4013
 #: The architectures by their code in a file; from release 2909 on the first is gone.
 _ARCHITECTURES = ("grayskull", "wormhole_b0", "blackhole", "quasar")
 _NO_GRAYSKULL_SINCE, _QUASAR_SINCE = 2909, 3599
@@ -55,7 +54,8 @@ _TABLES = {
         _Field("chip_desc_indices", "scalars", "I"),
         _Field("chip_capabilities", "scalars", "I"),
         _Field("chip_coords", "structs", "IIII"),
-        _Field("chip_channels", "structs", "IiiIii"),
+        _Field("chip_channels", "structs", "II", until=89),
+        _Field("chip_channels", "structs", "IiiIii", since=89),
     ),
     "CPUDesc": (
         _Field("role", "scalar", "B"),
@@ -68,17 +68,17 @@ _TABLES = {
         _Field("l1_size", "scalar", "Q"),
         _Field("num_dram_channels", "scalar", "I"),
         _Field("dram_channel_size", "scalar", "Q"),
-        _Field("noc_l1_address_align_bytes", "scalar", "I"),
-        _Field("pcie_address_align_bytes", "scalar", "I"),
-        _Field("noc_dram_address_align_bytes", "scalar", "I"),
-        _Field("l1_unreserved_base", "scalar", "I"),
-        _Field("erisc_l1_unreserved_base", "scalar", "I"),
-        _Field("dram_unreserved_base", "scalar", "I"),
-        _Field("dram_unreserved_end", "scalar", "I"),
-        # Cores by their place on the die: ChipPhysicalCores, then ChipPhysicalHelperCores.
-        _Field("physical_cores", "table", of="PhysicalCores", until=1753),
-        _Field("supported_data_types", "scalars", "H"),
-        _Field("supported_tile_sizes", "structs", "ii"),
+        _Field("noc_l1_address_align_bytes", "scalar", "I", since=20),
+        _Field("pcie_address_align_bytes", "scalar", "I", since=20),
+        _Field("noc_dram_address_align_bytes", "scalar", "I", since=20),
+        _Field("l1_unreserved_base", "scalar", "I", since=144),
+        _Field("erisc_l1_unreserved_base", "scalar", "I", since=144),
+        _Field("dram_unreserved_base", "scalar", "I", since=144),
+        _Field("dram_unreserved_end", "scalar", "I", since=169),
+        # Coordinates of cores on the die: ChipPhysicalCores, then ChipPhysicalHelperCores.
+        _Field("physical_cores", "table", of="PhysicalCores", since=102, until=1753),
+        _Field("supported_data_types", "scalars", "H", since=148),
+        _Field("supported_tile_sizes", "structs", "ii", since=148),
         _Field("dst_physical_size_tiles", "scalar", "I", since=1422),
         _Field("num_cbs", "scalar", "I", since=325),
         _Field("num_compute_threads", "scalar", "I", since=976),

@@ -138,23 +138,37 @@ def _chip(fields: dict[str, Any], name: str, path: str, number: int, version: Re
 
 
 def _figures(fields: dict[str, Any], where: str) -> dict[str, tuple[Any, str]]:
-    """The figures of a machine's description that a descriptor says."""
+    """The figures of a machine's description that a descriptor states.
+
+    Versions before 0.0.169 lack alignments or reserved regions: those stay the shipped machine's. A
+    bank's size is taken only together with its reserved regions, for it is no use without them (the
+    default descriptor of 0.0.65 has channels of 1 MiB, less than what DRAM reserves).
+    """
     rows, columns = fields["grid_size"]
-    l1, dram = fields["noc_l1_address_align_bytes"], fields["noc_dram_address_align_bytes"]
-    # The free list of L1 has the alignment of DRAM (tt-metal, bank_manager.cpp).
-    granule = round_up(dram, max(1, l1))
-    size, end = fields["dram_channel_size"], fields["dram_unreserved_end"]
-    said = {
+    said: dict[str, tuple[Any, str]] = {
         "core_grid": ((rows, columns), "grid_size"),
         "l1.banks": (rows * columns, "one bank for each core of grid_size"),
-        "l1.bank_nbytes": (fields["l1_size"], "l1_size"),
-        "l1.base": (round_up(fields["l1_unreserved_base"], granule or 1), "l1_unreserved_base"),
-        "l1.alignment": (l1, "noc_l1_address_align_bytes"),
-        "l1.granule": (granule, "noc_dram_address_align_bytes, as tt-metal's bank_manager.cpp"),
         "dram.banks": (fields["num_dram_channels"], "num_dram_channels"),
-        "dram.bank_nbytes": (size, "dram_channel_size"),
-        "dram.base": (round_up(fields["dram_unreserved_base"], dram or 1), "dram_unreserved_base"),
-        "dram.reserved_top_nbytes": (size - end // max(1, dram) * dram, "dram_unreserved_end"),
-        "dram.alignment": (dram, "noc_dram_address_align_bytes"),
     }
+    if "noc_dram_address_align_bytes" in fields:
+        l1, dram = fields["noc_l1_address_align_bytes"], fields["noc_dram_address_align_bytes"]
+        # The free list of L1 has the alignment of DRAM (tt-metal, bank_manager.cpp).
+        granule = round_up(dram, max(1, l1))
+        said |= {
+            "l1.alignment": (l1, "noc_l1_address_align_bytes"),
+            "l1.granule": (granule, "noc_dram_address_align_bytes, as tt-metal's bank_manager.cpp"),
+            "dram.alignment": (dram, "noc_dram_address_align_bytes"),
+        }
+    if "l1_unreserved_base" in fields:
+        base = round_up(fields["l1_unreserved_base"], granule or 1)
+        said["l1.bank_nbytes"] = (fields["l1_size"], "l1_size")
+        said["l1.base"] = (base, "l1_unreserved_base")
+    if "dram_unreserved_end" in fields:
+        size, base = fields["dram_channel_size"], fields["dram_unreserved_base"]
+        reserved = size - fields["dram_unreserved_end"] // max(1, dram) * dram
+        said |= {
+            "dram.bank_nbytes": (size, "dram_channel_size"),
+            "dram.base": (round_up(base, dram or 1), "dram_unreserved_base"),
+            "dram.reserved_top_nbytes": (reserved, "dram_unreserved_end"),
+        }
     return {key: (value, f"{where}: {field}") for key, (value, field) in said.items()}

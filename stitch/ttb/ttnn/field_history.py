@@ -6,8 +6,8 @@ was written by, or None. Must not know: what any field means.
 Fields, operations and codes come and go in the middle, so a slot says nothing without its version.
 `history.json` holds the facts, each step as edits of the one before; `tools/generate_ttnn_history`
 wrote it from the schemas (`include/ttmlir/Target` of github.com/tenstorrent/tt-mlir). A version is
-0.0.N: N commits after the tag v0.0. From 0.0.1466 on a binary carries the SHA-256 of its compiled
-schema, which says more than a number that branches count as well: then the hash decides.
+0.0.N: N commits after the tag v0.0; the history begins at 0.0.1. From 0.0.1466 on a binary carries
+the SHA-256 of its compiled schema, which decides, for branches count their commits as well.
 """
 
 from __future__ import annotations

@@ -42,9 +42,13 @@ _TYPES = {
 }  # fmt: skip
 #: Types of the device that have no name here, and the nearest by size.
 _NEAREST = {
-    "BFP_Float8": DataType.BFP8, "BFP_Float4": DataType.BFP4,
-    "BFP_Float2": DataType.BFP4, "BFP_BFloat2": DataType.BFP4,
-}  # fmt: skip
+    "BFP_Float8": DataType.BFP8,
+    "BFP_Float4": DataType.BFP4,
+    "BFP_Float2": DataType.BFP4,
+    "BFP_BFloat2": DataType.BFP4,
+}
+#: What versions before 0.0.4 called the block formats.
+_OLD_BLOCK_PREFIX = "BC_"  # fmt: skip
 _SPACES = {
     "System": Space.HOST, "SystemMMIO": Space.HOST, "DeviceDRAM": Space.DRAM, "DeviceL1": Space.L1,
     "SystemMemory": Space.HOST, "DRAM": Space.DRAM, "L1": Space.L1,
@@ -122,6 +126,8 @@ class TensorReader:
 
     def _data_type(self, code: int, where: str) -> DataType:
         name = self._member("DataType", code)
+        if name.startswith(_OLD_BLOCK_PREFIX):
+            name = "BFP_" + name.removeprefix(_OLD_BLOCK_PREFIX)
         known = _TYPES.get(name)
         if known is not None:
             return known
@@ -154,14 +160,18 @@ class TensorReader:
     def _by_memref(
         self, layout: dict[str, Any], memory: dict[str, Any], tile: tuple[int, int] | None
     ) -> _Placement:
-        """Until 0.0.795: a memref says what a core holds."""
+        """Until 0.0.795: a memref says what a core holds. Before 0.0.172 all tensors on the device
+        are interleaved, and a layout says no more."""
+        space = self._member("MemorySpace", memory["memory_space"])
+        if "memory_layout" not in memory:
+            return _Placement(space, "Interleaved", None)
         held = memory["shape"]
         shape = math.prod(held[:-1]), held[-1] if held else 1
         if tile is not None:
             shape = shape[0] * tile[0], shape[1] * tile[1]
         ranges = _by_size(layout["core_range_set"])
         return _Placement(
-            self._member("MemorySpace", memory["memory_space"]),
+            space,
             self._member("TensorMemoryLayout", memory["memory_layout"]),
             _Shards(shape, ranges, Orientation.ROW_MAJOR),
         )
