@@ -1,4 +1,4 @@
-"""Shared test settings: long campaigns run only with `--full`, seeds are printed."""
+"""Shared test settings: long campaigns run only when they are asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import gc
 import importlib.util
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import plans_that_ran
+from tests.support.campaigns import campaign_of, check_mark, check_names
 
 #: Seconds that a long campaign may take; other tests: `timeout` in pyproject.toml.
 CAMPAIGN_SECONDS = 1200
@@ -26,7 +28,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run the long campaigns as well")
+    parser.addoption("--full", action="store_true", help="run all campaigns as well")
+    parser.addoption(
+        "--campaign", action="append", default=[], metavar="NAME", help="run this campaign alone"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    check_names(config.getoption("--campaign"), "--campaign")
 
 
 @cache
@@ -65,15 +74,35 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--full"):
-        for item in items:
-            if item.get_closest_marker("full"):
-                item.add_marker(pytest.mark.timeout(CAMPAIGN_SECONDS))
-        return
-    long = [item for item in items if item.get_closest_marker("full")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("full")]
+    """Keep the tests that were asked for: the quick suite, named campaigns, or all."""
+    named, kept = config.getoption("--campaign"), []
+    for item in items:
+        campaign = campaign_of(item)
+        if campaign is not None:
+            item.add_marker(pytest.mark.timeout(CAMPAIGN_SECONDS))
+            item.user_properties.append(("campaign", campaign))
+        is_asked_for = campaign in named if named else campaign is None
+        if config.getoption("--full") or is_asked_for:
+            kept.append(item)
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    check_mark(item)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the tests of each campaign took together."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                campaign = dict(report.user_properties).get("campaign")
+                if isinstance(campaign, str):
+                    seconds[campaign] += report.duration  # type: ignore[assignment]
+    for campaign, total in sorted(seconds.items()):
+        terminalreporter.write_line(f"campaign {campaign}: {total:.0f} s")
 
 
 @pytest.fixture(autouse=True, scope="module")

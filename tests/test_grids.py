@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.grids import FULL, covering, every, in_pairs, in_turn
+from tests.support.grids import CAMPAIGN, covering, every, in_pairs, in_turn
 
 
 def quick(points: list[Any]) -> list[tuple[Any, ...]]:
-    return [p.values for p in points if all(mark.name != "full" for mark in p.marks)]
+    return [p.values for p in points if all(mark.name != "campaign" for mark in p.marks)]
 
 
 def test_in_turn_has_all_points_and_runs_every_value_of_each_parameter() -> None:
@@ -31,8 +31,8 @@ def test_in_pairs_runs_every_two_values_of_different_parameters() -> None:
         assert {(point[first], point[second]) for point in ran} == wanted
 
 
-def test_what_is_for_the_full_run_alone_covers_nothing() -> None:
-    slow = pytest.param(3, marks=FULL)
+def test_what_is_for_the_campaign_alone_covers_nothing() -> None:
+    slow = pytest.param(3, marks=CAMPAIGN)
     assert quick(in_turn("abcd", [1, 2, slow])) == [("a", 1), ("b", 2), ("c", 1), ("d", 2)]
 
 

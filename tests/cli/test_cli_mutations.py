@@ -92,11 +92,11 @@ def test_damaged_pipeline_files_are_refused(cli: Cli) -> None:
     damaged_pipelines(cli, 60)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 def test_many_damaged_recordings_are_refused_or_disproved(cli: Cli) -> None:
     damaged_recordings(cli, 3000)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 def test_many_damaged_pipeline_files_are_refused(cli: Cli) -> None:
     damaged_pipelines(cli, 3000)

@@ -251,7 +251,7 @@ def test_the_second_training_in_a_folder_is_refused_and_told_who_has_it(
 # -- campaigns -------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
+@pytest.mark.campaign("files")
 def test_commands_killed_after_any_system_call_leave_whole_files_and_go_on(small: Path) -> None:
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
@@ -266,7 +266,7 @@ def test_commands_killed_after_any_system_call_leave_whole_files_and_go_on(small
     assert found["training"]["weights"] == 1, found
 
 
-@pytest.mark.full
+@pytest.mark.campaign("files")
 def test_of_two_processes_that_train_in_one_folder_the_second_is_refused_until_the_first_is_killed(
     small: Path,
 ) -> None:

@@ -106,7 +106,7 @@ def test_weights_are_written_as_safetensors_and_are_those_of_the_last_step(digit
     assert all(found[name].tobytes() == last[name].tobytes() for name in found)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.campaign("training"))])
 def test_killed_at_random_steps_and_resumed_it_ends_with_the_same_weights(
     digits: Path, tmp_path: Path, kills: int
 ) -> None:

@@ -217,7 +217,7 @@ def test_a_random_program_divided_at_random_gives_the_plain_bindings_numbers(
     attack(random)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("executors")
 @LONG
 @given(st.integers(0, 1 << 60))
 def test_many_random_programs_divided_at_random_give_the_plain_bindings_numbers(seed: int) -> None:

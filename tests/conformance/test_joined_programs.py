@@ -80,7 +80,7 @@ def test_drawn_programs_that_feed_each_other(seed: int) -> None:
     assert_equal_bits(drawn_chain(Random(seed)))
 
 
-@pytest.mark.full
+@pytest.mark.campaign("executors")
 @pytest.mark.parametrize("seed", range(1000, 1300))
 def test_many_drawn_programs_that_feed_each_other(seed: int) -> None:
     assert_equal_bits(drawn_chain(Random(seed), most=12))
@@ -101,7 +101,7 @@ def test_sixty_four_small_programs(halves: bool) -> None:
     assert_equal_bits(chained(models, rng.standard_normal((16, 64)).astype(np.float32)), halves)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("executors")
 def test_sixteen_different_modules() -> None:
     pytest.importorskip("torch")
     from tests.support.executors.varied_modules import varied_programs

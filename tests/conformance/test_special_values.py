@@ -155,13 +155,13 @@ def test_an_operator_differs_where_the_table_says_and_nowhere_else(op: str) -> N
     assert not dead, f"{op} no longer differs in what {PAGE.name} lists: {sorted(dead)}"
 
 
-@pytest.mark.full
+@pytest.mark.campaign("executors")
 @pytest.mark.parametrize("op", sorted(rows_by_operator()))
 def test_in_many_draws_an_operator_differs_only_where_the_table_says(op: str) -> None:
     check_listed(op, found_of(op, 1_000_003, 5))
 
 
-@pytest.mark.full
+@pytest.mark.campaign("executors")
 @pytest.mark.parametrize("op", sorted(rows_by_operator()))
 def test_whole_numbers_of_every_type_differ_only_where_the_table_says(op: str) -> None:
     for row in rows_by_operator()[op]:

@@ -63,13 +63,14 @@ PEERS = {
 
 #: By several executors only a few: each compiles every schedule of a network anew.
 BY_TWO = ("lstm", "gemm")
+LONG = pytest.mark.campaign("benchmarks")
 
 
 @pytest.mark.parametrize(
     ("suite", "executors"),
     [
-        *(pytest.param(s, "numpy", marks=pytest.mark.full if s in BY_TWO else ()) for s in PEERS),
-        *(pytest.param(s, "numpy,torch", marks=() if s in BY_TWO else pytest.mark.full)
+        *(pytest.param(s, "numpy", marks=LONG if s in BY_TWO else ()) for s in PEERS),
+        *(pytest.param(s, "numpy,torch", marks=() if s in BY_TWO else LONG)
           for s in PEERS),
     ],
 )  # fmt: skip
@@ -243,7 +244,7 @@ def test_growth_without_diagonals_misses_its_goal(fractal: ModuleType, results: 
     assert missed.endswith("(WAVE_ROUNDS_GOAL) 1, not 0")
 
 
-@pytest.mark.full
+@pytest.mark.campaign("benchmarks")
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells of memory")
 def test_the_memory_of_attention_is_measured_in_processes_of_their_own(
     fractal: ModuleType, capsys: pytest.CaptureFixture[str]

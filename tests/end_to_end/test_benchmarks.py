@@ -164,7 +164,7 @@ def test_models_in_programs_of_their_own_give_the_same_results_everywhere(
         assert [row["side"] for row in result["rows"]] == ["ours", "ours", "peer"]
 
 
-@pytest.mark.full
+@pytest.mark.campaign("benchmarks")
 def test_models_reach_every_peer(peers: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--suite", "models", "--models", "bert", "--splits", "2", "--rounds", "1", "--json"]
     words += ["--length", "8", "--layers", "2", "--width", "64", "--machines", "host"]

@@ -71,7 +71,7 @@ def test_gradients_agree_with_finite_differences() -> None:
         assert found[name][place] == pytest.approx(slope, rel=1e-4)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("training")
 def test_training_again_gives_weights_as_good_as_the_stored_ones() -> None:
     train = training()
     with np.load(DIGITS / "digits.npz") as digits:

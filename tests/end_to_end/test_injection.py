@@ -74,7 +74,7 @@ def test_a_sample_of_places_leaves_nothing_broken(scenario: str) -> None:
     nothing_is_broken(scenario, SAMPLED[scenario], STOPPED)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("injection")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_wherever_a_run_is_stopped_nothing_is_broken(scenario: str) -> None:
     nothing_is_broken(scenario, EVERY.get(scenario, 1), STOPPED)
@@ -84,7 +84,7 @@ def test_a_handler_that_comes_into_a_steady_call_leaves_nothing_broken() -> None
     nothing_is_broken("pipeline_call", 4, COME_IN)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("injection")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_wherever_a_handler_comes_in_nothing_is_broken(scenario: str) -> None:
     nothing_is_broken(scenario, COMING_EVERY.get(scenario, 2), COME_IN)

@@ -181,7 +181,7 @@ def test_a_missing_pillow_is_one_sentence() -> None:
     assert done.stderr == "read_sheets.py needs Pillow: pip install pillow\n"
 
 
-@pytest.mark.full
+@pytest.mark.campaign("training")
 def test_training_again_reads_as_well(
     tmp_path: Path, example: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

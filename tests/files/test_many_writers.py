@@ -46,7 +46,7 @@ def writer(folder: Path, mark: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.full
+@pytest.mark.campaign("files")
 def test_files_that_many_write_and_some_die_writing_are_whole_at_every_look(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     for name in ("a", "b", "c"):

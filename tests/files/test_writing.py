@@ -94,7 +94,7 @@ def test_a_failing_system_call_leaves_the_old_file_or_the_new_one(
     check_each_call(tmp_path, monkeypatch, name, ERRORS)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("files")
 @pytest.mark.parametrize("name", SAVES)
 @pytest.mark.parametrize("error", (*ERRORS, errno.EDQUOT, errno.EROFS), ids=errno.errorcode.get)
 def test_each_error_of_each_system_call_leaves_the_old_file_or_the_new_one(

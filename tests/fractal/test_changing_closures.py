@@ -49,7 +49,7 @@ def test_what_changed_is_seen_at_the_next_call(part: int, device: stitch.Device)
         check(10 * part + seed, device)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("random_work")
 @pytest.mark.parametrize("part", range(25))
 def test_what_changed_is_seen_in_many_programs(part: int, device: stitch.Device) -> None:
     first = 100 + SEED + 50 * part

@@ -141,7 +141,7 @@ CASES: dict[str, tuple[str, Callable[[np.random.Generator], Drawn]]] = {
 }
 
 
-@pytest.mark.parametrize("seeds", [6, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seeds", [6, pytest.param(200, marks=pytest.mark.campaign("onnx"))])
 @pytest.mark.parametrize("name", CASES)
 def test_classical_operators_give_what_onnx_runtime_gives(name: str, seeds: int) -> None:
     op, draw = CASES[name]

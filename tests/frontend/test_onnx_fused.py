@@ -184,7 +184,7 @@ CASES: dict[str, Callable[[np.random.Generator], Drawn]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seeds", [3, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seeds", [3, pytest.param(100, marks=pytest.mark.campaign("onnx"))])
 @pytest.mark.parametrize("op", CASES)
 def test_fused_operators_give_what_onnx_runtime_gives(op: str, seeds: int) -> None:
     for seed in range(seeds):

@@ -107,7 +107,7 @@ def classifier(random: np.random.Generator) -> Drawn:
 CASES = {"TreeEnsembleClassifier": classifier, "TreeEnsembleRegressor": regressor}
 
 
-@pytest.mark.parametrize("seeds", [15, pytest.param(400, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seeds", [15, pytest.param(400, marks=pytest.mark.campaign("onnx"))])
 @pytest.mark.parametrize("op", CASES)
 def test_older_trees_give_what_onnx_runtime_gives(op: str, seeds: int) -> None:
     compiled = 0

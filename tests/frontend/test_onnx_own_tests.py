@@ -114,7 +114,7 @@ def test_simple_models_are_right_but_for_those_of_texts() -> None:
     assert all("strnorm" in name for name in refused) and len(refused) == 6
 
 
-@pytest.mark.full
+@pytest.mark.campaign("onnx")
 def test_node_tests_are_right_or_refused() -> None:
     chosen = [case for case in cases("node") if opset_of(model_of(case)) <= READABLE_OPSET]
     found = verdicts(chosen)

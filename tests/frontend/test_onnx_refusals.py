@@ -440,7 +440,7 @@ def test_damaged_models_are_refused_or_read_and_nothing_else(tmp_path: Path) -> 
     assert _survive(tmp_path, 1, 800) > 400
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 @pytest.mark.parametrize("part", range(6))
 def test_damaged_models_in_a_long_campaign(tmp_path: Path, part: int) -> None:
     seed = 2 + SEED + part

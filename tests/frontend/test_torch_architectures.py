@@ -121,7 +121,7 @@ def test_an_architecture_in_two_files_agrees_with_eager_in_a_new_process(
         assert_close([results[slot.name] for slot in last.outputs], one.wanted)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("networks")
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture_in_any_number_of_programs_agrees_with_eager(

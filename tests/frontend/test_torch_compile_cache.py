@@ -200,7 +200,7 @@ def test_a_second_process_compiles_nothing(processes: list[list[str]]) -> None:
     assert second[:3] == ["0", "2", first[2]]
 
 
-@pytest.mark.full
+@pytest.mark.campaign("torch_compile")
 def test_where_torch_keeps_dynamos_work_too_a_second_process_traces_nothing(tmp_path: Path) -> None:
     where = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCH_CACHING_PRECOMPILE": "1"}
     first, second = printed(tmp_path, **where), printed(tmp_path, **where)
@@ -308,7 +308,7 @@ def alone(processes: list[list[str]]) -> str:
     return processes[0][2]
 
 
-@pytest.mark.full
+@pytest.mark.campaign("torch_compile")
 def test_two_processes_that_fill_one_folder_at_once_are_both_right(
     alone: str, tmp_path: Path
 ) -> None:
@@ -316,7 +316,7 @@ def test_two_processes_that_fill_one_folder_at_once_are_both_right(
     assert [said(process)[2] for process in both] == [alone, alone]
 
 
-@pytest.mark.full
+@pytest.mark.campaign("torch_compile")
 def test_a_process_that_is_killed_while_it_writes_leaves_a_folder_that_serves(
     alone: str, tmp_path: Path
 ) -> None:

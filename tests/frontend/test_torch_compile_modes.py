@@ -188,7 +188,7 @@ def test_torch_logs_tells_of_graphs_programs_and_fallbacks() -> None:
     assert "program @" in said
 
 
-@pytest.mark.full
+@pytest.mark.campaign("torch_compile")
 def test_torch_logs_without_a_plus_tells_of_graphs_alone() -> None:
     said = logged("stitch")
     assert "graph inference_0:" in said

@@ -176,7 +176,7 @@ def test_no_write_is_missed_in_a_walk_over_all_ways_to_write() -> None:
     _walk(300, SEED)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("torch_compile")
 def test_no_write_is_missed_in_ten_thousand_steps() -> None:
     for part in range(4):
         _walk(2500, 100 + SEED + part)

@@ -245,7 +245,7 @@ def test_a_checkpoint_draws_the_same_numbers_in_both_passes() -> None:
     assert abs((made == 0).float().mean() - (1 - 0.7 * 0.6)) < 0.07
 
 
-@pytest.mark.full
+@pytest.mark.campaign("networks")
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_gradients_of_every_architecture_agree_with_eager(name: str) -> None:
     module, examples = made(name)

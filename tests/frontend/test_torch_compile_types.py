@@ -103,10 +103,12 @@ WIDE_INSIDE = {
 
 
 def _matrix() -> list[Any]:
-    """Each architecture in each type; without `--full` every second in one, which goes round."""
+    """Each architecture in each type; the quick suite has every second in one, which goes round."""
     quick = {name: place % len(PRECISIONS) for place, name in enumerate(list(ARCHITECTURES)[::2])}
     return [
-        pytest.param(name, kind, marks=() if turn == quick.get(name) else pytest.mark.full)
+        pytest.param(
+            name, kind, marks=() if turn == quick.get(name) else pytest.mark.campaign("networks")
+        )
         for name in ARCHITECTURES
         for turn, kind in enumerate(PRECISIONS)
     ]

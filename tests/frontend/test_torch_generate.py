@@ -57,7 +57,7 @@ def made(make: Callable[[], tuple[Any, dict[str, Any]]]) -> tuple[Any, dict[str,
     [
         (llama, "dynamic"), (t5, "static"),
         *(
-            pytest.param(*pair, marks=pytest.mark.full)
+            pytest.param(*pair, marks=pytest.mark.campaign("networks"))
             for pair in [(llama, "static"), (t5, "dynamic"), (whisper, "dynamic"),
                          (whisper, "static")]
         ),

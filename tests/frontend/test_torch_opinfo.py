@@ -41,7 +41,7 @@ def test_a_slice_of_the_database_is_right_or_refused() -> None:
     assert_right_or_refused(names()[::EVERY])
 
 
-@pytest.mark.full
+@pytest.mark.campaign("torch_operators")
 def test_the_whole_database_is_right_or_refused_and_most_of_core_is_run_by_own_programs() -> None:
     right, seen = core_share(assert_right_or_refused(names()))
     print(f"core overloads in samples: {seen}, run by own programs: {right} ({right / seen:.1%})")

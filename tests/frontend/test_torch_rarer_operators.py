@@ -18,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
 EXECUTORS = ("numpy", "onnxruntime", "torch", "auto")
 #: These divide a program between the others; of the largest family they run in the long campaign.
 DIVIDING = ("torch", "auto")
+LONG = pytest.mark.campaign("torch_operators")
 NAN, INF = math.nan, math.inf
 
 torch.manual_seed(11)
@@ -253,7 +254,7 @@ def assert_as_eager(pairs: list[tuple[Any, Any]]) -> None:
     [
         pytest.param(
             family, name, executor,
-            marks=[pytest.mark.full] if family == "layers" and executor in DIVIDING else [],
+            marks=[LONG] if family == "layers" and executor in DIVIDING else [],
         )
         for executor in EXECUTORS for family, cases in FAMILIES.items() for name in cases
     ],

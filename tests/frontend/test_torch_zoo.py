@@ -37,19 +37,20 @@ def test_the_zoo_is_large_and_the_file_is_about_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.full if n in BROTHERS else ()) for n in QUICK]
+    "name",
+    [pytest.param(n, marks=pytest.mark.campaign("zoo") if n in BROTHERS else ()) for n in QUICK],
 )
 def test_a_network_gives_what_eager_torch_gives(name: str) -> None:
     check(name)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("zoo")
 @pytest.mark.parametrize("name", THIRD)
 def test_a_third_of_the_networks_gives_what_eager_torch_gives(name: str) -> None:
     check(name)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("zoo")
 @pytest.mark.parametrize("name", sorted({*QUICK} - NO_BFLOAT16))
 def test_a_network_is_as_right_in_bfloat16_as_eager_torch(name: str) -> None:
     assert (verdict := judged(name, torch.bfloat16)).is_right, verdict

@@ -78,7 +78,7 @@ def test_damaged_headers_are_read_or_refused(tmp_path: Path) -> None:
     campaign(tmp_path, 100, 20261122)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 def test_many_damaged_headers_are_read_or_refused(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

@@ -143,7 +143,7 @@ def test_models_with_strange_fields_load_or_are_refused() -> None:
     assert 0 < survive_json(120, SEED) < 240
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 def test_many_models_with_strange_fields_load_or_are_refused() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -221,7 +221,7 @@ def test_damaged_programs_that_verify_run_or_are_refused() -> None:
     assert survive_runs(150, SEED) > 0
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 def test_many_damaged_programs_that_verify_run_or_are_refused() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

@@ -76,7 +76,7 @@ def test_a_damaged_operation_gives_a_result_or_says_why_not(key: tuple[str, str]
     campaign(key, 60, 20261122)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 @pytest.mark.parametrize("key", sorted(CASES), ids=KEY)
 def test_two_thousand_damaged_operations_give_results_or_say_why_not(key: tuple[str, str]) -> None:
     seed = random.SystemRandom().randrange(2**32)

@@ -172,7 +172,7 @@ def test_damaged_scans_run_or_are_refused() -> None:
     assert ran > 8
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 def test_eight_thousand_damaged_scans_run_or_are_refused() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

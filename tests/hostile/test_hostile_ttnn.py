@@ -50,7 +50,7 @@ def test_three_hundred_mutations_are_shown_or_refused(path: Path) -> None:
     assert refused > 50
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_three_thousand_mutations_are_shown_or_refused(path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)

@@ -56,7 +56,7 @@ def test_six_hundred_mutations_load_or_are_refused(name: str) -> None:
     assert refused > 300
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 @pytest.mark.parametrize("name", FILES)
 def test_ten_thousand_mutations_load_or_are_refused(name: str) -> None:
     seed = random.SystemRandom().randrange(2**32)
@@ -66,7 +66,7 @@ def test_ten_thousand_mutations_load_or_are_refused(name: str) -> None:
     assert refused > 5_000
 
 
-@pytest.mark.parametrize("count", [70, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [70, pytest.param(200, marks=pytest.mark.campaign("hostile"))])
 @pytest.mark.parametrize("name", FILES)
 def test_mutations_take_no_more_memory_than_a_sound_file_of_their_size(
     name: str, count: int

@@ -67,7 +67,7 @@ def test_six_hundred_mutations_give_a_machine_or_are_refused() -> None:
     assert min(taken, refused) > 30
 
 
-@pytest.mark.full
+@pytest.mark.campaign("hostile")
 def test_eight_thousand_mutations_give_a_machine_or_are_refused() -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

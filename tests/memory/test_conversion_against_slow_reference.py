@@ -312,14 +312,14 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [5, pytest.param(2, marks=pytest.mark.campaign("memory"))])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("machine", [MACHINE, ODD_MACHINE], ids=lambda m: m.name)
 def test_every_layout_converts_to_every_layout(
     shape: tuple[int, ...], machine: MachineShape, step: int
 ) -> None:
     """Every fifth pair of layouts of float32 (of large ones fewer), and a second type in turn;
-    `--full` checks every second."""
+    the campaign checks every second."""
     others = itertools.cycle(DataType)
     ours = layouts_of(shape, DataType.FLOAT32, machine)
     for seed, (a, b) in enumerate(itertools.product(ours, ours)):
@@ -345,7 +345,7 @@ def test_every_type_converts_to_every_type(before: DataType) -> None:
             check_pair(source, target, MACHINE, seed)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("memory")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("before", list(DataType), ids=lambda t: t.value)
 def test_layouts_of_every_type_convert_to_those_of_every_other(

@@ -268,7 +268,7 @@ def test_short_histories_keep_every_invariant() -> None:
     )
 
 
-@pytest.mark.full
+@pytest.mark.campaign("memory")
 def test_long_histories_keep_every_invariant() -> None:
     run_state_machine_as_test(
         MemoryHistory,

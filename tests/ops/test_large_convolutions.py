@@ -92,7 +92,7 @@ def test_a_kernel_of_64_by_64_takes_a_few_megabytes() -> None:
         np.testing.assert_array_equal(out[0, :, y, z], (w[:, 0] * seen).sum((1, 2)))
 
 
-@pytest.mark.full
+@pytest.mark.campaign("onnx")
 def test_a_kernel_of_64_by_64_over_a_million_places_takes_a_few_megabytes() -> None:
     out, taken = run("Conv", numbers(1, 1, 1024, 1024), numbers(1, 1, 64, 64, seed=4))
     assert out.shape == (1, 1, 961, 961)

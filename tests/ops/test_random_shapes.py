@@ -118,7 +118,7 @@ def test_random_cases_agree_with_onnx(
         agrees_with_onnx(*drawer(np.random.default_rng(seed)), seed=seed)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("onnx")
 @pytest.mark.parametrize("drawer", DRAWERS, ids=lambda drawer: drawer.__name__)
 def test_many_random_cases_agree_with_onnx(
     drawer: Callable[[Generator], tuple[Any, ...]], agrees_with_onnx: Callable[..., None]

@@ -96,7 +96,7 @@ def test_leaving_a_space_that_is_not_full_is_refused_nowhere_and_is_cheaper() ->
     assert leaving > 100
 
 
-@pytest.mark.full
+@pytest.mark.campaign("planner")
 @pytest.mark.parametrize("start", range(1_000, 7_000, 1_000))
 def test_six_thousand_relayouts_are_not_refused(start: int) -> None:
     assert sum(check_seed(seed) > 0 for seed in range(start, start + 1_000)) > 700

@@ -160,7 +160,7 @@ def test_a_dropped_free_is_always_seen() -> None:
                 assert not survives(replace(made, steps=made.steps[:i] + made.steps[i + 1 :]))
 
 
-@pytest.mark.full
+@pytest.mark.campaign("planner")
 @pytest.mark.parametrize("machine", range(len(MACHINES)))
 def test_a_long_campaign_of_mutants_leaves_none_alive(machine: int) -> None:
     start = 5_000_000 * (machine + 1)

@@ -47,7 +47,7 @@ def test_nothing_leaves_that_could_have_stayed() -> None:
     assert seen["evict"] > 100 and seen["bounce"] > 30 and seen["without need"] == 0
 
 
-@pytest.mark.full
+@pytest.mark.campaign("planner")
 @pytest.mark.parametrize("start", range(200_000, 212_000, 3_000))
 def test_nothing_leaves_that_could_have_stayed_in_many_requests(start: int) -> None:
     assert campaign(range(start, start + 1_500))["without need"] == 0

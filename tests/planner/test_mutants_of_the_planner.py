@@ -73,7 +73,7 @@ def test_a_mutant_that_does_not_run_at_all_is_not_killed(tmp_path: Path) -> None
     assert done.returncode == 1 and "did not run" in done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.campaign("mutants")
 def test_every_mutant_is_killed_by_its_test() -> None:
     done = mutants("--sample=40", f"--seed={SEED}")
     assert done.returncode == 0, done.stdout

@@ -112,7 +112,7 @@ def test_four_hundred_seeded_requests_evict_move_and_bounce_soundly() -> None:
     assert min(done["evict"], done["move"], done["bounce"], done["out_of_memory"]) > 5
 
 
-@pytest.mark.full
+@pytest.mark.campaign("planner")
 @pytest.mark.parametrize("machine", range(len(MACHINES)))
 def test_a_long_campaign_of_requests_is_sound(machine: int) -> None:
     start = 1_000_000 * (machine + 1)

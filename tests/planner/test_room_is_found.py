@@ -226,7 +226,7 @@ def test_every_out_of_memory_error_on_tiny_machines_is_confirmed_by_brute_force(
     assert done["refused"] > 30 and done[L1, DRAM] > 30 and done[DRAM, Space.HOST] > 30
 
 
-@pytest.mark.full
+@pytest.mark.campaign("planner")
 @pytest.mark.parametrize("start", range(100_000, 120_000, 4_000))
 def test_no_out_of_memory_error_is_one_too_many(start: int) -> None:
     for seed in range(start, start + 2_000):

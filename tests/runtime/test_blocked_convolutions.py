@@ -33,7 +33,7 @@ from tests.support.executors.blocked_reference import blocked_results
 from tests.support.executors.named_prices import TABLE
 from tests.support.run_seed import SEED
 
-CAMPAIGN = pytest.param(300, marks=pytest.mark.full, id="long")
+CAMPAIGN = pytest.param(300, marks=pytest.mark.campaign("executors"), id="long")
 
 
 @pytest.fixture

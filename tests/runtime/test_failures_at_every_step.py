@@ -110,7 +110,7 @@ def test_what_fails_anywhere_leaves_what_the_records_say(
     assert done["evict"] or done["bounce"]
 
 
-@pytest.mark.full
+@pytest.mark.campaign("injection")
 @pytest.mark.parametrize("part", range(4))
 def test_ninety_plans_that_fail_everywhere(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     done: Counter[str] = Counter()

@@ -108,10 +108,10 @@ BESIDE_A_THREAD = """
     ("executor", "threads", "forks"),
     [
         ("numpy", 0, 8),
-        pytest.param("numpy", 0, 20, marks=pytest.mark.full),
+        pytest.param("numpy", 0, 20, marks=pytest.mark.campaign("threads")),
         ("onnxruntime", 3, 3),
-        pytest.param("onnxruntime", 0, 20, marks=pytest.mark.full),
-        pytest.param("onnxruntime", 3, 20, marks=pytest.mark.full),
+        pytest.param("onnxruntime", 0, 20, marks=pytest.mark.campaign("threads")),
+        pytest.param("onnxruntime", 3, 20, marks=pytest.mark.campaign("threads")),
     ],
 )
 def test_forks_beside_a_computing_thread_say_so_at_once_and_end(

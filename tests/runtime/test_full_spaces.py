@@ -44,7 +44,7 @@ def sizes_leaving(plan: Plan) -> list[int]:
     return [step.nbytes for step in plan.copies if isinstance(step, Copy) and step.kind == "evict"]
 
 
-FULL = pytest.mark.full
+FULL = pytest.mark.campaign("random_work")
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def test_handles_used_anyhow_have_what_the_host_computes(number: int) -> None:
     assert campaign(number, *COMBINATIONS[number], steps=100, cases=3)["steps"] >= 100
 
 
-@pytest.mark.full
+@pytest.mark.campaign("random_work")
 @pytest.mark.parametrize("number", range(len(COMBINATIONS)))
 def test_a_hundred_thousand_steps_have_what_the_host_computes(number: int) -> None:
     seen = campaign(number + 1000, *COMBINATIONS[number], steps=6_700, cases=75, wanted=True)

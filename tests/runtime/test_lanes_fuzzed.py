@@ -129,7 +129,7 @@ def test_what_fails_in_any_lane_leaves_what_it_leaves_on_one(
     assert fail_alike(seed, monkeypatch, 12)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("threads")
 @pytest.mark.parametrize("block", range(2))
 def test_what_fails_anywhere_in_any_lane(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = [fail_alike(seed, monkeypatch, 16) for seed in range(block * 10, block * 10 + 10)]

@@ -204,7 +204,7 @@ def damaged(lines: list[str], rng: random.Random) -> list[str]:
     return [*before, line[:j] + sign + line[j + rng.randrange(2) :], *after]
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(3_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [300, pytest.param(3_000, marks=pytest.mark.campaign("hostile"))])
 def test_damaged_tables_are_tables_or_problems_with_their_lines(count: int) -> None:
     rng, refused = random.Random(13), 0
     for _ in range(count):

@@ -614,7 +614,7 @@ def test_limits_that_are_met_all_the_time_change_nothing(
     drilled(MACHINES[seed % 4], 200 + seed, 60, window=4, debug=False, fails=seed % 2 == 1)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("recordings")
 @pytest.mark.parametrize("part", range(5))
 def test_many_drills(part: int) -> None:
     for seed in range(part * 25, part * 25 + 25):

@@ -112,7 +112,7 @@ def test_threads_with_one_queue_find_what_each_would_alone(seed: int, fails: boo
     drilled_together(MACHINES[seed % 3], seed, 25, window=window, debug=debug, fails=fails)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("threads")
 @pytest.mark.parametrize("part", range(3))
 def test_many_drills_side_by_side(part: int) -> None:
     for seed in range(100 + part * 12, 112 + part * 12):

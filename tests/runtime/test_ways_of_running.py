@@ -133,7 +133,7 @@ def test_every_way_of_running_gives_the_same_bits_with_no_more_copies(
         compare(workers, seed, 8)
 
 
-@pytest.mark.full
+@pytest.mark.campaign("random_work")
 @pytest.mark.parametrize("block", range(4))
 def test_every_way_of_running_gives_the_same_bits_in_large_graphs(
     workers: dict[str, Worker], block: int

@@ -139,7 +139,7 @@ def test_random_work_gives_the_same_bits_with_every_window(seed: int, bounces: b
         assert [a.tobytes() for a in other] == [a.tobytes() for a in results[0]]
 
 
-@pytest.mark.full
+@pytest.mark.campaign("random_work")
 @pytest.mark.parametrize("part", range(25))
 def test_long_random_work_gives_the_same_bits_with_every_window(part: int) -> None:
     seed = 100 + SEED + part

@@ -1,7 +1,7 @@
-"""Grids of parameters: without `--full` a few of their points show what all of them show.
+"""Grids of parameters: the quick suite runs a few of their points, the campaign all of them.
 
 Comes in: the values of each parameter, or points one by one. Goes out: all points for
-`pytest.mark.parametrize`, those marked `full` without which the quick run does.
+`pytest.mark.parametrize`; those that the quick suite leaves out are in the campaign `grids`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-FULL = pytest.mark.full
+CAMPAIGN = pytest.mark.campaign("grids")
 #: A point of a grid: which value of each parameter.
 Point = tuple[int, ...]
 
@@ -35,7 +35,7 @@ def every(step: int, values: Iterable[Any]) -> list[Any]:
 
 def _marked(axes: Sequence[Iterable[Any]], strength: int) -> list[Any]:
     values = [tuple(axis) for axis in axes]
-    usual = [[at for at, value in enumerate(axis) if not _is_full(value)] for axis in values]
+    usual = [[at for at, value in enumerate(axis) if not _is_long(value)] for axis in values]
     found = covering([len(axis) for axis in usual], strength)
     quick = {tuple(axis[at] for axis, at in zip(usual, point, strict=True)) for point in found}
     points = itertools.product(*(range(len(axis)) for axis in values))
@@ -45,8 +45,8 @@ def _marked(axes: Sequence[Iterable[Any]], strength: int) -> list[Any]:
     ]
 
 
-def _is_full(value: Any) -> bool:
-    return any(mark.name == "full" for mark in getattr(value, "marks", ()))
+def _is_long(value: Any) -> bool:
+    return any(mark.name == "campaign" for mark in getattr(value, "marks", ()))
 
 
 def _param(values: Sequence[Any], is_quick: bool) -> Any:
@@ -56,7 +56,7 @@ def _param(values: Sequence[Any], is_quick: bool) -> Any:
     named = [part.id for part in parts if isinstance(part.id, str)]
     return pytest.param(
         *(value for part in parts for value in part.values),
-        marks=marks + [FULL] * (not is_quick),
+        marks=marks + [CAMPAIGN] * (not is_quick),
         id="-".join(named) if len(named) == len(parts) else None,
     )
 

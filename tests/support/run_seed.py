@@ -1,6 +1,7 @@
 """The seed of a run of the tests, from which long campaigns draw: each run sees other cases.
 
-`tools/test --full` draws it and prints it, `STITCH_SEED=N` repeats a run; without either it is 0.
+`tools/campaign` and `tools/test --full` draw and print it, `STITCH_SEED=N` repeats a run; else it
+is 0.
 """
 
 from __future__ import annotations

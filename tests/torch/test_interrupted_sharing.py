@@ -25,7 +25,7 @@ class Net(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.campaign("injection"))])
 def test_a_close_that_was_interrupted_anywhere_is_finished_by_the_next(step: int) -> None:
     x, y = torch.randn(4, 3), torch.randn(4, 2)
     net = Net()

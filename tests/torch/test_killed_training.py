@@ -55,7 +55,9 @@ def steps_in(file: Path) -> int:
     "kills",
     [
         ["while it writes"],
-        pytest.param(["while it writes", "at any time"] * 3, marks=pytest.mark.full),
+        pytest.param(
+            ["while it writes", "at any time"] * 3, marks=pytest.mark.campaign("training")
+        ),
     ],
     ids=len,
 )

@@ -104,7 +104,9 @@ def test_a_key_that_stands_twice_is_refused() -> None:
         load(text, module)
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "count", [1000, pytest.param(10_000, marks=pytest.mark.campaign("hostile"))]
+)
 def test_damaged_json_is_loaded_or_an_error_of_ours(count: int) -> None:
     module, optimizer = made()
     text, rng, refused = module_json(module, optimizer), random.Random(12), 0

@@ -20,7 +20,7 @@ from stitch.errors import TaskError, UsageError
 from tests.support.grids import in_turn
 
 #: Of the devices with memory of their own the small one runs always, the other one once.
-TARGETS = ("host", "tiny", pytest.param("wormhole_n150", marks=pytest.mark.full))
+TARGETS = ("host", "tiny", pytest.param("wormhole_n150", marks=pytest.mark.campaign("training")))
 LOSS = nn.CrossEntropyLoss()
 
 

@@ -157,8 +157,8 @@ def test_what_is_missing_in_a_training_is_said_with_its_place(word: str) -> None
     ("kind", "count"),
     [
         ("inference", 700), ("training", 300),
-        pytest.param("inference", 10_000, marks=pytest.mark.full),
-        pytest.param("training", 2_000, marks=pytest.mark.full),
+        pytest.param("inference", 10_000, marks=pytest.mark.campaign("hostile")),
+        pytest.param("training", 2_000, marks=pytest.mark.campaign("hostile")),
     ],
 )  # fmt: skip
 def test_damaged_json_is_a_model_or_an_error_of_ours(kind: str, count: int) -> None:

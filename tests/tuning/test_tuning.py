@@ -118,7 +118,9 @@ def prices(*words: str | Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("networks", ["mlp", pytest.param("mlp,lstm", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "networks", ["mlp", pytest.param("mlp,lstm", marks=pytest.mark.campaign("benchmarks"))]
+)
 def test_the_tool_runs_networks_by_who_chooses_and_who_does_not(networks: str) -> None:
     ran = prices("--check", "--small", "--rounds", "1", "--networks", networks, "--json")
     found = json.loads(ran.stdout)

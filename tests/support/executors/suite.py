@@ -20,6 +20,7 @@ from stitch.graph import SymbolicTensor
 from stitch.machine import Machine, shard_layout
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, MemoryLayout, Space
 from stitch.runtime.executors import Executor
+from tests.support.grids import CAMPAIGN
 from tests.support.stitched_models import integers, model, one, several, tiny
 
 SHAPE = (64, 96)
@@ -127,7 +128,7 @@ class ExecutorSuite:
 
     executor: ClassVar[str | Executor]
     relative_tolerance: ClassVar[float] = 0.0
-    #: How many placements are left out between two that a placement feeds, but with `--full`.
+    #: How many placements are left out between two that a placement feeds, but in the campaign.
     left_out: ClassVar[int] = 4
     #: Whether one operation at a time gives the very bits that the whole program does.
     same_bits_with_hooks: ClassVar[bool] = False
@@ -135,12 +136,13 @@ class ExecutorSuite:
     def same(self, found: Array, expected: Array) -> None:
         np.testing.assert_allclose(found, expected, rtol=self.relative_tolerance, atol=0)
 
+    @pytest.mark.parametrize("pairs", ["some", pytest.param("all", marks=CAMPAIGN)])
     @pytest.mark.parametrize("made", LAYOUTS)
     def test_every_output_placement_feeds_every_input_placement(
-        self, made: str, pytestconfig: pytest.Config
+        self, made: str, pairs: str
     ) -> None:
-        """A sample of the pairs in which each placement feeds and is fed; all with `--full`."""
-        apart = 1 if pytestconfig.getoption("--full") else 1 + self.left_out
+        """Of some pairs, each placement feeds and is fed."""
+        apart = 1 if pairs == "all" else 1 + self.left_out
         x = integers(SHAPE)
         first = compiled("a", 2, "f32:l1:row_major:interleaved", made, MACHINE)
         with (

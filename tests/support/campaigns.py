@@ -1,0 +1,72 @@
+"""The long campaigns of the tests: their table, and which of them a run includes.
+
+`python -m tests.support.campaigns` prints the table, which is `tests/campaigns.toml`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TABLE = Path(__file__).parent.parent / "campaigns.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """A name for long tests that run together.
+
+    Attributes:
+        seconds: What its tests took together on one core when it was last measured; 0 before.
+    """
+
+    name: str
+    description: str
+    seconds: int
+
+
+def read_table() -> dict[str, Campaign]:
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return {name: Campaign(name, **row) for name, row in rows.items()}
+
+
+CAMPAIGNS = read_table()
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """Raise `pytest.UsageError` for the first name that the table does not have."""
+    for name in names:
+        if name not in CAMPAIGNS:
+            raise pytest.UsageError(
+                f"{where}: unknown campaign {name!r}; {TABLE.name} has {', '.join(CAMPAIGNS)}"
+            )
+
+
+def campaign_of(item: pytest.Item) -> str | None:
+    """Return the campaign that a test belongs to, or None if the quick suite runs it.
+
+    The quick suite keeps tests with a wrong mark: `check_mark` tells of each.
+    """
+    mark = item.get_closest_marker("campaign")
+    name = str(mark.args[0]) if mark and mark.args else None
+    return name if name in CAMPAIGNS else None
+
+
+def check_mark(item: pytest.Item) -> None:
+    """Raise `pytest.UsageError` unless the test's mark names one campaign of the table."""
+    mark = item.get_closest_marker("campaign")
+    if mark is not None and (len(mark.args) != 1 or mark.kwargs):
+        raise pytest.UsageError(f"{item.nodeid}: campaign takes one name: campaign('NAME')")
+    check_names(mark.args if mark else (), item.nodeid)
+
+
+def described() -> list[str]:
+    """Return one line for each campaign: name, measured seconds, description."""
+    return [f"{c.name:18}{c.seconds or '-':>6} s  {c.description}" for c in CAMPAIGNS.values()]
+
+
+if __name__ == "__main__":
+    print(*described(), sep="\n")

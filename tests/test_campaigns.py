@@ -1,0 +1,69 @@
+"""The table of campaigns and the tests that belong to them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.campaigns import CAMPAIGNS, campaign_of, check_mark, check_names, described
+
+TESTS = Path(__file__).parent
+MARK = re.compile(r"mark\.campaign\(\s*\"(\w+)\"")
+
+
+def names_in_marks() -> set[str]:
+    files = [file for file in TESTS.rglob("*.py") if file != Path(__file__)]
+    return {name for file in files for name in MARK.findall(file.read_text(encoding="utf-8"))}
+
+
+def test_each_campaign_that_was_measured_has_a_test_and_each_mark_a_campaign() -> None:
+    marked = names_in_marks()
+    assert marked <= CAMPAIGNS.keys()
+    assert {name for name, row in CAMPAIGNS.items() if row.seconds} <= marked
+
+
+def test_each_campaign_is_described_in_one_line() -> None:
+    assert list(CAMPAIGNS) == sorted(CAMPAIGNS)
+    for row, line in zip(CAMPAIGNS.values(), described(), strict=True):
+        assert row.description and line.startswith(row.name) and row.description in line
+        assert len(line) <= 130
+
+
+def test_an_unknown_name_is_told_with_those_there_are() -> None:
+    with pytest.raises(pytest.UsageError, match=r"here: unknown campaign 'none'.*hostile, "):
+        check_names(["zoo", "none"], "here")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(["none"], "unknown campaign 'none'"), ([], "one name"), (["zoo", "onnx"], "one name")],
+)
+def test_a_wrong_mark_is_told_with_its_test(
+    names: list[str], said: str, request: pytest.FixtureRequest
+) -> None:
+    request.node.add_marker(pytest.mark.campaign(*names), append=False)
+    assert campaign_of(request.node) in (None, "zoo")
+    with pytest.raises(pytest.UsageError, match=rf"test_a_wrong_mark.*{said}"):
+        check_mark(request.node)
+
+
+def collected(*options: str) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *options, "tests/runtime/test_windows.py"],
+        cwd=TESTS.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line]
+
+
+def test_a_run_has_the_quick_suite_or_the_campaigns_that_are_named_or_all() -> None:
+    quick, work, other, full = (
+        int(collected(*options)[0].split(": ")[1])
+        for options in ((), ("--campaign=random_work",), ("--campaign=grids",), ("--full",))
+    )
+    assert min(quick, work, other) > 0 and quick + work + other == full
+    assert "unknown campaign 'none'" in collected("--campaign=none")[0]
