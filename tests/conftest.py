@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
+import random
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import plans_that_ran
 from tests.support.campaigns import campaign_of, check_mark, check_names
@@ -22,6 +26,12 @@ TESTS = Path(__file__).parent
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 plans_that_ran.watch()
+# On a busy machine anything takes long.
+settings.register_profile(
+    "stitch", deadline=None, database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+settings.load_profile("stitch")
 # Whoever starts the tests in the background has them ignore interrupts, which some of them send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,8 +98,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before fixtures: what a test draws does not depend on the tests that ran before it."""
     check_mark(item)
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

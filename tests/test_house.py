@@ -442,7 +442,8 @@ def test_nothing_is_left_half_done() -> None:
 
 
 @pytest.mark.parametrize(
-    "tool", ["tools/demo", "tools/test", "tools/test_pythons", "tools/check", ".ci/run"]
+    "tool",
+    ["tools/demo", "tools/test", "tools/campaign", "tools/test_pythons", "tools/check", ".ci/run"],
 )
 def test_a_tool_is_executable_and_sound_bash(tool: str) -> None:
     file = ROOT / tool

@@ -28,6 +28,24 @@ fail() {
   exit 1
 }
 
+# `check NAME COMMAND...` runs a command and notes whether it failed; `report_checks` names those
+# that did, and returns 1 if there is one.
+failed_checks=()
+check() {
+  local name="$1"
+  shift
+  printf '\n== %s\n' "$name"
+  "$@" || failed_checks+=("$name")
+}
+
+report_checks() {
+  if [ "${#failed_checks[@]}" -gt 0 ]; then
+    printf '\nfailed: %s\n' "$(IFS=,; echo "${failed_checks[*]}")"
+    return 1
+  fi
+  printf '\nall checks passed\n'
+}
+
 say() { printf '%s\n' "$*" >&2; }
 
 # "3.12" of an interpreter that Stitch supports and that can make environments; fails for others.

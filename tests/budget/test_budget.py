@@ -223,7 +223,7 @@ def test_a_finalizer_that_claims_while_the_budget_counts_does_not_wait_for_itsel
 import faulthandler, gc
 from stitch.budget import BUDGET
 
-faulthandler.dump_traceback_later(20, exit=True)
+faulthandler.dump_traceback_later(200, exit=True)
 
 class Service:
     def __init__(self):

@@ -116,7 +116,7 @@ def test_killed_at_random_steps_and_resumed_it_ends_with_the_same_weights(
         str(DIGITS / "train.yaml"), f"--checkpoint_dir={tmp_path / 'c'}", "--checkpoint_every=7",
         f"--result_file={results}", "--resume",
     )  # fmt: skip
-    for step in sorted(chance.sample(range(1, 800), kills)):
+    for step in sorted(chance.sample(range(1, 400), kills)):
         process = started(*words)
         wait_for_step(process, results, step)
         process.kill()

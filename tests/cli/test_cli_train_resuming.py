@@ -63,7 +63,7 @@ def test_a_signal_finishes_the_step_saves_and_ends_with_a_code_of_its_own(
                       "--checkpoint_every=1000000", "--output=never.ttb")  # fmt: skip
     wait_for_step(process, small / "r.jsonl", 20)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == code, err
     final = lines("r.jsonl")[-1]
     assert (final["result"], final["exit_code"]) == ("interrupted", code)

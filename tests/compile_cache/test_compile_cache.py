@@ -418,7 +418,7 @@ def test_processes_that_write_at_once_are_all_right(tmp_path: Path) -> None:
     ]  # fmt: skip
     for process in processes:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    found = [process.communicate("go\n", timeout=120)[0].split()[0] for process in processes]
+    found = [process.communicate("go\n", timeout=200)[0].split()[0] for process in processes]
     assert len(set(found)) == 1 and all(process.returncode == 0 for process in processes)
     assert len(entries(folder)) == len(entries(folder, ".json")) == 6
     assert len(list(folder.iterdir())) == 12, "no parts are left"

@@ -22,7 +22,7 @@ def inject(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_lock_that_is_taken_before_the_try_is_found_by_its_line() -> None:
-    done = inject("--scenario=bare_specimen", "--fault=interrupt", "--seconds=2", "--check")
+    done = inject("--scenario=bare_specimen", "--fault=interrupt", "--seconds=5", "--check")
     assert done.returncode == 1, done.stderr
     found = re.search(r"(tools/\S+):(\d+) .*: another thread hangs", done.stdout)
     assert found is not None, done.stdout

@@ -128,8 +128,10 @@ def listing(
     code = textwrap.dedent(opening) + LISTING + "\nloss_fn = " + closing
     words = [mechanism, algorithm, str(path), str(kill_at), str(first)]
     run = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+        # Unbuffered: who is killed has written the lines that it printed.
+        [sys.executable, "-u", "-c", code, *words],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert run.returncode in (0, -signal.SIGKILL), run.stderr
     return run.returncode, run.stdout.splitlines()
 

@@ -37,7 +37,7 @@ COMMON = """
         sys.stdout.flush()
         child = os.fork()
         if not child:
-            signal.alarm(30)
+            signal.alarm(100)
             work()
             sys.exit(7)
         _, status = os.waitpid(child, 0)
@@ -52,7 +52,7 @@ def run(body: str, *arguments: str) -> str:
     text = textwrap.dedent(COMMON) + textwrap.dedent(body)
     done = subprocess.run(
         # A thread of BLAS may hold its own lock at the fork: the child would wait for it for ever.
-        [sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=200,
         check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -573,17 +573,17 @@ def test_threads_call_while_a_function_runs() -> None:
     @task(returns=DESC)
     def waits(x: Array) -> Array:
         entered.set()
-        assert release.wait(20)
+        assert release.wait(60)
         return x + 1
 
     with stitch.open_device("host") as device:
         slow = one(device.call(waits, X))
         reader = threading.Thread(target=slow.numpy)
         reader.start()
-        assert entered.wait(20)
+        assert entered.wait(60)
         others = [one(device.call(double, X + i)) for i in range(5)]
         release.set()
-        reader.join(20)
+        reader.join(60)
         for i, other in enumerate(others):
             np.testing.assert_array_equal(other.numpy(), (X + i) * 2)
 

@@ -86,12 +86,12 @@ def test_a_refusal_takes_neither_time_nor_memory() -> None:
         x = np.broadcast_to(np.float32(1), (4, 64, 1024, 1024))
         with stitch.open_device("host", max_memory="768MiB") as device:
             program, w = device.load(model), device.tensor(np.ones((64, 64, 3, 3), np.float32))
-            before, began = resident(), time.perf_counter()
+            before, began = resident(), time.process_time()
             try:
                 program(device.empty(stitch.TensorDesc(x.shape, program.input_layout(0))), w)
             except stitch.OutOfMemoryError as error:
                 print("device.empty" in str(error))
-            print(resident() - before < 64 << 20, time.perf_counter() - began < 30)
+            print(resident() - before < 64 << 20, time.process_time() - began < 30)
         """)
     assert text.split() == ["True", "True", "True"]
 

@@ -340,21 +340,36 @@ def test_threads_end_when_nobody_refers_to_them() -> None:
 
 
 def test_whoever_is_interrupted_while_he_waits_goes_on_waiting() -> None:
-    threads, main, done = LaneThreads(), threading.get_ident(), []
+    threads, main, done, came = LaneThreads(), threading.get_ident(), [], []
+
+    def interrupt(*_: object) -> None:
+        came.append(1)
+        raise KeyboardInterrupt
+
+    def until_main_waits() -> None:
+        while sys._current_frames()[main].f_code is not LaneRun.wait.__code__:
+            time.sleep(0.001)
 
     def wake(_: object) -> None:
-        for _ in range(3):
-            time.sleep(0.05)
-            signal.pthread_kill(main, signal.SIGINT)
-        time.sleep(0.1)
+        for number in range(3):
+            until_main_waits()
+            # One that comes just before the lock is waited for does not end the wait.
+            while len(came) == number:
+                signal.pthread_kill(main, signal.SIGINT)
+                time.sleep(0.05)
+        until_main_waits()
         done.append(1)
 
     runs: list[LaneRun] = []
-    with pytest.raises(KeyboardInterrupt):
-        runs += threads.beside([len, wake], [])
-        if isinstance(runs[0].error, KeyboardInterrupt):
-            raise runs[0].error
-    assert done == [1]
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            runs += threads.beside([len, wake], [])
+            if isinstance(runs[0].error, KeyboardInterrupt):
+                raise runs[0].error
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == [1] and len(came) >= 3
     threads.close()
 
 

@@ -25,7 +25,7 @@ from tests.support.stitched_models import (
 
 DRAM = Layout(DataType.FLOAT32, Space.DRAM)
 #: What a thread is waited for at most: for ever, as far as a test is concerned.
-PATIENCE = 60
+PATIENCE = 200
 
 
 class Gate:

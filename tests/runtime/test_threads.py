@@ -127,13 +127,15 @@ def test_handles_may_die_in_any_thread() -> None:
 def test_reports_beside_eight_computing_threads_are_of_one_moment_and_do_not_wait() -> None:
     with stitch.open_device("tiny", window=3) as device:
         programs = [device.load(scaled(n, 2.0, wishes=("input.x.space=l1",))) for n in "ab"]
-        pipeline, computing = stitch.Pipeline(programs[:1]), 8
+        pipeline, computing, enough = stitch.Pipeline(programs[:1]), 8, 9
         looked: list[int] = []
 
         def compute(offset: int) -> Callable[[], None]:
             def work() -> None:
                 nonlocal computing
-                for i in range(150):
+                i = 0
+                # At least so often, and until somebody has looked often enough meanwhile.
+                while i < 150 or (len(looked) < enough and i < 6000):
                     # Shapes of plans vary, so that there are always new ones.
                     held = [one(programs[k % 2](integers(start=i))) for k in range(i % 4)]
                     x = integers(start=offset + i)
@@ -141,6 +143,7 @@ def test_reports_beside_eight_computing_threads_are_of_one_moment_and_do_not_wai
                     if i % 5 == offset % 5:
                         device.to_layout(device.tensor(integers((1 + i, 8 + offset % 7))), DRAM)
                     del held[:1]
+                    i += 1
                 computing -= 1
 
             return work
@@ -163,4 +166,4 @@ def test_reports_beside_eight_computing_threads_are_of_one_moment_and_do_not_wai
 
         together(look, *(compute(100 * i) for i in range(8)))
         # Nobody who looks is kept waiting until the others are done.
-        assert len(looked) > 8
+        assert len(looked) >= enough

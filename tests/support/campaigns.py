@@ -1,10 +1,12 @@
 """The long campaigns of the tests: their table, and which of them a run includes.
 
-`python -m tests.support.campaigns` prints the table, which is `tests/campaigns.toml`.
+`python -m tests.support.campaigns` prints the table, `tests/campaigns.toml`; with `--day=N` the
+names of the third that a day runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,5 +70,23 @@ def described() -> list[str]:
     return [f"{c.name:18}{c.seconds or '-':>6} s  {c.description}" for c in CAMPAIGNS.values()]
 
 
+def thirds(campaigns: Iterable[Campaign]) -> list[list[str]]:
+    """Divide campaigns into three parts that take about as long, by their measured seconds."""
+    parts: list[list[Campaign]] = [[], [], []]
+    for campaign in sorted(campaigns, key=lambda c: (-c.seconds, c.name)):
+        min(parts, key=lambda part: (sum(c.seconds for c in part), len(part))).append(campaign)
+    return [sorted(c.name for c in part) for part in parts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--day", type=int, help="a number of days, of which three have all")
+    day = parser.parse_args().day
+    if day is None:
+        print(*described(), sep="\n")
+    else:
+        print(*thirds(CAMPAIGNS.values())[day % 3])
+
+
 if __name__ == "__main__":
-    print(*described(), sep="\n")
+    main()

@@ -7,42 +7,40 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import stitch
-from tests.support.training.killed_training import NAMES, main, trained
+from tests.support.training.killed_training import NAMES, train, trained
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 60
 
 
 def begun(folder: Path) -> subprocess.Popen[str]:
-    """A process that trains from what the folder holds."""
+    """A process that trains from what the folder holds, without an end."""
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "tests.support.training.killed_training",
-         str(folder), str(STEPS)],
+         str(folder)],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
 def kill(process: subprocess.Popen[str], how: str, folder: Path, rng: random.Random) -> None:
-    """Kill a training at a random moment after its first step: while it writes, or at any time."""
+    """Kill a training after a random number of steps: while it writes, or beside its next steps."""
     assert process.stdout is not None
     # Those of the dead are swept later.
     before = set(folder.glob(".*.part"))
-    assert process.stdout.readline(), process.communicate()[1]
-    time.sleep(rng.uniform(0, 0.3))
+    for _ in range(rng.randrange(1, 12)):
+        assert process.stdout.readline(), process.communicate()[1]
     if how == "while it writes":
         while process.poll() is None and before.issuperset(folder.glob(".*.part")):
             pass
     process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "it was killed before its end"
+    assert not process.communicate()[1]
+    assert process.returncode == -signal.SIGKILL
 
 
 def steps_in(file: Path) -> int:
@@ -67,12 +65,14 @@ def test_a_training_that_is_killed_at_random_goes_on_bit_for_bit(
     rng = random.Random(len(kills))
     for how in kills:
         kill(begun(tmp_path), how, tmp_path, rng)
-        assert all(0 < steps_in(tmp_path / f"{name}.json") < STEPS for name in NAMES)
-    assert main(tmp_path, STEPS) == 0
+    files = {name: tmp_path / f"{name}.json" for name in NAMES}
+    assert all(steps_in(file) > 0 for file in files.values())
+    steps = max(map(steps_in, files.values())) + 20
+    train(tmp_path, range(steps))
     for name in NAMES:
-        found = stitch.CompiledModel.load(tmp_path / f"{name}.json").training
+        found = stitch.CompiledModel.load(files[name]).training
         assert found is not None
-        wanted = trained(name, STEPS)
+        wanted = trained(name, steps)
         assert found.values.keys() == wanted.keys()
         for tensor, array in wanted.items():
             np.testing.assert_array_equal(found.values[tensor], array, err_msg=tensor)

@@ -57,7 +57,7 @@ def run_campaign(
     fault: Fault,
     *,
     every: int = 1,
-    seconds: float = 5.0,
+    seconds: float = 60.0,
 ) -> Outcome:
     """Try every `every`-th place of a scenario; another thread may take `seconds` afterwards."""
     reference = _warm(scenario, fault)

@@ -92,7 +92,7 @@ def started(*words: str, **options: Any) -> subprocess.Popen[str]:
 def ran(*words: str, **options: Any) -> tuple[int, str, str]:
     """Exit code, output and errors of `stitch-run` in a process of its own."""
     process = started(*words, **options)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=200)
     return process.returncode, out, err
 
 

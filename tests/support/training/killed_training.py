@@ -1,14 +1,15 @@
 """Two trainings that write their JSON after each step and go on from it: for who kills them.
 
-    python -m tests.support.training.killed_training FOLDER STEPS
-
-Trains a network by SGD with momentum and one by AdamW, each until its step STEPS, from what
-`FOLDER/NAME.json` holds if it is there.
+`python -m tests.support.training.killed_training FOLDER` trains a network by SGD with momentum and
+one by AdamW until it is killed, from what `FOLDER/NAME.json` holds if it is there, and prints the
+number of each step that it has taken.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +67,20 @@ def trained(name: str, steps: int) -> dict[str, Any]:
     return state
 
 
-def main(folder: Path, steps: int) -> int:
-    """Train to the end, both in turn."""
+def train(folder: Path, numbers: Iterable[int]) -> None:
+    """Take the steps of these numbers, both trainings in turn; those taken before are left out."""
     torch.set_num_threads(1)
     files = {name: folder / f"{name}.json" for name in NAMES}
     trainings = {name: made(name, file) for name, file in files.items()}
-    for number in range(steps):
-        for name, (model, optimizer, first) in trainings.items():
-            if number >= first:
-                step(model, optimizer, number)
-                model.dump(files[name])
-        print(number, flush=True)
-    return 0
+    for number in numbers:
+        going = [name for name, (_, _, first) in trainings.items() if number >= first]
+        for name in going:
+            model, optimizer, _ = trainings[name]
+            step(model, optimizer, number)
+            model.dump(files[name])
+        if going:
+            print(number, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    train(Path(sys.argv[1]), count())
