@@ -120,9 +120,9 @@ class Layout:
             wrong.append("a sharded memory layout and a shard spec go together")
         if self.is_sharded and self.space is Space.HOST:
             wrong.append("the host is never sharded")
-        if self.shard_spec is not None and self.tile_shape is not None:
+        if self.shard_spec is not None and self.tile_shape == TILE_SHAPE:
             rows, columns = self.shard_spec.shape
-            if rows % self.tile_shape[0] or columns % self.tile_shape[1]:
+            if rows % TILE_SHAPE[0] or columns % TILE_SHAPE[1]:
                 wrong.append(f"a tiled shard is whole tiles, not {rows}x{columns}")
         if self.address is not None and not 0 <= self.address < 2**63:
             wrong.append(f"address {self.address} is out of range")

@@ -44,6 +44,7 @@ from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import elements, export, lend, reshaped, share, take_back
 from stitch.runtime.loaded import LoadedProgram
+from stitch.runtime.loading import check_program
 from stitch.runtime.loops import Cells, LoopStage
 from stitch.runtime.pipeline import RuntimePipeline
 from stitch.runtime.queue import comparison_of
@@ -58,7 +59,8 @@ __all__ = [
     "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "PriceTable", "Prices", "ReadBack",
     "Repeat", "RuntimeDevice",
     "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written",
-    "capture", "chain_graph", "comparison_of", "elements", "export", "lend", "load_prices",
+    "capture", "chain_graph", "check_program", "comparison_of", "elements", "export", "lend",
+    "load_prices",
     "make_executor", "parse_prices", "price_names", "processor_name", "program_peak", "reshaped",
     "running_alone", "share", "take_back", "this_processor", "totals_of",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from stitch.program import (
     is_scan,
 )
 from stitch.report import counted
-from stitch.runtime import make_executor, program_peak
+from stitch.runtime import check_program, make_executor, program_peak
 from stitch.ttb import Binary, FileSizes, Origin
 
 #: Whose kernels the host's memory is told of.
@@ -198,8 +198,13 @@ def _memory(program: Program, shape: MachineShape) -> dict[str, Any]:
 
 
 def _on_host(program: Program, shape: MachineShape) -> dict[str, Any]:
-    """What a run takes of the host's memory; of operations that are not ours, why nobody knows."""
+    """What a run takes of the host's memory, or the defect for which no device runs the program.
+
+    A file's operations may have any operands, attributes and types: they are checked here as a
+    device checks them when it loads the program, and only then asked for their workspace.
+    """
     try:
+        check_program(program, shape)
         taken = make_executor(HOST_EXECUTOR).host_bytes(program)
     except StitchError as error:
         return {"problem": str(error)}
@@ -314,8 +319,8 @@ def _memory_lines(memory: Mapping[str, Any]) -> list[str]:
     if host is None:
         return out
     if "problem" in host:
-        why = host["problem"].splitlines()[0]
-        out.append(f"  host memory: no run here, {host['executor']} does not compute it: {why}")
+        why = " ".join(host["problem"].split())
+        out.append(f"  host memory: unknown, {host['executor']} cannot run this program: {why}")
         return out
     line = f"  host memory: a run takes at most {host['peak_nbytes']} B ({host['executor']})"
     if host["largest_operation"]:
