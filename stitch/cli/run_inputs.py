@@ -7,7 +7,7 @@ type. Must not know: devices.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -110,7 +110,12 @@ def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, A
     for word in words:
         if not is_archive(word):
             continue
-        arrays = read_array_file(Path(word[1:]))
+        arrays = read_array_file(
+            Path(word[1:]),
+            lambda name, shape: any(
+                slot.type.shape == shape for slot in slots if name in (slot.name, slot.own)
+            ),
+        )
         for name in arrays:
             owners = [i for i, slot in enumerate(slots) if name in (slot.name, slot.own)]
             if not owners:
@@ -133,9 +138,11 @@ def _arrays(dealt: Mapping[int, str], slots: Sequence[RunInput]) -> dict[int, Ar
     by_slot: dict[int, Array] = {}
     for index, word in dealt.items():
         own = slots[index].own or slots[index].name
+        # Slots that share a word may be of several shapes.
+        shapes = {slots[i].type.shape for i, other in dealt.items() if other == word}
         if (word, own) not in known:
             try:
-                known[word, own] = array_of_word(word, own)
+                known[word, own] = array_of_word(word, own, shapes)
             except UsageError as error:
                 if not word.startswith("@"):
                     error.where = error.where or f"--input={own}={word}"[:120]
@@ -144,12 +151,15 @@ def _arrays(dealt: Mapping[int, str], slots: Sequence[RunInput]) -> dict[int, Ar
     return by_slot
 
 
-def array_of_word(word: str, name: str) -> Array:
-    """The array that a word spells or whose file it names: there the only one, or the slot's."""
+def array_of_word(word: str, name: str, shapes: Collection[tuple[int, ...]] | None = None) -> Array:
+    """The array that a word spells or whose file it names: there the only one, or the slot's.
+
+    Of a file's array of another shape than `shapes` no data is read, as `read_array_file` says.
+    """
     if not word.startswith("@"):
         return array_of_text(word)
     path = Path(word[1:])
-    arrays = read_array_file(path)
+    arrays = read_array_file(path, lambda _, shape: shapes is None or shape in shapes)
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     if name not in arrays:

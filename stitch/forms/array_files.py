@@ -29,12 +29,24 @@ from stitch.program import Array, DataType
 NUMPY_SUFFIXES = (".npy", ".npz")
 _SUFFIXES = (*NUMPY_SUFFIXES, ".safetensors")
 _Read = TypeVar("_Read")
+#: Whether the caller takes an array of this name (None: the only one) and shape.
+Accepts = Callable[[str | None, tuple[int, ...]], bool]
 
 
-def read_array(path: Path, name: str | None = None, data_type: DataType | None = None) -> Array:
+def _any_shape(_name: str | None, _shape: tuple[int, ...]) -> bool:
+    return True
+
+
+def read_array(
+    path: Path,
+    name: str | None = None,
+    data_type: DataType | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Array:
     """One array of a file; `name` may be left out if there is only one. Raises `FormatError`.
 
-    Nameless bytes are bfloat16 where `data_type` says so, else an error.
+    Nameless bytes are bfloat16 where `data_type` says so, else an error. Of an array of another
+    shape than `shape` no data is read, as `read_array_file` says.
     """
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
@@ -46,7 +58,7 @@ def read_array(path: Path, name: str | None = None, data_type: DataType | None =
         raise FormatError(f"there is no file {path.name}", remedy=near or None)
     if suffix == ".safetensors":
         return _safetensors(path, name)
-    arrays = read_array_file(path)
+    arrays = read_array_file(path, lambda _, found: shape is None or found == shape)
     if suffix == ".npz":
         array = arrays[_chosen(path, name, map(str, arrays))]
     elif name is not None:
@@ -62,11 +74,14 @@ def read_array(path: Path, name: str | None = None, data_type: DataType | None =
     return array if data_type is None else typed(array, data_type, path.name)
 
 
-def read_array_file(path: Path) -> Mapping[str | None, Array]:
+def read_array_file(path: Path, accepts: Accepts = _any_shape) -> Mapping[str | None, Array]:
     """The arrays of a file: one without a name (`.npy`), or all by name (`.npz`).
 
-    Names are known at once, an array is read when it is asked for. Raises `FormatError`, at either
-    time, for a file that cannot be read, is no array file, or holds objects; `OutOfMemoryError`.
+    Names are known at once, an array is read when it is asked for. An array whose shape `accepts`
+    refuses is given without its data: zeros of the header's shape and type, which take no memory.
+    The caller's own check then refuses that shape before a byte of a large array is read. Raises
+    `FormatError`, at either time, for a file that cannot be read, is no array file, or holds
+    objects; `OutOfMemoryError`.
     """
     suffix = path.suffix.lower()
     if suffix not in NUMPY_SUFFIXES:
@@ -76,8 +91,8 @@ def read_array_file(path: Path) -> Mapping[str | None, Array]:
             remedy="for raw bytes, say their shape and type: 2x2xf32=@raw.bin",
         )
     if suffix == ".npy":
-        return {None: _stored(path, None, lambda: read_npy(path))}
-    return _guarded(path, None, lambda: _Archive(path))
+        return {None: _stored(path, None, lambda: read_npy(path, accepts))}
+    return _guarded(path, None, lambda: _Archive(path, accepts))
 
 
 def archived_arrays(path: Path) -> Mapping[str | None, Array]:
@@ -106,9 +121,9 @@ def typed(array: Array, data_type: DataType, what: str) -> Array:
 class _Archive(Mapping[str | None, Array]):
     """The arrays of a `.npz` file: names are known at once, each is read when it is asked for."""
 
-    def __init__(self, path: Path, *, keeps: bool = True) -> None:
+    def __init__(self, path: Path, accepts: Accepts = _any_shape, *, keeps: bool = True) -> None:
         """`keeps`: what was read once is there from then on."""
-        self.path, self._keeps = path, keeps
+        self.path, self._accepts, self._keeps = path, accepts, keeps
         with self._opened() as archive:
             members = archive.namelist()
         #: The archive's members by the names of the arrays.
@@ -134,9 +149,11 @@ class _Archive(Mapping[str | None, Array]):
         member = self.members[name]
         with self._opened() as archive:
             with archive.open(member) as file:
-                wanted = _promised(file, archive.getinfo(member).file_size)
+                header = _header(file, archive.getinfo(member).file_size)
+            if not self._accepts(name, header.shape):
+                return header
             with archive.open(member) as file:
-                return _claimed(file, wanted, f"reading array {name!r} of {str(self.path)!r}")
+                return _claimed(file, header, f"reading array {name!r} of {str(self.path)!r}")
 
     def __contains__(self, name: object) -> bool:
         return name in self.members
@@ -226,14 +243,16 @@ _HEADERS = {
 }
 
 
-def read_npy(path: Path) -> Array:
-    """The array of a `.npy` file."""
+def read_npy(path: Path, accepts: Accepts = _any_shape) -> Array:
+    """The array of a `.npy` file; `accepts` as of `read_array_file`."""
     with open_file(path) as file:
         nbytes = file.seek(0, 2)
         file.seek(0)
-        wanted = _promised(file, nbytes)
+        header = _header(file, nbytes)
+        if not accepts(None, header.shape):
+            return header
         file.seek(0)
-        return _claimed(file, wanted, f"reading {str(path)!r}")
+        return _claimed(file, header, f"reading {str(path)!r}")
 
 
 def npy_bytes(array: Array) -> bytes:
@@ -293,8 +312,9 @@ class _Stream(io.RawIOBase):
         return len(piece)
 
 
-def _promised(file: IO[bytes], nbytes: int) -> int:
-    """The bytes of the array that a header promises; the file has to hold as many."""
+def _header(file: IO[bytes], nbytes: int) -> Array:
+    """Zeros of the shape and type that a header states, without memory; the file, of `nbytes`, has
+    to hold as many bytes as they would take."""
     version = np.lib.format.read_magic(file)
     header = _HEADERS.get(version)
     if header is None:
@@ -307,11 +327,11 @@ def _promised(file: IO[bytes], nbytes: int) -> int:
         raise ValueError("it holds objects, which are never unpickled")
     if min(shape, default=0) < 0 or wanted > nbytes:
         raise ValueError(f"its header promises {wanted} bytes, and it holds {nbytes}")
-    return wanted
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _claimed(file: IO[bytes], nbytes: int, what: str) -> Array:
-    taken = claim(nbytes, what)
+def _claimed(file: IO[bytes], header: Array, what: str) -> Array:
+    taken = claim(header.nbytes, what)
     stored: Any = np.lib.format.read_array(file, allow_pickle=False)
     array: Array = np.ascontiguousarray(stored, stored.dtype.newbyteorder("=")).reshape(
         stored.shape

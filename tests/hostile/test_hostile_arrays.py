@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import io
 import random
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from stitch.errors import StitchError
+import stitch
+from stitch.cli.chain import RunInput, RunOutput
+from stitch.cli.run.run_outputs import expectations
+from stitch.cli.run_inputs import gather_inputs
+from stitch.errors import FormatError, StitchError, UsageError
 from stitch.forms import read_array_file
+from stitch.program import DataType, ValueType
 
 
 def npy() -> bytes:
@@ -83,3 +89,65 @@ def test_many_damaged_headers_are_read_or_refused(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     campaign(tmp_path, 5000, seed)
+
+
+def bomb(path: Path, shape: tuple[int, ...]) -> Path:
+    """A short archive whose member is zeros of a shape."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, np.zeros(shape, np.float32))
+        archive.writestr("x.npy", stream.getvalue())
+    return path
+
+
+@pytest.fixture
+def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the data of an array was read")
+
+    monkeypatch.setattr(np.lib.format, "read_array", refuse)
+
+
+def test_an_array_of_another_shape_is_refused_before_its_data_are_read(
+    tmp_path: Path, nothing_is_read: None
+) -> None:
+    path = bomb(tmp_path / "bomb.npz", (1000, 1000))
+    slot = RunInput("x", ValueType((2, 2), DataType.FLOAT32))
+    for word in (f"@{path}", f"x=@{path}"):
+        with pytest.raises(UsageError, match="another shape") as refused:
+            gather_inputs([slot], [word], init=None, seed=0)
+        assert (refused.value.expected, refused.value.got) == ("[2, 2]", "[1000, 1000]")
+    single = tmp_path / "single.npy"
+    np.save(single, np.zeros((3, 5), np.float32))
+    with pytest.raises(UsageError, match="another shape"):
+        gather_inputs([slot], [f"x=@{single}"], init=None, seed=0)
+
+
+def test_expected_outputs_and_weights_of_another_shape_are_not_read(
+    tmp_path: Path, nothing_is_read: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bomb(tmp_path / "bomb.npz", (1000, 1000))
+    output = RunOutput("y", ValueType((2, 2), DataType.FLOAT32), DataType.FLOAT32)
+    (expected,) = expectations([output], [f"y=@{path}"]).values()
+    assert expected.shape == (1000, 1000)
+    assert expected.strides == (0, 0)  # Zeros that take no memory; the comparison refuses them.
+    module = tmp_path / "m.yaml"
+    module.write_text(
+        "name: m\ninputs: {a: {shape: [2, 2], type: float32}}\n"
+        "parameters: {w: {file: bomb.npz, name: x, shape: [2, 2], type: float32}}\n"
+        "operations:\n  - y = MatMul(a, w)\noutputs: {y: {}}\n"
+    )
+    with pytest.raises(FormatError, match=r"has the shape \[1000, 1000\], declared is \[2, 2\]"):
+        stitch.compile(module, target="host")
+
+
+def test_slots_of_several_shapes_may_name_one_archive(tmp_path: Path) -> None:
+    path = tmp_path / "two.npz"
+    np.savez(path, a=np.ones((2, 2), np.float32), b=np.ones(3, np.float32))
+    slots = [
+        RunInput("a", ValueType((2, 2), DataType.FLOAT32)),
+        RunInput("b", ValueType((3,), DataType.FLOAT32)),
+    ]
+    arrays = gather_inputs(slots, [f"a=@{path}", f"b=@{path}"], init=None, seed=0)
+    assert [array.sum() for array in arrays] == [4, 3]
+    assert [a.sum() for a in gather_inputs(slots, [f"@{path}"], init=None, seed=0)] == [4, 3]

@@ -116,13 +116,14 @@ def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int
         single, lambda w: w == IGNORED or is_array_word(w), "expected output", EXPECTED_FORM
     )
     wanted: dict[int, Array] = {}
+    shapes: dict[str | None, tuple[int, ...]] = {o.name: o.type.shape for o in outputs}
     for index, word in deal(split, names, "expected_output").items():
         if word != IGNORED:
-            wanted[index] = array_of_word(word, names[index])
+            wanted[index] = array_of_word(word, names[index], {outputs[index].type.shape})
     for word in words:
         if not is_archive(word):
             continue
-        arrays = read_array_file(Path(word[1:]))
+        arrays = read_array_file(Path(word[1:]), lambda name, shape: shapes.get(name) == shape)
         for name in arrays:
             if name not in names:
                 raise UsageError(

@@ -117,7 +117,7 @@ def _one(
     if source is None:
         assert written is not None and entry.data_type is not None
         return PipelineInput(name, ValueType(written, entry.data_type))
-    array = read_array(*source, entry.data_type)
+    array = read_array(*source, entry.data_type, written)
     stored = DataType.from_dtype(array.dtype)
     kind = stored if entry.data_type is None else entry.data_type
     shape = array.shape if written is None else written

@@ -89,7 +89,7 @@ def _from_file(fields: FormValues) -> Array | None:
     log, line = place.reading.log, place.at("file").line
     try:
         file = place.reading.folder / values["file"]
-        return read_array(file, values["name"], values["type"])
+        return read_array(file, values["name"], values["type"], values["shape"])
     except FormatError as error:
         log.note_error("bad_weights", line, error)
     except (OSError, ValueError) as error:
