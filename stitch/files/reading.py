@@ -158,7 +158,7 @@ def nearest_file(path: str | Path, endings: tuple[str, ...]) -> str:
     try:
         with os.scandir(place.parent) as entries:
             names = [e.name for e in islice(entries, _MOST_LISTED) if e.name.endswith(endings)]
-    except OSError:
+    except (OSError, ValueError):
         return ""
     near = nearest(place.name, names, cutoff=0.7)
     return f"did you mean {str(place.with_name(near[0]))!r}?" if near else ""

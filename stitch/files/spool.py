@@ -15,6 +15,7 @@ from typing import IO, final
 
 from stitch.errors import StitchError
 from stitch.files.parts import Data, Sink, naming
+from stitch.files.writing import resolved
 
 _PIECE_NBYTES = 1 << 20
 COMPRESSED = ".gz"
@@ -30,7 +31,7 @@ class Spool:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        folder = self.path.resolve().parent
+        folder = resolved(self.path).parent
         beside = folder.is_dir() and os.access(folder, os.W_OK)
         with naming(self.path):
             # It stays open: `close` is what ends it.

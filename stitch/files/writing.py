@@ -43,8 +43,17 @@ _DIRECT_FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def resolved(path: str | Path) -> Path:
-    """Where a path leads: links followed, but for what the process has open already."""
-    return Path(path if own_descriptor(path) is not None else os.path.realpath(path))
+    """Where a path leads: links followed, but for what the process has open already.
+
+    Raises `StitchError` for a name that no file can have (with a NUL or half a surrogate pair).
+    """
+    try:
+        return Path(path if own_descriptor(path) is not None else os.path.realpath(path))
+    except ValueError as error:
+        raise StitchError(
+            "no file can have this name", where=repr(str(path)), got=str(error),
+            remedy="choose a name without control characters",
+        ) from error  # fmt: skip
 
 
 def write_file(path: str | Path, content: Content) -> None:

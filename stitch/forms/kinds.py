@@ -188,7 +188,7 @@ class RelativePath(Kind[Path]):
     endings: tuple[str, ...] = ()
 
     def value(self, node: Node, place: Place) -> Path | None:
-        if not is_word(node):
+        if not is_word(node) or "\0" in node.raw:
             return None
         if self.endings and Path(node.raw).suffix.lower() not in self.endings:
             place.wrong(node, f"a path that ends in {' or '.join(self.endings)}", "unknown_word")
@@ -204,7 +204,7 @@ class NameOrPath(Kind[str]):
     endings: tuple[str, ...] = (".yaml", ".yml", ".ttsys")
 
     def value(self, node: Node, place: Place) -> str | None:
-        if not is_word(node):
+        if not is_word(node) or "\0" in node.raw:
             return None
         # What stands behind a colon says which part of the file is meant.
         parts = node.raw, node.raw.rpartition(":")[0]

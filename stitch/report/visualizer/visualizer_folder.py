@@ -14,7 +14,7 @@ from threading import Lock
 from typing import NamedTuple, Self
 
 from stitch.argument_kinds import PATH, takes
-from stitch.files import FileBatch, make_folder, write_added
+from stitch.files import FileBatch, make_folder, resolved, write_added
 from stitch.report.reported_device import DEVICE
 from stitch.report.visualizer.report_tables import ReportTables
 from stitch.report.visualizer.told_steps import ToldSteps
@@ -71,7 +71,7 @@ class VisualizerFolder:
         when that has happened."""
         self._unsubscribe()
         self._write()
-        name = self._folder.resolve().name
+        name = resolved(self._folder).name
         self._tables.finish(name, self._device.machine)
         make_folder(self._folder)
         batch.add(self._folder / DATABASE, self._tables.pour)

@@ -20,7 +20,7 @@ from typing import Any, final
 import numpy as np
 
 from stitch.errors import FormatError, IncompatibleError, StitchError
-from stitch.files import FolderLock, make_folder, sweep_folder, write_file
+from stitch.files import FolderLock, make_folder, resolved, sweep_folder, write_file
 from stitch.program import Array
 from stitch.training.checkpoints.checkpoint_format import read_tensors, write_tensors
 
@@ -51,7 +51,7 @@ class Checkpoint:
 
 def is_checkpoint(path: Path, folder: Path) -> bool:
     """Whether a path is the place of a checkpoint in this folder."""
-    return _NAME.fullmatch(path.name) is not None and path.parent == folder.resolve()
+    return _NAME.fullmatch(path.name) is not None and path.parent == resolved(folder)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
