@@ -81,9 +81,8 @@ def write_operation(
             while outputs[-1] == ABSENT:
                 outputs = outputs[:-1]
             names = [operation.op.lower() if v == ABSENT else values[v].name for v in outputs]
-            made = builder.apply(
-                operation.op, operands, names, dict(operation.attributes), operation.domain
-            )
+            types = [None if v == ABSENT else values[v].type for v in outputs]
+            made = builder.repeat(operation, operands, names, types)
         else:
             now = builder.bodies.add_all(bodies, [operation.body])
             body = builder.bodies.bodies[now[operation.body]]

@@ -142,6 +142,8 @@ def _type_problems(graph: ComputationGraph) -> Iterator[Problem]:
     for prefix, part in listed:
         known = KnownValues({constant.value: constant.data for constant in part.constants})
         for i, operation in enumerate(part.operations):
+            if operation.is_foreign:
+                continue  # Its types are what the graph says.
             where = f"{prefix}operation {i} ({operation.op})"
             where += f" at {operation.location}" if operation.location else ""
             operands = [None if j == ABSENT else part.values[j].type for j in operation.inputs]

@@ -141,6 +141,49 @@ class Emitter:
         self._made.update(numbers)
         return results
 
+    def apply_foreign(
+        self, operation: Operation, operands: Sequence[SymbolicTensor | None],
+        names: Sequence[str], types: Sequence[ValueType | None],
+    ) -> tuple[SymbolicTensor | None, ...]:  # fmt: skip
+        """Add one operation of a foreign operator.
+
+        Args:
+            operation: Gives operator, domain, version and attributes.
+            operands: Its operands, None for one that is absent.
+            names: The names of its results.
+            types: The types of its results; None for one that is not wanted.
+
+        Returns: The results, None for one that is not wanted.
+        """
+        inside = self.innermost(operands)
+        if inside is not self:
+            return inside.apply_foreign(operation, operands, names, types)
+        self._check_open()
+        tensors = [None if o is None else self.tensor(o) for o in operands]
+        results = tuple([
+            None if kind is None else self._value(name, kind)
+            for name, kind in zip(names, types, strict=True)
+        ])  # fmt: skip
+        numbers = tuple([ABSENT if t is None else t.index for t in results])
+        given = tuple([ABSENT if t is None else t.index for t in tensors])
+        self._operations.append(
+            replace(operation, inputs=given, outputs=numbers, location=self._where())
+        )
+        self._made.update(number for number in numbers if number != ABSENT)
+        return results
+
+    def repeat(
+        self, operation: Operation, operands: Sequence[Any], names: Sequence[str],
+        types: Sequence[ValueType | None],
+    ) -> Sequence[Any]:  # fmt: skip
+        """Add an operation of another graph, which carries no body, on other operands.
+
+        `types`: what its results are there; results of a foreign operator are that here too.
+        """
+        if operation.is_foreign:
+            return self.apply_foreign(operation, operands, names, types)
+        return self.apply(operation.op, operands, names, operation.attributes, operation.domain)
+
     def carry(
         self, op: str, domain: str, body: Body, operands: Sequence[SymbolicTensor],
         attributes: Mapping[str, AttributeValue],

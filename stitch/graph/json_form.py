@@ -178,11 +178,12 @@ def _body_in(record: JsonObject) -> Body:
 
 def _operation_out(operation: Operation) -> dict[str, Any]:
     body = {} if operation.body == ABSENT else {"body": operation.body}
-    return {**_fields_out(operation, _OPERATION), **body}
+    opset = {"opset": operation.opset} if operation.is_foreign else {}
+    return {**_fields_out(operation, _OPERATION), **body, **opset}
 
 
 def _operation_in(record: JsonObject) -> Operation:
-    record.refuse_other_keys((*_OPERATION, "body"))
+    record.refuse_other_keys((*_OPERATION, "body", "opset"))
     attributes = {
         name: _attribute_in(part) for name, part in record.named_records("attributes").items()
     }
@@ -194,6 +195,7 @@ def _operation_in(record: JsonObject) -> Operation:
         record.text("domain"),
         record.text("location"),
         ABSENT if record.get("body") is None else record.integer("body"),
+        opset=0 if record.get("opset") is None else max(0, record.integer("opset")),
     )
 
 

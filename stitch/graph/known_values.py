@@ -34,8 +34,9 @@ class KnownValues:
         self._arrays[index] = data
 
     def add_operation(self, operation: Operation, operands: Sequence[ValueType | None]) -> None:
-        """Remembers how values are made, in case their data is asked for; not what bodies make."""
-        if operation.body != ABSENT:
+        """Remembers how values are made, in case their data is asked for; not what bodies make, nor
+        foreign operators."""
+        if operation.body != ABSENT or operation.is_foreign:
             return
         for index in operation.outputs:
             if index != ABSENT:

@@ -159,12 +159,11 @@ class _Lifting:
             for v in operation.outputs
         ]
         operands = [None if one is None else one.tensor for one in given]
-        return self._builder.apply(
-            operation.op, operands, names, operation.attributes, operation.domain
-        )
+        types = list(map(self._type, operation.outputs))
+        return self._builder.repeat(operation, operands, names, types)
 
     def _by_rule(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
-        rule = ops.lookup(operation.op, operation.domain).batching
+        rule = ops.definition_of(operation).batching
         results = None if rule is None else rule(context)
         if results is None:
             self._without_rule.append(operation)

@@ -41,7 +41,13 @@ from stitch.ops.operation_work import (
     summed_over_operations,
     work_of,
 )
-from stitch.ops.registry import attributes_of, is_elementwise, lookup, operators
+from stitch.ops.registry import (
+    attributes_of,
+    definition_of,
+    is_elementwise,
+    lookup,
+    operators,
+)
 from stitch.ops.row_copies import row_copies
 from stitch.ops.shape import RESHAPING, known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
@@ -56,6 +62,7 @@ __all__ = [
     "InferenceContext", "Kernel", "KernelArguments", "KernelMemory", "LastPass", "OpDef",
     "OperationBytes", "OperationWork", "ProgramWork", "Thunk", "WorkspaceContext", "WorkspaceRule",
     "are_in_range", "attributes_of", "batch_gradient_steps", "bind", "bytes_from_a_line",
+    "definition_of",
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
     "evaluate", "evaluate_operation", "float_of", "has_products", "infer_operation", "infer_types",
     "int_of", "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",

@@ -281,7 +281,10 @@ def kernel_bytes(program: OperationList, bytes_of: OperationBytes) -> KernelByte
 def numpy_bytes(
     program: OperationList, operation: Operation, constants: dict[int, Array]
 ) -> tuple[int, int]:
-    """What the NumPy kernel of an operation takes that carries no body."""
+    """What the NumPy kernel of an operation takes that carries no body; a foreign operator has
+    none."""
+    if operation.is_foreign:
+        return 0, 0
     values = program.values
     inputs = [None if v == ABSENT else values[v].type for v in operation.inputs]
     known = [constants.get(v) for v in operation.inputs]

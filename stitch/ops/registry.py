@@ -7,6 +7,7 @@ the table of cases of a test file: `test_every_operator_has_a_case` asks for it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 
 from stitch.errors import CompileError, nearest
@@ -26,8 +27,9 @@ from stitch.ops import (
     window,
 )
 from stitch.ops.attributes import Attributes
-from stitch.ops.definition import OpDef, resolve_attributes
-from stitch.program import ABSENT, Operation
+from stitch.ops.definition import KernelArguments, OpDef, Thunk, resolve_attributes
+from stitch.ops.inference import InferenceContext
+from stitch.program import ABSENT, Operation, ValueType
 
 _FAMILIES = (
     arithmetic, shape, reduction, indexing, product, window, normalization, activation, recurrent,
@@ -68,13 +70,33 @@ def lookup(op: str, domain: str = "") -> OpDef:
     return definition
 
 
+def definition_of(operation: Operation) -> OpDef:
+    """The definition of an operation's operator; of a foreign one, a definition that has neither
+    inference, kernel nor rules. Raises `CompileError` as `lookup` does."""
+    if operation.is_foreign:
+        return OpDef(
+            operation.op, (0, -1), _infer_foreign, _bind_foreign, (0, -1), domain=operation.domain
+        )
+    return lookup(operation.op, operation.domain)
+
+
+def _infer_foreign(context: InferenceContext) -> tuple[ValueType, ...]:
+    raise context.fail(f"{context.op} is a foreign operator: Stitch does not infer its types")
+
+
+def _bind_foreign(_: KernelArguments) -> Sequence[Thunk]:
+    raise CompileError("a foreign operator has no NumPy kernel")
+
+
 def attributes_of(operation: Operation) -> Attributes:
-    """An operation's attributes with its definition's defaults filled in. Raises `CompileError` as
-    `lookup` and `resolve_attributes` do.
+    """An operation's attributes with its definition's defaults filled in; those of a foreign
+    operator as they are. Raises `CompileError` as `lookup` and `resolve_attributes` do.
 
     >>> attributes_of(Operation("Softmax", (0,), (1,)))["axis"]
     -1
     """
+    if operation.is_foreign:
+        return operation.attributes
     definition = lookup(operation.op, operation.domain)
     return resolve_attributes(definition, operation.attributes, operation.location)
 
@@ -82,4 +104,4 @@ def attributes_of(operation: Operation) -> Attributes:
 def is_elementwise(operation: Operation) -> bool:
     """Whether each element of the result depends on the operands' elements at its place alone."""
     # What a body does with its operands, nobody asks.
-    return operation.body == ABSENT and lookup(operation.op, operation.domain).elementwise
+    return operation.body == ABSENT and definition_of(operation).elementwise

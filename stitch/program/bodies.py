@@ -66,7 +66,7 @@ class Body:
             self.outputs,
             tuple([value.type for value in self.values]),
             tuple([
-                (o.op, o.domain, o.inputs, o.outputs, o.body, o.math_fidelity,
+                (o.op, o.domain, o.inputs, o.outputs, o.body, o.math_fidelity, o.opset,
                  tuple([(k, repr(v)) for k, v in sorted(o.attributes.items())]))
                 for o in self.operations
             ]),
@@ -108,6 +108,7 @@ def operation_line(
     body = "" if operation.body == ABSENT else f" body={operation.body}"
     if operation.math_fidelity is not MathFidelity.BY_TYPE:
         body += f" fidelity={operation.math_fidelity.value}"
+    body += f" opset={operation.opset}" if operation.is_foreign else ""
     types = ", ".join("_" if v == ABSENT else kind(v) for v in operation.outputs)
     return f"{outputs} = {op}({inputs}){f' {{{shown}}}' if shown else ''}{body} : {types}"
 

@@ -91,7 +91,8 @@ class Operation:
 
     `body`: the index, among the bodies of its program, of the operations that it stands for;
     `ABSENT` for an operator that has a kernel of its own everywhere. `math_fidelity` is of sums of
-    products; others have none to choose.
+    products; others have none to choose. `opset`: of a foreign operator, the version of its domain
+    that defines it; 0 for operators that Stitch defines.
     """
 
     op: str
@@ -102,6 +103,7 @@ class Operation:
     location: str = ""
     body: int = ABSENT
     math_fidelity: MathFidelity = MathFidelity.BY_TYPE
+    opset: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))
@@ -110,6 +112,21 @@ class Operation:
     def is_opaque(self) -> bool:
         """Whether it is a name only: its types are what its program says, and it has no kernel."""
         return self.domain == OPAQUE_DOMAIN
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its operator is one that Stitch does not define: its types are what its program
+        says, and only ONNX Runtime computes it."""
+        return self.opset > 0
+
+    @property
+    def title(self) -> str:
+        """The operator as messages spell it.
+
+        >>> Operation("CDist", (0, 1), (2,), domain="com.microsoft", opset=1).title
+        'com.microsoft.CDist'
+        """
+        return f"{self.domain}.{self.op}" if self.domain else self.op
 
 
 class InputKind(enum.Enum):

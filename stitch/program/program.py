@@ -88,6 +88,13 @@ class OperationList:
         for part in parts:
             yield from ((constant, part.values[constant.value]) for constant in part.constants)
 
+    def foreign_operations(self) -> list[Operation]:
+        """The operations of foreign operators, those of bodies too."""
+        parts: list[OperationList | Body] = [self, *self.bodies]
+        return [
+            operation for part in parts for operation in part.operations if operation.is_foreign
+        ]
+
     def placed_values(self) -> set[int]:
         """The values of slots and constants: those that have places of their own."""
         slots = {slot.value for slot in self.inputs} | {slot.value for slot in self.outputs}

@@ -26,8 +26,8 @@ from stitch.machine import (
     program_seconds,
     room_per_bank,
 )
-from stitch.ops import infer_operation, is_elementwise
-from stitch.program import ABSENT, Body, Program
+from stitch.ops import infer_operation, is_elementwise, operators
+from stitch.program import ABSENT, Body, Operation, Program
 from stitch.runtime.loaded import Home, LoadedProgram
 from stitch.runtime.values import ConstantRecord, Reader, Records, hold_constant, let_go
 from stitch.ttb import Binary
@@ -48,6 +48,8 @@ def load_program(
         )
     program = binary.program(which)
     _refuse_opaque(program, device, where)
+    if device.backend.executor.computes:
+        device.backend.executor.check_foreign(program)
     check_program(program, machine.shape)
     _check_use(program, binary, machine, where)
     kept: list[ConstantRecord] = []
@@ -202,6 +204,9 @@ def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> N
     for index, operation in enumerate(program.operations):
         if operation.is_opaque:
             continue  # Its types are what the program says.
+        if operation.is_foreign:
+            _check_foreign(operation, index, name)
+            continue
         where = operation.location or f"operation {index} of {name!r}"
         operands = [None if i == ABSENT else program.values[i].type for i in operation.inputs]
         known = [constants.get(i) for i in operation.inputs]
@@ -215,6 +220,21 @@ def check_types(program: Program | Body, name: str, bodies: Sequence[Body]) -> N
                     got=program.values[value].type.text(),
                     remedy="compile the module again",
                 )
+
+
+_DEFINED = frozenset((definition.domain, definition.name) for definition in operators())
+
+
+def _check_foreign(operation: Operation, index: int, name: str) -> None:
+    """Raise `FormatError` for a foreign operator of a name that Stitch defines: passes and
+    executors would take it for that one."""
+    if (operation.domain, operation.op) in _DEFINED or operation.body != ABSENT:
+        raise FormatError(
+            f"{operation.title} is marked as a foreign operator of opset {operation.opset}",
+            where=operation.location or f"operation {index} of {name!r}",
+            expected="an operator that Stitch does not define, without a body",
+            remedy="compile the module again",
+        )
 
 
 def scratch_problems(program: Program, machine: MachineShape) -> Iterator[Problem]:

@@ -36,7 +36,15 @@ CURRENT = Version(1, 1)
 OPSET = 26
 #: The features that a file may require of this reader.
 FEATURES: frozenset[str] = frozenset(
-    {"bodies", "conditions", "math_fidelity", "narrow_types", "scans", "seams"}
+    {
+        "bodies",
+        "conditions",
+        "foreign_operators",
+        "math_fidelity",
+        "narrow_types",
+        "scans",
+        "seams",
+    }
 )
 
 
@@ -118,6 +126,7 @@ def _features(programs: tuple[Program, ...]) -> frozenset[str]:
     wanted = {
         "bodies": bool(held),
         "conditions": any(is_scan(o) and o.attributes.get("has_condition") for o in operations),
+        "foreign_operators": any(o.is_foreign for o in operations),
         "math_fidelity": any(o.math_fidelity is not MathFidelity.BY_TYPE for o in operations),
         "narrow_types": narrow,
         "scans": any(map(is_scan, operations)),

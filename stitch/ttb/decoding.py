@@ -233,7 +233,8 @@ class Decoder:
 
     def _operations(self, records: tuple[Record, ...], where: str) -> tuple[Operation, ...]:
         operations: list[Operation] = []
-        for op, domain, inputs, outputs, attributes, location, body, fidelity in records:
+        for record in records:
+            op, domain, inputs, outputs, attributes, location, body, fidelity, opset = record
             read = NO_ATTRIBUTES
             if attributes:
                 read = MappingProxyType({name: _attribute(value) for name, value in attributes})
@@ -244,7 +245,9 @@ class Decoder:
                         "attribute_order", place, "attributes are not sorted, or named twice"
                     )
             how = _FIDELITIES[fidelity]
-            operations.append(Operation(op, inputs, outputs, read, domain, location, body, how))
+            operations.append(
+                Operation(op, inputs, outputs, read, domain, location, body, how, opset)
+            )
         return tuple(operations)
 
     # Constants -----------------------------------------------------------------------------

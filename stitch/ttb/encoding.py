@@ -201,7 +201,7 @@ class _Encoder:
         )
         return write.table(
             "Operation", op, domain, inputs, outputs, attributes, location, operation.body,
-            CODES[operation.math_fidelity],
+            CODES[operation.math_fidelity], operation.opset,
         )  # fmt: skip
 
     # Attributes ----------------------------------------------------------------------------

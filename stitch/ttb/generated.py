@@ -5,7 +5,7 @@ The one table that drives encoding, verifying, decoding and docs/format.md.
 
 from stitch.flatbuffer import FieldSpec, Schema, TableSpec
 
-SCHEMA_SHA256 = "875155da7fab289f28359d1a80abfaf393c04ef8fb9f7b6c5d2cd0a6c42e6d30"
+SCHEMA_SHA256 = "88efc83e9c81ede851cd28bb45c70269676054d3e4bfe276685262af8444e51b"
 FILE_IDENTIFIER = b"STCH"
 ROOT = "Binary"
 
@@ -86,6 +86,7 @@ TABLES: dict[str, TableSpec] = {
         FieldSpec(slot=5, name='location', kind='string', limit=4096),
         FieldSpec(slot=6, name='body', kind='scalar', code='i', default=-1, minimum=-1),
         FieldSpec(slot=7, name='math_fidelity', kind='scalar', code='B', of='MathFidelity', default=0, maximum=4),
+        FieldSpec(slot=8, name='opset', kind='scalar', code='I', default=0),
     )),
     'InputSlot': TableSpec('InputSlot', (
         FieldSpec(slot=0, name='name', kind='string', limit=1024, required=True),

@@ -157,6 +157,7 @@ def _operations(program: Program) -> list[dict[str, Any]]:
                 if operation.math_fidelity is MathFidelity.BY_TYPE
                 else {"math_fidelity": operation.math_fidelity.value}
             ),
+            **({"opset": operation.opset} if operation.is_foreign else {}),
             **({"scan": scan_form(operation, names)} if is_scan(operation) else {}),
         }
         for operation in program.operations
@@ -286,6 +287,7 @@ def _operation_lines(operations: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         body = f" as body {operation['body']}" if "body" in operation else ""
         body += f" at {operation['math_fidelity']}" if "math_fidelity" in operation else ""
+        body += f" of opset {operation['opset']}, foreign" if "opset" in operation else ""
         made = f"{results} = " if results else ""
         out.append(f"    {made}{op}({arguments}){body}")
         if operation["domain"] == OPAQUE_DOMAIN:

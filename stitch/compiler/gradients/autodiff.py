@@ -187,9 +187,8 @@ class _Backward:
                 continue
             if is_scan(operation):
                 continue  # Its body is looked at when it is differentiated.
-            if ops.lookup(operation.op, operation.domain).gradient is None:
-                name = f"{operation.domain}.{operation.op}".lstrip(".")
-                missing.setdefault(name, operation.location)
+            if ops.definition_of(operation).gradient is None:
+                missing.setdefault(operation.title, operation.location)
         if missing:
             listed = ", ".join(n + (f" at {at}" if at else "") for n, at in missing.items())
             raise CompileError(

@@ -113,9 +113,9 @@ def by_itself(
     """An operator without a rule: a loop over the lanes; a body that is no loop: what it is."""
     if operation.body < 0:
         return lane_by_lane(
-            builder, context, lambda operands, inside: inside.apply(
-                operation.op, operands, len(operation.outputs), operation.attributes,
-                operation.domain,
+            builder, context, lambda operands, inside: inside.repeat(
+                operation, operands, [operation.op.lower()] * len(operation.outputs),
+                context.output_types,
             ),
         )  # fmt: skip
     body = bodies[operation.body]

@@ -18,7 +18,7 @@ import numpy as np
 from stitch.compiler.dependence import reached
 from stitch.compiler.loops.lanes import in_lanes
 from stitch.graph import Unliftable, lift, scan
-from stitch.ops import RESHAPING, lookup
+from stitch.ops import RESHAPING, definition_of
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
 
@@ -135,9 +135,7 @@ def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
             if _looks(inside, set(inside.inputs), bodies):
                 return True
         # No operator looks at what its first operand holds.
-        elif lookup(operation.op, operation.domain).checks and not differs.isdisjoint(
-            operation.inputs[1:]
-        ):
+        elif definition_of(operation).checks and not differs.isdisjoint(operation.inputs[1:]):
             return True
     return False
 

@@ -116,4 +116,4 @@ def _operation_key(operation: Operation, values: tuple[Value, ...]) -> Hashable:
     attributes = tuple(
         (name, repr(operation.attributes[name])) for name in sorted(operation.attributes)
     )
-    return (operation.domain, operation.op, operation.inputs, types, attributes)
+    return (operation.domain, operation.op, operation.opset, operation.inputs, types, attributes)

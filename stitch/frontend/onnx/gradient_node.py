@@ -61,7 +61,7 @@ def _parts(
     chosen = tuple(value in path for value in step.inputs)
     if not any(chosen):
         return []
-    definition = ops.lookup(step.op, step.domain)
+    definition = ops.definition_of(step)
     if definition.gradient is None:
         raise CompileError(f"operator Gradient is not supported through {step.op}, which has none",
                            where=where)  # fmt: skip

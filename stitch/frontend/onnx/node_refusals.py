@@ -13,6 +13,7 @@ from stitch.errors import CompileError, FormatError, StitchError
 #: Lines of one message; what goes beyond is counted.
 MAX_LINES = 60
 
+_SEARCH = "a search, whose length depends on data"
 _DATA_DEPENDENT = "the shape of its result depends on data"
 _CONTROL_FLOW = "control flow that depends on data"
 _STRING = "only numbers are supported, not strings"
@@ -24,6 +25,15 @@ _LAYOUT = (
 _REASONS = {
     **dict.fromkeys(("NonZero", "Unique", "Compress", "NonMaxSuppression"), _DATA_DEPENDENT),
     **dict.fromkeys(("If", "Loop", "Scan"), _CONTROL_FLOW),
+    **dict.fromkeys(
+        [f"com.microsoft.{name}" for name in
+         ("ConvTransposeWithDynamicPads", "GatherPacked", "Tokenizer", "Unique")],
+        _DATA_DEPENDENT,
+    ),
+    **dict.fromkeys(
+        [f"com.microsoft.{name}" for name in
+         ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")], _SEARCH,
+    ),
     "ImageDecoder": "the shape of its result depends on what a file holds",
     **dict.fromkeys(
         ("StringConcat", "StringSplit", "StringNormalizer", "RegexFullMatch"),
@@ -39,6 +49,11 @@ _REASONS = {
          "Bernoulli"), _RANDOM,
     ),
 }  # fmt: skip
+
+
+def is_refused_by_name(title: str) -> bool:
+    """Whether an operator is refused whatever its operands are."""
+    return title in _REASONS
 
 
 class Refusing:

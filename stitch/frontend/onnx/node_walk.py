@@ -13,6 +13,7 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+from onnx import SparseTensorProto
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError, StitchError
@@ -27,6 +28,7 @@ from stitch.frontend.onnx.calls import (
 )
 from stitch.frontend.onnx.control_calls import ControlCall
 from stitch.frontend.onnx.control_nodes import CONTROL_OPERATORS, lower_control
+from stitch.frontend.onnx.foreign_nodes import DeclaredValues, lower_foreign
 from stitch.frontend.onnx.gradient_node import gradients
 from stitch.frontend.onnx.kept_loops import Loops, T
 from stitch.frontend.onnx.node_refusals import Refusals, Unsupported
@@ -34,6 +36,7 @@ from stitch.frontend.onnx.protos import (
     NEWEST_OPSET,
     OnnxModel,
     attributes_of,
+    dense_array,
     opsets_of,
     plain_domain,
     tensor_array,
@@ -80,6 +83,7 @@ class Walk:
         self.loops = loops
         self.inside: list[LayerMethods] = [builder]
         self.refusals = Refusals(model.title)
+        self.declared = DeclaredValues(model.graph)
         self.dependencies = Dependencies()
         self._functions = Functions(model.proto, model.title)
         self._nodes = 0
@@ -109,6 +113,10 @@ class Walk:
         return scope.look_up(name, where, self._parameter)
 
     def _parameter(self, tensor: Any) -> SymbolicTensor:
+        if isinstance(tensor, SparseTensorProto):
+            where = f"{self.model.title}: sparse initializer {tensor.values.name!r}"
+            data = dense_array(tensor, self.model.folder, where)
+            return self.builder.parameter(tensor.values.name, data)
         where = f"{self.model.title}: initializer {tensor.name!r}"
         return self.builder.parameter(tensor.name, tensor_array(tensor, self.model.folder, where))
 
@@ -159,7 +167,7 @@ class Walk:
         if (domain, call.op) == GRADIENT:
             return self._gradient(call, scope)
         if (domain, call.op) in _LOWERINGS:
-            return _LOWERINGS[domain, call.op].of(self.builder, call)
+            return self._lowered(call)
         inputs = tensors
         if (domain, node.op_type) in _KNOWN:
             if (domain, call.op) == ("", "Size") and inputs and inputs[0] is not None:
@@ -214,7 +222,25 @@ class Walk:
             results = reference_results(node, call, known)
             if results is not None:
                 return [self.builder.constant(array) for array in results]
-        raise Unsupported(_title(call.op, call.domain))
+        return self._foreign(call)
+
+    def _lowered(self, call: NodeCall) -> Sequence[Bound]:
+        """What an operator of another domain is made of; what its lowering does not know may still
+        be a foreign operator."""
+        try:
+            return _LOWERINGS[call.domain, call.op].of(self.builder, call)
+        except FormatError:
+            raise
+        except CompileError:
+            with suppress(CompileError, Unsupported):
+                return self._foreign(call)
+            raise
+
+    def _foreign(self, call: NodeCall) -> Sequence[Bound]:
+        results = lower_foreign(self.builder, call, self.declared, self.dependencies.want)
+        made = [result for result in results if result is not None]
+        self.dependencies.note(call.op, call.inputs, made)
+        return results
 
     def _gradient(self, call: NodeCall, scope: Scope) -> Sequence[Bound]:
         """Only of the graph as it is: the operands are the values that `xs` and `zs` name."""

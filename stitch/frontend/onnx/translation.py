@@ -101,6 +101,7 @@ def _declared(walk: Walk, inputs: Sequence[BoundInput]) -> dict[str, SymbolicTen
             slots[one.name] = builder.input(one.name, one.type.shape, one.type.data_type)
             builder.wish(*one.wishes)
         walk.dependencies.add_input(one.name, slots[one.name])
+        walk.declared.bind(one.name, one.type.shape)
     return slots
 
 

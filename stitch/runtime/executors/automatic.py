@@ -104,6 +104,10 @@ class AutomaticExecutor(Executor):
         found: Executor = onnx.OnnxRuntimeExecutor(self._threads, self._fuses)
         return found
 
+    def takes_foreign(self) -> bool:
+        """Where ONNX Runtime is installed."""
+        return self.onnxruntime is not None
+
     @cached_property
     def sessions(self) -> Any:
         """Its sessions of parts of programs."""
@@ -131,6 +135,7 @@ class AutomaticExecutor(Executor):
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         """Make a program ready by the executors chosen; raises `CompileError`."""
+        self.check_foreign(program)
         workspace, program = workspace or Workspace(), expanded(program)
         if self._points(program) < 1 or self._is_alone:
             return self.numpy.prepare(program, machine, workspace)
@@ -171,6 +176,8 @@ def _score(
             calls = len(body.operations) + len(body.outputs)
             inside = _score(body.operations, body.values, bodies, for_one)
             score += ScanForm.of(operation).likely_rounds * (inside + calls / for_one.round_calls)
+        if operation.is_foreign:
+            return math.inf  # Nothing else computes it.
         if operation.domain:
             continue
         score += multiply_adds(operation, values) / for_one.multiply_adds

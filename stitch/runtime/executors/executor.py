@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 
-from stitch.errors import UsageError
+from stitch.errors import CompileError, UsageError
 from stitch.machine import MachineShape
 from stitch.ops import KernelMemory, bytes_from_a_line
 from stitch.program import Array, Program
@@ -222,6 +222,25 @@ class Executor(ABC):
         """A program made ready by this executor's own kernels wherever there are some, whatever
         they cost: for those who measure them."""
         return self.prepare(program, machine)
+
+    def takes_foreign(self) -> bool:
+        """Whether it gives foreign operators to ONNX Runtime."""
+        return False
+
+    def check_foreign(self, program: Program) -> None:
+        """Raise `CompileError` for foreign operators where this executor does not take them."""
+        found = program.foreign_operations()
+        if found and not self.takes_foreign():
+            listed = ", ".join(dict.fromkeys(operation.title for operation in found))
+            raise CompileError(
+                f"the executor {self.name!r} cannot run {listed}: Stitch does not define "
+                f"{'it' if ',' not in listed else 'them'}, so only ONNX Runtime computes "
+                f"{'it' if ',' not in listed else 'them'}",
+                where=f"program {program.name!r}"
+                + (f" at {found[0].location}" if found[0].location else ""),
+                remedy="open the device with executor='onnxruntime' or 'auto' (needs the package "
+                "onnxruntime)",
+            )
 
     @abstractmethod
     def host_bytes(self, program: Program) -> ProgramBytes:

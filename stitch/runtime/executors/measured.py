@@ -53,6 +53,10 @@ class MeasuredExecutor(Executor):
         #: By the name of a program: what each executor took, in nanoseconds, the fastest first.
         self.measured: dict[str, tuple[tuple[str, int], ...]] = {}
 
+    def takes_foreign(self) -> bool:
+        """Where one of the executors does."""
+        return any(one.takes_foreign() for one in self.tried)
+
     def host_bytes(self, program: Program) -> ProgramBytes:
         """What all take in turn, of which two are there at a time."""
         each = [executor.host_bytes(program) for executor in self.tried]

@@ -117,8 +117,10 @@ class OperationPrices:
         return 0.0
 
     def of_numpy(self, index: int) -> float:
-        """What an operation takes by NumPy's kernel."""
+        """What an operation takes by NumPy's kernel; infinite for a foreign operator."""
         operation, prices = self.program.operations[index], self.numpy
+        if operation.is_foreign:
+            return math.inf
         if is_scan(operation):
             round_us, element_us = prices.round_us, prices.round_element_us
             return prices.call_us + self._scan(

@@ -281,6 +281,10 @@ class TorchExecutor(AutomaticExecutor):
         if self.prices.torch is not None:
             self.library = AtenKernels(self.prices.torch, torch.get_num_threads())
 
+    def takes_foreign(self) -> bool:
+        """What ONNX Runtime gets here depends on what is installed beside it."""
+        return False
+
     def prepare_alone(self, program: Program, machine: MachineShape) -> PreparedProgram:
         """Every operation by ATen that it has a kernel for; raises `CompileError` if there is
         none."""

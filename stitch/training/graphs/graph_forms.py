@@ -7,8 +7,9 @@ weights inside. Must not know: losses, optimizers, machines, files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.ops import onnx_code
@@ -44,17 +45,16 @@ def splice(
             if operation.body != ABSENT:
                 body = builder.bodies.bodies[now[operation.body]]
                 given = [operand for operand in operands if operand is not None]
-                results = builder.carry(
+                results: Sequence[Any] = builder.carry(
                     operation.op, operation.domain, body, given, operation.attributes
                 )
                 values.update(zip(operation.outputs, results, strict=True))
                 continue
-            results = builder.apply(
-                operation.op,
+            results = builder.repeat(
+                _retyped(operation, cast),
                 operands,
                 [graph.values[v].name for v in present],
-                _retyped(operation, cast).attributes,
-                operation.domain,
+                [graph.values[v].type for v in present],
             )
         values.update(zip(present, results, strict=True))
     return {slot.name: values[slot.value] for slot in graph.outputs}

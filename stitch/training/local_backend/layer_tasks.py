@@ -130,7 +130,7 @@ class LayerTasks:
         """What an operator's operands are to its task; constants are the program's own."""
         layers = self.layers
         operation, kinds = layers.graph.operations[index], layers.kinds
-        least, _ = ops.lookup(operation.op, operation.domain).inputs
+        least, _ = ops.definition_of(operation).inputs
         slots: dict[SlotKind, list[str]] = {kind: [] for kind in SlotKind}
         given = {slot.name for slot in graph.inputs}
         for i, v in enumerate(operation.inputs):

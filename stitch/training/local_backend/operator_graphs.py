@@ -143,7 +143,8 @@ def graph_key(graph: ComputationGraph) -> object:
         graph.outputs,
         tuple([value.type for value in graph.values]),
         tuple([
-            (o.op, o.domain, o.inputs, o.outputs, tuple(sorted(o.attributes.items())), o.body)
+            (o.op, o.domain, o.opset, o.inputs, o.outputs, tuple(sorted(o.attributes.items())),
+             o.body)
             for o in graph.operations
         ]),
         tuple([(c.value, c.data.dtype.str, c.data.tobytes()) for c in graph.constants]),

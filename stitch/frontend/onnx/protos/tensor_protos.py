@@ -18,9 +18,10 @@ import numpy as np
 from onnx import AttributeProto, TensorProto
 
 from stitch import ops
+from stitch.budget import claimed_array
 from stitch.errors import CompileError, FormatError
 from stitch.files import nearest_file, open_file
-from stitch.program import Array, DataType
+from stitch.program import MAX_RANK, Array, DataType
 
 #: The field that holds a tensor's elements where they are not raw bytes.
 _FIELDS = {
@@ -66,6 +67,37 @@ def tensor_array(tensor: Any, folder: Path | None, where: str) -> Array:
         little = np.frombuffer(raw, kind.dtype.newbyteorder("<"))
         return _locked(little.astype(kind.dtype, copy=False).reshape(shape))
     return _locked(_listed(tensor, kind, count, where).reshape(shape))
+
+
+def dense_array(sparse: Any, folder: Path | None, where: str) -> Array:
+    """The elements of a sparse tensor, all of them, read-only; raises `FormatError` for one that is
+    not sound, `OutOfMemoryError` where it does not fit the memory limit."""
+    shape = tuple(int(size) for size in sparse.dims)
+    if len(shape) > MAX_RANK or any(size < 0 for size in shape):
+        raise FormatError(
+            "a sparse tensor has an impossible shape", where=where, got=str(list(shape[:64]))
+        )
+    values = tensor_array(sparse.values, folder, where)
+    indices = tensor_array(sparse.indices, folder, where)
+    forms = ((values.size,), (values.size, len(shape)))
+    if values.ndim != 1 or indices.dtype != np.int64 or indices.shape not in forms:
+        raise FormatError(
+            "a sparse tensor's indices do not fit its values", where=where,
+            expected=f"int64 {list(forms[0])} or {list(forms[1])}",
+            got=f"{indices.dtype} {list(indices.shape)} for values {list(values.shape)}",
+        )  # fmt: skip
+    # Claimed before it is made: a few bytes of a file can describe any number of elements.
+    dense = claimed_array(shape, values.dtype, f"the {where}, which is stored sparse")
+    limits = np.array([math.prod(shape)] if indices.ndim == 1 else shape, np.int64)
+    columns = indices.reshape(values.size, -1)
+    if bool((columns < 0).any()) or bool((columns >= limits).any()):
+        raise FormatError("a sparse tensor has an index beyond its shape", where=where)
+    dense[...] = 0
+    if indices.ndim == 1:
+        dense.reshape(-1)[indices] = values
+    elif values.size:
+        dense[tuple(indices.T)] = values
+    return _locked(dense)
 
 
 def _stored_nbytes(kind: DataType, count: int) -> int:

@@ -67,15 +67,15 @@ class Scope:
         self._outer = outer
         self._values: dict[str, Bound] = {}
         self._initializers: dict[str, Any] = {}
-        self._sparse: set[str] = set()
 
     def add_initializers(self, dense: Sequence[Any], sparse: Sequence[Any]) -> None:
         """Declares the initializers of a graph; raises `FormatError` for one given twice."""
-        for tensor in dense:
-            if tensor.name in self._initializers:
-                raise FormatError(f"two initializers are called {tensor.name!r}", where=self.place)
-            self._initializers[tensor.name] = tensor
-        self._sparse |= {tensor.values.name for tensor in sparse}
+        named = [(tensor.name, tensor) for tensor in dense]
+        named += [(tensor.values.name, tensor) for tensor in sparse]
+        for name, tensor in named:
+            if name in self._initializers:
+                raise FormatError(f"two initializers are called {name!r}", where=self.place)
+            self._initializers[name] = tensor
 
     def define(self, name: str, bound: Bound, where: str) -> None:
         """Gives a name its value; raises `FormatError` for one that has a value already."""
@@ -89,9 +89,6 @@ class Scope:
             return None
         if name in self._values:
             return self._values[name]
-        if name in self._sparse:
-            raise CompileError(f"the initializer {name!r} is sparse", where=where,
-                               remedy="store it as a dense tensor")  # fmt: skip
         tensor = self._initializers.get(name)
         if tensor is not None:
             self._values[name] = FAILED

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stitch.ops import LINE_NBYTES, lookup
+from stitch.ops import LINE_NBYTES, definition_of
 from stitch.packing import Interval, pack_intervals
 from stitch.program import ABSENT, Array, Operation, Program
 from stitch.runtime.executors.host.chunks import Unit
@@ -262,7 +262,7 @@ class _Workspace:
             unit = self.planner.units[self.planner.unit_of[index]]
             if unit.foreign or self.lives.get(result, (-1, 0))[0] != index:
                 continue
-            if not lookup(operation.op, operation.domain).elementwise:
+            if not definition_of(operation).elementwise:
                 continue
             for value in operation.inputs:
                 if self._is_left(value, result, index):

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 from stitch.linker import program_of_body
 from stitch.machine import MachineShape
-from stitch.ops import KernelArguments, OpDef, lookup, resolve_attributes
+from stitch.ops import KernelArguments, OpDef, attributes_of, definition_of
 from stitch.program import Array, Operation, Program, ScanForm
 from stitch.runtime.executors.executor import Thunk, Workspace, found_once
 from stitch.runtime.executors.host.arrangement import Arrangement, arrange
@@ -76,11 +76,8 @@ class Kernels:
         self.program = program
         self.workspace = workspace
         self.calls = {call.operations: call for call in calls}
-        self.definitions: list[OpDef] = [lookup(o.op, o.domain) for o in program.operations]
-        self.attributes = [
-            resolve_attributes(definition, o.attributes, o.location)
-            for definition, o in zip(self.definitions, program.operations, strict=True)
-        ]
+        self.definitions: list[OpDef] = list(map(definition_of, program.operations))
+        self.attributes = [attributes_of(o) for o in program.operations]
         self.memos: list[dict[str, Array]] = [{} for _ in program.operations]
         self.constants = {
             c.value: computable(c.data, program.values[c.value].type) for c in program.constants

@@ -44,6 +44,7 @@ class NumpyExecutor(Executor):
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
     ) -> PreparedProgram:
         """Look every operation's kernel up; raises `CompileError` for an unknown operator."""
+        self.check_foreign(program)
         return PreparedKernels(expanded(program), machine, workspace or Workspace())
 
     def host_bytes(self, program: Program) -> ProgramBytes:

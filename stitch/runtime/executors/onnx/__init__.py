@@ -1,10 +1,16 @@
-"""Programs, or runs of their operations, as sessions of ONNX Runtime. Needs the extra `onnx`.
-
-Comes in: programs, regions of bytes. Goes out: steps to call. Imported only when asked for. Must
-not know which operations come here, devices or plans.
-"""
+"""Programs, or runs of their operations, as sessions of ONNX Runtime; and what it knows of foreign
+operators. Needs the extra `onnx`; imported only when asked for."""
 
 from stitch.runtime.executors.onnx.foreign_calls import Sessions
 from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor
+from stitch.runtime.executors.onnx.operator_schemas import defining_version, draws_random_numbers
+from stitch.runtime.executors.onnx.result_types import (
+    InferredType,
+    computed_results,
+    inferred_results,
+)
 
-__all__ = ["OnnxRuntimeExecutor", "Sessions"]
+__all__ = [
+    "InferredType", "OnnxRuntimeExecutor", "Sessions", "computed_results", "defining_version",
+    "draws_random_numbers", "inferred_results",
+]  # fmt: skip

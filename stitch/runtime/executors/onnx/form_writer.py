@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from stitch.errors import CompileError
 from stitch.ops import lookup, onnx_code
 from stitch.program import (
     ABSENT,
@@ -26,6 +27,7 @@ from stitch.program import (
     ValueType,
 )
 from stitch.runtime.executors.host import computable, compute_type
+from stitch.runtime.executors.onnx.operator_schemas import defining_version
 
 Attributes = Mapping[str, AttributeValue]
 
@@ -82,6 +84,12 @@ def placeholder(name: str, data: Array) -> TensorProto:
     return tensor
 
 
+def attribute_proto(attribute: tuple[str, AttributeValue]) -> onnx.AttributeProto:
+    """An attribute of a foreign operator, by name and value."""
+    name, value = attribute
+    return helper.make_attribute(name, list(value) if isinstance(value, tuple) else value)
+
+
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Nodes, and those within their bodies."""
     for node in nodes:
@@ -112,6 +120,8 @@ class FormWriter:
         #: Values that nodes know by another name, and those that go out as so many chunks.
         self.named: dict[int, str] = {}
         self.chunked: dict[int, tuple[int, ...]] = {}
+        #: Foreign operators in the model, by domain and name: the version that defines each.
+        self.foreign: dict[tuple[str, str], int] = {}
         self._names = 0
         self._body_constants: dict[tuple[int, int], int] = {}
 
@@ -258,6 +268,42 @@ class FormWriter:
         named = [name or self.fresh() for name in outputs]
         self.nodes.append(helper.make_node(operation.op, inputs, named, **written))
 
+    def plain_foreign(self, operation: Operation) -> None:
+        """Add an operation of a foreign operator, on operands of their own types."""
+        key = operation.domain, operation.op
+        if self.foreign.setdefault(key, operation.opset) != operation.opset:
+            raise CompileError(
+                f"one model cannot hold {operation.title} of opset {operation.opset} and of "
+                f"{self.foreign[key]}"
+            )
+        inputs = [self._in_own_type(v) for v in operation.inputs]
+        outputs, rounded = [], []
+        for value in operation.outputs:
+            name = "" if value == ABSENT else value_name(value)
+            if name and compute_type(self.type_of(value)) is not self.type_of(value).data_type:
+                name = self.fresh()
+                rounded.append((name, value))
+            outputs.append(name)
+        node = helper.make_node(operation.op, inputs, outputs, domain=operation.domain)
+        node.attribute.extend(map(attribute_proto, sorted(operation.attributes.items())))
+        self.nodes.append(node)
+        for name, value in rounded:
+            self.cast(name, compute_type(self.type_of(value)), value_name(value))
+
+    def _in_own_type(self, value: int) -> str:
+        """The name of an operand in the type that it has, not in the one that it is computed in."""
+        if value == ABSENT:
+            return ""
+        kind, data = self.type_of(value), self.constants.get(value)
+        if kind.data_type.is_narrow:
+            if data is None:
+                raise CompileError(f"tensors of type {kind.data_type.value} are not given to it")
+            name = self.fresh()
+            self.initializers.append(numpy_helper.from_array(data, name))
+            return name
+        name = self.operand(value)
+        return name if compute_type(kind) is kind.data_type else self.cast(name, kind.data_type)
+
     def _write_constant(self, name: str, data: Array) -> None:
         if data.nbytes <= EMBEDDED_NBYTES:
             self.initializers.append(numpy_helper.from_array(data, name))
@@ -272,12 +318,25 @@ class FormWriter:
             [self._info(v) for v in outputs], self.initializers,
         )  # fmt: skip
         domains = sorted({node.domain for node in all_nodes(self.nodes) if node.domain})
-        opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(d, 1) for d in domains)]
+        versions = {domain: self._version(domain) for domain in ("", *domains)}
+        opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         return OnnxForm(
             model.SerializeToString(), inputs, outputs, tuple(self.weights), self.chunked,
             self._without(),
         )  # fmt: skip
+
+    def _version(self, domain: str) -> int:
+        """The version of a domain at which all foreign operators of it mean what they should."""
+        found = {op: version for (its, op), version in self.foreign.items() if its == domain}
+        newest = max(found.values(), default=1) if domain else OPSET
+        for op, version in found.items():
+            if defining_version(op, domain, newest) != version:
+                raise CompileError(
+                    f"one model cannot hold {op} of opset {version} beside operators of "
+                    f"{domain or 'ai.onnx'} of opset {newest}, where it is another"
+                )
+        return newest
 
     def _without(self) -> tuple[str, ...]:
         nodes = list(all_nodes(self.nodes))

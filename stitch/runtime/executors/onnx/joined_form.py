@@ -25,6 +25,7 @@ from stitch.runtime.executors.onnx.form_writer import (
     IR_VERSION,
     OPSET,
     OnnxForm,
+    all_nodes,
     names_read,
     placeholder,
     value_info,
@@ -100,8 +101,13 @@ class _Joint:
         _rename(renamed, _Names(names, f"p{self.parts}."))
         self.nodes += renamed.node
         self.initializers += renamed.initializer
+        used = {node.domain for node in all_nodes(renamed.node)}
         for domain, version in optimised.opsets.items():
-            self.opsets[domain] = max(version, self.opsets.get(domain, 0))
+            if domain in used and self.opsets.setdefault(domain, version) != version:
+                raise CompileError(
+                    f"its parts hold operators of {domain} of opset {version} and of "
+                    f"{self.opsets[domain]}, which one model cannot"
+                )
         rounded = {v for o in part.operations if o.op != "Cast" for v in o.outputs}
         for number in form.outputs:
             value = values[number]

@@ -66,6 +66,9 @@ def operation_form(program: Program, operation: Operation) -> OnnxForm:
 
 
 def _write(writer: FormWriter, operation: Operation) -> None:
+    if operation.is_foreign:
+        writer.plain_foreign(operation)
+        return
     for value in (*operation.inputs, *operation.outputs):
         if value != ABSENT and writer.type_of(value).data_type.is_narrow:
             kind = writer.type_of(value).data_type.value

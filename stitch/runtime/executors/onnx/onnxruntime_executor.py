@@ -105,11 +105,15 @@ class OnnxRuntimeExecutor(Executor):
         """The same bits: a linked program is computed by the forms of its parts."""
         return joining_terms([expanded(program) for program in programs])
 
+    def takes_foreign(self) -> bool:
+        """Always."""
+        return True
+
     def _refusal(self, program: Program, error: Exception) -> CompileError:
         """Which operations are to blame: each is tried by itself."""
         reasons: dict[str, str] = {}
         for index, operation in enumerate(program.operations):
-            name = f"{operation.domain}.{operation.op}" if operation.domain else operation.op
+            name = operation.title
             where = operation.location or f"operation {index}"
             try:
                 Session(operation_form(program, operation), self.intra_op_threads)

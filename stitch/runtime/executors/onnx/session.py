@@ -17,7 +17,7 @@ import os
 import platform
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from itertools import chain
@@ -98,6 +98,15 @@ def tried(model: bytes, **arrays: Array) -> list[Array]:
     )
     found: list[Array] = session.run(None, arrays)
     return found
+
+
+def declared_outputs(model: bytes) -> list[tuple[str, Sequence[object]]]:
+    """The type and the shape that ONNX Runtime infers for each output of a model; raises one of
+    `SESSION_ERRORS`."""
+    session = onnxruntime.InferenceSession(
+        model, _options(1, is_optimised=True), providers=["CPUExecutionProvider"]
+    )
+    return [(output.type, output.shape) for output in session.get_outputs()]
 
 
 def _options(threads: int, is_optimised: bool) -> Any:
