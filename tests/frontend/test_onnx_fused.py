@@ -283,7 +283,6 @@ W = np.zeros((8, 24), np.float32)
         ),
         ("Attention", ([X, W], 1, {"num_heads": 2, "qkv_hidden_sizes": [8, 8]}), "three widths"),
         ("MultiHeadAttention", ([X, X], 1, {"num_heads": 2}), "operand 2"),
-        ("SkipLayerNormalization", ([X, X, X[0, 0]], 2, {}), "with result 1"),
         ("SkipLayerNormalization", ([X], 1, {}), "operand 1"),
         ("FusedGemm", ([X[0], W], 1, {"activation": "Acos"}), "with this activation"),
         ("FusedGemm", ([X[0], W], 1, {"activation": 3}), "with this activation"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import stitch
 from stitch.errors import CompileError, FormatError, IncompatibleError
@@ -151,17 +151,12 @@ def test_two_inputs_of_one_name_are_refused() -> None:
         from_onnx(proto)
 
 
-def test_sequences_without_an_example_and_sparse_initializers_are_refused() -> None:
+def test_sequences_without_an_example_are_refused() -> None:
     sequence = helper.make_tensor_sequence_value_info("x", 1, [2])
     proto = model([node("Identity", ["x"], ["y"])], [sequence], ["y"])
     for examples in ((), (drawn(2),), {"x": None}):
         with pytest.raises(CompileError, match="input 'x': sequence values take the form"):
             from_onnx(proto, examples)
-    proto = model([node("Identity", ["w"], ["y"])], [], ["y"])
-    sparse = proto.graph.sparse_initializer.add()
-    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "w"))
-    with pytest.raises(CompileError, match="'w' is sparse"):
-        from_onnx(proto)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 from onnx import GraphProto
 
 from stitch.errors import CompileError
@@ -27,7 +29,6 @@ from stitch.frontend.onnx.calls import NodeCall
 from stitch.frontend.onnx.node_refusals import Unsupported, is_refused_by_name
 from stitch.frontend.onnx.protos import NEWEST_OPSET
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
-from stitch.ops import data_type_of_code
 from stitch.program import Array, DataType, Operation, ValueType
 
 #: Larger constants are not given to ONNX Runtime for inference: they are no sizes, but weights.
@@ -37,8 +38,8 @@ Dimensions = tuple[int | None, ...]
 
 
 class DeclaredValues:
-    """What a model says of its values: element types and shapes, its symbols replaced by the sizes
-    that the inputs have."""
+    """The shapes that a model says of its values, its symbols replaced by the sizes that its inputs
+    have."""
 
     def __init__(self, graph: GraphProto) -> None:
         self._infos = {info.name: info.type for info in (*graph.value_info, *graph.output)}
@@ -53,18 +54,12 @@ class DeclaredValues:
             if dim.dim_param:
                 self._sizes.setdefault(dim.dim_param, size)
 
-    def type_of(self, name: str) -> tuple[DataType | None, Dimensions | None]:
-        """The type of a value's elements and its shape, None for what the model does not say."""
+    def shape_of(self, name: str) -> Dimensions | None:
+        """The shape of a value, None where the model does not say it."""
         kind = self._infos.get(name)
-        if kind is None or not kind.HasField("tensor_type"):
-            return None, None
-        try:
-            data_type = data_type_of_code(kind.tensor_type.elem_type)
-        except CompileError:
-            data_type = None
-        if not kind.tensor_type.HasField("shape"):
-            return data_type, None
-        return data_type, tuple(
+        if kind is None or not kind.tensor_type.HasField("shape"):
+            return None
+        return tuple(
             int(dim.dim_value) if dim.HasField("dim_value") else self._sizes.get(dim.dim_param)
             for dim in kind.tensor_type.shape.dim
         )
@@ -116,41 +111,55 @@ def lower_foreign(
         if results is not None:
             return [None if array is None else builder.constant(array) for array in results]
     operands = [None if t is None else t.type for t in call.inputs]
+
+    def infer(data: Sequence[Array | None]) -> list[tuple[str, DataType | None, Dimensions | None]]:
+        """ONNX Runtime's word for each result that is wanted, its type, its shape."""
+        found = onnx_runtime.inferred_results(operation, operands, data, wanted)
+        rule = _SHAPES.get((call.domain, call.op))
+        shapes = None if rule is None else rule(operands, data, operation.attributes)
+        return [
+            (one.kind, one.data_type,
+             shapes[index] if one.shape is None and shapes is not None else one.shape)
+            for index, one in enumerate(found) if one is not None
+        ]  # fmt: skip
+
     try:
-        inferred = onnx_runtime.inferred_results(operation, operands, known, wanted)
+        inferred = infer(known)
     except CompileError as error:
         raise call.refused(f"ONNX Runtime refuses operator {title}: {error.what}") from error
-    rule = _SHAPES.get((call.domain, call.op))
-    by_rule = None if rule is None else rule([() if k is None else k.shape for k in operands],
-                                             operation.attributes)  # fmt: skip
-    types: list[ValueType | None] = []
-    for index, (name, found) in enumerate(zip(call.outputs, inferred, strict=True)):
-        if found is None:
-            types.append(None)
-            continue
-        data_type, dims = declared.type_of(name)
-        data_type = found.data_type or (data_type if found.kind == "" else None)
+    names = [name for name in call.outputs if name]
+    types: dict[str, ValueType] = {}
+    for name, (kind, data_type, dims) in zip(names, inferred, strict=True):
         if data_type is None:
             raise call.refused(
-                f"operator {title} is not supported: its result {name!r} is of type "
-                f"{found.kind or 'unknown'}",
+                f"operator {title} is not supported: its result {name!r} is of type {kind}",
                 expected="a tensor of numbers",
             )
-        if by_rule is not None and found.shape is None and index < len(by_rule):
-            found_shape: Dimensions | None = by_rule[index]
-        else:
-            found_shape = found.shape
-        shape = _merged(found_shape, dims)
+        shape = _merged(dims, declared.shape_of(name))
         if shape is None:
-            _want_integers(call.inputs, known, want)
+            asked = _deciding_operand(operands, known, infer)
+            deciding = None if asked is None else call.inputs[asked]
+            if deciding is not None:
+                want(deciding)
             raise call.refused(
                 f"operator {title} is not supported here: the shape of its result {name!r} depends "
                 "on data, or ONNX Runtime does not infer it",
-                got=_spelled(found_shape),
+                got=_spelled(dims),
                 remedy="declare its shape in the model (value_info), if it is always the same",
             )
-        types.append(ValueType(shape, data_type))
-    return builder.apply_foreign(operation, call.inputs, call.outputs, types)
+        types[name] = ValueType(shape, data_type)
+    return builder.apply_foreign(
+        operation, call.inputs, call.outputs, [types.get(name) for name in call.outputs]
+    )
+
+
+def may_be_foreign(op: str, domain: str, opset: int) -> bool:
+    """Whether ONNX Runtime defines an operator that is not refused by its name."""
+    title = f"{domain}.{op}" if domain else op
+    if is_refused_by_name(title) or find_spec("onnxruntime") is None:
+        return False
+    onnx_runtime: Any = import_module("stitch.runtime.executors.onnx")
+    return bool(onnx_runtime.defining_version(op, domain, opset))
 
 
 def _version(defining_version: Callable[[str, str, int], int], call: NodeCall) -> int:
@@ -192,15 +201,23 @@ def _merged(found: Dimensions | None, declared: Dimensions | None) -> tuple[int,
     return tuple(sizes) if len(sizes) == len(dims) else None
 
 
-def _want_integers(
-    operands: Sequence[SymbolicTensor | None], known: Sequence[Array | None],
-    want: Callable[[SymbolicTensor], None],
-) -> None:  # fmt: skip
-    """Ask for the data of operands that may be sizes: vectors of whole numbers, not known yet."""
-    for tensor, data in zip(operands, known, strict=True):
-        is_size = tensor is not None and tensor.dtype.kind in "iu" and tensor.ndim <= 1
-        if tensor is not None and is_size and data is None:
-            want(tensor)
+def _deciding_operand(
+    operands: Sequence[ValueType | None], known: Sequence[Array | None],
+    infer: Callable[[Sequence[Array | None]], Sequence[tuple[str, object, Dimensions | None]]],
+) -> int | None:  # fmt: skip
+    """The operand whose data decides shapes: a vector of whole numbers with which, were they known,
+    every shape would be inferred. None if there is no such operand."""
+    for index, (kind, data) in enumerate(zip(operands, known, strict=True)):
+        if kind is None or data is not None or len(kind.shape) > 1:
+            continue
+        if kind.data_type.dtype.kind not in "iu" or kind.data_type.is_narrow:
+            continue
+        supposed = list(known)
+        supposed[index] = np.ones(kind.shape, kind.data_type.dtype)
+        with suppress(CompileError):
+            if all(_merged(dims, None) is not None for _, _, dims in infer(supposed)):
+                return index
+    return None
 
 
 def _spelled(shape: Dimensions | None) -> str:
@@ -209,36 +226,53 @@ def _spelled(shape: Dimensions | None) -> str:
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
 
 
-_Shapes = Sequence[tuple[int, ...]]
-_Rule = Callable[[_Shapes, Mapping[str, Any]], Sequence[tuple[int, ...]]]
+_Types = Sequence[ValueType | None]
+_Data = Sequence[Array | None]
+#: From the operands' types, the data that is known of them, and attributes: the results' shapes;
+#: None where they do not follow.
+_Rule = Callable[[_Types, _Data, Mapping[str, Any]], Sequence[Dimensions] | None]
 
 
-def _same(given: _Shapes, _: Mapping[str, Any]) -> Sequence[tuple[int, ...]]:
-    return [given[0]]
+def _shapes(operands: _Types) -> list[tuple[int, ...]]:
+    return [() if kind is None else kind.shape for kind in operands]
 
 
-def _features(given: _Shapes, _: Mapping[str, Any]) -> Sequence[tuple[int, ...]]:
-    """One row for each of the operands' first dimension, all their elements side by side."""
-    rows = given[0][0] if given and len(given[0]) > 1 else 1
-    return [(rows, sum(math.prod(shape[1:] if len(shape) > 1 else shape) for shape in given))]
+def _same(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions]:
+    return _shapes(operands)[:1]
 
 
-def _distances(given: _Shapes, _: Mapping[str, Any]) -> Sequence[tuple[int, ...]]:
-    return [(given[0][0], given[1][0])]
+def _features(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions]:
+    """A row for each of the operands' rows, all their elements side by side."""
+    shapes = _shapes(operands)
+    rows = shapes[0][0] if shapes and len(shapes[0]) > 1 else 1
+    return [(rows, sum(math.prod(s[1:] if len(s) > 1 else s) for s in shapes))]
 
 
-def _attended(given: _Shapes, attributes: Mapping[str, Any]) -> Sequence[tuple[int, ...]]:
+def _distances(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions]:
+    a, b, *_rest = _shapes(operands)
+    return [(a[0], b[0])]
+
+
+def _crops(operands: _Types, known: _Data, _: Mapping[str, Any]) -> Sequence[Dimensions] | None:
+    """The channels of the first operand, for each box, in the size that the last one says."""
+    x, boxes, *_rest = _shapes(operands)
+    size = known[3]
+    return None if size is None else [(boxes[0], x[1], *map(int, size))]
+
+
+def _attended(operands: _Types, _: _Data, attributes: Mapping[str, Any]) -> Sequence[Dimensions]:
     """As of an LSTM: all steps, the last hidden and the last cell states."""
-    steps, batch = given[0][:2]
-    sides, hidden = given[1][0], int(attributes["hidden_size"])
+    (steps, batch, *_rest), (sides, *_others) = _shapes(operands)[:2]
+    hidden = int(attributes["hidden_size"])
     return [(steps, sides, batch, hidden), (sides, batch, hidden), (sides, batch, hidden)]
 
 
 #: Shapes of results by operators for which ONNX Runtime has no function that infers them, as their
 #: documentation says.
 _SHAPES: Mapping[tuple[str, str], _Rule] = {
-    ("com.microsoft", "CDist"): _distances,
     ("com.microsoft", "AttnLSTM"): _attended,
+    ("com.microsoft", "CDist"): _distances,
+    ("com.microsoft", "CropAndResize"): _crops,
     ("ai.onnx.ml", "FeatureVectorizer"): _features,
     ("ai.onnx.ml", "Imputer"): _same,
     ("ai.onnx.ml", "Normalizer"): _same,

@@ -28,7 +28,7 @@ from stitch.frontend.onnx.calls import (
 )
 from stitch.frontend.onnx.control_calls import ControlCall
 from stitch.frontend.onnx.control_nodes import CONTROL_OPERATORS, lower_control
-from stitch.frontend.onnx.foreign_nodes import DeclaredValues, lower_foreign
+from stitch.frontend.onnx.foreign_nodes import DeclaredValues, lower_foreign, may_be_foreign
 from stitch.frontend.onnx.gradient_node import gradients
 from stitch.frontend.onnx.kept_loops import Loops, T
 from stitch.frontend.onnx.node_refusals import Refusals, Unsupported
@@ -64,6 +64,7 @@ MAX_DEPTH = 50
 MAX_BODIES = 1 << 14
 
 GRADIENT = ("ai.onnx.preview.training", "Gradient")
+ONNX_RUNTIME = "com.microsoft"
 _KNOWN = frozenset((d.domain, d.name) for d in ops.operators())
 #: Those of other domains, and what ONNX Runtime puts among ONNX's own, by their lowerings.
 _LOWERINGS = {
@@ -186,7 +187,9 @@ class Walk:
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
         known = (domain, op) in _KNOWN | _OWN | {GRADIENT} | _LOWERINGS.keys()
-        return known or self._functions.has_schema(op, domain, version)
+        if known or self._functions.has_schema(op, domain, version):
+            return True
+        return may_be_foreign(op, domain, version)
 
     def _apply(self, call: NodeCall) -> Sequence[Bound]:
         for name, value in call.attributes.items():
@@ -225,13 +228,13 @@ class Walk:
         return self._foreign(call)
 
     def _lowered(self, call: NodeCall) -> Sequence[Bound]:
-        """What an operator of another domain is made of; what its lowering does not know may still
-        be a foreign operator."""
+        """What an operator of another domain is made of; what a lowering does not know of ONNX
+        Runtime's own operators may still be a foreign operator: they mean what it computes."""
         try:
             return _LOWERINGS[call.domain, call.op].of(self.builder, call)
-        except FormatError:
-            raise
         except CompileError:
+            if call.domain != ONNX_RUNTIME:
+                raise
             with suppress(CompileError, Unsupported):
                 return self._foreign(call)
             raise

@@ -19,6 +19,7 @@ _HEADS = "num_heads unidirectional mask_filter_value scale"
 LOWERINGS: Mapping[str, Lowering] = {
     "Attention": to_several(contrib_attention.attention, 6, f"{_HEADS} qkv_hidden_sizes"),
     "BiasGelu": to_one(fused_operators.gelu, 2),
+    "DequantizeLinear": to_one(fused_operators.as_own_operator, 3, "axis"),
     "EmbedLayerNormalization": to_several(
         contrib_attention.embeddings, 9, "epsilon mask_index_type", (0, 1, 2)
     ),
@@ -31,6 +32,7 @@ LOWERINGS: Mapping[str, Lowering] = {
     "MultiHeadAttention": to_several(
         contrib_attention.multi_head_attention, 8, _HEADS, (0, 1, 2)
     ),
+    "QuantizeLinear": to_one(fused_operators.as_own_operator, 3, "axis"),
     "QuickGelu": to_one(fused_operators.quick_gelu, 1, "alpha"),
     "SkipLayerNormalization": to_several(
         partial(fused_operators.normalized_sum, "LayerNormalization", 4), 5, "epsilon", (0, 3)

@@ -28,6 +28,11 @@ _ACTIVATIONS = {
 }
 
 
+def as_own_operator(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """ONNX's operator of this name: it means the same, and has come to take the same types."""
+    return builder.apply(call.op, call.inputs, 1, call.attributes)[0]
+
+
 def product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """A scaled product of matrices, perhaps transposed."""
     both = [call.required(0), call.required(1)]

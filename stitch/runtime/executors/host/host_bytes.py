@@ -191,9 +191,23 @@ def session_bytes(
                                bodies=program.bodies)  # fmt: skip
         most = max((session_bytes(inside, o, constants)[0] for o in body.operations), default=0)
         nbytes += FOREIGN_TIMES * sum(computed_nbytes(v.type) for v in body.values) + most
+    elif operation.is_foreign:
+        nbytes += _scores(program, operation)
     elif operation.op in GATHERING:
         nbytes += _columns(program, operation)
     return nbytes, 0
+
+
+def _scores(program: OperationList, operation: Operation) -> int:
+    """What a foreign operator may make besides: one with heads multiplies all rows of its largest
+    operand with each other, for each head, and keeps two such products."""
+    heads = operation.attributes.get("num_heads", operation.attributes.get("q_num_heads", 0))
+    if not isinstance(heads, int) or heads < 1:
+        return 0
+    shapes = [program.values[v].type.shape for v in operation.inputs if v != ABSENT]
+    lengths = [shape[-2] for shape in shapes if len(shape) > 2] or [1]
+    batch = max(shape[0] for shape in shapes if len(shape) > 2) if lengths != [1] else 1
+    return FOREIGN_TIMES * heads * batch * max(lengths) * sum(lengths) * 4
 
 
 def _columns(program: OperationList, operation: Operation) -> int:

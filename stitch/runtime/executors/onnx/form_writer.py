@@ -166,7 +166,12 @@ class FormWriter:
             return ""
         data = self.constants.get(value)
         if data is not None and value not in self.used:
-            self._write_constant(value_name(value), computable(data, self.type_of(value)))
+            kind = self.type_of(value)
+            if kind.data_type.is_narrow:
+                # Two elements a byte there, so it cannot take the array itself.
+                self.initializers.append(numpy_helper.from_array(data, value_name(value)))
+            else:
+                self._write_constant(value_name(value), computable(data, kind))
         self.used.add(value)
         return self.named.get(value) or value_name(value)
 
@@ -294,14 +299,7 @@ class FormWriter:
         """The name of an operand in the type that it has, not in the one that it is computed in."""
         if value == ABSENT:
             return ""
-        kind, data = self.type_of(value), self.constants.get(value)
-        if kind.data_type.is_narrow:
-            if data is None:
-                raise CompileError(f"tensors of type {kind.data_type.value} are not given to it")
-            name = self.fresh()
-            self.initializers.append(numpy_helper.from_array(data, name))
-            return name
-        name = self.operand(value)
+        kind, name = self.type_of(value), self.operand(value)
         return name if compute_type(kind) is kind.data_type else self.cast(name, kind.data_type)
 
     def _write_constant(self, name: str, data: Array) -> None:
@@ -312,7 +310,11 @@ class FormWriter:
         self.weights.append((name, np.ascontiguousarray(data)))
 
     def form(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> OnnxForm:
-        """The finished model."""
+        """The finished model; raises `CompileError` where a narrow type would go in or out: it
+        packs several elements into a byte."""
+        for kind in (self.type_of(value).data_type for value in (*inputs, *outputs)):
+            if kind.is_narrow:
+                raise CompileError(f"tensors of type {kind.value} are not given to it")
         graph = helper.make_graph(
             self._in_order(), "program", [self._info(v) for v in inputs],
             [self._info(v) for v in outputs], self.initializers,

@@ -16,7 +16,7 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.ops import attributes_of
-from stitch.program import ABSENT, Operation, Program, is_scan
+from stitch.program import ABSENT, DataType, Operation, Program, is_scan
 from stitch.runtime.executors.blocked import blocked_part
 from stitch.runtime.executors.element_runs import ElementRun, element_runs
 from stitch.runtime.executors.onnx.blocked_writer import BlockedWriter, block_channels
@@ -65,15 +65,21 @@ def operation_form(program: Program, operation: Operation) -> OnnxForm:
     return writer.form(tuple(inputs), tuple(v for v in operation.outputs if v != ABSENT))
 
 
+#: Narrow types that it takes within a model, in these operators.
+_PACKED = frozenset({DataType.INT4, DataType.UINT4})
+_QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
+
+
 def _write(writer: FormWriter, operation: Operation) -> None:
     if operation.is_foreign:
         writer.plain_foreign(operation)
         return
     for value in (*operation.inputs, *operation.outputs):
         if value != ABSENT and writer.type_of(value).data_type.is_narrow:
-            kind = writer.type_of(value).data_type.value
-            # It packs int4, and its kernels take other sets of these types at every version.
-            raise CompileError(f"tensors of type {kind} are not given to it")
+            kind = writer.type_of(value).data_type
+            # Its kernels take other sets of these types at every version.
+            if kind not in _PACKED or operation.op not in _QUANTIZING:
+                raise CompileError(f"tensors of type {kind.value} are not given to it")
     attributes = attributes_of(operation)
     if is_scan(operation):
         write_scan(writer, operation, _write)

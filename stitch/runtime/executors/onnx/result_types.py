@@ -99,7 +99,7 @@ def _model(
     inputs, initializers = [], []
     for name, kind, data in zip(names, operands, known, strict=True):
         if data is not None and name:
-            initializers.append(numpy_helper.from_array(np.ascontiguousarray(data), name))
+            initializers.append(numpy_helper.from_array(np.array(data, order="C"), name))
         elif kind is not None:
             code = onnx_code(kind.data_type)
             inputs.append(helper.make_tensor_value_info(name, code, kind.shape))

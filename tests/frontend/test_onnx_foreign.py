@@ -1,0 +1,288 @@
+"""Operators that Stitch does not define and ONNX Runtime computes, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import stitch
+from stitch.compiler import differentiate
+from stitch.errors import CompileError, FormatError, OutOfMemoryError
+from stitch.frontend.onnx import from_onnx
+from stitch.graph import as_json, from_json
+from stitch.program import Array
+from stitch.ttb import encode, load
+from tests.support.onnx.models import Drawn, drawn, info, model, one_node, runtime
+
+MICROSOFT = "com.microsoft"
+DOMAINS = {MICROSOFT: 1, "ai.onnx.ml": 3}
+
+
+def node(op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = MICROSOFT,
+         **attributes: Any) -> Any:  # fmt: skip
+    return helper.make_node(op, inputs, outputs, domain=domain, **attributes)
+
+
+def single(result: object) -> Array:
+    assert isinstance(result, stitch.Tensor)
+    return result.numpy()
+
+
+def distances() -> tuple[onnx.ModelProto, list[Array]]:
+    """Plain operators around a foreign one."""
+    nodes = [
+        node("Mul", ["x", "x"], ["a"], ""),
+        node("CDist", ["a", "y"], ["b"], metric="sqeuclidean"),
+        node("Relu", ["b"], ["z"], ""),
+    ]
+    proto = model(nodes, [info("x", [3, 4]), info("y", [5, 4])], ["z"], opset=17, domains=DOMAINS)
+    return proto, [drawn(3, 4), drawn(5, 4, seed=4)]
+
+
+def results(binary: Any, arrays: Sequence[Array], executor: str) -> list[Array]:
+    with stitch.open_device("wormhole_n150", executor=executor) as device:
+        made = device.load(binary)(*arrays)
+        return [t.numpy() for t in (made if isinstance(made, tuple) else (made,))]
+
+
+def assert_same(proto: onnx.ModelProto, arrays: Sequence[Array], folder: Path,
+                executors: Sequence[str] = ("onnxruntime", "auto")) -> None:  # fmt: skip
+    """The results of ONNX Runtime on the model itself, by a program that was stored."""
+    stitch.compile(proto, tuple(arrays)).save(folder / "m.ttb")
+    for executor in executors:
+        made = results(folder / "m.ttb", arrays, executor)
+        for mine, other in zip(made, runtime(proto, arrays), strict=True):
+            assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
+            np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6, err_msg=executor)
+
+
+def test_a_foreign_operator_gives_what_onnx_runtime_gives_from_a_file(tmp_path: Path) -> None:
+    assert_same(*distances(), tmp_path, ("onnxruntime", "auto", "fastest"))
+
+
+@pytest.mark.parametrize("executor", ["numpy", "torch"])
+def test_loading_says_which_operator_an_executor_cannot_run(executor: str) -> None:
+    proto, arrays = distances()
+    compiled = stitch.compile(proto, tuple(arrays))
+    with stitch.open_device("wormhole_n150", executor=executor) as device:
+        words = rf"executor '{executor}' cannot run com.microsoft.CDist"
+        with pytest.raises(CompileError, match=words) as caught:
+            device.load(compiled)
+    assert "executor='onnxruntime'" in str(caught.value)
+
+
+def test_a_file_names_the_feature_and_holds_the_version() -> None:
+    proto, arrays = distances()
+    binary = stitch.compile(proto, tuple(arrays)).binary
+    assert binary.requires == ("foreign_operators",)
+    again = load(encode(binary))
+    (foreign,) = again.programs[0].foreign_operations()
+    assert (foreign.title, foreign.opset) == ("com.microsoft.CDist", 1)
+    assert dict(foreign.attributes) == {"metric": "sqeuclidean"}
+    assert "opset=1" in again.programs[0].text()
+    assert again.programs == binary.programs
+
+
+def test_a_program_without_a_foreign_operator_does_not_name_the_feature() -> None:
+    proto = model([node("Relu", ["x"], ["y"], "")], [info("x", [3])], ["y"])
+    assert stitch.compile(proto, (drawn(3),)).binary.requires == ()
+
+
+def test_a_graph_with_a_foreign_operator_has_a_json_form() -> None:
+    graph = from_onnx(*distances())
+    again = from_json(as_json(graph))
+    assert again == graph
+    assert [o.opset for o in again.operations] == [0, 1, 0]
+
+
+def test_a_file_that_calls_an_operator_of_stitch_foreign_is_refused() -> None:
+    proto, arrays = distances()
+    binary = stitch.compile(proto, tuple(arrays)).binary
+    program = binary.programs[0]
+    operations = [replace(o, opset=13) if o.op == "Relu" else o for o in program.operations]
+    lying = replace(binary, programs=(replace(program, operations=tuple(operations)),))
+    words = "Relu is marked as a foreign operator of opset 13"
+    with (
+        stitch.open_device("wormhole_n150", executor="onnxruntime") as device,
+        pytest.raises(FormatError, match=words),
+    ):
+        device.load(lying)
+
+
+def test_programs_with_foreign_operators_are_stitched_with_copies_between_spaces() -> None:
+    proto, arrays = distances()
+    first = stitch.compile(proto, tuple(arrays), wishes=("output.0.space=l1",))
+    angles = model(
+        [node("Inverse", ["x"], ["a"]), node("Trilu", ["a"], ["y"], upper=0)],
+        [info("x", [3, 3])], ["y"], opset=17, domains=DOMAINS,
+    )  # fmt: skip
+    second = stitch.compile(angles, (drawn(3, 3),), wishes=("input.0.space=dram",))
+    square = [arrays[0], arrays[0][:, ::-1].copy()]
+    with stitch.open_device("wormhole_n150", executor="auto") as device:
+        a = device.load(stitch.compile(proto_of_square(), tuple(square)))
+        b = device.load(second)
+        made = single(b(a(*square)))
+        assert device.load(first).program.foreign_operations()
+    (between,) = runtime(proto_of_square(), square)
+    np.testing.assert_allclose(made, runtime(angles, [between])[0], rtol=1e-4, atol=1e-5)
+
+
+def proto_of_square() -> onnx.ModelProto:
+    nodes = [node("CDist", ["x", "y"], ["z"], metric="euclidean")]
+    return model(nodes, [info("x", [3, 4]), info("y", [3, 4])], ["z"], opset=17, domains=DOMAINS)
+
+
+@pytest.mark.parametrize("executor", ["onnxruntime", "auto"])
+def test_linked_programs_with_foreign_operators_give_the_bits_of_the_parts(executor: str) -> None:
+    square = [drawn(3, 4), drawn(3, 4, seed=5)]
+    inverse = model([node("Inverse", ["x"], ["y"])], [info("x", [3, 3])], ["y"], opset=17,
+                    domains=DOMAINS)  # fmt: skip
+    parts = [
+        stitch.compile(proto_of_square(), tuple(square)),
+        stitch.compile(inverse, (drawn(3, 3),)),
+    ]
+    linked = stitch.link([part.binary for part in parts])
+    with stitch.open_device("wormhole_n150", executor=executor) as device:
+        a, b, whole = device.load(parts[0]), device.load(parts[1]), device.load(linked)
+        apart = single(b(a(*square)))
+        np.testing.assert_array_equal(single(whole(*square)), apart)
+
+
+def test_versions_of_an_operator_that_mean_the_same_are_one() -> None:
+    """LabelEncoder of ai.onnx.ml 2 and 3 is one operator; that of 4 is another."""
+    kept = []
+    for version in (2, 3, 4):
+        label = node("LabelEncoder", ["x"], ["y"], "ai.onnx.ml", keys_int64s=[1, 2],
+                     values_floats=[0.5, 1.5])  # fmt: skip
+        proto = model(
+            [label], [info("x", [3], TensorProto.INT64)], ["y"], domains={"ai.onnx.ml": version}
+        )
+        (operation,) = from_onnx(proto).operations
+        kept.append(operation.opset)
+    assert kept == [2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "case", "words"),
+    [
+        ("Unique", MICROSOFT, ([drawn(4)], 3, {}), "shape of its result depends on data"),
+        ("Multinomial", "", ([drawn(2, 3)], 1, {}), "differs from run to run"),
+        ("Nothing", MICROSOFT, ([drawn(4)], 1, {}), r"com\.microsoft\.Nothing is not supported"),
+        ("CDist", MICROSOFT, ([drawn(3, 4), drawn(3, 4)], 1, {"metric": "cubic"}), "refuses"),
+        (
+            "LabelEncoder", "ai.onnx.ml",
+            ([drawn(3)], 1, {"keys_floats": [1.0], "values_strings": ["a"]}),
+            r"result 'y0' is of type tensor\(string\)",
+        ),
+        ("CropAndResize", MICROSOFT,
+         ([drawn(1, 1, 4, 4), drawn(2, 4), np.zeros(2, np.int32), np.array([2, 2], np.int32)], 1,
+          {"mode": "bilinear"}), "the values of 'x3' decide shapes"),
+    ],
+)  # fmt: skip
+def test_what_no_foreign_operator_stands_for_is_refused(
+    op: str, domain: str, case: Drawn, words: str
+) -> None:
+    proto, _ = one_node(op, case, domain, 3 if domain == "ai.onnx.ml" else 1)
+    with pytest.raises(CompileError, match=words):
+        from_onnx(proto)
+
+
+def test_gradients_through_a_foreign_operator_are_refused() -> None:
+    graph = from_onnx(*distances())
+    with pytest.raises(CompileError, match=r"no gradient for com\.microsoft\.CDist"):
+        differentiate(graph, ("x",))
+
+
+def test_the_host_bytes_of_a_foreign_operator_are_bounded() -> None:
+    """Attention makes a matrix for each head, larger than all its operands."""
+    heads, length, width = 8, 512, 16
+    x, w = np.zeros((1, length, width), np.uint8), np.zeros((width, 3 * width), np.uint8)
+    scale = np.ones((), np.float32)
+    case: Drawn = ([x, w, drawn(3 * width), scale, scale], 1, {"num_heads": heads})
+    proto, arrays = one_node("QAttention", case, MICROSOFT)
+    compiled = stitch.compile(proto, tuple(arrays))
+    with stitch.open_device("wormhole_n150", executor="auto") as device:
+        assert device.load(compiled).host_bytes.peak > heads * length * length * 4
+
+
+def test_pipelines_of_encoders_of_numbers_compile(tmp_path: Path) -> None:
+    nodes = [
+        node("LabelEncoder", ["x"], ["a"], "ai.onnx.ml", keys_int64s=[3, 5], values_int64s=[0, 1],
+             default_int64=2),
+        node("OneHotEncoder", ["a"], ["b"], "ai.onnx.ml", cats_int64s=[0, 1, 2]),
+        node("Flatten", ["b"], ["c"], ""),
+        node("FeatureVectorizer", ["c", "y"], ["d"], "ai.onnx.ml", inputdimensions=[6, 2]),
+        node("Scaler", ["d"], ["z"], "ai.onnx.ml", offset=[0.5] * 8, scale=[2.0] * 8),
+    ]  # fmt: skip
+    inputs = [info("x", [2, 2], TensorProto.INT64), info("y", [2, 2])]
+    proto = model(nodes, inputs, ["z"], opset=17, domains=DOMAINS)
+    assert_same(proto, [np.array([[3, 5], [7, 3]]), drawn(2, 2)], tmp_path)
+
+
+@pytest.mark.parametrize("form", ["linear", "by axis"])
+def test_sparse_initializers_are_dense_parameters(form: str, tmp_path: Path) -> None:
+    proto = model([node("Add", ["x", "w"], ["y"], "")], [info("x", [2, 3])], ["y"], opset=17)
+    places = np.array([1, 5]) if form == "linear" else np.array([[0, 1], [1, 2]])
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(np.array([2, 3], np.float32), "w"),
+        numpy_helper.from_array(places, "w.places"), [2, 3],
+    )  # fmt: skip
+    proto.graph.sparse_initializer.append(sparse)
+    x = drawn(2, 3)
+    (made,) = results(stitch.compile(proto, (x,)).binary, [x], "numpy")
+    np.testing.assert_array_equal(made, x + np.array([[0, 2, 0], [0, 0, 3]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("places", "shape", "words", "error"),
+    [
+        ([6, 0], [2, 3], "beyond its shape", FormatError),
+        ([-1, 0], [2, 3], "beyond its shape", FormatError),
+        ([0], [2, 3], "do not fit its values", FormatError),
+        ([0, 1], [1 << 40, 1 << 20], "stored sparse", OutOfMemoryError),
+    ],
+)
+def test_sparse_initializers_that_are_not_sound_are_refused(
+    places: list[int], shape: list[int], words: str, error: Any
+) -> None:
+    proto = model([node("Identity", ["w"], ["y"], "")], [], ["y"])
+    sparse = proto.graph.sparse_initializer.add(dims=shape)
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(2, np.float32), "w"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.array(places)))
+    with pytest.raises(error, match=words):
+        from_onnx(proto)
+
+
+def test_a_shape_that_onnx_runtime_does_not_infer_is_what_the_model_says() -> None:
+    """WordConvEmbedding has no inference function; the model declares its result."""
+    operands: list[Any] = [np.ones((2, 4), np.int32), drawn(5, 3, 3), drawn(5), drawn(9, 3)]
+    sizes = {"embedding_size": 5, "conv_window_size": 3, "char_embedding_size": 3}
+    case: Drawn = (operands, 1, sizes)
+    proto, _ = one_node("WordConvEmbedding", case, MICROSOFT)
+    with pytest.raises(CompileError, match="ONNX Runtime does not infer it"):
+        from_onnx(proto)
+    proto.graph.output[0].CopyFrom(info("y0", [2, 5]))
+    (slot,) = from_onnx(proto).outputs
+    assert from_onnx(proto).values[slot.value].type.shape == (2, 5)
+
+
+@pytest.mark.parametrize("executor", ["onnxruntime", "auto"])
+def test_narrow_floats_go_into_a_foreign_operator_as_they_are(executor: str) -> None:
+    kind = TensorProto.FLOAT16
+    nodes = [node("Add", ["x", "x"], ["a"], ""), node("QuickGelu", ["a"], ["b"], alpha=1.5),
+             node("Trilu", ["b"], ["y"], upper=1)]  # fmt: skip
+    proto = model(nodes, [info("x", [3, 3], kind)], ["y"], opset=17, domains=DOMAINS)
+    x = drawn(3, 3).astype(np.float16)
+    (mine,), (other,) = (
+        results(stitch.compile(proto, (x,)).binary, [x], executor),
+        runtime(proto, [x]),
+    )
+    assert mine.dtype == other.dtype == np.float16
+    np.testing.assert_allclose(mine, other, rtol=2e-3)
