@@ -34,7 +34,7 @@ from stitch.linker import (
     wires_in_words,
 )
 from stitch.machine import MachineShape, load_machine
-from stitch.model import PRODUCER, ModelOfBinary
+from stitch.model import PRODUCER, ModelOfBinary, ModelSession
 from stitch.program import Program
 from stitch.report import MACHINE
 from stitch.runtime import LoadedProgram, Tensor
@@ -67,17 +67,18 @@ class LinkPart:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LinkedModel(ModelOfBinary):
-    """Programs that were linked into one: saved, loaded on devices, or called, which runs it on a
-    device of its own target."""
+    """Programs that were linked into one: saved, loaded on devices, or called, which runs it on
+    the device of its inputs, or on the one that models of its target share."""
 
     binary: Binary
     target: str
     executor: str | None = None
-    _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
+    session: ModelSession = field(default_factory=ModelSession, repr=False)
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
-        """Run on a device of its own, opened at the first call: one tensor, or a tuple of them."""
-        return self.run_alone(arguments, named)
+        """Run on the device of the inputs, or on the one that models of its target share; gives one
+        tensor, or a tuple of them."""
+        return self.session.call(self, arguments, named)
 
     @property
     def program(self) -> Program:

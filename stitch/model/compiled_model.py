@@ -32,11 +32,11 @@ from stitch.files import FileBatch, make_folder, text_of, write_file
 from stitch.frontend import graph_of_torch_call
 from stitch.graph import ComputationGraph, Wish, as_data
 from stitch.machine import Machine, load_machine
-from stitch.model.binary_model import ModelOfBinary
+from stitch.model.binary_model import ModelOfBinary, ModelSession
 from stitch.model.model_json import VERSION, read_model
 from stitch.program import Array, MathFidelity
 from stitch.report import Device, open_device
-from stitch.runtime import LoadedProgram, Tensor
+from stitch.runtime import Tensor
 from stitch.ttb import Binary, content_of
 from stitch.version import __version__
 
@@ -50,8 +50,8 @@ PRODUCER = f"stitch {__version__}"
 class CompiledModel(ModelOfBinary):
     """A compiled module: its graph, its binary, what the compiler warned of, how its loops run.
 
-    Callable: runs on a device of its own target, opened at the first call. One compiled with an
-    optimizer holds four programs and a `training`; its first call starts training.
+    Callable: runs on the device of its inputs, or on the one that models of its target share. One
+    compiled with an optimizer holds four programs and a `training`; its first call starts training.
     """
 
     graph: ComputationGraph
@@ -67,7 +67,15 @@ class CompiledModel(ModelOfBinary):
     is_from_cache: bool = False
     #: What `algorithm=` found.
     search_result: SearchResult[Any] | None = None
-    _loaded: list[LoadedProgram] = field(default_factory=list, repr=False)
+    session: ModelSession = field(default_factory=ModelSession, repr=False)
+
+    def __copy__(self) -> CompiledModel:
+        """The same programs, with calls and a training of its own; all else never changes."""
+        training = None if self.training is None else replace(self.training, _started=[])
+        return replace(self, training=training, session=ModelSession())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        return self.__copy__()
 
     def as_json(self, *, weights: bool = True) -> str:
         """The model as JSON for `CompiledModel.load`: graph, target, wishes, math fidelity, what
@@ -141,8 +149,9 @@ class CompiledModel(ModelOfBinary):
         self.training.set_tensor(name, array, index)
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...] | TensorFuture:
-        """Run on a device of the model's own target: the first program (one tensor, or a tuple of
-        them), or a training's forward (a future). Raises `TaskError` once a training was closed.
+        """Run the first program (one tensor, or a tuple of them), on the device of the inputs if
+        these are tensors, else on the device that models of this target and executor share; or a
+        training's forward (a future). Raises `TaskError` once a training was closed.
         """
         if self.training is not None:
             if self.training.is_over:
@@ -152,7 +161,7 @@ class CompiledModel(ModelOfBinary):
                     "of before if it is to go on",
                 )
             return (self.training.instance or self.start())(*arguments, **named)
-        return self.run_alone(arguments, named)
+        return self.session.call(self, arguments, named)
 
     @takes(
         device=optional(instance_of("an open device", Device)), weights=optional(MAPPING),

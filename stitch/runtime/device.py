@@ -158,6 +158,26 @@ class RuntimeDevice(TensorAccess):
         with self.lock:
             self._close()
 
+    def close_unless_held(self) -> None:
+        """Close it, unless a tensor of it is referred to, or a thread is using it; for finalizers,
+        which run anywhere."""
+        if self.is_closed or self.runs_here() or self.queues_here():
+            return
+        if not self._locks[0].acquire(blocking=False):
+            return
+        try:
+            self.drain()
+            if not any(v.handles and not v.is_constant for v in self._values()):
+                self._close()
+        finally:
+            self._locks[0].release()
+
+    def _values(self) -> Iterator[ValueRecord]:
+        """The values in the spaces and in the queue."""
+        yield from self.tasks.queued.values
+        for buffer in self.records.all_buffers().values():
+            yield from buffer.users
+
     def _close(self) -> None:
         if self.is_closed:
             if not self.is_left_behind:

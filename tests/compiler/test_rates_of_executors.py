@@ -120,7 +120,7 @@ def test_a_model_computes_by_the_executor_that_it_was_compiled_for() -> None:
     model = stitch.compile(recurrent(), target="host", executor="onnxruntime")
     xs, start = np.ones((32, 4, 8), np.float32), np.zeros((4, 8), np.float32)
     model(xs, start)
-    (loaded,) = model._loaded
+    (loaded,) = model.session.programs
     assert loaded.device.executor == "onnxruntime"
     assert [note.executor for note in model.loops] == ["onnxruntime"]
 

@@ -61,7 +61,7 @@ def test_a_compiled_model_is_callable() -> None:
     compiled = scaled("a", 2.0)
     np.testing.assert_array_equal(one(compiled(integers())).numpy(), integers() * 2 + 1)
     np.testing.assert_array_equal(one(compiled(x=integers())).numpy(), integers() * 2 + 1)
-    own = weakref.ref(compiled._loaded[0])
+    own = weakref.ref(compiled.session.programs[0])
     del compiled
     gc.collect()
     assert own() is None  # the program that it loaded for itself goes with it
