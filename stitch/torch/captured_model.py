@@ -9,8 +9,9 @@ captured, what an algorithm does.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,10 +44,23 @@ __all__ = [
 
 def compile(
     module: Any, example: Sequence[Any] | Mapping[str, Any] | None = None, *,
-    algorithm: str = "none", optimizer: Any = None, loss: Any = None, **options: Any,
-) -> CompiledModel | CapturedModel:  # fmt: skip
+    algorithm: str = "none", optimizer: Any = None, loss: Any = None,
+    backend: str | Callable[..., Any] | None = None, **options: Any,
+) -> Any:  # fmt: skip
     """Compile a torch module: at once where an example is given (and, with an optimizer, a loss),
-    else at its first call; `options` as for `stitch.compile`. Raises what that raises."""
+    else at its first call; `options` as for `stitch.compile`. With a `backend` it is
+    `torch.compile(module, backend=...)`, which takes its own options. Raises what these raise."""
+    if backend is not None:
+        own = {"algorithm": algorithm, "optimizer": optimizer, "loss": loss}
+        named = {name: value for name, value in own.items() if value not in (None, "none")}
+        if example is not None or named:
+            raise UsageError(
+                "with backend= this is torch.compile, which captures a module at its first call",
+                got=", ".join((["example"] if example is not None else []) + [*named]),
+                remedy="options=dict(algorithm=..., optimizer=...) for the backend 'stitch', or "
+                "leave backend= out",
+            )
+        return torch.compile(module, backend=backend, **options)
     ready = example is not None and (optimizer is None or loss is not None)
     if not ready:
         captured = CapturedModel(
@@ -84,7 +98,6 @@ class CapturedModel:
         self._algorithm, self._optimizer, self._loss = algorithm, optimizer, loss
         self._options = options
         self._model: CompiledModel | None = None
-        self._shared: SharedModule | None = None
         if is_torch_optimizer(optimizer):
             hook = optimizer.register_step_pre_hook(weakly(self._begin_own_step))
             weakref.finalize(self, hook.remove).atexit = False
@@ -104,12 +117,18 @@ class CapturedModel:
             optimizer=self._optimizer, loss=self._loss, **self._options,
         )  # fmt: skip
         if model.training is not None:
-            model = replace(model, training=replace(model.training, watchers=(self._share,)))
+            model = replace(
+                model, training=replace(model.training, watchers=(partial(share, self.module),))
+            )
         self._model = model
 
-    def _share(self, instance: TrainingInstance) -> None:
-        """A training begins: the module's tensors are its own."""
-        self._shared = share(self.module, instance)
+    @property
+    def _shared(self) -> SharedModule | None:
+        """What shares the module's tensors with the training, once that has begun."""
+        training = None if self._model is None else self._model.training
+        instance = None if training is None else training.instance
+        sharer = None if instance is None else instance.sharer
+        return sharer if isinstance(sharer, SharedModule) else None
 
     def _begin_own_step(self, _: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Torch's object begins a step of its own. Where its closure makes the first call, what it
@@ -121,8 +140,9 @@ class CapturedModel:
 
         def first_call() -> Any:
             loss = closure()
-            if self._shared is not None:
-                self._shared.hides_gradients = True
+            shared = self._shared
+            if shared is not None:
+                shared.hides_gradients = True
             return loss
 
         return (theirs,), {"closure": first_call}
@@ -140,6 +160,8 @@ class CapturedModel:
             if awaited.future is None:
                 awaited.future = self(*awaited.batch, **awaited.named)
             judged: LossTensor = awaited.future.judged_by(loss, label)
+            # A training ends with its model, whoever still has its first prediction.
+            awaited.captured = None
         except BaseException:
             if is_first:
                 self._forget(awaited)
@@ -150,7 +172,7 @@ class CapturedModel:
         training = None if self._model is None else self._model.training
         if training is not None and training.instance is not None:
             training.instance.close()
-        self._model = self._shared = self._loss = awaited.future = None
+        self._model = self._loss = awaited.future = None
 
     # -- what it has become ------------------------------------------------------------------------
 
@@ -241,12 +263,13 @@ class CapturedModel:
 class AwaitedPrediction:
     """What a model predicts whose loss is not known yet: a loss function that judges it says so."""
 
-    __slots__ = ("_captured", "batch", "future", "named")
+    __slots__ = ("batch", "captured", "future", "named")
 
     def __init__(
         self, captured: CapturedModel, batch: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        self._captured = captured
+        #: None once it was judged: what has been predicted keeps no model alive.
+        self.captured: CapturedModel | None = captured
         # They stay writable, and are looked at later.
         self.batch = tuple(map(_copied, batch))
         self.named = {name: _copied(value) for name, value in named.items()}
@@ -265,7 +288,10 @@ class AwaitedPrediction:
 
     def judged_by(self, loss: Any, label: Any) -> LossTensor:
         """Its loss, by which the model is trained from now on."""
-        return self._captured.judge(self, loss, label)
+        if self.captured is None:
+            judged: LossTensor = self.future.judged_by(loss, label)
+            return judged
+        return self.captured.judge(self, loss, label)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

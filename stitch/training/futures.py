@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
 from stitch.errors import UsageError
 from stitch.runtime import Tensor
 from stitch.training.from_torch import is_loss_call, loss_of_call
-from stitch.training.loss_tensor import LossTensor
+from stitch.training.loss_tensor import LossTensor, still_on
 from stitch.training.losses import Loss
 from stitch.training.pending_values import CaptureCall, PendingValue
 
@@ -34,12 +35,17 @@ class TensorFuture(PendingValue):
     """What a model in training predicted for one batch; reading it runs what is queued, computing
     with it queues more."""
 
-    __slots__ = ("instance", "number")
+    __slots__ = ("_instance", "number")
 
     def __init__(self, instance: ModelInTraining, tensor: Tensor, number: int) -> None:
         super().__init__(tensor, instance.capture_call)
-        self.instance = instance
+        self._instance = weakref.ref(instance)
         self.number = number
+
+    @property
+    def instance(self) -> ModelInTraining:
+        """The training that made it; raises `TaskError` where that has ended."""
+        return still_on(self._instance())
 
     @classmethod
     def __torch_function__(

@@ -8,13 +8,14 @@ programs.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from stitch.errors import UsageError
+from stitch.errors import TaskError, UsageError
 from stitch.program import Array
 from stitch.runtime import Tensor
 from stitch.training.pending_values import PendingValue
@@ -25,6 +26,22 @@ class GoesBack(Protocol):
 
     def backward_of(self, loss: LossTensor, by: float) -> None:
         """Queue the backward program for a loss, its gradients multiplied by a number."""
+
+
+_T = TypeVar("_T")
+
+
+def still_on(training: _T | None) -> _T:
+    """The training of a prediction or a loss; raises `TaskError` where it has ended with its model.
+
+    Neither keeps it alive: a loop's last `pred` and `loss` outlive the model in a notebook.
+    """
+    if training is None:
+        raise TaskError(
+            "the training has ended: the compiled model that it belongs to is gone",
+            remedy="keep the model for as long as its predictions and losses are used",
+        )
+    return training
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +126,8 @@ class LossTensor:
     __array_priority__ = 1000
 
     def __init__(self, training: GoesBack | None, tensor: Tensor | None) -> None:
-        self._training = training
+        """`training` is not kept alive: it ends with its model, whoever still has its losses."""
+        self._training = None if training is None else weakref.ref(training)
         self._tensor = tensor
         self._value: float | None = None
 
@@ -118,8 +136,13 @@ class LossTensor:
 
         Raises `UsageError` a second time, and for a loss that is not the last one.
         """
-        assert self._training is not None, "a loss that is judged has a training"
-        self._training.backward_of(self, 1.0)
+        self.training.backward_of(self, 1.0)
+
+    @property
+    def training(self) -> GoesBack:
+        """The training that it belongs to; raises `TaskError` where that has ended."""
+        assert self._training is not None, "what is not computed was judged"
+        return still_on(self._training())
 
     def item(self) -> float:
         """The loss as a Python number; runs what is queued, the first time."""
@@ -253,8 +276,7 @@ class ComputedLoss(LossTensor):
                 "this value does not change with its loss by a finite number",
                 got=f"{change}, where the loss is {judged.item()}",
             )
-        assert judged._training is not None, "what is not computed was judged"
-        judged._training.backward_of(judged, change)
+        judged.training.backward_of(judged, change)
 
     def _in_order(self) -> list[ComputedLoss]:
         """This and what it was computed from by arithmetic, each before its own operands."""

@@ -132,6 +132,11 @@ class TrainingTensors:
         return given
 
     @property
+    def sharer(self) -> Sharer | None:
+        """Who has these tensors too."""
+        return self._sharer
+
+    @property
     def constants(self) -> Mapping[str, Array]:
         """What the programs were compiled with, by the names that the model has."""
         return self._constants

@@ -51,7 +51,7 @@ def top_level_task():
       optimizer=optimizer
     )
   elif tracing_mechanism == 'dynamo':
-    compiled_model = real_torch.compile(
+    compiled_model = torch.compile(
       model,
       backend='stitch',
       options=dict(

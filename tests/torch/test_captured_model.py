@@ -359,3 +359,23 @@ def test_the_state_of_an_optimizer_with_a_frozen_parameter_is_loaded() -> None:
     step(model, optimizer)
     optimizer.load_state_dict(kept)
     assert float(optimizer.state_dict()["state"][0]["step"]) == 3
+
+
+def test_with_a_backend_compile_is_torchs() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"algorithm": "search", "optimizer": optimizer}
+    compiled = stitch.torch.compile(model, backend="stitch", options=options)
+    assert isinstance(compiled, torch.nn.Module)
+    before = model.weight.detach().clone()
+    compiled(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model.weight, before - 0.1 * torch.full((2, 3), 4.0))
+    assert stitch.torch.compile(model, backend="eager", fullgraph=True)(torch.ones(3)).shape == (2,)
+    given: list[dict[str, Any]] = [{"optimizer": optimizer}, {"algorithm": "search"}]
+    for own in given:
+        with pytest.raises(UsageError, match=rf"got: {next(iter(own))}(.|\n)*options=dict"):
+            stitch.torch.compile(model, backend="stitch", **own)
+    with pytest.raises(UsageError, match=r"got: example"):
+        stitch.torch.compile(model, (torch.ones(3),), backend="stitch")
