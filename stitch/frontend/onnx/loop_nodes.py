@@ -25,6 +25,8 @@ from stitch.graph import SymbolicTensor
 
 #: Most rounds of one loop: every round is a copy of its body.
 MAX_ROUNDS = 4096
+#: From this opset on a Scan goes along any axis, and has no axis of a batch.
+BATCHLESS_SCAN = 9
 
 
 def lower_loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
@@ -98,6 +100,11 @@ def names_in(graph: Any) -> set[str]:
 
 def lower_scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     body, builder = call.body("body"), bodies.builder
+    if call.scope.opsets.get("", 0) < BATCHLESS_SCAN:
+        raise call.refused(
+            f"operator Scan is not supported before opset {BATCHLESS_SCAN}: it had a batch axis",
+            remedy="export the model with a newer opset",
+        )
     scanned = call.attributes.get("num_scan_inputs", 0)
     if not isinstance(scanned, int) or not 1 <= scanned <= len(call.operands):
         raise call.malformed(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -23,6 +22,7 @@ from stitch.frontend.onnx.calls import (
     Functions,
     NodeCall,
     constant_array,
+    is_upgraded,
     reference_results,
     upgraded,
 )
@@ -169,12 +169,13 @@ class Walk:
             return self._gradient(call, scope)
         if (domain, call.op) in _LOWERINGS:
             return self._lowered(call)
-        inputs = tensors
-        if (domain, node.op_type) in _KNOWN:
-            if (domain, call.op) == ("", "Size") and inputs and inputs[0] is not None:
-                return [self.builder.constant(np.asarray(inputs[0].size, np.int64))]
-            written = replace(call, version=min(version, self.model.written_opset))
-            return self._apply(upgraded(self.builder, written))
+        made = upgraded(self.builder, call)
+        if not isinstance(made, NodeCall):
+            return made
+        if (domain, made.op) in _KNOWN:
+            if (domain, made.op) == ("", "Size") and tensors and tensors[0] is not None:
+                return [self.builder.constant(np.asarray(tensors[0].size, np.int64))]
+            return self._apply(made)
         return self._without_definition(node, call)
 
     def _check_plain(self, call: NodeCall, given: Sequence[Given]) -> None:
@@ -187,6 +188,7 @@ class Walk:
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
         known = (domain, op) in _KNOWN | _OWN | {GRADIENT} | _LOWERINGS.keys()
+        known |= not domain and is_upgraded(op)
         if known or self._functions.has_schema(op, domain, version):
             return True
         return may_be_foreign(op, domain, version)

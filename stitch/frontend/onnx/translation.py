@@ -1,4 +1,4 @@
-"""ONNX models: a file or `ModelProto` of opset 13 to 28 becomes a computation graph.
+"""ONNX models: a file or `ModelProto` of opset 1 to 28 becomes a computation graph.
 
 Comes in: a path or `ModelProto`, example inputs, shapes of inputs. Goes out: a `ComputationGraph`
 whose locations are `file:node`. Symbolic dimensions take the examples' sizes. An input whose data

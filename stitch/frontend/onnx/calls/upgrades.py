@@ -1,43 +1,180 @@
-"""Nodes of older opsets in the words of opset 26, and what ONNX writes in tensors as attributes.
+"""Rewrite a node of an older opset so that it means the same in opset 26.
 
-Comes in: one `NodeCall` and the builder. Goes out: a `NodeCall` that means the same in opset 26,
-perhaps after operations of its own. Operators that did not change are not mentioned.
+`_UPGRADES` lists every change of meaning since opset 1 by operator and by the opset that made it.
+An operator that is not listed only gained types, attributes with neutral defaults or optional
+operands. What has no equivalent, or none that was compared with ONNX Runtime, is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
 from stitch import ops
-from stitch.frontend.onnx.calls.node_call import NodeCall
+from stitch.frontend.onnx.calls.node_call import NodeCall, Results
 from stitch.frontend.onnx.protos import tensor_array
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 
-Upgrade = Callable[[ComputationGraphBuilder, NodeCall], NodeCall]
+#: An upgrade that needs operations after the node returns the node's results.
+Upgraded = NodeCall | Results
+Upgrade = Callable[[ComputationGraphBuilder, NodeCall], Upgraded]
 
 
-def upgraded(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
-    """The same computation in the words of opset 26; raises `CompileError`."""
+def upgraded(builder: ComputationGraphBuilder, call: NodeCall) -> Upgraded:
+    """The call in the words of opset 26, or its results; raises `CompileError`, `FormatError`."""
     if call.domain:
         return call
+    if call.version < 6 and "consumed_inputs" in call.attributes:
+        call = _without("consumed_inputs")(builder, call)  # a hint where to write results
     for before, upgrade in _UPGRADES.get(call.op, ()):
         if call.version < before:
-            call = upgrade(builder, call)
+            made = upgrade(builder, call)
+            if not isinstance(made, NodeCall):
+                return made
+            call = made
     return call
 
 
-def _with_axes(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
-    """Axes became an operand (opset 18)."""
-    attributes = dict(call.attributes)
-    axes = attributes.pop("axes", None)
-    if not isinstance(axes, tuple):
-        return call
-    inputs = (*call.inputs[:1], builder.constant(list(axes)))
-    return replace(call, inputs=inputs, attributes=attributes)
+def is_upgraded(op: str) -> bool:
+    """Whether an operator of ONNX's own has become another one."""
+    return op in _RENAMED
+
+
+def _refused(reason: str) -> Upgrade:
+    """Refuses the operator in opsets where no equivalent is known."""
+
+    def refuse(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+        raise call.refused(
+            f"operator {call.op} is not supported as of opset {call.version}: {reason}",
+            remedy="export the model with a newer opset",
+        )
+
+    return refuse
+
+
+def _without(*names: str) -> Callable[[ComputationGraphBuilder, NodeCall], NodeCall]:
+    """Drops attributes that say nothing any more."""
+
+    def drop(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+        kept = {name: value for name, value in call.attributes.items() if name not in names}
+        return replace(call, attributes=kept)
+
+    return drop
+
+
+def _default(**values: Any) -> Upgrade:
+    """Writes out attributes whose default changed, or that have to be given now."""
+    return lambda _, call: replace(call, attributes=values | call.attributes)
+
+
+def _renamed(op: str) -> Upgrade:
+    return lambda _, call: replace(call, op=op)
+
+
+def _as_operands(*names: str) -> Upgrade:
+    """Attributes that are lists of whole numbers became the operands after the first."""
+
+    def move(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+        if not any(name in call.attributes for name in names):
+            return call
+        lists = [
+            builder.constant(np.array(call.wholes(name), np.int64))
+            if name in call.attributes
+            else None
+            for name in names
+        ]
+        moved = _without(*names)(builder, call)
+        return replace(moved, inputs=(call.operand(0), *lists))
+
+    return move
+
+
+def _number(builder: ComputationGraphBuilder, call: NodeCall, name: str) -> SymbolicTensor | None:
+    """A number that is an attribute as a scalar of the first operand's type, if it is given."""
+    if name not in call.attributes:
+        return None
+    dtype = call.required(0).dtype
+    return builder.constant(np.array(call.real(name), np.float32).astype(dtype))
+
+
+def _aligned(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """Operands were broadcast where `broadcast` said so, from an `axis` on (before opset 7)."""
+    a, b = call.required(0), call.required(1)
+    plain = _without("broadcast", "axis")(builder, call)
+    if not call.whole("broadcast"):
+        if a.shape != b.shape:
+            raise call.malformed(
+                f"operands of {call.op} differ in shape, and its attribute 'broadcast' is 0",
+                got=f"{list(a.shape)} and {list(b.shape)}",
+            )
+        return plain
+    if "axis" not in call.attributes:
+        return plain
+    axis = call.whole("axis")
+    trailing = len(a.shape) - len(b.shape) - (axis + len(a.shape) if axis < 0 else axis)
+    if trailing < 0:
+        raise call.unfit("axis", f"room for {len(b.shape)} axes of {len(a.shape)}", axis)
+    spread = builder.op("Reshape", b, [*b.shape, *[1] * trailing])
+    return replace(plain, inputs=(a, spread))
+
+
+def _over_rows(builder: ComputationGraphBuilder, call: NodeCall) -> Upgraded:
+    """All axes from `axis` on, 1 where none is given, were one row (before opset 13)."""
+    data, axis = call.required(0), call.whole("axis", 1)
+    rank = len(data.shape)
+    if not -rank <= axis < rank:
+        raise call.unfit("axis", f"{-rank} to {rank - 1}", axis)
+    if axis % rank == rank - 1:
+        return replace(call, attributes={"axis": -1})
+    head, row = data.shape[: axis % rank], data.shape[axis % rank :]
+    rows = builder.op("Reshape", data, [math.prod(head), math.prod(row)], allowzero=1)
+    return [builder.op("Reshape", builder.op(call.op, rows, axis=-1), data.shape, allowzero=1)]
+
+
+def _clip(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """Bounds became operands (opset 11); from opset 6 on they were those of float32 by default."""
+    if call.version >= 6:
+        widest = float(np.finfo(np.float32).max)
+        call = replace(call, attributes={"min": -widest, "max": widest} | call.attributes)
+    with np.errstate(over="ignore"):
+        bounds = [_number(builder, call, name) for name in ("min", "max")]
+    plain = _without("min", "max")(builder, call)
+    return replace(plain, inputs=(call.operand(0), *bounds))
+
+
+def _pad(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """Pads, which had another name at first, and the value became operands (opset 11)."""
+    name = "paddings" if call.version < 2 else "pads"
+    pads = builder.constant(np.array(call.wholes(name), np.int64))
+    plain = _without(name, "value")(builder, call)
+    return replace(plain, inputs=(call.operand(0), pads, _number(builder, call, "value")))
+
+
+def _top_k(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """The number of elements became an operand (opset 10)."""
+    count = builder.constant([call.whole("k")])
+    return replace(_without("k")(builder, call), inputs=(call.operand(0), count))
+
+
+def _cast(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """The type was a word (before opset 6)."""
+    known = TensorProto.DataType.keys()
+    word = call.word("to", "", known)
+    return replace(call, attributes={"to": TensorProto.DataType.Value(word)})
+
+
+def _whole_power(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """The power was a real number (before opset 2)."""
+    power = call.real("p", 2.0)
+    if not power.is_integer():
+        raise call.refused(f"{call.op} is not supported with a power that is not whole",
+                           got=str(power))  # fmt: skip
+    return replace(call, attributes=call.attributes | {"p": int(power)})
 
 
 def _split(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
@@ -64,6 +201,38 @@ def _group_normalization(builder: ComputationGraphBuilder, call: NodeCall) -> No
     return replace(call, inputs=(data, *map(spread, call.inputs[1:])))
 
 
+def _test_mode(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """`is_test` said whether a model was trained (before opset 7), as it does where it is 0."""
+    if not call.whole("is_test"):
+        raise call.refused(
+            f"{call.op} in training mode is not supported before opset 7",
+            expected="is_test of 1", remedy="export the model for inference",
+        )  # fmt: skip
+    return _without("is_test")(builder, call)
+
+
+def _per_activation(builder: ComputationGraphBuilder, call: NodeCall) -> Upgraded:
+    """With `spatial` of 0 every element of a sample is a channel (before opset 9)."""
+    plain = _without("spatial")(builder, call)
+    if call.whole("spatial", 1):
+        return plain
+    data = call.required(0)
+    given = [call.required(index) for index in range(1, 5)]
+    wanted = data.shape[1:]
+    if len(data.shape) < 2 or any(tensor.shape != wanted for tensor in given):
+        raise call.malformed(
+            "operands of BatchNormalization do not fit, with spatial of 0",
+            expected=f"four of shape {list(wanted)}",
+            got=", ".join(str(list(tensor.shape)) for tensor in given),
+        )  # fmt: skip
+    if any(call.outputs[1:]):
+        return plain  # refused as training
+    flat = [builder.op("Reshape", data, [data.shape[0], math.prod(wanted)], allowzero=1)]
+    flat += [builder.op("Reshape", tensor, [math.prod(wanted)]) for tensor in given]
+    made = builder.op("BatchNormalization", *flat, epsilon=call.real("epsilon", 1e-5))
+    return [builder.op("Reshape", made, data.shape, allowzero=1)]
+
+
 def _batch_normalization(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     """Training got a mode of its own, with other outputs (opset 14)."""
     if any(call.outputs[1:]):
@@ -74,8 +243,30 @@ def _batch_normalization(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall
     return replace(call, outputs=call.outputs[:1])
 
 
+def _dropout(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """The ratio, which says nothing without training, became an operand (opset 12)."""
+    return replace(_without("ratio")(builder, call), inputs=call.inputs[:1])
+
+
+def _mask(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """A mask was of numbers, and not said to be filled (before opset 10)."""
+    if any(call.outputs[1:]):
+        raise call.refused("the mask of Dropout is not supported before opset 10")
+    return call
+
+
+def _recurrent(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """`output_sequence` said whether there is a first result (before opset 7)."""
+    if any(call.outputs[:1]) and not call.whole("output_sequence"):
+        raise call.refused(
+            f"the first result of {call.op} is not supported before opset 7 without "
+            "output_sequence of 1"
+        )
+    return _without("output_sequence")(builder, call)
+
+
 def _prelu(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
-    """A vector of slopes was one per channel (before opset 7; the converter leaves it so)."""
+    """A vector of slopes was one per channel (before opset 7)."""
     data, slope = call.operand(0), call.operand(1)
     if data is None or slope is None or len(slope.shape) != 1 or slope.size == 1:
         return call
@@ -83,11 +274,60 @@ def _prelu(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     return replace(call, inputs=(data, spread))
 
 
-def _roi_align(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
-    """The default of coordinate_transformation_mode changed (opset 16)."""
+def _upsample(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """Upsample became Resize (opset 10), its scales first an operand (opset 9)."""
+    scales = call.operand(1)
+    if call.version < 9:
+        names = ("height_scale", "width_scale") if call.version < 7 else ("scales",)
+        if call.version < 7:
+            factors = np.array([1, 1, *(call.real(name) for name in names)], np.float32)
+        else:
+            factors = call.reals("scales")
+        scales = builder.constant(factors)
+        call = _without(*names)(builder, call)
+    known = None if scales is None else builder.known_data(scales)
+    if known is not None and (known < 1).any():
+        raise call.malformed("the scales of Upsample are at least 1", got=str(known.tolist()))
+    mode = call.word("mode", "nearest", ("nearest", "linear", "bilinear"))
     return replace(
-        call, attributes={"coordinate_transformation_mode": "output_half_pixel"} | call.attributes
-    )
+        call, op="Resize", inputs=(call.operand(0), scales),
+        attributes={"mode": mode.removeprefix("bi")},
+    )  # fmt: skip
+
+
+def _resize(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """Element i was taken at i / scale, by `nearest` rounded up where an axis shrinks, else down
+    (before opset 11)."""
+    data: Any = call.required(0)
+    scales = call.required(1)
+    mode = call.word("mode", "nearest", ("nearest", "linear"))
+    attributes = {"mode": mode, "coordinate_transformation_mode": "asymmetric"}
+    known = builder.known_data(scales)
+    rounding = "floor"
+    if mode == "nearest" and known is not None and (known < 1).any():
+        rounding = "ceil"
+        if (known > 1).any():
+            growing = np.maximum(known, np.float32(1))
+            data = builder.op("Resize", data, None, growing, nearest_mode="floor", **attributes)
+            scales = builder.constant(np.minimum(known, np.float32(1)))
+    if mode == "nearest":
+        attributes["nearest_mode"] = rounding
+    return replace(call, inputs=(data, None, scales), attributes=attributes)
+
+
+def _resize_modes(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
+    """A way of TensorFlow's for `nearest` (before opset 18): (i + 0.5) / scale."""
+    if call.attributes.get("coordinate_transformation_mode") != "tf_half_pixel_for_nn":
+        return call
+    asked = (call.attributes.get("mode", "nearest"), call.attributes.get("nearest_mode"))
+    if asked != ("nearest", "floor"):
+        raise call.refused(
+            "coordinate_transformation_mode tf_half_pixel_for_nn of Resize is not supported "
+            "but for mode nearest and nearest_mode floor"
+        )
+    # floor(x + 0.5), of the x that half_pixel gives.
+    ways = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
+    return replace(call, attributes=call.attributes | ways)
 
 
 def _grid_sample(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
@@ -101,12 +341,9 @@ def _grid_sample(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
 
 def _dft(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     """The axis became an operand (opset 20)."""
-    attributes = dict(call.attributes)
-    wanted = attributes.pop("axis", 1)
-    if not isinstance(wanted, int):
-        return call
-    axis = builder.constant(np.array(wanted, np.int64))
-    return replace(call, inputs=(call.operand(0), call.operand(1), axis), attributes=attributes)
+    axis = builder.constant(np.array(call.whole("axis", 1), np.int64))
+    plain = _without("axis")(builder, call)
+    return replace(plain, inputs=(call.operand(0), call.operand(1), axis))
 
 
 def _constant_of_shape(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
@@ -129,16 +366,50 @@ def _constant_of_shape(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
     return replace(call, attributes=attributes)
 
 
-_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
-#: By operator: for nodes of opsets before this one, what to do.
-_UPGRADES: dict[str, tuple[tuple[int, Upgrade], ...]] = {
-    **{f"Reduce{name}": ((18, _with_axes),) for name in _REDUCTIONS},
-    "Split": ((18, _split),),
-    "GroupNormalization": ((21, _group_normalization),),
-    "BatchNormalization": ((14, _batch_normalization),),
-    "PRelu": ((7, _prelu),),
-    "RoiAlign": ((16, _roi_align),),
-    "GridSample": ((20, _grid_sample),),
-    "DFT": ((20, _dft),),
+Rows = Sequence[tuple[int, Upgrade]]
+
+
+def _for_each(operators: str, *rows: tuple[int, Upgrade]) -> dict[str, Rows]:
+    return dict.fromkeys(operators.split(), rows)
+
+
+_AXES = _as_operands("axes")
+#: By operator: for nodes of opsets before this one, what to do, the oldest change first.
+_UPGRADES: dict[str, Rows] = {
+    **_for_each("Add Sub Mul Div And Or Xor Equal Greater Less Pow", (7, _aligned)),
+    **_for_each("Softmax LogSoftmax Hardmax", (13, _over_rows)),
+    **_for_each("Squeeze Unsqueeze ReduceSum", (13, _AXES)),
+    **_for_each(
+        "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+        "ReduceSumSquare", (18, _AXES),
+    ),
+    **_for_each("RNN LSTM", (7, _recurrent)),
+    "GRU": ((3, _refused("its equations were others")), (7, _recurrent)),
+    "BatchNormalization": (
+        (7, _test_mode), (9, _per_activation), (14, _batch_normalization)),
+    "Cast": ((6, _cast),),
+    "Clip": ((11, _clip),),
+    "Concat": ((4, _default(axis=1)),),
     "ConstantOfShape": ((99, _constant_of_shape),),
-}
+    "DFT": ((20, _dft),),
+    "Dropout": ((7, _test_mode), (10, _mask), (12, _dropout)),
+    "Gemm": ((7, _without("broadcast")),),
+    "GridSample": ((20, _grid_sample),),
+    "GroupNormalization": ((21, _group_normalization),),
+    "LpPool": ((2, _whole_power),),
+    "Pad": ((11, _pad),),
+    "PRelu": ((7, _prelu),),
+    "Reshape": ((5, _as_operands("shape")),),
+    "Resize": ((11, _resize), (18, _resize_modes)),
+    "RoiAlign": ((16, _default(coordinate_transformation_mode="output_half_pixel")),),
+    "Scatter": ((99, _renamed("ScatterElements")),),
+    "Selu": ((6, _default(alpha=1.6732, gamma=1.0507)),),
+    "Slice": ((10, _as_operands("starts", "ends", "axes")),),
+    "Split": (
+        (2, _refused("its sizes could be data")), (13, _as_operands("split")), (18, _split)),
+    "Tile": ((6, _refused("it repeated along one axis")),),
+    "TopK": ((10, _top_k),),
+    "Upsample": ((99, _upsample), (11, _resize)),
+}  # fmt: skip
+#: Operators that live on under other names.
+_RENAMED = frozenset({"Scatter", "Upsample"})

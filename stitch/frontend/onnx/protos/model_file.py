@@ -1,6 +1,6 @@
 """ONNX files: from a path or a `ModelProto` to a model whose versions Stitch understands.
 
-Comes in: a path or a `ModelProto`. Goes out: an `OnnxModel` of opsets 13 to 28, or a `FormatError`
+Comes in: a path or a `ModelProto`. Goes out: an `OnnxModel` of opsets 1 to 28, or a `FormatError`
 (`IncompatibleError` for versions). Must not know: what the graph in it means.
 """
 
@@ -13,36 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import version_converter
 
 from stitch.errors import FormatError, IncompatibleError
 from stitch.files import nearest_file, open_file
 from stitch.ttb import recognize
 
-#: ONNX's operators are taken as of these opsets.
-OLDEST_OPSET, NEWEST_OPSET = 13, 26
+#: ONNX's operators are taken as of this opset; nodes of older ones are rewritten (`upgrades`).
+NEWEST_OPSET = 26
 NEWEST_IR = 13
 #: What these added are operators, attributes and types: expanded where ONNX writes them out as
 #: functions, else refused by name. What else a model says means in them what it meant before.
 READABLE_OPSET, READABLE_IR = 28, 14
-#: From this IR version on initializers need not be inputs.
-FREE_INITIALIZERS_IR = 4
+#: Up to this IR version models import no opsets: their operators are of the first.
+_IR_WITHOUT_OPSETS = 2
 #: protobuf reads no message of this many bytes.
 MESSAGE_LIMIT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxModel:
-    """A model to import; `title` is how messages call it, `folder` where its external data lies.
-
-    `written_opset` is the version of ONNX's own operators that the model was written for, where it
-    had to be converted.
-    """
+    """A model to import; `title` is how messages call it, `folder` where its external data lies."""
 
     proto: Any
     title: str
     folder: Path | None
-    written_opset: int = NEWEST_OPSET
 
     @property
     def graph(self) -> Any:
@@ -52,7 +46,8 @@ class OnnxModel:
     @property
     def opsets(self) -> Mapping[str, int]:
         """The version of each imported domain; ONNX's own domain is the empty one."""
-        return opsets_of(self.proto.opset_import)
+        first = {"": 1} if self.proto.ir_version <= _IR_WITHOUT_OPSETS else {}
+        return first | opsets_of(self.proto.opset_import)
 
 
 def opsets_of(imports: Any) -> dict[str, int]:
@@ -115,19 +110,19 @@ def _checked(model: OnnxModel) -> OnnxModel:
     if not proto.HasField("graph"):
         raise FormatError("the model has no graph", where=model.title)
     _check_texts(proto, model.title)
-    opset = model.opsets.get("", 1 if proto.ir_version < 3 else OLDEST_OPSET)
+    opset = model.opsets.get("", 0)
     defects = [] if opset <= READABLE_OPSET else [f"ONNX opset {opset} is newer than Stitch"]
     if not 1 <= proto.ir_version <= READABLE_IR:
         defects.append(f"IR version {proto.ir_version} is not supported")
     if defects:
         raise IncompatibleError(
             ", and ".join(defects), where=model.title,
-            expected=f"opset {OLDEST_OPSET} to {READABLE_OPSET}, IR version 1 to {READABLE_IR}",
+            expected=f"opset 1 to {READABLE_OPSET}, IR version 1 to {READABLE_IR}",
             remedy=f"export with opset_version={NEWEST_OPSET}, or convert: "
             f"model = onnx.version_converter.convert_version(model, {NEWEST_OPSET}); "
             f"model.ir_version = {NEWEST_IR}",
         )  # fmt: skip
-    return model if opset >= OLDEST_OPSET else _converted(model, opset)
+    return model
 
 
 def _check_texts(message: Any, title: str) -> None:
@@ -143,23 +138,3 @@ def _check_texts(message: Any, title: str) -> None:
                         f"the model is damaged: its {field.name} is no UTF-8 text",
                         where=title, got=repr(text[:40]),
                     )  # fmt: skip
-
-
-def _converted(model: OnnxModel, opset: int) -> OnnxModel:
-    """The model at the oldest opset that Stitch knows."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    # Before IR 4 every initializer had to be an input as well; the converter insists, files do not.
-    proto.ir_version = max(proto.ir_version, FREE_INITIALIZERS_IR)
-    try:
-        converted = version_converter.convert_version(proto, OLDEST_OPSET)
-    except Exception as error:
-        # The converter is C++: what it cannot do it says with whatever exception is at hand.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise IncompatibleError(
-            f"ONNX opset {opset} is too old, and the model cannot be converted: {reason[:200]}",
-            where=model.title,
-            expected=f"opset {OLDEST_OPSET} to {NEWEST_OPSET}",
-            remedy=f"export with opset_version={OLDEST_OPSET} or newer",
-        ) from error
-    return OnnxModel(converted, model.title, model.folder, opset)
