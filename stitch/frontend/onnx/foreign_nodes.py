@@ -104,6 +104,11 @@ def lower_foreign(
         call.op, (), (), _attributes(call, title), call.domain, call.where, opset=version
     )
     known = [None if t is None else builder.known_data(t) for t in call.inputs]
+    if any(data is not None and not data.size for data in known):
+        # Some kernels of ONNX Runtime end the process: they read a first element unchecked.
+        raise call.refused(
+            f"operator {title} is not supported with a constant operand that has no elements"
+        )
     known = [None if a is None or a.nbytes > MAX_KNOWN_NBYTES else a for a in known]
     wanted = [bool(name) for name in call.outputs]
     if all(t is None or data is not None for t, data in zip(call.inputs, known, strict=True)):
@@ -248,23 +253,39 @@ def _features(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dim
     return [(rows, sum(math.prod(s[1:] if len(s) > 1 else s) for s in shapes))]
 
 
-def _distances(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions]:
-    a, b, *_rest = _shapes(operands)
-    return [(a[0], b[0])]
+def _distances(operands: _Types, _: _Data, __: Mapping[str, Any]) -> Sequence[Dimensions] | None:
+    a, b = _shapes(operands)[:2]
+    return [(a[0], b[0])] if len(a) == len(b) == 2 else None
 
 
 def _crops(operands: _Types, known: _Data, _: Mapping[str, Any]) -> Sequence[Dimensions] | None:
     """The channels of the first operand, for each box, in the size that the last one says."""
-    x, boxes, *_rest = _shapes(operands)
+    x, boxes = _shapes(operands)[:2]
     size = known[3]
-    return None if size is None else [(boxes[0], x[1], *map(int, size))]
+    if size is None or size.shape != (2,) or len(x) != 4 or not boxes:
+        return None
+    return [(boxes[0], x[1], *map(int, size))]
 
 
-def _attended(operands: _Types, _: _Data, attributes: Mapping[str, Any]) -> Sequence[Dimensions]:
+def _padded(operands: _Types, known: _Data, _: Mapping[str, Any]) -> Sequence[Dimensions] | None:
+    """As far as the second operand says, in front of each axis and behind it."""
+    shape, pads = _shapes(operands)[0], known[1]
+    if pads is None or pads.size != 2 * len(shape):
+        return None
+    before, after = pads.reshape(2, -1).tolist()
+    return [tuple(b + d + a for b, d, a in zip(before, shape, after, strict=True))]
+
+
+def _attended(
+    operands: _Types, _: _Data, attributes: Mapping[str, Any]
+) -> Sequence[Dimensions] | None:
     """As of an LSTM: all steps, the last hidden and the last cell states."""
-    (steps, batch, *_rest), (sides, *_others) = _shapes(operands)[:2]
-    hidden = int(attributes["hidden_size"])
-    return [(steps, sides, batch, hidden), (sides, batch, hidden), (sides, batch, hidden)]
+    x, weights = _shapes(operands)[:2]
+    hidden = attributes.get("hidden_size")
+    if len(x) != 3 or len(weights) != 3 or not isinstance(hidden, int):
+        return None
+    last = (weights[0], x[1], hidden)
+    return [(x[0], weights[0], x[1], hidden), last, last]
 
 
 #: Shapes of results by operators for which ONNX Runtime has no function that infers them, as their
@@ -273,6 +294,7 @@ _SHAPES: Mapping[tuple[str, str], _Rule] = {
     ("com.microsoft", "AttnLSTM"): _attended,
     ("com.microsoft", "CDist"): _distances,
     ("com.microsoft", "CropAndResize"): _crops,
+    ("com.microsoft", "Pad"): _padded,
     ("ai.onnx.ml", "FeatureVectorizer"): _features,
     ("ai.onnx.ml", "Imputer"): _same,
     ("ai.onnx.ml", "Normalizer"): _same,

@@ -25,11 +25,7 @@ _LAYOUT = (
 _REASONS = {
     **dict.fromkeys(("NonZero", "Unique", "Compress", "NonMaxSuppression"), _DATA_DEPENDENT),
     **dict.fromkeys(("If", "Loop", "Scan"), _CONTROL_FLOW),
-    **dict.fromkeys(
-        [f"com.microsoft.{name}" for name in
-         ("ConvTransposeWithDynamicPads", "GatherPacked", "Tokenizer", "Unique")],
-        _DATA_DEPENDENT,
-    ),
+    "com.microsoft.Unique": _DATA_DEPENDENT,
     **dict.fromkeys(
         [f"com.microsoft.{name}" for name in
          ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")], _SEARCH,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,27 +72,28 @@ def drawn(*shape: int, seed: int = 3) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-_CODES = {"f": FLOAT, "d": 11, "i": 6, "l": INT64, "b": 3, "B": 2, "?": BOOL}
 #: A node of one operator, drawn: operands by position (None: left out), results, attributes.
 Drawn = tuple[list[Array | None], int | list[str], dict[str, Any]]
 
 
 def one_node(
-    op: str, case: Drawn, domain: str, version: int = 1
+    op: str, case: Drawn, domain: str, version: int = 1, *, constants: Collection[int] = ()
 ) -> tuple[onnx.ModelProto, list[Array]]:
-    """A model of one node, and what to give it."""
+    """A model of one node, and what to give it; operands in `constants` are initializers."""
     operands, results, attributes = case
     names = [f"x{i}" if array is not None else "" for i, array in enumerate(operands)]
     outputs = results if isinstance(results, list) else [f"y{i}" for i in range(results)]
     node = helper.make_node(op, names, outputs, domain=domain, **attributes)
     inputs = [
-        info(name, array.shape, _CODES[array.dtype.char])
-        for name, array in zip(names, operands, strict=True)
-        if array is not None
+        info(name, array.shape, helper.np_dtype_to_tensor_dtype(array.dtype))
+        for i, (name, array) in enumerate(zip(names, operands, strict=True))
+        if array is not None and i not in constants
     ]
+    weights = {names[i]: a for i, a in enumerate(operands) if a is not None and i in constants}
     wanted = [name for name in outputs if name]
-    proto = model([node], inputs, wanted, opset=21, domains={domain: version} if domain else {})
-    return proto, [array for array in operands if array is not None]
+    domains, opset = ({domain: version}, 21) if domain else ({}, version if version > 1 else 21)
+    proto = model([node], inputs, wanted, weights, opset=opset, domains=domains)
+    return proto, [a for i, a in enumerate(operands) if a is not None and i not in constants]
 
 
 def runtime(proto: onnx.ModelProto, arrays: Sequence[Array]) -> list[Array]:
@@ -100,6 +101,8 @@ def runtime(proto: onnx.ModelProto, arrays: Sequence[Array]) -> list[Array]:
     options = SessionOptions()
     options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    # What is quantized while it runs depends on how rows are divided among threads.
+    options.intra_op_num_threads = 1
     session = InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
     feeds = dict(zip((i.name for i in session.get_inputs()), arrays, strict=True))
     return [np.asarray(a) for a in session.run(None, feeds)]

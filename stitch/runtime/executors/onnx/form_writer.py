@@ -281,6 +281,11 @@ class FormWriter:
                 f"one model cannot hold {operation.title} of opset {operation.opset} and of "
                 f"{self.foreign[key]}"
             )
+        for value in operation.inputs:
+            data = self.constants.get(value)
+            if data is not None and not data.size:
+                # Its kernels read the first element while they are made.
+                raise CompileError("a constant without elements is not given to it")
         inputs = [self._in_own_type(v) for v in operation.inputs]
         outputs, rounded = [], []
         for value in operation.outputs:

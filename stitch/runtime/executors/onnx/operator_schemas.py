@@ -22,7 +22,9 @@ def _definitions() -> tuple[Mapping[tuple[str, str], list[int]], frozenset[tuple
     for schema in library.get_all_operator_schema():
         key = (schema.domain, schema.name)
         found.setdefault(key, []).append(int(schema.since_version))
-        if "seed" in schema.attributes:
+        seed = schema.attributes.get("seed")
+        # Whole numbers are the seeds of hash functions.
+        if seed is not None and seed.type == library.schemadef.OpSchema.AttrType.FLOAT:
             seeded.add(key)
     return {key: sorted(versions) for key, versions in found.items()}, frozenset(seeded)
 

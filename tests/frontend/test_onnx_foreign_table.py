@@ -1,0 +1,332 @@
+"""Every operator that ONNX Runtime's CPU provider registers and Stitch does not define: a case that
+gives what ONNX Runtime gives on the model itself, or the reason why there is none."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as library
+
+import stitch
+from stitch import ops
+from stitch.errors import StitchError
+from stitch.frontend.onnx import from_onnx
+from stitch.program import Array
+from tests.support.onnx.models import Drawn, one_node, runtime
+from tests.support.run_seed import SEED
+
+MICROSOFT, CLASSICAL = "com.microsoft", "ai.onnx.ml"
+#: The newest version of ONNX Runtime whose operators are all in this table.
+NEWEST = (1, 32)
+
+
+class Drawer:
+    """Random operands."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+
+    def f(self, *shape: int) -> Array:
+        return self.random.standard_normal(shape).astype(np.float32)
+
+    def u8(self, *shape: int) -> Array:
+        return self.random.integers(0, 256, shape).astype(np.uint8)
+
+    def i8(self, *shape: int) -> Array:
+        return self.random.integers(-128, 128, shape).astype(np.int8)
+
+    def i(self, below: int, *shape: int, kind: Any = np.int64) -> Array:
+        return self.random.integers(0, below, shape).astype(kind)
+
+    def scale(self) -> Array:
+        return np.array(self.random.uniform(0.01, 0.1), np.float32)
+
+    def zero(self) -> Array:
+        return np.array(self.random.integers(100, 150), np.uint8)
+
+    def quantized(self, *shape: int) -> list[Array]:
+        """A tensor, its scale and its zero point."""
+        return [self.u8(*shape), self.scale(), self.zero()]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node: operands, results, attributes; which operands are initializers.
+
+    `atol`: of results; one step of a quantized result.
+    """
+
+    op: str
+    draw: Callable[[Drawer], Drawn]
+    constants: Collection[int] = ()
+    domain: str = MICROSOFT
+    version: int = 1
+    atol: float = 1e-5
+
+    @property
+    def name(self) -> str:
+        return f"{self.domain}.{self.op}" if self.domain else self.op
+
+
+def attention_operands(d: Drawer) -> list[Array | None]:
+    return [d.f(2, 3, 8), d.f(8, 24), d.f(24)]
+
+
+def grouped(d: Drawer) -> Drawn:
+    """Two heads of queries to one of keys, no past: a prompt of three words."""
+    past = np.zeros((1, 1, 0, 8), np.float32)
+    lengths, total = np.array([2], np.int32), np.array(3, np.int32)
+    operands = [d.f(1, 3, 16), d.f(1, 3, 8), d.f(1, 3, 8), past, past, lengths, total]
+    return [*operands], 3, {"num_heads": 2, "kv_num_heads": 1}
+
+
+def lstm(d: Drawer) -> Drawn:
+    scale, zero = np.array([0.01], np.float32), np.array([128], np.uint8)
+    return (
+        [d.f(3, 2, 4), d.u8(1, 4, 20), d.u8(1, 5, 20), d.f(1, 40), None, None, None, None,
+         scale, zero, scale, zero], 3, {"hidden_size": 5},
+    )  # fmt: skip
+
+
+def attended(d: Drawer) -> Drawn:
+    """An LSTM that attends to four steps of memory of depth 3, by Bahdanau, of depth 2."""
+    hidden, depth, memory, attended = 5, 4, 3, 2
+    return (
+        [d.f(3, 2, depth), d.f(1, 4 * hidden, depth + attended), d.f(1, 4 * hidden, hidden),
+         d.f(1, 8 * hidden), None, None, None, None, d.f(1, hidden, 2), d.f(1, memory, 2),
+         d.f(1, 2), d.f(2, 4, memory), np.array([4, 3], np.int32),
+         d.f(1, hidden + memory, attended)],
+        3, {"hidden_size": hidden},
+    )  # fmt: skip
+
+
+CASES = (
+    Case("Attention", lambda d: (attention_operands(d), 1, {"num_heads": 2})),
+    Case("Attention", lambda d: ([*attention_operands(d), None, d.f(2, 2, 2, 2, 4)], 2,
+                                 {"num_heads": 2})),
+    Case("AttnLSTM", attended, range(1, 14)),
+    Case("BiasGelu", lambda d: ([d.f(2, 8), d.f(8)], 1, {})),
+    Case("CDist", lambda d: ([d.f(3, 4), d.f(5, 4)], 1, {"metric": "sqeuclidean"})),
+    Case("CropAndResize", lambda d: (
+        [d.f(1, 2, 6, 6), np.array([[0, 0, 1, 1], [0.1, 0.2, 0.6, 0.9]], np.float32),
+         np.zeros(2, np.int32), np.array([3, 2], np.int32)], 1, {}), [3]),
+    Case("ConvTransposeWithDynamicPads", lambda d: (
+        [d.f(1, 2, 4, 4), d.f(2, 3, 3, 3), np.array([1, 1, 1, 1])], 1,
+        {"kernel_shape": [3, 3], "strides": [2, 2], "output_padding": [0, 0]}), [2]),
+    Case("DynamicQuantizeLSTM", lstm, range(1, 12)),
+    Case("DynamicQuantizeMatMul", lambda d: (
+        [d.f(3, 8), d.u8(8, 5), d.scale(), d.zero(), d.f(5)], 1, {}), [1, 2, 3, 4]),
+    Case("EmbedLayerNormalization", lambda d: (
+        [d.i(9, 2, 4, kind=np.int32), None, d.f(9, 8), d.f(6, 8), None, d.f(8), d.f(8)], 2, {})),
+    Case("ExpandDims", lambda d: ([d.f(3, 4), np.array(1, np.int32)], 1, {}), [1]),
+    Case("FastGelu", lambda d: ([d.f(2, 8), d.f(8)], 1, {})),
+    Case("FusedConv", lambda d: ([d.f(1, 2, 5, 5), d.f(3, 2, 3, 3)], 1, {"activation": "Relu"})),
+    Case("FusedGemm", lambda d: ([d.f(2, 3), d.f(3, 4), d.f(4)], 1, {"activation": "Relu"})),
+    Case("FusedMatMul", lambda d: ([d.f(2, 3), d.f(4, 3)], 1, {"transB": 1, "alpha": 0.5})),
+    Case("GatherND", lambda d: ([d.f(3, 4), d.i(3, 2, 1)], 1, {})),
+    Case("Gelu", lambda d: ([d.f(3, 4)], 1, {})),
+    Case("GridSample", lambda d: ([d.f(1, 2, 5, 5), d.f(1, 3, 3, 2)], 1, {"mode": "bicubic"})),
+    Case("GroupQueryAttention", grouped),
+    Case("Inverse", lambda d: ([d.f(2, 3, 3) + 3 * np.eye(3, dtype=np.float32)], 1, {})),
+    Case("MatMulInteger16", lambda d: ([d.i(99, 2, 3, kind=np.int16),
+                                        d.i(99, 3, 4, kind=np.int16)], 1, {})),
+    Case("MatMulIntegerToFloat", lambda d: ([d.u8(2, 3), d.u8(3, 4), d.scale(), d.scale()], 1, {})),
+    Case("MatMulNBits", lambda d: (
+        [d.f(2, 32), d.u8(6, 2, 8), np.abs(d.f(6, 2))], 1, {"N": 6, "K": 32, "bits": 4,
+                                                        "block_size": 16}), [1, 2]),
+    Case("MatMulBnb4", lambda d: (
+        [d.f(2, 32), d.u8(6 * 16), np.abs(d.f(12))], 1, {"N": 6, "K": 32, "block_size": 16,
+                                                     "quant_type": 1}), [1, 2]),
+    Case("MaxpoolWithMask", lambda d: ([d.f(1, 2, 4, 4), np.ones((1, 2, 4, 4), np.int32)], 1,
+                                       {"kernel_shape": [2, 2]})),
+    Case("MultiHeadAttention", lambda d: ([d.f(2, 3, 8)] * 3, 1, {"num_heads": 2})),
+    Case("MurmurHash3", lambda d: ([d.i(99, 3, kind=np.int32)], 1, {"positive": 1})),
+    Case("NGramRepeatBlock", lambda d: ([d.i(4, 2, 5), d.f(2, 4)], 1, {"ngram_size": 2})),
+    Case("NhwcMaxPool", lambda d: ([d.i8(1, 4, 4, 2)], 1, {"kernel_shape": [2, 2]})),
+    Case("Pad", lambda d: ([d.f(2, 3), np.array([0, 1, 1, 0]), np.array([2], np.float32)], 1, {}),
+         [1]),
+    Case("QAttention", lambda d: ([d.u8(1, 3, 8), d.i8(8, 24), d.f(24), d.scale(), d.scale(), None,
+                                   d.zero(), np.array(0, np.int8)], 1, {"num_heads": 2}),
+         [1, 2, 3, 4, 6, 7]),
+    Case("QEmbedLayerNormalization", lambda d: (
+        [d.i(9, 2, 4, kind=np.int32), None, d.u8(9, 8), d.u8(6, 8), None, d.u8(8), d.u8(8), None,
+         d.scale(), d.scale(), None, d.scale(), d.scale(), d.zero(), d.zero(), None, d.zero(),
+         d.zero()], 2, {})),
+    Case("QGemm", lambda d: ([*d.quantized(2, 4), *d.quantized(4, 3), None, d.scale(), d.zero()], 1,
+                             {}), [4, 5, 7, 8], atol=1),
+    Case("QLinearAdd", lambda d: ([*d.quantized(2, 4), *d.quantized(4), d.scale(), d.zero()], 1,
+                                  {}), atol=1),
+    Case("QLinearAveragePool", lambda d: ([*d.quantized(1, 2, 4, 4), d.scale(), d.zero()], 1,
+                                          {"kernel_shape": [2, 2]}), atol=1),
+    Case("QLinearConcat", lambda d: ([d.scale(), d.zero(), *d.quantized(2, 3), *d.quantized(2, 2)],
+                                     1, {"axis": 1}), atol=1),
+    Case("QLinearConv", lambda d: ([*d.quantized(1, 2, 5, 5), *d.quantized(3, 2, 3, 3), d.scale(),
+                                    d.zero()], 1, {}), range(1, 8), atol=1),
+    Case("QLinearGlobalAveragePool", lambda d: ([*d.quantized(1, 2, 4, 4), d.scale(), d.zero()], 1,
+                                                {}), atol=1),
+    Case("QLinearLeakyRelu", lambda d: ([*d.quantized(2, 4), d.scale(), d.zero()], 1, {}), atol=1),
+    Case("QLinearMul", lambda d: ([*d.quantized(2, 4), *d.quantized(4), d.scale(), d.zero()], 1,
+                                  {}), atol=1),
+    Case("QLinearSigmoid", lambda d: ([*d.quantized(2, 4), d.scale(), d.zero()], 1, {}), atol=1),
+    Case("QLinearSoftmax", lambda d: ([*d.quantized(2, 4), d.scale(), d.zero()], 1, {"opset": 13}),
+         [1, 2, 3, 4], atol=1),
+    Case("QLinearWhere", lambda d: ([d.i(2, 2, 4, kind=bool), *d.quantized(2, 4),
+                                     *d.quantized(2, 4), d.scale(), d.zero()], 1, {}),
+         [2, 3, 5, 6, 7, 8], atol=1),
+    Case("DequantizeLinear", lambda d: ([d.u8(3, 4), d.scale(), d.zero()], 1, {})),
+    Case("QuantizeLinear", lambda d: ([d.f(3, 4), d.scale(), d.zero()], 1, {}), atol=1),
+    Case("QuickGelu", lambda d: ([d.f(3, 4)], 1, {"alpha": 1.5})),
+    Case("Range", lambda d: ([np.array(n, np.float32) for n in (1, 7, 2)], 1, {}), [0, 1, 2]),
+    Case("RotaryEmbedding", lambda d: ([d.f(2, 3, 8), d.i(5, 2, 3), d.f(5, 2), d.f(5, 2)], 1,
+                                       {"interleaved": 1, "num_heads": 2})),
+    Case("SampleOp", lambda d: ([d.f(3, 4)], 1, {})),
+    Case("SkipLayerNormalization", lambda d: ([d.f(2, 3, 8), d.f(2, 3, 8), d.f(8)],
+                                              ["y0", "y1", "", "y3"], {})),
+    Case("SkipSimplifiedLayerNormalization", lambda d: ([d.f(2, 3, 8), d.f(2, 3, 8), d.f(8)], 1,
+                                                        {})),
+    Case("TransposeMatMul", lambda d: ([d.f(2, 3), d.f(4, 3)], 1, {"transB": 1})),
+    Case("Trilu", lambda d: ([d.f(3, 4), np.array(1)], 1, {"upper": 0})),
+    Case("UnfoldTensor", lambda d: ([d.f(2, 8)], 1, {"dim": -1, "size": 3, "step": 2})),
+    Case("ArrayFeatureExtractor", lambda d: ([d.f(2, 4), np.array([1, 3])], 1, {}), [1], CLASSICAL),
+    Case("Binarizer", lambda d: ([d.f(2, 4)], 1, {"threshold": 0.1}), (), CLASSICAL),
+    Case("FeatureVectorizer", lambda d: ([d.f(2, 4), d.f(2, 3)], 1, {"inputdimensions": [4, 3]}),
+         (), CLASSICAL),
+    Case("Imputer", lambda d: ([d.f(2, 4)], 1, {"imputed_value_floats": [1.0],
+                                                "replaced_value_float": 0.5}), (), CLASSICAL),
+    Case("LabelEncoder", lambda d: ([d.i(4, 5)], 1, {"keys_int64s": [0, 1, 2],
+                                                     "values_floats": [0.5, 1.5, 2.5]}),
+         (), CLASSICAL, 2),
+    Case("LinearRegressor", lambda d: ([d.f(2, 3)], 1, {"coefficients": [1.0, 2.0, 3.0],
+                                                        "intercepts": [0.5]}), (), CLASSICAL),
+    Case("Normalizer", lambda d: ([d.f(2, 4)], 1, {"norm": "L2"}), (), CLASSICAL),
+    Case("OneHotEncoder", lambda d: ([d.i(4, 2, 3)], 1, {"cats_int64s": [0, 1, 2], "zeros": 1}), (),
+         CLASSICAL),
+    Case("Scaler", lambda d: ([d.f(2, 4)], 1, {"offset": [0.5] * 4, "scale": [2.0] * 4}), (),
+         CLASSICAL),
+    Case("SimplifiedLayerNormalization", lambda d: ([d.f(2, 8), d.f(8)], 1, {}), domain=""),
+    Case("DynamicQuantizeLinear", lambda d: ([d.f(3, 4)], 3, {}), domain="", atol=1),
+    Case("HannWindow", lambda d: ([np.array(8)], 1, {}), [0], "", 17),
+    Case("Shrink", lambda d: ([d.f(3, 4)], 1, {"lambd": 0.5}), domain=""),
+)  # fmt: skip
+
+_LISTS = "sequences and optional values, which are their tensors here"
+_FLOW = "control flow, which becomes scans"
+_STRINGS = "strings"
+_DATA = "sizes that depend on data"
+_RANDOM = "random numbers without a key"
+_OLD = "an operator of opsets before 7, which later ones do not have"
+_OWN = "lowered; `test_onnx_classical`, `test_onnx_trees` and `test_onnx_fused` compare it"
+_RECENT = "an operator of models that are exported for ONNX Runtime's own generation loop"
+#: Operators without a case, and why.
+WITHOUT = {
+    **dict.fromkeys(("Compress", "NonMaxSuppression", "NonZero", "Unique"), _DATA),
+    **dict.fromkeys((f"{MICROSOFT}.Unique", f"{MICROSOFT}.VarlenCausalConvWithState",
+                     f"{MICROSOFT}.VarlenNGramHashMapping", f"{MICROSOFT}.BifurcationDetector",
+                     f"{MICROSOFT}.DynamicTimeWarping"),
+                    _DATA),
+    **dict.fromkeys((f"{MICROSOFT}.{name}" for name in
+                     ("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch")), _DATA),
+    **dict.fromkeys(("If", "Loop", "Scan"), _FLOW),
+    **dict.fromkeys(("ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
+                     "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
+                     "SequenceInsert", "SequenceLength", "SplitToSequence"), _LISTS),
+    **dict.fromkeys(("Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+                     "RandomUniformLike"), _RANDOM),
+    **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit",
+                     f"{MICROSOFT}.Tokenizer", f"{CLASSICAL}.CategoryMapper"), _STRINGS),
+    **dict.fromkeys((f"{CLASSICAL}.CastMap", f"{CLASSICAL}.DictVectorizer"), "maps"),
+    **dict.fromkeys(("Affine", "Crop", "DynamicSlice", "ImageScaler", "ParametricSoftplus", "Scale",
+                     "ScaledTanh", "Scatter", "Upsample"), _OLD),
+    **dict.fromkeys(("GlobalLpPool", "MaxRoiPool"),
+                    "ONNX Runtime has no kernel as of opset 22, and programs are of opset 26"),
+    **dict.fromkeys(("MemcpyFromHost", "MemcpyToHost"), "what ONNX Runtime puts between providers"),
+    **dict.fromkeys(("AffineGrid", "Attention", "BlackmanWindow", "HammingWindow",
+                     "RotaryEmbedding"),
+                    "a function of ONNX's, expanded by its body; `tests/conformance` compares it"),
+    **dict.fromkeys((f"{CLASSICAL}.{name}" for name in
+                     ("LinearClassifier", "SVMClassifier", "SVMRegressor", "TreeEnsemble",
+                      "TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap")), _OWN),
+    f"{MICROSOFT}.SparseToDenseMatMul": "a sparse operand, which no tensor here is",
+    f"{MICROSOFT}.WordConvEmbedding": "its result's shape is for the model to say; see "
+    "`test_a_shape_that_onnx_runtime_does_not_infer_is_what_the_model_says`",
+    f"{MICROSOFT}.MatMulFpQ4": "weights in a layout of ONNX Runtime's own library",
+    **dict.fromkeys((f"{MICROSOFT}.{name}" for name in (
+        "BranchwiseRMSNorm", "CausalConvWithState", "DecoderMaskedMultiHeadAttention", "EngramGate",
+        "GatedAdd", "GatedDeltaNet", "GatedRMSNorm", "GatherBlockQuantized", "GatherPacked",
+        "HyperConnectionPostMix", "HyperConnectionPreMix", "LinearAttention", "LinearAttentionGate",
+        "MRotaryEmbedding", "MoE", "MoEGroupRouter", "NGramHashMapping", "QMoE", "ScaledSiLU",
+        "SparseAttention")), _RECENT),
+}  # fmt: skip
+
+
+def registered() -> set[str]:
+    """The operators that ONNX Runtime computes on a CPU and Stitch does not define."""
+    defined = {(d.domain, d.name) for d in ops.operators()}
+    kernels = {
+        (k.domain, k.op_name)
+        for k in library.get_all_opkernel_def()
+        if k.provider == "CPUExecutionProvider" and not k.domain.endswith(".nchwc")
+    }
+    return {f"{domain}.{name}" if domain else name for domain, name in kernels - defined}
+
+
+def test_every_operator_that_onnx_runtime_registers_has_a_case_or_a_reason() -> None:
+    covered = {case.name for case in CASES} | WITHOUT.keys()
+    missing = registered() - covered
+    version = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
+    assert not missing or version > NEWEST, sorted(missing)
+    assert not {case.name for case in CASES} & WITHOUT.keys()
+
+
+def _marked() -> list[Any]:
+    """The quick suite runs every third."""
+    marks = pytest.mark.campaign("foreign_operators")
+    return [
+        pytest.param(case, id=f"{case.op}-{number}", marks=() if number % 3 == 0 else marks)
+        for number, case in enumerate(CASES)
+    ]
+
+
+@pytest.mark.parametrize("case", _marked())
+def test_a_registered_operator_gives_what_onnx_runtime_gives(case: Case, tmp_path: Path) -> None:
+    drawer = Drawer(zlib.crc32(case.op.encode()) + SEED)
+    drawn = case.draw(drawer)
+    proto, arrays = one_node(
+        case.op, drawn, case.domain, case.version, constants=tuple(case.constants)
+    )
+    wanted = runtime(proto, arrays)
+    stitch.compile(proto, tuple(arrays)).save(tmp_path / "m.ttb")
+    for executor in ("onnxruntime", "auto"):
+        with stitch.open_device("wormhole_n150", executor=executor) as device:
+            made = device.load(tmp_path / "m.ttb")(*arrays)
+            mine = [t.numpy() for t in (made if isinstance(made, tuple) else (made,))]
+        for own, other in zip(mine, wanted, strict=True):
+            assert (own.shape, own.dtype) == (other.shape, other.dtype)
+            close = np.asarray(own, np.float64), np.asarray(other, np.float64)
+            np.testing.assert_allclose(*close, rtol=1e-4, atol=case.atol, err_msg=executor)
+
+
+@pytest.mark.campaign("foreign_operators")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.op)
+def test_a_node_with_operands_of_other_shapes_compiles_or_is_refused(case: Case) -> None:
+    """Whatever a node is given, there is a graph or one of Stitch's errors."""
+    drawer = Drawer(zlib.crc32(case.op.encode()) + SEED + 1)
+    operands, results, attributes = case.draw(drawer)
+    for index, operand in enumerate(operands):
+        if operand is None:
+            continue
+        for other in (operand[None], operand.reshape(-1)[:0], operand.reshape(-1)[:1]):
+            changed = [*operands[:index], other, *operands[index + 1 :]]
+            proto, _ = one_node(case.op, (changed, results, attributes), case.domain, case.version,
+                                constants=tuple(case.constants))  # fmt: skip
+            try:
+                from_onnx(proto)
+            except StitchError as error:
+                assert str(error)
