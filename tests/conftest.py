@@ -85,16 +85,15 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that were asked for: the quick suite, named campaigns, or all."""
-    named, kept = config.getoption("--campaign"), []
+    named, kept, left = config.getoption("--campaign"), [], []
     for item in items:
         campaign = campaign_of(item)
         if campaign is not None:
             item.add_marker(pytest.mark.timeout(CAMPAIGN_SECONDS))
             item.user_properties.append(("campaign", campaign))
         is_asked_for = campaign in named if named else campaign is None
-        if config.getoption("--full") or is_asked_for:
-            kept.append(item)
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        (kept if config.getoption("--full") or is_asked_for else left).append(item)
+    config.hook.pytest_deselected(items=left)
     items[:] = kept
 
 
