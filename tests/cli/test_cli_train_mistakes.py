@@ -222,12 +222,13 @@ def test_programs_compiled_for_another_optimizer_are_refused(cli: Cli, small: Pa
     assert "train.yaml:14" in done.err
 
 
-def test_mutated_trainings_run_or_are_refused_in_words(cli: Cli, small: Path) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(120, marks=pytest.mark.campaign("hostile"))])
+def test_mutated_trainings_run_or_are_refused_in_words(cli: Cli, small: Path, count: int) -> None:
     chance = random.Random(SEED)
     text = TRAIN + "checkpoints: {folder: c, every: 9 epochs, keep: 2}\ntrainable: [w1, b1]\n"
     words = [found.span() for found in re.finditer(r"[\w.]+", text)]
     codes = set()
-    for _ in range(120):
+    for _ in range(count):
         start, end = chance.choice(words)
         Path("m.yaml").write_text(text[:start] + chance.choice(JUNK) + text[end:])
         done = cli("run", "m.yaml", "--epochs=1", "--checkpoint_dir=c", "--resume")

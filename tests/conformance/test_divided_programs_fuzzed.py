@@ -33,7 +33,7 @@ MACHINES = {name: load_machine(name) for name in ("host", "tiny")}
 SESSIONS = Sessions(1)
 KERNEL_NBYTES = 1 << 21
 QUICK = settings(
-    max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 LONG = settings(
     max_examples=2_500, deadline=None, suppress_health_check=list(HealthCheck), database=None

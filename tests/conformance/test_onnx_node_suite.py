@@ -3,7 +3,7 @@ ONNX Runtime too."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ import stitch
 from tests.support.onnx import node_tests as suite
 from tests.support.onnx.node_tests import CRASH, REFERENCE, REFUSED, RIGHT, WRONG, Verdict
 
+ONNX = pytest.mark.campaign("onnx")
 #: Node tests whose loops stay; other loops end early or change their types.
 KEPT = ("test_scan9_", "test_linear_attention_")
 
@@ -23,22 +24,40 @@ def verdicts() -> tuple[Verdict, ...]:
     return tuple(suite.run_all(suite.cases()))
 
 
-@pytest.mark.parametrize("outcome", [WRONG, CRASH])
-def test_no_case_comes_out(outcome: str) -> None:
-    assert [v for v in verdicts() if v.outcome == outcome] == []
+def assert_right_or_refused(found: Sequence[Verdict], right: float) -> None:
+    """None is wrong, refusals say why, and so many are right."""
+    assert [v for v in found if v.outcome in (WRONG, CRASH)] == []
+    assert [v.case for v in found if v.outcome == REFUSED and len(v.detail) < 12] == []
+    assert sum(v.outcome in (RIGHT, REFERENCE) for v in found) >= right
 
 
+def test_of_every_fourth_case_none_is_wrong() -> None:
+    chosen = suite.cases()[::4]
+    assert_right_or_refused(suite.run_all(chosen), 0.9 * len(chosen))
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=ONNX) for n in range(1, 6))])
+def test_with_onnxruntime_none_is_wrong_and_refusals_say_why(part: int) -> None:
+    chosen = suite.cases()[part::6]
+    with stitch.open_device("host", executor="onnxruntime") as device:
+        found = [suite.run(case, device) for case in chosen]
+    assert_right_or_refused(found, 0.65 * len(chosen))
+
+
+@ONNX
+def test_no_case_is_wrong() -> None:
+    assert_right_or_refused(verdicts(), 0)
+
+
+@ONNX
 def test_at_least_1777_cases_are_right_with_our_own_kernels() -> None:
     assert sum(v.outcome == RIGHT for v in verdicts()) >= 1777
 
 
+@ONNX
 def test_the_checked_in_table_says_what_holds() -> None:
     """`python -m tests.support.onnx.node_tests --write` renews it."""
     assert suite.TABLE.read_text(encoding="utf-8") == suite.table_text(verdicts())
-
-
-def test_every_refusal_says_why() -> None:
-    assert [v.case for v in verdicts() if v.outcome == REFUSED and len(v.detail) < 12] == []
 
 
 def test_a_difference_is_noticed() -> None:
@@ -49,15 +68,6 @@ def test_a_difference_is_noticed() -> None:
     assert suite.difference(ones, ones.astype(np.float64), 1e-3, 1e-7)
     assert suite.difference(ones, ones[:2], 1e-3, 1e-7)
     assert suite.difference(np.array([1, 2]), np.array([1, 3]), 1e-3, 1e-7)
-
-
-def test_with_onnxruntime_1390_cases_are_right_none_is_wrong_and_refusals_say_why() -> None:
-    with stitch.open_device("host", executor="onnxruntime") as device:
-        verdicts = [suite.run(case, device) for case in suite.cases()]
-    assert [v for v in verdicts if v.outcome in (WRONG, CRASH)] == []
-    assert [v.case for v in verdicts if v.outcome == REFUSED and len(v.detail) < 12] == []
-    counts = Counter(v.outcome for v in verdicts)
-    assert counts[RIGHT] + counts[REFERENCE] >= 1390
 
 
 # Loops ---------------------------------------------------------------------------------------

@@ -76,12 +76,12 @@ def check_seed(seed: int) -> int:
 
 
 def test_a_relayout_of_a_full_space_is_never_refused() -> None:
-    assert sum(check_seed(seed) > 0 for seed in range(600)) > 400
+    assert sum(check_seed(seed) > 0 for seed in range(200)) > 130
 
 
 def test_leaving_a_space_that_is_not_full_is_refused_nowhere_and_is_cheaper() -> None:
     leaving = 0
-    for seed in range(400):
+    for seed in range(130):
         random = Random(seed)
         machine = other_rates(MACHINES[seed % len(MACHINES)], random)
         assert machine.shape.l1 is not None
@@ -93,7 +93,7 @@ def test_leaving_a_space_that_is_not_full_is_refused_nowhere_and_is_cheaper() ->
             if isinstance(step, Relocate) and step.bounced_nbytes:
                 assert isinstance(step.certificate, CostCertificate)
                 leaving += step.certificate.through_seconds < step.certificate.inside_seconds
-    assert leaving > 100
+    assert leaving > 30
 
 
 @pytest.mark.campaign("planner")

@@ -10,6 +10,7 @@ import pytest
 from tests.support.benches import BENCHES, load_bench, run_bench
 
 
+@pytest.mark.campaign("benchmarks")
 def test_no_move_on_tiny_takes_more_than_1_1_of_the_best_of_the_fixed_ways() -> None:
     done = run_bench("moves", "--machines", "tiny", "--cases", "4", "--json")
     assert done.returncode == 0, done.stderr

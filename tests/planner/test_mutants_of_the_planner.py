@@ -56,6 +56,7 @@ def listed(folder: Path, old: str, new: str) -> str:
     return f"--list={file}"
 
 
+@pytest.mark.campaign("mutants")
 def test_a_mutant_that_its_test_does_not_notice_survives(tmp_path: Path) -> None:
     done = mutants(listed(tmp_path, "load = most = 0", "load = most = 1 - 1"))
     assert done.returncode == 1 and "survives one" in done.stdout, done.stdout + done.stderr
@@ -68,6 +69,7 @@ def test_a_text_that_no_longer_applies_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1 and "'no such line' stands 0 times" in done.stdout
 
 
+@pytest.mark.campaign("mutants")
 def test_a_mutant_that_does_not_run_at_all_is_not_killed(tmp_path: Path) -> None:
     done = mutants(listed(tmp_path, "load = most = 0", "load = ="))
     assert done.returncode == 1 and "did not run" in done.stdout

@@ -98,9 +98,10 @@ def test_of_outputs_that_together_exceed_the_space_the_smallest_that_would_do_is
     assert check_certificate(certificate) is None
 
 
-def test_every_proof_of_random_requests_is_confirmed() -> None:
+@pytest.mark.parametrize("count", [400, pytest.param(1_500, marks=pytest.mark.campaign("planner"))])
+def test_every_proof_of_random_requests_is_confirmed(count: int) -> None:
     kinds: Counter[str] = Counter()
-    for seed in range(1_500):
+    for seed in range(count):
         l1, dram = 1024 << seed % 3, 4096 >> seed % 2
         machine = machine_with(l1_nbytes=l1, dram_nbytes=dram)
         try:
@@ -111,7 +112,7 @@ def test_every_proof_of_random_requests_is_confirmed() -> None:
             assert isinstance(error.certificate, Certificate)
             assert check_certificate(error.certificate) is None, f"seed {seed}: {error}"
             kinds[error.certificate.kind] += 1
-    assert kinds["capacity"] > 100 and kinds["packing"] > 10 and kinds.keys() < {
+    assert kinds["capacity"] > count // 15 and kinds["packing"] > count // 150 and kinds.keys() < {
         "capacity", "packing", "undecided"}  # fmt: skip
 
 

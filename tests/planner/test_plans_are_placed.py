@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import footprint
 from stitch.memory import Allocator
@@ -76,9 +78,10 @@ def elsewhere(request: PlanRequest, dice: Random) -> PlanRequest | None:
     return replace(request, buffers=tuple(lying), residents=residents)
 
 
-def test_plans_at_other_places_are_sound() -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(1200, marks=pytest.mark.campaign("planner"))])
+def test_plans_at_other_places_are_sound(count: int) -> None:
     counts: Counter[str] = Counter()
-    for seed in range(1200):
+    for seed in range(count):
         dice = Random(seed)
         request = random_request(dice, MACHINES[2] if seed % 2 else None)
         try:
@@ -104,8 +107,8 @@ def test_plans_at_other_places_are_sound() -> None:
             counts["evicts"] += asked is other and any(
                 isinstance(s, Copy) and s.kind == "evict" for s in bound.steps
             )
-    assert counts["placed"] > counts["refused"] / 2 and counts["evicts"] >= 3, counts
-    assert counts["moves"] >= 10, counts
+    assert counts["placed"] > counts["refused"] / 2 and counts["evicts"] >= count // 400, counts
+    assert counts["moves"] >= count // 120, counts
 
 
 def bound_to(known: Plan, addresses: dict[int, int]) -> Plan | None:

@@ -15,6 +15,7 @@ from stitch.program import Space
 from tests.support.benches import load_bench, run_bench
 
 
+@pytest.mark.campaign("residency")
 def test_a_row_for_each_chain_and_none_above_belady() -> None:
     done = run_bench("residency", "--json", "--seeds", "1")
     assert done.returncode == 0, done.stderr
@@ -57,6 +58,7 @@ def test_a_file_that_is_no_record_is_one_clear_error(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and done.stderr.startswith("residency.py: ")
 
 
+@pytest.mark.campaign("residency")
 def test_without_highs_the_goals_are_missed_as_nothing_is_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
