@@ -85,7 +85,9 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that were asked for: the quick suite, named campaigns, or all."""
-    named, kept, left = config.getoption("--campaign"), [], []
+    named = config.getoption("--campaign")
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
     for item in items:
         campaign = campaign_of(item)
         if campaign is not None:
