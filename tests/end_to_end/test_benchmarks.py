@@ -150,6 +150,7 @@ def test_a_peer_that_was_given_all_programs_as_one_counts_only_where_the_goal_sa
     assert result.as_data()["ratios"]["best peer, stitched"] == {"least": 1.0, "median": 0.9}
 
 
+@pytest.mark.campaign("benchmarks")
 def test_models_in_programs_of_their_own_give_the_same_results_everywhere(
     peers: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

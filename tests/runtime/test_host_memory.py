@@ -219,7 +219,10 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch"])
+@pytest.mark.parametrize(
+    "executor",
+    ["numpy", "onnxruntime", pytest.param("torch", marks=pytest.mark.campaign("executors"))],
+)
 def test_no_more_becomes_resident_than_was_claimed(executor: str) -> None:
     """Measured in processes of their own: the largest resident size from before the run on."""
     script = f"""

@@ -22,6 +22,7 @@ from tests.support.short_lanes import shorten
 from tests.support.stitched_models import held_by
 
 STEPS = 40
+LONG = pytest.mark.campaign("threads")
 
 
 def used(
@@ -48,21 +49,22 @@ def used(
     return seen, ended
 
 
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=LONG) for n in (1, 2))])
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "torch"])
 def test_drawn_work_is_the_same_on_any_number_of_lanes(
-    executor: str, monkeypatch: pytest.MonkeyPatch
+    executor: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if executor != "numpy":
         pytest.importorskip(executor)
     found = shorten(monkeypatch)
-    for seed in range(30 if executor == "numpy" else 15):
+    for seed in range(part, 30 if executor == "numpy" else 15, 3):
         on_one = used(seed, 1, executor)
         assert on_one == used(seed, 2, executor)
         assert on_one == used(seed, 3, executor)
         assert on_one[1] == used(seed, 2, executor, watched=False)[1]
     widths = [len(fork.lanes) for lanes in found for fork in lanes.forks]
     print(executor, len(found), len(widths), widths.count(3))
-    assert len(widths) > 20
+    assert len(widths) > 6
     assert 3 in widths
 
 
@@ -129,7 +131,7 @@ def test_what_fails_in_any_lane_leaves_what_it_leaves_on_one(
     assert fail_alike(seed, monkeypatch, 12)
 
 
-@pytest.mark.campaign("threads")
+@LONG
 @pytest.mark.parametrize("block", range(2))
 def test_what_fails_anywhere_in_any_lane(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = [fail_alike(seed, monkeypatch, 16) for seed in range(block * 10, block * 10 + 10)]

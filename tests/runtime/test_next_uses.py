@@ -173,7 +173,9 @@ def test_a_file_that_is_run_again_task_by_task_settles_to_the_best_loop(tmp_path
     assert plans[-1] == plans[-5]
 
 
-@pytest.mark.parametrize(("tasks", "window"), [(100, 101), (100, 64), (1000, 64)])
+@pytest.mark.parametrize(("tasks", "window"), [
+    (100, 101), (100, 64), pytest.param(1000, 64, marks=pytest.mark.campaign("random_work"))
+])  # fmt: skip
 def test_a_queue_that_begins_anew_amid_a_cycle_settles(tasks: int, window: int) -> None:
     """There, once a queue, weights come sooner than ever else: learned, and unlearned at once."""
     made = []
