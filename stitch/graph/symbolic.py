@@ -1,8 +1,7 @@
 """`SymbolicTensor`: stands for a value while a graph is built; arithmetic on it adds operations.
 
-Comes in: a value of a builder. Goes out: more of them, through Python's operators, the methods
-that arrays have, and NumPy's functions. Its data does not exist: asking for it is an error that
-names the line. Must not know: how operators are named (that is the builder's say).
+Python's operators and the methods of arrays are NumPy's functions on it, with NumPy's types. Its
+data does not exist: asking for it is an error that names the line.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.graph.source_location import mistake, user_location
-from stitch.graph.tensor_operations import Axes, Scalar, TensorOperations
+from stitch.graph.tensor_operations import Scalar, TensorOperations
 from stitch.program import Array, DataType, ValueType
 
 #: `type` is a property of tensors, so Python's own needs another name inside the class.
@@ -27,22 +26,58 @@ Operations: TypeAlias = "TensorOperations[SymbolicTensor]"
 _Operator: TypeAlias = "Callable[[SymbolicTensor, Operand], SymbolicTensor]"
 
 
-def _both_ways(
-    named: Callable[[Operations], Callable[[Any, Any], SymbolicTensor]],
-) -> tuple[_Operator, _Operator]:
-    """Python's operator for one of the builder's operations, and the one for the other side."""
+def _operator(ufunc: np.ufunc) -> tuple[_Operator, _Operator]:
+    """Python's operator for a ufunc, and the one for the other side."""
 
     def operator(self: SymbolicTensor, other: Operand) -> SymbolicTensor:
-        return named(self.builder)(self, other)
+        return self.builder.numpy_ufunc(ufunc, "__call__", (self, other), {})  # type: ignore[return-value]
 
     def reflected(self: SymbolicTensor, other: Operand) -> SymbolicTensor:
-        return named(self.builder)(other, self)
+        return self.builder.numpy_ufunc(ufunc, "__call__", (other, self), {})  # type: ignore[return-value]
 
     return operator, reflected
 
 
+def _unary(ufunc: np.ufunc) -> Callable[[SymbolicTensor], SymbolicTensor]:
+    """Python's operator for a ufunc of one operand."""
+
+    def operator(self: SymbolicTensor) -> SymbolicTensor:
+        return self.builder.numpy_ufunc(ufunc, "__call__", (self,), {})  # type: ignore[return-value]
+
+    return operator
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., SymbolicTensor]:
+    """The method that is a function of NumPy's with the tensor before its other arguments."""
+
+    def method(self: SymbolicTensor, *arguments: object, **named: object) -> SymbolicTensor:
+        return self.builder.numpy_function(function, (self, *arguments), named)  # type: ignore[return-value]
+
+    method.__name__ = method.__qualname__ = function.__name__
+    method.__doc__ = f"As `numpy.{function.__name__}` of the tensor."
+    return method
+
+
 class NoDataError(CompileError):
     """The data of a tensor was asked for, which there is none of while a graph is built."""
+
+
+class NoMethodError(CompileError, AttributeError):
+    """NumPy's arrays have this attribute, a symbolic tensor has not."""
+
+
+#: What to write in place of some methods of arrays.
+_INSTEAD = {
+    "sort": "it sorts in place: write x = numpy.sort(x)",
+    "partition": "it sorts in place: write x = numpy.sort(x)",
+    "argpartition": "write numpy.argsort(x)",
+    "fill": "it writes in place: write x = numpy.full_like(x, value)",
+    "put": "it writes in place: write numpy.where(mask, new, x)",
+    "resize": "it writes in place: write x = numpy.resize(x, shape)",
+    "nonzero": "data decide how many places there are: write numpy.where(mask, a, b)",
+    "flat": "write x.ravel()",
+    "view": "write x.cast(dtype), or x itself",
+}
 
 
 class SymbolicTensor:
@@ -111,116 +146,110 @@ class SymbolicTensor:
     def __iter__(self) -> Iterator[SymbolicTensor]:
         return (self[i] for i in range(len(self)))
 
-    # Arithmetic --------------------------------------------------------------------------------
+    # Operators ---------------------------------------------------------------------------------
 
-    __add__, __radd__ = _both_ways(lambda operations: operations.add)
-    __sub__, __rsub__ = _both_ways(lambda operations: operations.sub)
-    __mul__, __rmul__ = _both_ways(lambda operations: operations.mul)
-    __truediv__, __rtruediv__ = _both_ways(lambda operations: operations.div)
-    __floordiv__, __rfloordiv__ = _both_ways(lambda operations: operations.floordiv)
-    __mod__, __rmod__ = _both_ways(lambda operations: operations.mod)
-    __pow__, __rpow__ = _both_ways(lambda operations: operations.pow)
+    __add__, __radd__ = _operator(np.add)
+    __sub__, __rsub__ = _operator(np.subtract)
+    __mul__, __rmul__ = _operator(np.multiply)
+    __truediv__, __rtruediv__ = _operator(np.true_divide)
+    __floordiv__, __rfloordiv__ = _operator(np.floor_divide)
+    __mod__, __rmod__ = _operator(np.remainder)
+    __divmod__, __rdivmod__ = _operator(np.divmod)
+    __pow__, __rpow__ = _operator(np.power)
+    __matmul__, __rmatmul__ = _operator(np.matmul)
+    __lshift__, __rlshift__ = _operator(np.left_shift)
+    __rshift__, __rrshift__ = _operator(np.right_shift)
+    __and__, __rand__ = _operator(np.bitwise_and)
+    __or__, __ror__ = _operator(np.bitwise_or)
+    __xor__, __rxor__ = _operator(np.bitwise_xor)
+    __neg__, __abs__ = _unary(np.negative), _unary(np.absolute)
+    __pos__, __invert__ = _unary(np.positive), _unary(np.invert)
 
-    def __matmul__(self, other: SymbolicTensor | Array) -> SymbolicTensor:
-        return self.builder.matmul(self, other)
-
-    def __rmatmul__(self, other: Any) -> SymbolicTensor:
-        return self.builder.matmul(other, self)
-
-    def __neg__(self) -> SymbolicTensor:
-        return self.builder.neg(self)
-
-    def __pos__(self) -> SymbolicTensor:
-        return self
-
-    def __abs__(self) -> SymbolicTensor:
-        return self.builder.abs(self)
-
-    # Comparison and logic ----------------------------------------------------------------------
+    __lt__ = _operator(np.less)[0]
+    __le__ = _operator(np.less_equal)[0]
+    __gt__ = _operator(np.greater)[0]
+    __ge__ = _operator(np.greater_equal)[0]
 
     def __eq__(self, other: object) -> SymbolicTensor:  # type: ignore[override]  # as in NumPy
-        return self.builder.equal(self, other)  # type: ignore[arg-type]  # checked there
+        return self.builder.numpy_ufunc(np.equal, "__call__", (self, other), {})  # type: ignore[return-value]
 
     def __ne__(self, other: object) -> SymbolicTensor:  # type: ignore[override]  # as in NumPy
-        return self.builder.not_equal(self, other)  # type: ignore[arg-type]  # checked there
-
-    __lt__ = _both_ways(lambda operations: operations.less)[0]
-    __le__ = _both_ways(lambda operations: operations.less_or_equal)[0]
-    __gt__ = _both_ways(lambda operations: operations.greater)[0]
-    __ge__ = _both_ways(lambda operations: operations.greater_or_equal)[0]
-    __and__ = _both_ways(lambda operations: operations.logical_and)[0]
-    __or__ = _both_ways(lambda operations: operations.logical_or)[0]
-    __xor__ = _both_ways(lambda operations: operations.logical_xor)[0]
-
-    def __invert__(self) -> SymbolicTensor:
-        return self.builder.logical_not(self)
+        return self.builder.numpy_ufunc(np.not_equal, "__call__", (self, other), {})  # type: ignore[return-value]
 
     # Shape -------------------------------------------------------------------------------------
 
     def __getitem__(self, key: IndexPart | tuple[IndexPart, ...]) -> SymbolicTensor:
         return self.builder.index(self, key)
 
-    def reshape(self, *shape: int | Sequence[int]) -> SymbolicTensor:
+    def reshape(
+        self, *shape: int | Sequence[int], order: str = "C", copy: bool | None = None
+    ) -> SymbolicTensor:
         """The same elements under another shape; one dimension may be -1."""
-        return self.builder.reshape(self, _joined(shape))
+        return _method(np.reshape)(self, _joined(shape), order)
 
-    def transpose(self, *axes: int | Sequence[int]) -> SymbolicTensor:
+    def transpose(self, *axes: int | Sequence[int] | None) -> SymbolicTensor:
         """The axes in the given order, or reversed."""
-        return self.builder.transpose(self, _joined(axes) or None)
-
-    def swapaxes(self, first: int, second: int) -> SymbolicTensor:
-        """Two axes exchanged."""
-        return self.builder.swapaxes(self, first, second)
-
-    def squeeze(self, axis: Axes = None) -> SymbolicTensor:
-        """Without the given axes of length 1, or without any."""
-        return self.builder.squeeze(self, axis)
-
-    def ravel(self) -> SymbolicTensor:
-        """As a vector."""
-        return self.builder.reshape(self, (-1,))
-
-    flatten = ravel
+        order = None if axes in ((), (None,)) else _joined(axes)  # type: ignore[arg-type]
+        return _method(np.transpose)(self, order)
 
     def cast(self, data_type: DataType | str | np.dtype[Any] | Class) -> SymbolicTensor:
         """With another data type."""
         return self.builder.cast(self, data_type)
 
-    astype = cast
+    def astype(
+        self, dtype: DataType | str | np.dtype[Any] | Class, order: str = "K",
+        casting: str = "unsafe", subok: bool = True, copy: bool = True,
+    ) -> SymbolicTensor:  # fmt: skip
+        """With another data type, as NumPy's arrays say it."""
+        return self.cast(np.dtype(dtype) if isinstance(dtype, Class) else dtype)
 
-    # Reductions --------------------------------------------------------------------------------
+    @property
+    def mT(self) -> SymbolicTensor:
+        """The last two axes exchanged."""
+        return _method(np.matrix_transpose)(self)
 
-    def sum(self, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Sums over axes, or over all."""
-        return self.builder.reduce_sum(self, axis, keepdims)
+    @property
+    def real(self) -> SymbolicTensor:
+        """The tensor itself: its elements are real."""
+        return self
 
-    def mean(self, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Means over axes, or over all."""
-        return self.builder.reduce_mean(self, axis, keepdims)
+    @property
+    def imag(self) -> SymbolicTensor:
+        """Zeros."""
+        return _method(np.imag)(self)
 
-    def max(self, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Maxima over axes, or over all."""
-        return self.builder.reduce_max(self, axis, keepdims)
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
 
-    def min(self, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Minima over axes, or over all."""
-        return self.builder.reduce_min(self, axis, keepdims)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.itemsize
 
-    def prod(self, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Products over axes, or over all."""
-        return self.builder.reduce_prod(self, axis, keepdims)
+    all, any = _method(np.all), _method(np.any)
+    argmax, argmin, argsort = _method(np.argmax), _method(np.argmin), _method(np.argsort)
+    clip = _method(np.clip)
+    copy, conj, conjugate = _method(np.copy), _unary(np.conjugate), _unary(np.conjugate)
+    cumprod, cumsum = _method(np.cumprod), _method(np.cumsum)
+    diagonal, dot = _method(np.diagonal), _method(np.dot)
+    max, min, mean, prod = _method(np.max), _method(np.min), _method(np.mean), _method(np.prod)
+    ravel = flatten = _method(np.ravel)
+    repeat, round = _method(np.repeat), _method(np.round)
+    squeeze, swapaxes = _method(np.squeeze), _method(np.swapaxes)
+    std, sum, take = _method(np.std), _method(np.sum), _method(np.take)
+    trace, var = _method(np.trace), _method(np.var)
 
-    def var(self, axis: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-        """Variances (divided by the count) over axes, or over all."""
-        return self.builder.variance(self, axis, keepdims)
+    def compress(self, condition: Any, axis: int | None = None, out: None = None) -> Any:
+        """As `numpy.compress` of the tensor."""
+        return self.builder.numpy_function(np.compress, (condition, self, axis, out), {})
 
-    def argmax(self, axis: int | None = None) -> SymbolicTensor:
-        """The place of the maximum along an axis, or in the flattened tensor; int64."""
-        return self.builder.argmax(self, axis)
+    def __copy__(self) -> SymbolicTensor:
+        return self
 
-    def argmin(self, axis: int | None = None) -> SymbolicTensor:
-        """The place of the minimum along an axis, or in the flattened tensor; int64."""
-        return self.builder.argmin(self, axis)
+    def __deepcopy__(self, memo: object) -> SymbolicTensor:
+        return self
 
     # NumPy -------------------------------------------------------------------------------------
 
@@ -247,7 +276,11 @@ class SymbolicTensor:
         )
 
     def __int__(self) -> NoReturn:
-        raise self._no_data("its number", "keep it a tensor, or pass the number as an argument")
+        raise self._no_data(
+            "its number",
+            "keep it a tensor, or pass the number as an argument; an array is indexed by it with "
+            "numpy.take(array, index, axis)",
+        )
 
     __float__ = __int__
     __complex__ = __int__
@@ -261,6 +294,21 @@ class SymbolicTensor:
         raise self._no_data("its number", "return the tensor and read it after the program ran")
 
     tolist = numpy = item
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self._no_data("its number", "return the tensor and format it after the run")
+        return repr(self)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Names what arrays have and a graph cannot give."""
+        if (name.startswith("__") and name != "__dlpack__") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"{Class(self).__name__!r} object has no attribute {name!r}")
+        raise NoMethodError(
+            f"numpy.ndarray.{name} has no meaning on a symbolic tensor",
+            where=user_location(),
+            remedy=_INSTEAD.get(name, "call it outside of the traced function"),
+        )
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise mistake(

@@ -1,8 +1,4 @@
-"""Indexing: what `tensor[key]` selects, worked out from the shape alone.
-
-Comes in: a shape and a key of integers, slices, `...`, `None` and index lists. Goes out: the
-slice to take, the axes to drop, and the new axes. Must not know: builders.
-"""
+"""Indexing: what `tensor[key]` selects, worked out from the shape alone, as NumPy selects it."""
 
 from __future__ import annotations
 
@@ -16,15 +12,16 @@ import numpy as np
 from stitch.errors import CompileError
 from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.program import Array, DataType
+from stitch.program import Array
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """One slice per sliced axis, then at most one gathered axis, dropped axes, new axes.
+    """One slice per sliced axis, then elements by index arrays, dropped axes, new axes.
 
     `axes`, `starts`, `ends` and `steps` are ONNX Slice's; `dropped` counts axes of the sliced
-    tensor, `new_axes` axes of the result; `gathered` is (axis of the sliced tensor, indices).
+    tensor, `new_axes` axes of the result; `gathered` has axes of the sliced tensor, each with its
+    indices, whose own axes stand before result axis `place`.
     """
 
     axes: tuple[int, ...]
@@ -33,18 +30,22 @@ class Selection:
     steps: tuple[int, ...]
     dropped: tuple[int, ...]
     new_axes: tuple[int, ...]
-    gathered: tuple[int, Any] | None
+    gathered: tuple[tuple[int, Any], ...]
+    place: int
 
 
 def selection_of(shape: tuple[int, ...], key: object) -> Selection:
     """What a key selects from a tensor of that shape; raises `CompileError` if it cannot."""
-    parts = _expanded(key if isinstance(key, tuple) else (key,), len(shape))
+    parts = _expanded(key if isinstance(key, tuple) else (key,), shape)
+    # Beside index arrays, whole numbers are such arrays (of no axes), as NumPy has it.
+    has_arrays = any(not _is_basic(part) for part in parts)
     slices: list[tuple[int, int, int, int]] = []
     dropped: list[int] = []
     new_axes: list[int] = []
-    gathered: tuple[int, Any] | None = None
-    axis = position = 0
-    for part in parts:
+    gathered: list[tuple[int, Any]] = []
+    at: list[int] = []
+    axis = position = kept = 0
+    for number, part in enumerate(parts):
         if part is None:
             new_axes.append(position)
             position += 1
@@ -54,24 +55,52 @@ def selection_of(shape: tuple[int, ...], key: object) -> Selection:
             start, end, step = _slice(part, length)
             if (start, end, step) != (0, length, 1):
                 slices.append((axis, start, end, step))
-            position += 1
-        elif isinstance(part, int | np.integer) and not isinstance(part, bool | np.bool_):
-            place = _place(int(part), length, axis)
+            position, kept = position + 1, kept + 1
+        elif _is_basic(part) and not has_arrays:
+            place = _place(int(part), length, axis)  # type: ignore[call-overload]
             slices.append((axis, place, place + 1, 1))
             dropped.append(axis)
         else:
-            if gathered is not None:
-                raise _refused("two index lists in one key", "index one axis at a time")
-            gathered = (axis, _indices(part, length, axis))
-            position += len(gathered[1].shape)
+            gathered.append((axis, _indices(part, length, axis)))
+            at.append(number)
+            if len(at) == 1:
+                before, first = position, kept
         axis += 1
-    if gathered is not None and dropped:
-        raise _refused("an index list beside an integer", "take the integer first: t[0][[1, 2]]")
+    place = 0
+    if gathered:
+        is_together = at[-1] - at[0] == len(at) - 1
+        place = first if is_together else 0
+        rank = len(np.broadcast_shapes(*[tuple(indices.shape) for _, indices in gathered]))
+        begin = before if is_together else 0
+        new_axes = [n + rank if n >= begin else n for n in new_axes]
     axes, starts, ends, steps = (tuple(part[i] for part in slices) for i in range(4))
-    return Selection(axes, starts, ends, steps, tuple(dropped), tuple(new_axes), gathered)
+    return Selection(
+        axes, starts, ends, steps, tuple(dropped), tuple(new_axes), tuple(gathered), place
+    )
 
 
-def _expanded(key: tuple[object, ...], rank: int) -> list[object]:
+def _is_basic(part: object) -> bool:
+    """Whether a part of a key is no index array."""
+    is_number = isinstance(part, int | np.integer) and not isinstance(part, bool | np.bool_)
+    return part is None or isinstance(part, slice) or is_number
+
+
+def _expanded(key: tuple[object, ...], shape: tuple[int, ...]) -> list[object]:
+    """The key with `...` and masks written out, so that every axis has its part."""
+    written: list[object] = []
+    for part in key:
+        array = np.asarray(part) if isinstance(part, list | np.ndarray) else None
+        if array is not None and array.dtype == np.bool_ and array.ndim > 1:
+            used = sum(1 for p in written if p is not None and not isinstance(p, EllipsisType))
+            if array.shape != shape[used : used + array.ndim] or EllipsisType in map(type, written):
+                raise _refused(f"a mask of shape {list(array.shape)}", "give it the tensor's shape")
+            written.extend(np.nonzero(array))
+        else:
+            written.append(part)
+    return _with_dots(tuple(written), len(shape))
+
+
+def _with_dots(key: tuple[object, ...], rank: int) -> list[object]:
     """The key with `...` written out, so that every axis has its part."""
     dots = [i for i, part in enumerate(key) if isinstance(part, EllipsisType)]
     used = sum(1 for part in key if part is not None and not isinstance(part, EllipsisType))
@@ -108,12 +137,14 @@ def _place(index: int, length: int, axis: int) -> int:
 def _indices(part: object, length: int, axis: int) -> Any:
     """Index lists as checked int64 arrays; symbolic indices (integers) as they are."""
     if isinstance(part, SymbolicTensor):
-        if part.data_type in (DataType.INT32, DataType.INT64):
+        if part.dtype.kind in "iu":
             return part
         raise _refused(
             f"an index of type {part.data_type.value}",
             "a mask's result has no static shape: use where(mask, x, 0), or cast to int64",
         )
+    if _is_basic(part):
+        return np.asarray(_place(int(part), length, axis), np.int64)  # type: ignore[call-overload]
     if not isinstance(part, np.ndarray | Sequence) or isinstance(part, str):
         raise _refused(f"the index {part!r}", "index with integers, slices, '...', None or lists")
     indices: Array = np.asarray(part)

@@ -17,6 +17,7 @@ from stitch.graph.methods.index_selection import selection_of
 from stitch.graph.source_location import mistake
 from stitch.graph.symbolic import Operand, SymbolicTensor
 from stitch.graph.tensor_operations import Axes
+from stitch.program import DataType
 
 
 class ShapeMethods(ElementwiseMethods):
@@ -225,11 +226,27 @@ class ShapeMethods(ElementwiseMethods):
         if chosen.axes:
             steps = chosen.steps if set(chosen.steps) != {1} else None
             result = self.slice(result, chosen.starts, chosen.ends, chosen.axes, steps)
-        if chosen.gathered is not None:
-            axis, indices = chosen.gathered
-            result = self._one("Gather", result, indices, axis=axis)
+        if chosen.gathered:
+            result = self._elements(result, chosen.gathered, chosen.place)
         if chosen.dropped:
             result = self._one("Squeeze", result, list(chosen.dropped))
         if chosen.new_axes:
             result = self._one("Unsqueeze", result, list(chosen.new_axes))
         return result
+
+    def _elements(
+        self, x: SymbolicTensor, gathered: Sequence[tuple[int, Operand]], place: int
+    ) -> SymbolicTensor:
+        """The elements that index arrays name together, their axes before axis `place` of the
+        others."""
+        numbers = [self.cast(self._indices(indices), DataType.INT64) for _, indices in gathered]
+        if len(numbers) == 1:
+            return self._one("Gather", x, numbers[0], axis=gathered[0][0])
+        named = [axis for axis, _ in gathered]
+        wide = np.broadcast_shapes(*[each.shape for each in numbers])
+        together = self.stack([self.broadcast(each, wide) for each in numbers], len(wide))
+        others = [axis for axis in range(len(x.shape)) if axis not in named]
+        found = self._one("GatherND", self.transpose(x, [*named, *others]), together)
+        rank, count = len(wide), len(wide) + len(others)
+        order = [*range(rank, rank + place), *range(rank), *range(rank + place, count)]
+        return self.transpose(found, order) if place and rank else found
