@@ -48,14 +48,12 @@ class CostCertificate:
     """Why bytes left their space although a few bytes of it were free: it takes less time.
 
     `cyclic_size` bytes per bank move in cycles and `free_size` are free; `through_seconds` is what
-    the moves take that were chosen, with `pieces` set aside. `inside_seconds` is what the cheapest
-    moves inside the space take of all that were looked at, or at what price they were given up, at
-    most that of moves of single granules.
+    the moves take that were chosen, with `pieces` set aside. That moves inside the space take
+    longer is no figure here: the checker searches for moves inside by itself and compares.
     """
 
     cyclic_size: int
     free_size: int
-    inside_seconds: float
     through_seconds: float
     pieces: tuple[int, ...] = ()
 

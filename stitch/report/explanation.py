@@ -56,8 +56,8 @@ def _lines(step: Copy | Relocate, plan: Plan, buffers: dict[int, Any]) -> Iterat
     if certificate is not None:
         proof = str(certificate.kind)
         if isinstance(certificate, CostCertificate):
-            inside, through = certificate.inside_seconds, certificate.through_seconds
-            proof += f": {through * 1e6:.1f} us through, {inside * 1e6:.1f} us inside"
+            through, free = certificate.through_seconds, certificate.free_size
+            proof += f": {through * 1e6:.1f} us, less than inside {free} B free per bank"
         elif certificate.gaps:
             proof += f": {sum(certificate.pieces)} B per bank into {sum(certificate.gaps)} B"
     if isinstance(step, Copy):

@@ -40,7 +40,7 @@ def carried_out(moves: list[Move], limit: int, *, outside: int = 0) -> list[Move
         busy += [(m.source, m.size) for m in (*core, *last)]
         busy += [(m.target, m.size) for m in (*first, *core)]
         free = [(address, address + size) for address, size in gaps_between(busy, 0, limit)]
-        done, _ = break_cycles(core, free, outside, prices_of("tiny"), 1)
+        done = break_cycles(core, free, outside, prices_of("tiny"), 1)
     ordered = [*first, *done, *last]
     before = Random(1).randbytes(limit)
     memory, aside = bytearray(before), {}
@@ -165,7 +165,7 @@ def best_swap(a: int, b: int, *, gap: int = 0, outside: int = 0) -> tuple[float,
     moves = swap(a, b, gap)
     busy = [(m.source, m.size) for m in moves] + [(m.target, m.size) for m in moves]
     free = [(address, address + size) for address, size in gaps_between(busy, 0, a + b + gap)]
-    done, _ = break_cycles(moves, free, outside, prices, 16)
+    done = break_cycles(moves, free, outside, prices, 16)
     return prices.seconds(done) * 1e6, done
 
 
@@ -192,7 +192,7 @@ def test_64_kib_of_free_l1_are_the_spare_of_a_swap(a: int) -> None:
 
 def test_a_small_tensor_is_set_aside_whole_and_the_large_one_slides_once() -> None:
     free = [(501_024, 502_048)]
-    done, _ = break_cycles(swap(1024, 500_000), free, 0, prices_of("wormhole_n150"), 16)
+    done = break_cycles(swap(1024, 500_000), free, 0, prices_of("wormhole_n150"), 16)
     assert [move.size for move in done] == [1024, 500_000, 1024]
 
 
@@ -201,7 +201,7 @@ def test_a_swap_in_a_half_empty_l1_takes_four_transfers_for_each_tensor_and_piec
     prices = prices_of("wormhole_n150")
     moves = [Move(246_816, 695_360, 296_128), Move(621_296, 160_800, 385_200)]
     free = [(103_712, 160_800), (542_944, 621_296), (1_006_496, 1_466_368)]
-    done, _ = break_cycles(moves, free, 1 << 20, prices, 16)
+    done = break_cycles(moves, free, 1 << 20, prices, 16)
     pieces = -(-sum(move.size for move in done) // max(move.size for move in done))
     assert len(done) <= 4 * (len(moves) + pieces) and outside_bytes(done) == 0
     assert prices.seconds(done) < 1.1 * 29.86e-6
@@ -214,7 +214,7 @@ def test_one_tensor_leaves_and_the_others_move_inside_where_that_is_cheapest() -
         Move(13_392, 6256, 1808),
     ]  # fmt: skip
     free = [(1024, 1056), (8224, 8256), (15_504, 15_808), (15_904, 16_064), (16_112, 16_272)]
-    done, _ = break_cycles(moves, free, 1 << 16, prices, 16)
+    done = break_cycles(moves, free, 1 << 16, prices, 16)
     assert prices.seconds(done) < 1.67e-6
     assert outside_bytes(done) in {move.size for move in moves}
 
@@ -254,7 +254,7 @@ def test_holes_are_widened_as_soon_as_there_is_room_for_what_lies_beside_them() 
 def seconds_on_tiny(moves: list[Move], free: list[tuple[int, int]]) -> float:
     """Seconds on `tiny` of the moves that carry these out."""
     prices = prices_of("tiny")
-    done, _ = break_cycles(moves, free, 1 << 16, prices, 16)
+    done = break_cycles(moves, free, 1 << 16, prices, 16)
     return prices.seconds(done)
 
 
@@ -330,16 +330,14 @@ def test_the_plan_of_a_swap_with_64_kib_free_stays_inside_l1() -> None:
     assert isinstance(step, Relocate) and step.stage is None and step.seconds < 60e-6
 
 
-def test_a_swap_with_one_free_granule_leaves_l1_because_that_is_cheaper_and_says_both_prices() -> (
-    None
-):
+def test_a_swap_with_one_free_granule_leaves_l1_because_that_is_cheaper() -> None:
     capacity = WORMHOLE.shape.space(Space.L1).capacity
     made = swapped_in_wormhole(499_968, capacity - 499_968 - 32, 32)
     assert check_plan(made) == ()
     (step,) = made.copies
     assert isinstance(step, Relocate) and isinstance(step.certificate, CostCertificate)
     assert step.certificate.through_seconds == pytest.approx(step.seconds)
-    assert step.seconds < 87e-6 < 5e-3 < step.certificate.inside_seconds
+    assert step.seconds < 87e-6
 
 
 @pytest.mark.parametrize("rooms", [32, 128, 4096])

@@ -104,7 +104,6 @@ def test_swapping_two_inputs_with_a_spare_granule_leaves_l1_where_that_is_cheape
     (step,) = plan(cases.swapped_with_a_spare_granule()).copies
     assert isinstance(step, Relocate) and isinstance(step.certificate, CostCertificate)
     assert step.certificate.free_size == 32 and step.certificate.cyclic_size == 2 * 2032
-    assert step.seconds < step.certificate.inside_seconds / 10
 
 
 def test_swapping_two_inputs_with_spare_room_stays_inside_l1() -> None:

@@ -147,7 +147,7 @@ def relayouts(machine: str, *, full: bool) -> tuple[float, int, int]:
         busy += [(m.source, m.size) for m in (*core, *last)]
         busy += [(m.target, m.size) for m in (*first, *core)]
         free = [(a, a + size) for a, size in gaps_between(busy, 0, sum(sizes) + sum(gaps))]
-        done, _ = break_cycles(core, free, 1 << 20 if full else 0, prices, 16)
+        done = break_cycles(core, free, 1 << 20 if full else 0, prices, 16)
         seconds, count = seconds + prices.seconds(done), count + len(done)
         outside += sum(move.size for move in done if move.target >= ASIDE)
     return seconds * 1e6, count, outside

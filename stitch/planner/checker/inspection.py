@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from stitch.errors import Problem
 from stitch.planner.checker.symbolic_memory import SymbolicMemory
 from stitch.planner.plan import Plan
@@ -31,6 +33,11 @@ class Inspection:
         """The plan depends on this buffer, if it is a resident."""
         if buffer in self.residents:
             self.read.add(buffer)
+
+    def check_seconds(self, claimed: float, taken: float) -> None:
+        """What a step says that it takes is what its copies and transfers take."""
+        if not math.isclose(claimed, taken, rel_tol=1e-9):
+            self.say("seconds", f"{claimed} s are claimed, its copies take {taken} s")
 
     def region(self, what: str, space: Space, address: int, size: int) -> bool:
         """Whether a region (bytes per bank) is in range and aligned; says so if not."""

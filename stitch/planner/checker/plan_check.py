@@ -7,7 +7,7 @@ instead.
 Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknown, or made twice),
 `room` (does not fit its buffer), `content` (bytes are not what the step takes them for), `order`
 (tasks left out, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`, `transfer`,
-`stage`, `scratch`, `alias`, `bytes`, `certificate`, `final`, `kept`, `free_region`, `later` (no use
+`stage`, `scratch`, `alias`, `bytes`, `seconds`, `certificate`, `final`, `kept`, `free_region`, `later` (no use
 that can be predicted for the request), `bound`, `touched`; and two warnings: `uncertified`, bytes
 left a space and the plan does not say why; `undecided`, it does not prove that they had to, and
 neither does the checker, within its bounds.
@@ -16,7 +16,7 @@ neither does the checker, within its bounds.
 from __future__ import annotations
 
 from stitch.errors import Problem
-from stitch.machine import footprint
+from stitch.machine import copy_counts, footprint
 from stitch.planner.checker.end import end_problems
 from stitch.planner.checker.evictions import eviction_defect
 from stitch.planner.checker.inspection import Inspection
@@ -125,6 +125,9 @@ class _Checker(Inspection):
         written = footprint(step.target.desc, self.machine.shape)
         if step.nbytes != written.own_nbytes:
             self.say("bytes", f"{step.nbytes} B are claimed, {written.pages} pages are written")
+        source_desc, target_desc = _bare(step.source.desc), _bare(step.target.desc)
+        counts = copy_counts(source_desc, target_desc, self.machine)
+        self.check_seconds(step.seconds, self.machine.copy_seconds(counts))
         if step.kind != "copy":
             self._carry(step, source, target)
             symbolic_memory.carry(source, target)

@@ -27,10 +27,9 @@ TRIED = 80
 TRIED_AGAIN, MOST_LEFT = 6, 16
 #: So many free regions are used, the largest.
 MOST_FREE = 16
-#: A way that takes so many times its estimate is given up, unless there is no other.
-PATIENCE = 1.3
-#: Where bytes can leave, ways inside are given up at so many times the price of that.
-DEARER = 1.25
+#: A way that takes so many times its estimate is given up, unless there is no other: of a piece
+#: set aside that comes home after one other, three transfers carry two pieces.
+PATIENCE = 1.6
 #: Bytes leave where that takes less by this factor.
 CHEAPER = 1.05
 #: So many transfers for each move, and for each piece of the widest, are no more than needed; where
@@ -45,11 +44,9 @@ MANY = 1 << 30
 
 def break_cycles(
     moves: Sequence[Move], free: Sequence[Span], outside: int, prices: Prices, granule: int
-) -> tuple[list[Move], float]:
+) -> list[Move]:
     """Moves that carry out these, which form cycles, in order, at the least cost that was found.
 
-    Beside them the seconds at which the cheapest way inside the space was found or given up, but no
-    more than granules take that are set aside inside it one by one: that way is always open.
     `free` are regions of the space that nothing uses; `outside` bytes per bank may be set aside in
     the space beside: they appear as `ASIDE` addresses. Pieces are multiples of `granule`. Where
     nothing is free, inside the targets either, `outside` must be at least a granule.
@@ -58,7 +55,7 @@ def break_cycles(
     >>> from stitch.program import Space
     >>> prices = Prices(load_machine("tiny"), Space.L1, Space.DRAM)
     >>> swap = [Move(0, 64, 64), Move(64, 0, 64)]
-    >>> for move in break_cycles(swap, [(128, 192)], 0, prices, 16)[0]:
+    >>> for move in break_cycles(swap, [(128, 192)], 0, prices, 16):
     ...     print(move)
     Move(source=0, target=128, size=64)
     Move(source=64, target=0, size=64)
@@ -66,18 +63,17 @@ def break_cycles(
     """
     free = sorted(sorted(free, key=lambda span: span[0] - span[1])[:MOST_FREE])
     search = _Search(moves, free, prices, granule)
+    room = nbytes_of(free)
     for patience in (PATIENCE, float("inf")):
         best, least = search.by_cut(outside, float("inf"), away=True)
-        stays, inside = search.by_cut(nbytes_of(free), least * DEARER, away=False)
-        stays, inside = search.by_pieces(stays, nbytes_of(free), inside, patience, away=False)
-        if stays is None:
-            inside = max(inside, search.floor())
-        elif inside / CHEAPER <= least:
+        stays, inside = search.by_cut(room, least * CHEAPER, away=False)
+        stays, inside = search.by_pieces(stays, room, inside, patience, away=False)
+        if stays is not None:
             best, least = stays, inside / CHEAPER
         best, least = search.by_pieces(best, outside, least, patience, away=True)
         best, least = search.without_one(best, outside, least)
         if best is not None:
-            return search.in_fewer(best), min(inside, search.ceiling())
+            return search.in_fewer(best)
     raise AssertionError("nothing may be set aside anywhere")
 
 
@@ -90,15 +86,6 @@ class _Search:
     ) -> None:
         self.moves, self.free, self.prices, self.granule = moves, free, prices, granule
         self.pieces = Pieces(moves)
-
-    def floor(self) -> float:
-        """What moves inside take that fill no more than what is free."""
-        nbytes, unused = self.pieces.nbytes, nbytes_of((*self.free, *self.pieces.open))
-        return nbytes / unused * self.prices.inside(min(nbytes, unused)) if unused else 0.0
-
-    def ceiling(self) -> float:
-        """What moves inside take where single granules are set aside and brought home."""
-        return 2 * self.pieces.nbytes / self.granule * self.prices.inside(self.granule)
 
     def by_cut(self, room: int, most: float, *, away: bool) -> tuple[list[Move] | None, float]:
         """Parts of tensors that close the cycles go first, at most `room` bytes set aside."""

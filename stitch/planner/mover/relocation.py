@@ -91,16 +91,14 @@ class _Relocation:
         prices = self.prices
         free = [] if prices.bounces else self._free_while_cycling()
         least = 0 if self.unused and not prices.bounces else self.shape.granule
-        done, inside = break_cycles(
-            self.core, free, self._outside(least), prices, self.shape.granule
-        )
+        done = break_cycles(self.core, free, self._outside(least), prices, self.shape.granule)
         pieces = tuple(move.size for move in done if move.target >= ASIDE)
         if not pieces or prices.bounces:
             return done, None
         if not self.unused:
             return done, Certificate("cycle", pieces, (0,))
         nbytes = sum(move.size for move in self.core)
-        return done, CostCertificate(nbytes, self.unused, inside, prices.seconds(done), pieces)
+        return done, CostCertificate(nbytes, self.unused, prices.seconds(done), pieces)
 
     def _free_while_cycling(self) -> list[tuple[int, int]]:
         """What nothing uses after the first moves and before the last ones, outside the cycles."""
