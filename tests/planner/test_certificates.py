@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
+from stitch.machine import load_machine
 from stitch.packing import pack
 from stitch.planner import (
     WARNINGS,
@@ -24,7 +25,9 @@ from stitch.planner import (
 from stitch.planner.checker import proof
 from stitch.planner.making_room import room
 from stitch.planner.making_room.demand import certificate_of, problem_of
+from stitch.program import DataType, Layout, TensorDesc
 from tests.packing.test_bins import hard_refutation
+from tests.support.machines import without_path
 from tests.support.planner import cases
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import (
@@ -224,3 +227,125 @@ def test_a_bounce_that_does_not_say_how_much_is_undecided_and_no_bound_is_no_gap
     unsaid = replace(made, steps=tuple(silent if s is step else s for s in made.steps))
     assert kinds(unsaid) == ["undecided"]
     assert made.seconds > made.least_seconds == 0 and made.gap is None
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def swap_in_wormhole(sizes: Sequence[int], free: int, *, path: bool = True) -> Plan:
+    """Tensors of an L1 of a Wormhole rotate: the first comes to lie behind all others; what lies
+    behind `free` bytes is pinned."""
+    machine = load_machine("wormhole_n150")
+    machine = machine if path else without_path(machine, L1, L1)
+    l1 = machine.shape.space(L1)
+    scene, at, values = Scene(machine), l1.base, []
+    for size in sizes:
+        values.append(scene.tensor(row_desc(size, l1.banks), at, keep=True))
+        at += size
+    if at + free < l1.limit:
+        scene.tensor(row_desc(l1.limit - at - free, l1.banks), at + free, keep=True, pinned=True)
+    places = [l1.base + sum(sizes[1:]), *(l1.base + sum(sizes[1:i]) for i in range(1, len(sizes)))]
+    wanted = [row_desc(n, l1.banks, place) for n, place in zip(sizes, places, strict=True)]
+    out = TensorDesc((12, 32), Layout(DataType.UINT8, DRAM))
+    scene.run(program("p", wanted, [out]), *values, keep=True)
+    return plan(scene.request())
+
+
+def row_desc(size: int, banks: int, address: int | None = None) -> TensorDesc:
+    return TensorDesc((banks, size), Layout(DataType.UINT8, L1, address=address))
+
+
+def the_moves(made: Plan) -> Relocate:
+    (step,) = made.copies
+    assert isinstance(step, Relocate)
+    return step
+
+
+def test_two_tensors_of_640_kib_with_51808_bytes_free_change_places_inside_in_71_us() -> None:
+    made = swap_in_wormhole([640 << 10] * 2, 51_808)
+    step = the_moves(made)
+    assert check_plan(made) == () and step.bounced_nbytes == 0 and step.certificate is None
+    assert len(step.transfers) == 39 and step.seconds == pytest.approx(71e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("free", [16_384, 32_768, 51_808, 131_072])
+@pytest.mark.parametrize(
+    "sizes",
+    [[600_000, 500_000], [655_360, 4096], [400_000] * 3, [100_000, 500_000, 300_000], [99_968] * 6],
+    ids=str,
+)
+def test_no_exchange_leaves_l1_where_the_checker_finds_cheaper_moves_inside(
+    sizes: list[int], free: int
+) -> None:
+    sizes = [size // 32 * 32 for size in sizes]
+    assert check_plan(swap_in_wormhole(sizes, free)) == ()
+    blocked = swap_in_wormhole(sizes, free, path=False)
+    certificate = the_moves(blocked).certificate
+    assert check_plan(blocked) == ()
+    assert certificate is not None and certificate.kind == "no_path"
+
+
+def test_an_exchange_through_dram_that_is_dearer_than_moves_inside_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if moves inside had to take less by nearly a half.
+    monkeypatch.setattr("stitch.planner.mover.cycles.CHEAPER", 0.6)
+    made = swap_in_wormhole([640 << 10] * 2, 51_808)
+    assert the_moves(made).bounced_nbytes > 0
+    (problem,) = check_plan(made)
+    assert problem.kind == "certificate" and "inside, leaving takes 8.7" in problem.detail
+
+
+def certified() -> dict[str, Plan]:
+    """A plan with one certificate of each kind that says why bytes left a space."""
+    return {
+        "capacity": plan(cases.over_capacity()),
+        "packing": plan(cases.split_by_a_pin()),
+        "cycle": plan(cases.swapped()),
+        "cost": plan(cases.swapped_with_a_spare_granule()),
+        "no_path": plan(cases.swapped_without_path()),
+    }
+
+
+def other_figures(data: Any) -> list[tuple[str, Any]]:
+    """The same data with one figure larger or smaller by a tenth, each by itself."""
+    changed_data = []
+    for field in fields(data):
+        value = getattr(data, field.name)
+        figures = value if isinstance(value, tuple) else (value,)
+        for i, figure in enumerate(figures):
+            if type(figure) not in (int, float):
+                continue
+            for sign in (1, -1):
+                by = figure / 10 if isinstance(figure, float) else max(1, figure // 10)
+                new: Any = figure + sign * by
+                if isinstance(value, tuple):
+                    new = (*value[:i], new, *value[i + 1 :])
+                changed_data.append((f"{field.name}[{i}]", replace(data, **{field.name: new})))
+    return changed_data
+
+
+@pytest.mark.parametrize("kind", sorted(certified()))
+def test_every_figure_of_every_certificate_is_computed_by_the_checker(kind: str) -> None:
+    made, seen = certified()[kind], 0
+    assert [p.kind for p in check_plan(made) if p.kind not in WARNINGS] == []
+    for i, step in enumerate(made.steps):
+        certificate = getattr(step, "certificate", None)
+        if certificate is None or certificate.kind != kind:
+            continue
+        for name, forged in other_figures(certificate):
+            seen += 1
+            steps = (*made.steps[:i], replace(step, certificate=forged), *made.steps[i + 1 :])
+            assert "certificate" in kinds(replace(made, steps=steps)), f"{name} of step {i}"
+    assert seen >= 2
+
+
+@pytest.mark.parametrize("kind", sorted(certified()))
+def test_bytes_and_seconds_of_every_copy_and_move_are_computed_by_the_checker(kind: str) -> None:
+    made = certified()[kind]
+    for step in made.copies:
+        for name, other in other_figures(step):
+            if name in ("nbytes[0]", "seconds[0]"):
+                steps = tuple(other if s is step else s for s in made.steps)
+                found = kinds(replace(made, steps=steps))
+                assert ("bytes" if name == "nbytes[0]" else "seconds") in found

@@ -300,7 +300,7 @@ def _carry_out(
         busy += [(m.target, m.size) for m in (*first, *core)]
         busy += [(m.source, m.size) for m in (*core, *last)]
         free = [(a, a + n) for a, n in gaps_between(busy, 0, capacity)]
-        done, _ = break_cycles(core, free, 0, PRICES, 1)
+        done = break_cycles(core, free, 0, PRICES, 1)
         left = sum(move.size for move in done if move.target >= ASIDE)
         tally.dram += left
         tally.uncertified += left

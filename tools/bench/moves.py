@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from command_line import exit_code_for, from_one, from_zero, refused
-from moves_ways.plain import Curves, Way, best_way, lands
+from moves_ways.plain import best_way, lands
 
 from stitch.errors import StitchError
 from stitch.machine import Machine, load_machine
@@ -39,6 +39,7 @@ from stitch.planner import (
     check_plan,
     plan,
 )
+from stitch.planner.checker.exchanges import Curves, Way
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.tasks import NumberedTask, Transformation, TransformationKind
 

@@ -7,9 +7,9 @@ instead.
 Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknown, or made twice),
 `room` (does not fit its buffer), `content` (bytes are not what the step takes them for), `order`
 (tasks left out, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`, `transfer`,
-`stage`, `scratch`, `alias`, `bytes`, `seconds`, `certificate`, `final`, `kept`, `free_region`, `later` (no use
-that can be predicted for the request), `bound`, `touched`; and two warnings: `uncertified`, bytes
-left a space and the plan does not say why; `undecided`, it does not prove that they had to, and
+`stage`, `scratch`, `alias`, `bytes`, `seconds`, `certificate`, `final`, `kept`, `free_region`,
+`later` (no use that can be predicted for the request), `bound`, `touched`; and two warnings:
+`uncertified`, bytes left a space and the plan does not say why; `undecided`, it does not prove that they had to, and
 neither does the checker, within its bounds.
 """
 

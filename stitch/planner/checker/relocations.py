@@ -138,7 +138,7 @@ def _justify(
     elif sorted(certificate.pieces) not in (sorted(aside), sorted(moved)):
         kind = "certificate"
         defect = f"it speaks of pieces {listed(certificate.pieces)}, there are {listed(aside)}"
-    if isinstance(certificate, Certificate) and sum(certificate.gaps):
+    if isinstance(certificate, Certificate) and any(certificate.gaps):
         kind, defect = "certificate", f"it speaks of gaps {listed(certificate.gaps)}, none is free"
     if defect is not None:
         run.say(kind, defect)
@@ -175,7 +175,7 @@ def _cost_defect(
 ) -> Defect | None:
     """What is wrong with leaving a space because that is cheaper; None where it is right.
 
-    What leaving takes is counted, and moves inside that take clearly less (`LESS`) are searched for.
+    What leaving takes is counted; moves inside that take clearly less (`LESS`) are searched for.
     """
     granule = run.machine.shape.space(step.space).granule
     nbytes, _, through = _prices(run, step, granule)

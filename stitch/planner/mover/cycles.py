@@ -27,9 +27,8 @@ TRIED = 80
 TRIED_AGAIN, MOST_LEFT = 6, 16
 #: So many free regions are used, the largest.
 MOST_FREE = 16
-#: A way that takes so many times its estimate is given up, unless there is no other: of a piece
-#: set aside that comes home after one other, three transfers carry two pieces.
-PATIENCE = 1.6
+#: A way that takes so many times its estimate is given up, unless there is no other.
+PATIENCE = 3.0
 #: Bytes leave where that takes less by this factor.
 CHEAPER = 1.05
 #: So many transfers for each move, and for each piece of the widest, are no more than needed; where
@@ -153,7 +152,9 @@ class _Search:
             if self.free:
                 sizes.add(pieces.widest + max(end - start for start, end in self.free))
         work = tried * len(moves)
-        for estimate, size in sorted((_estimate(pieces, s, away, prices), s) for s in sizes):
+        share = pieces.share_set_aside()
+        estimates = ((_estimate(pieces, share, size, away, prices), size) for size in sizes)
+        for estimate, size in sorted(estimates):
             if estimate >= most or work <= 0:
                 break
             work -= len(moves) + pieces.nbytes // (size or pieces.widest)
@@ -179,11 +180,12 @@ def _sizes(moves: Sequence[Move], most: int, granule: int) -> set[int]:
     return {size for size in sizes if 0 < size <= most}
 
 
-def _estimate(pieces: Pieces, size: int, away: bool, prices: Prices) -> float:
-    """Seconds if every hole is as wide as it is kept."""
+def _estimate(pieces: Pieces, share: float, size: int, away: bool, prices: Prices) -> float:
+    """Seconds if every hole is as wide as it is kept, and a `share` of all pieces is set aside."""
     aside = max(0, size - pieces.widest)
     width = min(size or pieces.widest, pieces.nbytes)
-    seconds = (pieces.nbytes - aside * away) / width * prices.inside(width)
+    carried = (pieces.nbytes - aside * away) * (1 + share)
+    seconds = carried / width * prices.inside(width)
     if aside:
         seconds += prices.out(aside) + prices.back(aside) if away else 2 * prices.inside(aside)
     return seconds

@@ -15,6 +15,9 @@ from stitch.packing import Span, minus, union
 from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.order import Move
 
+#: Bytes that are followed to tell how much has to be set aside, each so far.
+SAMPLES, LONGEST = 16, 12
+
 
 class Pieces:
     """The map of bytes that a set of moves is: (target start, target end, source minus target)."""
@@ -41,6 +44,29 @@ class Pieces:
         first, last = next((s for s in self._targets if s[0] <= low < s[1]), (low, high))
         high = max(high, min(last, low + size))
         return max(first, min(low, high - size)), high
+
+    def share_set_aside(self) -> float:
+        """Which share of the bytes has to be set aside, by a sample: one of each cycle of bytes;
+        none of those that lead to what is open. Long cycles count as none."""
+        share, at = 0.0, self.nbytes // (2 * SAMPLES)
+        for start, end, _ in self._moves:
+            while at < end - start:
+                share += self._share_of(start + at) / SAMPLES
+                at += self.nbytes // SAMPLES or 1
+            at -= end - start
+        return share
+
+    def _share_of(self, first: int) -> float:
+        """One by the length of the cycle through a byte; 0 where none is found."""
+        at = first
+        for length in range(1, LONGEST + 1):
+            i = bisect_right(self._starts, at) - 1
+            if i < 0 or at >= self._moves[i][1]:
+                return 0.0
+            at += self._moves[i][2]
+            if at == first:
+                return 1 / length
+        return 0.0
 
     def lying_in(self, span: Span) -> list[Span]:
         """Sources inside a span."""

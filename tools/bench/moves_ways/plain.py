@@ -1,8 +1,8 @@
 """What fixed ways to carry out moves inside L1 take, and whether transfers land.
 
 The ways are the checker's (`stitch.planner.checker.exchanges`), inside the space and through the
-one beside it. Nothing here is the mover's, so a defect of the mover cannot lower what it is compared
-with.
+one beside it. Nothing here is the mover's, so a defect of the mover cannot lower what it is
+compared with.
 """
 
 from __future__ import annotations
@@ -76,10 +76,14 @@ def best_way(moves: Sequence[Part], base: int, limit: int, granule: int, curves:
 def in_order(moves: Sequence[Part]) -> tuple[list[Part], list[Part], list[Part]]:
     """Moves that can go first one after the other, those on cycles, those that can go last."""
     before, core, after = list[Part](), list(moves), list[Part]()
-    while ready := [m for m in core if not any(waits_for(m, other) for other in core if other != m)]:
+    while ready := [
+        m for m in core if not any(waits_for(m, other) for other in core if other != m)
+    ]:
         before.append(ready[0])
         core.remove(ready[0])
-    while ready := [m for m in core if not any(waits_for(other, m) for other in core if other != m)]:
+    while ready := [
+        m for m in core if not any(waits_for(other, m) for other in core if other != m)
+    ]:
         after.insert(0, ready[0])
         core.remove(ready[0])
     return before, core, after
