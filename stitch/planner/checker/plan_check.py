@@ -9,8 +9,8 @@ Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknow
 (tasks left out, repeated or out of order), `layout`, `pinned`, `overlap`, `lossy`, `transfer`,
 `stage`, `scratch`, `alias`, `bytes`, `seconds`, `certificate`, `final`, `kept`, `free_region`,
 `later` (no use that can be predicted for the request), `bound`, `touched`; and two warnings:
-`uncertified`, bytes left a space and the plan does not say why; `undecided`, it does not prove that they had to, and
-neither does the checker, within its bounds.
+`uncertified`, bytes left a space and the plan does not say why; `undecided`, it does not prove that
+they had to, and neither does the checker, within its bounds.
 """
 
 from __future__ import annotations
