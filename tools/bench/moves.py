@@ -39,7 +39,7 @@ from stitch.planner import (
     check_plan,
     plan,
 )
-from stitch.planner.checker.exchanges import Curves, Way
+from stitch.planner.checker.exchanges import Curves, Exchange
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.tasks import NumberedTask, Transformation, TransformationKind
 
@@ -119,7 +119,7 @@ def request_of(case: Case) -> PlanRequest:
 # -- the best of everything ------------------------------------------------------------------------
 
 
-def best_of(case: Case) -> Way:
+def best_of(case: Case) -> Exchange:
     """The fastest of the plain ways."""
     shape = case.machine.shape.space(Space.L1)
     parts = [(move.source, move.target, move.size) for move in case.moves]

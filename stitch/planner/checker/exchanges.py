@@ -64,7 +64,7 @@ class Curves:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Exchange:
     """A way to carry out moves: its transfers in order, and the seconds that they take."""
 
     name: str
@@ -74,7 +74,7 @@ class Way:
 
 def cheaper_inside(
     core: Sequence[Part], free: Sequence[Region], granule: int, curves: Curves, most: float
-) -> Way | None:
+) -> Exchange | None:
     """Moves inside the space that carry out cycles in less than `most` seconds, None where none
     were found. Raises `TimeoutError` where there are ways left to try at the end of the work.
 
@@ -85,13 +85,13 @@ def cheaper_inside(
     ((0, 128, 64), (64, 0, 64), (128, 64, 64))
     >>> cheaper_inside(swap, [(128, 256)], 16, curves, 1e-9)
     """
-    best: Way | None = None
+    best: Exchange | None = None
     work = [WORK_LIMIT]
     few = core if len(core) <= MOST_WHOLE else ()
     for name, transfers in whole_tensors(few, free, away=False):
         seconds = curves.seconds(transfers)
         if seconds < most:
-            best, most = Way(name, seconds, tuple(transfers)), seconds
+            best, most = Exchange(name, seconds, tuple(transfers)), seconds
     for size in ladder(core, granule):
         nbytes = sum(size for _, _, size in core)
         if nbytes / size * curves.inside(size) >= most:
@@ -99,7 +99,7 @@ def cheaper_inside(
         for narrow in NARROW:
             done = by_pieces(core, (), free, size, narrow, curves, most, away=False, work=work)
             if done is not None:
-                best = Way(f"pieces of {size} B", curves.seconds(done), tuple(done))
+                best = Exchange(f"pieces of {size} B", curves.seconds(done), tuple(done))
                 most = best.seconds
     return best
 

@@ -14,8 +14,8 @@ from stitch.planner.checker.exchanges import (
     NARROW,
     OUTSIDE,
     Curves,
+    Exchange,
     Part,
-    Way,
     by_pieces,
     joined,
     ladder,
@@ -28,7 +28,9 @@ from stitch.planner.checker.exchanges import (
 HOPELESS = 2.0
 
 
-def best_way(moves: Sequence[Part], base: int, limit: int, granule: int, curves: Curves) -> Way:
+def best_way(
+    moves: Sequence[Part], base: int, limit: int, granule: int, curves: Curves
+) -> Exchange:
     """The fastest of all ways for tensors of [base, limit); those that do not move are obstacles.
 
     >>> from stitch.machine import load_machine
@@ -47,14 +49,14 @@ def best_way(moves: Sequence[Part], base: int, limit: int, granule: int, curves:
     for _, target, size in after:
         spare = without(spare, target, target + size)
 
-    def way(name: str, transfers: Sequence[Part]) -> Way:
+    def way(name: str, transfers: Sequence[Part]) -> Exchange:
         ordered = (*before, *transfers, *after)
-        return Way(name, curves.seconds(ordered), ordered)
+        return Exchange(name, curves.seconds(ordered), ordered)
 
     outside = [(i, OUTSIDE * (k + 1), n) for k, (i, _, n) in enumerate(moving)]
     home = [(OUTSIDE * (k + 1), i, n) for k, (_, i, n) in enumerate(moving)]
     every = (*outside, *home)
-    best = Way("all through DRAM", curves.seconds(every), every)
+    best = Exchange("all through DRAM", curves.seconds(every), every)
     if not core:
         return min(best, way("as they are", ()), key=lambda way: way.seconds)
     for name, transfers in whole_tensors(core, spare, away=True):
