@@ -19,7 +19,7 @@ from stitch.ops.applying import (
     numpy_bytes,
     operand_nbytes,
 )
-from stitch.ops.attributes import float_of, int_of
+from stitch.ops.attributes import float_of, int_of, string_of
 from stitch.ops.batching import Batching, BatchingContext
 from stitch.ops.definition import (
     Attribute,
@@ -41,6 +41,7 @@ from stitch.ops.operation_work import (
     summed_over_operations,
     work_of,
 )
+from stitch.ops.recurrent import recurrent_activations
 from stitch.ops.registry import (
     attributes_of,
     definition_of,
@@ -52,7 +53,13 @@ from stitch.ops.row_copies import row_copies
 from stitch.ops.shape import RESHAPING, known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
-from stitch.ops.window import sees_everywhere, transposed_windows, turned_windows, windows_of
+from stitch.ops.window import (
+    pool_windows,
+    sees_everywhere,
+    transposed_windows,
+    turned_windows,
+    windows_of,
+)
 from stitch.ops.work import estimated_steps, has_products, multiply_adds
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 
@@ -66,8 +73,8 @@ __all__ = [
     "computed_nbytes", "conversion_steps", "copy_steps", "data_type_of_code", "estimated_steps",
     "evaluate", "evaluate_operation", "float_of", "has_products", "infer_operation", "infer_types",
     "int_of", "is_elementwise", "kernel_bytes", "kernel_workspace", "known_by_type", "lookup",
-    "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "program_work",
-    "resolve_attributes", "row_copies", "sees_everywhere", "slices_of",
-    "summed_over_operations", "transposed_windows", "turned_windows", "windowed", "windows_of",
-    "work_of", "workspace", "workspace_nbytes",
+    "multiply_adds", "numpy_bytes", "onnx_code", "operand_nbytes", "operators", "pool_windows",
+    "program_work", "recurrent_activations", "resolve_attributes", "row_copies", "sees_everywhere",
+    "slices_of", "string_of", "summed_over_operations", "transposed_windows", "turned_windows",
+    "windowed", "windows_of", "work_of", "workspace", "workspace_nbytes",
 ]  # fmt: skip

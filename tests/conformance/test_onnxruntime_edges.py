@@ -12,7 +12,7 @@ from stitch import ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime.executors import make_executor
 from tests.support.operators.one_operation import MACHINE, Binding, Row, one_operation
-from tests.support.stitched_models import model, one
+from tests.support.stitched_models import integers, model, one, several
 
 WIDE = np.array([2**31, -(2**31) - 1, 2**40, 5, -7, 2**63 - 1, -(2**63), 2**32 + 3] * 3)
 OTHER = np.array([5, 3, -2, 2**32, 2**50, 1, 0, 3] * 3)
@@ -141,3 +141,85 @@ def test_pools_without_results_give_none(op: str) -> None:
     row = Row(op, ["f32[1,16,1,1]"], {"kernel_shape": (2, 1), "ceil_mode": 1})
     (made,) = computed(row, np.ones((1, 16, 1, 1), np.float32))
     assert made.shape == (1, 16, 0, 1)
+
+
+def of_numpy(row: Row, *operands: Array) -> list[Array]:
+    """The outputs of NumPy's executor."""
+    program = one_operation(row).program
+    return Binding(make_executor("numpy").prepare(program, MACHINE), program).run(operands)
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool", "MaxPool"])
+def test_pools_with_steps_longer_than_their_windows_begin_at_the_first_element(op: str) -> None:
+    """ONNX Runtime (1.32) crops for `auto_pad`, or refuses pads below 0 when it runs."""
+    attributes = {"kernel_shape": (1,), "strides": (4,), "auto_pad": "SAME_UPPER"}
+    (made,) = computed(
+        Row(op, ["f32[1,1,8]"], attributes), np.arange(8, dtype=np.float32).reshape(1, 1, 8)
+    )
+    assert made.ravel().tolist() == [0, 4]
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_convolutions_that_are_dilated_are_padded_for_it(op: str) -> None:
+    """ONNX Runtime (1.32) stops when it runs: dilation with `auto_pad`."""
+    attributes = {"dilations": (2, 2), "auto_pad": "SAME_UPPER"}
+    row = Row(op, ["f32[1,2,6,5]", "f32[2,2,3,3]"], attributes)
+    operands = one_operation(row).operands
+    np.testing.assert_allclose(
+        computed(row, *operands)[0], of_numpy(row, *operands)[0], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_clip_bounds_what_the_cell_of_an_lstm_is_given_to() -> None:
+    """ONNX Runtime bounds the gates only (onnxruntime#27224)."""
+    specs = ["f32[4,1,1]", np.full((1, 4, 1), 9, np.float32), np.zeros((1, 4, 1), np.float32)]
+    x = np.ones((4, 1, 1), np.float32)
+    for executor in (computed, of_numpy):
+        _, h, c = executor(Row("LSTM", specs, {"clip": 1.0}, 3), x)
+        # The cell grows beyond 1; its tanh is that of 1.
+        gate, cell = 1 / (1 + np.exp(-1)), 0.0
+        for _ in range(4):
+            cell = gate * cell + gate * np.tanh(1)
+        np.testing.assert_allclose(c.ravel(), [cell], rtol=1e-5)
+        assert cell > 1
+        np.testing.assert_allclose(h.ravel(), [gate * np.tanh(1)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("executor", ["onnxruntime", "fastest", "auto", "torch", "numpy"])
+@pytest.mark.parametrize(("op", "gates", "states"), [("RNN", 1, 1), ("GRU", 3, 1), ("LSTM", 4, 2)])
+@pytest.mark.parametrize(("steps", "batch"), [(3, 0), (0, 2), (0, 0)])
+def test_recurrent_layers_over_nothing_give_their_states(
+    executor: str, op: str, gates: int, states: int, steps: int, batch: int
+) -> None:
+    """ONNX Runtime (1.32) ends the process: `terminate called without an active exception`."""
+
+    def build(b: ComputationGraphBuilder) -> None:
+        x = b.input("x", (steps, batch, 3), "float32")
+        w, r = (b.parameter(n, integers((1, gates * 2, k))) for n, k in (("w", 3), ("r", 2)))
+        given = [b.input(f"s{i}", (1, batch, 2), "float32") for i in range(states)]
+        results = b.op(op, x, w, r, None, None, *given, outputs=states + 1)
+        for index, result in enumerate(results):
+            b.output(f"y{index}", result)
+
+    with stitch.open_device("host", executor=executor) as device:
+        program = device.load(model("nothing", build, target="host"))
+        given = [np.full((1, batch, 2), 3 + i, np.float32) for i in range(states)]
+        y, *last = several(program(np.zeros((steps, batch, 3), np.float32), *given))
+        assert y.numpy().shape == (steps, 1, batch, 2)
+        for before, after in zip(given, last, strict=True):
+            np.testing.assert_array_equal(after.numpy(), before)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_skips_longer_than_a_row_are_counted_without_an_end(rank: int) -> None:
+    """ONNX Runtime looks for every skip that it is asked for."""
+    attributes = {
+        "ngram_counts": (0, 1), "ngram_indexes": (0, 1), "pool_int64s": (2, 2, 3), "mode": "TF",
+        "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 2**40,
+    }  # fmt: skip
+    shape = (2, 3)[2 - rank :]
+    x = np.resize(np.array([2, 1, 3]), shape)
+    (made,) = computed(
+        Row("TfIdfVectorizer", [f"i64{list(shape)}".replace(" ", "")], attributes), x
+    )
+    np.testing.assert_array_equal(made, np.broadcast_to([1, 1], made.shape))

@@ -9,7 +9,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
+from stitch.errors import CompileError
 from stitch.ops import evaluate
 from stitch.program import Array
 
@@ -175,3 +177,80 @@ def test_cumulative_products_follow_the_rule_of_cumulative_sums() -> None:
         ({"exclusive": 1, "reverse": 1}, [12, 4, 1]),
     ):
         assert evaluate("CumProd", [x, axis], attributes=flags)[0].ravel().tolist() == wanted
+
+
+@pytest.mark.parametrize("align_corners", [0, 1])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_grids_are_sampled_as_pytorch_samples_them(
+    mode: str, padding: str, align_corners: int
+) -> None:
+    """The reference clamps a cubic's place to the border, and not its neighbours
+    (onnxruntime#28090)."""
+    x, grid = floats(2, 2, 4, 5), floats(2, 6, 7, 2)
+    words = {"linear": "bilinear", "cubic": "bicubic"}
+    wanted = torch.nn.functional.grid_sample(
+        torch.from_numpy(x), torch.from_numpy(grid), words.get(mode, mode), padding,
+        bool(align_corners),
+    )  # fmt: skip
+    attributes = {"mode": mode, "padding_mode": padding, "align_corners": align_corners}
+    (found,) = evaluate("GridSample", [x, grid], attributes=attributes)
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_cubics_far_beyond_a_border_are_its_element() -> None:
+    x, grid = floats(1, 1, 3, 4), np.full((1, 1, 2, 2), 1e30, np.float32)
+    grid[:, :, 1] = -np.inf
+    attributes = {"mode": "cubic", "padding_mode": "border"}
+    (found,) = evaluate("GridSample", [x, grid], attributes=attributes)
+    np.testing.assert_array_equal(found.ravel(), [x[0, 0, -1, -1], x[0, 0, 0, 0]])
+
+
+def test_pads_below_zero_crop_before_what_is_left_is_wrapped() -> None:
+    """The reference hands negative pads to np.pad; this is what ONNX Runtime does."""
+    x = np.arange(5, dtype=np.float32)
+    for pads in ((2, -1), (-1, 3), (-2, 4)):
+        (found,) = evaluate("Pad", [x, np.array(pads)], attributes={"mode": "wrap"})
+        left = x[max(-pads[0], 0) : 5 + min(pads[1], 0)]
+        wanted = np.pad(left, (max(pads[0], 0), max(pads[1], 0)), "wrap")
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pads"), [("edge", (-3, 1)), ("wrap", (1, -3)), ("reflect", (-1, 2))]
+)
+def test_nothing_that_is_left_of_an_axis_cannot_be_repeated(
+    mode: str, pads: tuple[int, int]
+) -> None:
+    x = np.arange(3, dtype=np.float32)
+    with pytest.raises(CompileError, match="cannot be padded"):
+        evaluate("Pad", [x, np.array(pads)], attributes={"mode": mode})
+
+
+def test_weights_of_n_grams_are_in_the_order_of_the_pool() -> None:
+    """The reference takes them by column; ONNX says, and ONNX Runtime takes, the i-th n-gram's."""
+    pool = {
+        "ngram_counts": (0, 2), "ngram_indexes": (2, 0, 1), "pool_int64s": (5, 6, 5, 6),
+        "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0,
+        "weights": (10.0, 100.0, 1000.0),
+    }  # fmt: skip
+    x = np.array([5, 6, 5])
+    for mode, wanted in (("TF", [1, 1, 2]), ("IDF", [100, 1000, 10]), ("TFIDF", [100, 1000, 20])):
+        assert (
+            evaluate("TfIdfVectorizer", [x], attributes=pool | {"mode": mode})[0].tolist() == wanted
+        )
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool", "MaxPool"])
+@pytest.mark.parametrize("pads", [(2, 0), (0, 2), (10**9, 10**9)])
+def test_pads_as_long_as_a_window_are_refused(op: str, pads: tuple[int, int]) -> None:
+    x = np.zeros((1, 1, 4), np.float32)
+    attributes = {"kernel_shape": (2,), "strides": (10**9,), "dilations": (2,), "pads": pads}
+    with pytest.raises(CompileError, match=f"pads of {op}"):
+        evaluate(op, [x], attributes=attributes)
+
+
+def test_an_empty_image_is_not_sampled_by_offsets() -> None:
+    operands = [np.zeros(s, np.float32) for s in ((1, 1, 0, 4), (1, 1, 2, 2), (1, 8, 1, 3))]
+    with pytest.raises(CompileError, match="empty image"):
+        evaluate("DeformConv", operands, attributes={"pads": (1, 0, 1, 0)})

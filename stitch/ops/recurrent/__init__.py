@@ -6,7 +6,8 @@ not know: other families.
 
 from stitch.ops.definition import OpDef
 from stitch.ops.recurrent import recurrent_layers
+from stitch.ops.recurrent.recurrent_layers import recurrent_activations
 
-__all__ = ["OPERATORS"]
+__all__ = ["OPERATORS", "recurrent_activations"]
 
 OPERATORS: tuple[OpDef, ...] = (*recurrent_layers.OPERATORS,)

@@ -18,6 +18,8 @@ from stitch.program import Array
 
 #: Takes values and gives new ones of the same shape.
 Gate = Callable[[Array], Array]
+#: The name of a function in lower case, its alpha and its beta.
+Activation = tuple[str, float, float]
 
 
 def sigmoid(x: Array) -> Array:
@@ -68,19 +70,27 @@ def check_names(context: InferenceContext, names: tuple[str, ...], count: int) -
         )
 
 
-def gates_of(attributes: Attributes, names: tuple[str, ...], dtype: np.dtype[Any]) -> list[Gate]:
-    """The functions, with their parameters and the clip of what they are given."""
+def activations_of(attributes: Attributes, names: tuple[str, ...]) -> list[Activation]:
+    """Each function's name and parameters, 0 for those that it does not have."""
     alphas = _numbers(attributes, "activation_alpha")
     betas = _numbers(attributes, "activation_beta")
-    clip = attributes.get("clip")
-    limit = dtype.type(clip) if isinstance(clip, float) and clip > 0 else None
-    gates = []
+    found = []
     for name in names:
         function = _FUNCTIONS[name]
         alpha = function.alpha if function.alpha is None or not alphas else alphas.pop(0)
         beta = function.beta if function.beta is None or not betas else betas.pop(0)
-        gates.append(_gate(function, dtype.type(alpha or 0), dtype.type(beta or 0), limit))
-    return gates
+        found.append((name, alpha or 0.0, beta or 0.0))
+    return found
+
+
+def gates_of(attributes: Attributes, names: tuple[str, ...], dtype: np.dtype[Any]) -> list[Gate]:
+    """The functions, with their parameters and the clip of what they are given."""
+    clip = attributes.get("clip")
+    limit = dtype.type(clip) if isinstance(clip, float) and clip > 0 else None
+    return [
+        _gate(_FUNCTIONS[name], dtype.type(alpha), dtype.type(beta), limit)
+        for name, alpha, beta in activations_of(attributes, names)
+    ]
 
 
 def _gate(function: _Function, alpha: Any, beta: Any, limit: Any) -> Gate:

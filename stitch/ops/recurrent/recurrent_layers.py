@@ -15,11 +15,18 @@ from functools import partial
 
 import numpy as np
 
-from stitch.ops.attributes import int_of, string_of
+from stitch.ops.attributes import Attributes, int_of, string_of
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
-from stitch.ops.recurrent.gate_functions import Gate, check_names, gates_of, names_of
+from stitch.ops.recurrent.gate_functions import (
+    Activation,
+    Gate,
+    activations_of,
+    check_names,
+    gates_of,
+    names_of,
+)
 from stitch.ops.recurrent.recurrent_batching import recurrent
 from stitch.ops.recurrent.recurrent_gradients import recurrent_gradient
 from stitch.ops.steps import check_range
@@ -99,6 +106,19 @@ def _lstm_step(share: Array, state: State, weights: _Weights) -> State:
 _RNN = _Layer("RNN", 1, ("Tanh",), 1, _rnn_step)
 _GRU = _Layer("GRU", 3, ("Sigmoid", "Tanh"), 1, _gru_step)
 _LSTM = _Layer("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step)
+
+
+_LAYERS = {layer.name: layer for layer in (_RNN, _GRU, _LSTM)}
+
+
+def recurrent_activations(
+    op: str, attributes: Attributes, directions: int
+) -> list[list[Activation]]:
+    """The activations of each direction of a layer."""
+    layer = _LAYERS[op]
+    names = names_of(attributes, layer.activations, directions)
+    found, each = activations_of(attributes, names), len(layer.activations)
+    return [found[d * each : (d + 1) * each] for d in range(directions)]
 
 
 def _infer(layer: _Layer, context: InferenceContext) -> tuple[ValueType, ...]:

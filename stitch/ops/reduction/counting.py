@@ -1,8 +1,9 @@
 """Counting n-grams of whole numbers: TfIdfVectorizer.
 
 An n-gram occurs where its items stand in a row in order, each `skip` places after the one before;
-single items are counted once, as no skip changes them. Nothing is looked for that the row is too
-short for, so rows and pool bound the work, whatever the attributes say.
+single items are counted once, as no skip changes them. A weight is that of the n-gram at the same
+place of the pool, whatever its column. Nothing is looked for that the row is too short for, so rows
+and pool bound the work, whatever the attributes say.
 Source: ONNX's TfIdfVectorizer.
 """
 
@@ -55,11 +56,9 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
             got=f"{len(items)} items, counts {list(starts)}",
         )
     weights = attributes.get("weights")
-    if isinstance(weights, tuple) and len(weights) != max(columns) + 1:
+    if isinstance(weights, tuple) and len(weights) != len(columns):
         raise context.fail(
-            "TfIdfVectorizer needs a weight per column",
-            expected=str(max(columns) + 1),
-            got=len(weights),
+            "TfIdfVectorizer needs a weight per n-gram", expected=len(columns), got=len(weights)
         )
     sizes = [int_of(attributes, f"{side}_gram_length") for side in ("min", "max")]
     if not 1 <= sizes[0] <= sizes[1] or int_of(attributes, "max_skip_count") < 0:
@@ -67,38 +66,45 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     return (ValueType((*x.shape[:-1], max(columns) + 1), DataType.FLOAT32),)
 
 
-def _count(row: Gram, columns: dict[Gram, int], attributes: Attributes, out: Array) -> None:
-    """Looks at the sizes that the pool has, and at skips that leave an n-gram inside the row."""
+def _count(row: Gram, numbers: dict[Gram, int], attributes: Attributes) -> Array:
+    """Count each n-gram of the pool: look at the sizes that it has, and at skips that leave an
+    n-gram inside the row."""
     least, most = (int_of(attributes, f"{side}_gram_length") for side in ("min", "max"))
     skips = int_of(attributes, "max_skip_count") + 1
-    for size in sorted({len(gram) for gram in columns}):
+    counts = np.zeros(len(_ints(attributes, "ngram_indexes")), np.float32)
+    for size in sorted({len(gram) for gram in numbers}):
         if not least <= size <= min(most, len(row)):
             continue
         furthest = min(skips, (len(row) - 1) // (size - 1)) if size > 1 else 1
         for skip in range(1, furthest + 1):
             for start in range(len(row) - (size - 1) * skip):
-                column = columns.get(row[start : start + (size - 1) * skip + 1 : skip])
-                if column is not None:
-                    out[column] += 1
+                number = numbers.get(row[start : start + (size - 1) * skip + 1 : skip])
+                if number is not None:
+                    counts[number] += 1
+    return counts
 
 
 def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
     x, out, attributes = arguments.given(0), arguments.outputs[0], arguments.attributes
-    indexes = _ints(attributes, "ngram_indexes")
-    columns = dict(zip(_pool(attributes), indexes, strict=True))
+    columns = np.array(_ints(attributes, "ngram_indexes"))
+    numbers = {gram: number for number, gram in enumerate(_pool(attributes))}
     mode, weights = string_of(attributes, "mode"), attributes.get("weights")
-    factors = np.array(weights, out.dtype) if isinstance(weights, tuple) and mode != "TF" else None
+    factors = np.ones(len(columns), out.dtype)
+    if isinstance(weights, tuple) and mode != "TF":
+        factors[...] = weights
     results = out.reshape(-1, out.shape[-1])
     rows = x.reshape(len(results), x.shape[-1] if x.ndim else 1)
 
     def run() -> None:
         results[...] = 0
         for row, result in zip(rows.tolist(), results, strict=True):
-            _count(tuple(row), columns, attributes, result)
-        if mode == "IDF":
-            np.minimum(results, 1, out=results)
-        if factors is not None:
-            np.multiply(results, factors, results)
+            counts = _count(tuple(row), numbers, attributes)
+            if mode == "IDF":
+                # Of several n-grams of one column, the first that occurs.
+                found = np.flatnonzero(counts)[::-1]
+                result[columns[found]] = factors[found]
+            else:
+                np.add.at(result, columns, counts * factors)
 
     return (run,)
 

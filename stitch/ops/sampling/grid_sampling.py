@@ -73,7 +73,10 @@ def _grid_taps(place: Array, size: int, attributes: Attributes) -> tuple[Array, 
     place = np.rint(place) if mode == "nearest" else place
     # Places between the first element and the border are left to the clamping of their taps.
     beyond = (place < low) | (place > high)
-    if padding == "border":
+    if padding == "border" and mode == "cubic":
+        # Its neighbours are clamped, not the place between them; further out all are one element.
+        place = np.clip(place, -2, size + 1)
+    elif padding == "border":
         place = np.where(beyond, np.clip(place, 0, size - 1), place)
     elif padding == "reflection":
         place = np.where(beyond, _reflect(place, low, high), place)
@@ -170,6 +173,8 @@ def _infer_deform(context: InferenceContext) -> tuple[ValueType, ...]:
             got=f"{x.shape[1]} channels, weights {list(w.shape)}",
         )
     check_window_attributes(context, x.shape[2:], w.shape[2:])
+    if 0 in x.shape[2:]:
+        raise context.fail("an empty image cannot be sampled", got=x.shape)
     kernel = context.ints_of("kernel_shape")
     if kernel is not None and kernel != w.shape[2:]:
         raise context.fail("kernel_shape differs from the weights", got=kernel)
@@ -223,7 +228,7 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
     row = _deformed_row_nbytes(w, x.shape[1], windows.output[1])
 
     def run() -> None:
-        for n, image in enumerate(x.reshape(x.shape[0], parts, -1, *x.shape[2:])):
+        for n, image in enumerate(x.reshape(x.shape[0], parts, x.shape[1] // parts, *x.shape[2:])):
             for rows in _deformed_rows(windows.output[0], row):
                 gathered = []
                 for part, channels in enumerate(image):

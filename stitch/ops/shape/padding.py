@@ -28,8 +28,11 @@ def source_positions(mode: str, size: int, begin: int, length: int) -> Array:
         begin = min(max(begin, -size), length)
         return np.arange(-begin, length - begin).clip(0, size - 1)
     if mode == "wrap":
-        start = -begin % size
-        return np.arange(start, start + length) % size
+        # Of what is left when pads below 0 have cropped it.
+        first = max(-begin, 0)
+        left = size - first + min(length - size - begin, 0)
+        start = (-max(begin, 0)) % left
+        return first + np.arange(start, start + length) % left
     if size == 1:
         return np.zeros(length, np.intp)
     period = 2 * (size - 1)
@@ -58,7 +61,7 @@ def _infer_pad(context: InferenceContext) -> tuple[ValueType, ...]:
     for i, axis in enumerate(axes):
         begin, end = pads[i], pads[i + len(axes)]
         shape[axis] += begin + end
-        reach = data.shape[axis] - 1 if mode == "reflect" else data.shape[axis]
+        reach = max(data.shape[axis] + min(begin, 0) + min(end, 0), 0) - (mode == "reflect")
         empty = mode != "constant" and max(begin, end) > 0 and reach < (mode != "reflect")
         if shape[axis] < 0 or empty or (mode == "reflect" and max(begin, end) > max(reach, 0)):
             raise context.fail(

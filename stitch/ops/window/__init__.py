@@ -11,6 +11,7 @@ from stitch.ops.window.convolution import CONVOLUTION, bias_steps, check_output
 from stitch.ops.window.sliding import sees_everywhere
 from stitch.ops.window.windows import (
     check_window_attributes,
+    pool_windows,
     transposed_windows,
     turned_windows,
     windows_of,
@@ -18,7 +19,7 @@ from stitch.ops.window.windows import (
 
 __all__ = [
     "CONVOLUTION", "OPERATORS", "bias_steps", "check_output", "check_window_attributes",
-    "sees_everywhere", "transposed_windows", "turned_windows", "windows_of",
+    "pool_windows", "sees_everywhere", "transposed_windows", "turned_windows", "windows_of",
 ]  # fmt: skip
 
 OPERATORS: tuple[OpDef, ...] = (

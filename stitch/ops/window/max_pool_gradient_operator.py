@@ -23,6 +23,7 @@ from stitch.ops.window.window_batching import by_sample
 from stitch.ops.window.windows import (
     POOL_ATTRIBUTES,
     Windows,
+    check_pads,
     check_window_attributes,
     pool_windows,
 )
@@ -45,6 +46,7 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     kernel = context.ints_of("kernel_shape") or ()
     check_window_attributes(context, x.shape[2:], kernel)
     windows = pool_windows(context.attributes, x.shape[2:])
+    check_pads(context, kernel)
     for index in (0, 2):
         context.require_shape(index, (*x.shape[:2], *windows.output))
     return (x,)

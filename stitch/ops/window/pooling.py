@@ -28,6 +28,7 @@ from stitch.ops.window.sliding_positions import (
 from stitch.ops.window.windows import (
     POOL_ATTRIBUTES,
     Windows,
+    check_pads,
     check_window_attributes,
     pool_windows,
 )
@@ -80,6 +81,7 @@ def _infer_pool(allowed: frozenset[DataType], context: InferenceContext) -> tupl
     kernel = context.ints_of("kernel_shape") or ()
     check_window_attributes(context, x.shape[2:], kernel)
     windows = pool_windows(context.attributes, x.shape[2:])
+    check_pads(context, kernel)
     check_output(context, windows.output)
     shape = (*x.shape[:2], *windows.output)
     return (ValueType(shape, x.data_type), ValueType(shape, DataType.INT64))[: context.outputs]

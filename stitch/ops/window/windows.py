@@ -120,6 +120,18 @@ def pool_windows(attributes: Attributes, size: Shape) -> Windows:
     return windows_of(attributes, size, kernel, bool(int_of(attributes, "ceil_mode")))
 
 
+def check_pads(context: InferenceContext, kernel: Shape) -> None:
+    """Refuse pads of a pool that are as long as its kernel, as ONNX Runtime and PyTorch do: windows
+    would pool nothing, and few bytes of a file would ask for any number of them."""
+    pads = context.ints_of("pads") or ()
+    if any(pad >= length for pad, length in zip(pads, kernel * 2, strict=False)):
+        raise context.fail(
+            f"the pads of {context.op} are as long as its kernel",
+            expected=f"each less than the kernel's {list(kernel)}",
+            got=f"pads {list(pads)}",
+        )
+
+
 def transposed_windows(attributes: Attributes, size: Shape, kernel: Shape) -> Windows:
     """The windows that a ConvTranspose spreads over; `size` is the output, `output` the input."""
     rank = len(size)

@@ -268,7 +268,10 @@ class FormWriter:
         least = lookup(operation.op, operation.domain).outputs[0]
         while len(outputs) > least and not outputs[-1]:
             outputs.pop()
-        written = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
+        # An empty list does not say of what: no attribute of ONNX's means more by one than by none.
+        written = {
+            k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items() if v != ()
+        }
         inputs = [self.operand(v) for v in operation.inputs]
         named = [name or self.fresh() for name in outputs]
         self.nodes.append(helper.make_node(operation.op, inputs, named, **written))

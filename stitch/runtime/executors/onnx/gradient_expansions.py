@@ -15,6 +15,7 @@ from stitch.errors import CompileError
 from stitch.ops import GELU_CUBE, GELU_HEIGHT, GELU_RATE, float_of, int_of, windows_of
 from stitch.program import ABSENT, Operation, ValueType
 from stitch.runtime.executors.element_runs import chunk_count
+from stitch.runtime.executors.onnx import window_expansion
 from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
 
 
@@ -58,7 +59,10 @@ def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attr
     shape = writer.type_of(operation.inputs[1]).shape
     kind = writer.type_of(operation.outputs[0]).data_type
     gradient, x = (writer.operand(v) for v in operation.inputs[:2])
-    written = {k: list(v) if isinstance(v, tuple) else v for k, v in attributes.items()}
+    if not window_expansion.all_see_something(attributes, shape[2:]):
+        raise CompileError("a window of padding alone has no place of its maximum")
+    laid = window_expansion.laid_out(writer, operation, attributes)
+    written = {k: list(v) if isinstance(v, tuple) else v for k, v in laid.items()}
     indices = writer.second("MaxPool", [x], **written)
     every = writer.ints(-1)
     places, given = (writer.node("Reshape", [v, every]) for v in (indices, gradient))

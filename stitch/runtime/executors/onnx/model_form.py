@@ -22,7 +22,12 @@ from stitch.runtime.executors.element_runs import ElementRun, element_runs
 from stitch.runtime.executors.onnx.blocked_writer import BlockedWriter, block_channels
 from stitch.runtime.executors.onnx.form_writer import FormWriter, OnnxForm, value_name
 from stitch.runtime.executors.onnx.fused_groups import fusions
-from stitch.runtime.executors.onnx.rewrites import REWRITES
+from stitch.runtime.executors.onnx.rewrites import (
+    REWRITES,
+    has_empty_results,
+    write_empty,
+    written_over_nothing,
+)
 from stitch.runtime.executors.onnx.scan_nodes import write_scan
 
 
@@ -72,7 +77,10 @@ _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 def _write(writer: FormWriter, operation: Operation) -> None:
     if operation.is_foreign:
-        writer.plain_foreign(operation)
+        if has_empty_results(writer, operation):
+            write_empty(writer, operation)
+        else:
+            writer.plain_foreign(operation)
         return
     for value in (*operation.inputs, *operation.outputs):
         if value != ABSENT and writer.type_of(value).data_type.is_narrow:
@@ -83,6 +91,8 @@ def _write(writer: FormWriter, operation: Operation) -> None:
     attributes = attributes_of(operation)
     if is_scan(operation):
         write_scan(writer, operation, _write)
+        return
+    if written_over_nothing(writer, operation, attributes):
         return
     rewrite = REWRITES.get((operation.domain, operation.op))
     if rewrite is None and operation.domain:

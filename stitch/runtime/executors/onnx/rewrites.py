@@ -12,16 +12,36 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops import evaluate, float_of, int_of, known_by_type, onnx_code
+from stitch.ops import (
+    GELU_CUBE,
+    GELU_RATE,
+    evaluate,
+    float_of,
+    int_of,
+    known_by_type,
+    lookup,
+    onnx_code,
+)
 from stitch.program import ABSENT, Array, DataType, Operation
 from stitch.runtime.executors.host import computable, compute_type
-from stitch.runtime.executors.onnx import gradient_expansions, integer_rewrites, window_expansion
+from stitch.runtime.executors.onnx import (
+    gradient_expansions,
+    integer_rewrites,
+    recurrent_expansion,
+    window_expansion,
+)
 from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
 
 Rewrite = Callable[[FormWriter, Operation, Attributes], bool]
 
 #: The largest result that a session holds from the start; the places of results come beside it.
 KNOWN_NBYTES = 1 << 28
+#: Sums of products: over nothing they are 0.
+PRODUCTS = frozenset({"Einsum", "Gemm", "MatMul", "MatMulInteger"})
+#: Operators that it computes right where one operand is empty, and another is not.
+READS_NOTHING = frozenset({
+    "Concat", "GRU", "LSTM", "RNN", "ScatterElements", "ScatterND", "TensorScatter",
+})  # fmt: skip
 
 
 def _cast(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
@@ -71,19 +91,32 @@ def _clip(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
 
 
 def _resize(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """Refuses aligned corners with lengths that scales do not make whole.
+    """Refuses what its kernels compute otherwise, or stop at when they run.
 
-    There the specification divides by the length before rounding, ONNX Runtime by the one after.
+    Where scales make a length that is not whole, the specification divides by the length before
+    rounding, ONNX Runtime (1.32) by the one after. It interpolates in a few arrangements of axes.
     """
-    scales = operation.inputs[2] if len(operation.inputs) > 2 else ABSENT
-    data = writer.known(scales)
-    if attributes.get("coordinate_transformation_mode") != "align_corners" or data is None:
+    before, after = (writer.type_of(v).shape for v in (operation.inputs[0], operation.outputs[0]))
+    coordinates, mode = attributes["coordinate_transformation_mode"], attributes["mode"]
+    if coordinates == "tf_crop_and_resize":
+        raise CompileError("it reads other places at the borders of a cropped image")
+    scales = writer.known(operation.inputs[2]) if len(operation.inputs) > 2 else None
+    if scales is not None and scales.size:
+        axes = attributes.get("axes") or range(len(before))
+        assert isinstance(axes, range | tuple)
+        lengths = np.array([before[int(axis)] for axis in axes]) * scales
+        is_whole = np.equal(np.mod(lengths, 1), 0).all()
+        if coordinates in ("align_corners", "pytorch_half_pixel") and not is_whole:
+            raise CompileError("it places corners by the length that is rounded")
+    elif attributes["keep_aspect_ratio_policy"] != "stretch":
+        raise CompileError("it rounds lengths otherwise where the aspect ratio is kept")
+    if mode == "nearest":
         return False
-    lengths = np.array(writer.type_of(operation.inputs[0]).shape)
-    if data.size == lengths.size and not np.equal(np.mod(lengths * data, 1), 0).all():
-        raise CompileError(
-            "it aligns corners otherwise where scales make a length that is not whole"
-        )
+    rank = len(before)
+    planes = 3 if mode == "linear" and rank in (3, 5) and not attributes["antialias"] else 2
+    changed = [a for a, (x, y) in enumerate(zip(before, after, strict=True)) if x != y]
+    if (rank not in (2, 4) and planes == 2) or min(changed, default=rank) < rank - planes:
+        raise CompileError("it interpolates along the last axes only, of images and volumes")
     return False
 
 
@@ -188,8 +221,6 @@ def _gemm(writer: FormWriter, operation: Operation, attributes: Attributes) -> b
     256, 128, 512: 249, 258; 64, 512, 784: 349, 591; 1024, 512, 2048: 18488, 19889;
     2048, 10, 512: 460, 545.
     """
-    if _is_over_nothing(writer, operation):
-        return _scaled_bias(writer, operation, attributes)
     first, second = (writer.type_of(v) for v in operation.inputs[:2])
     (rows, ours), theirs = first.shape, second.shape[1]
     plain = len(operation.inputs) == 2 and attributes["transA"] and not attributes["transB"]
@@ -202,28 +233,61 @@ def _gemm(writer: FormWriter, operation: Operation, attributes: Attributes) -> b
     return writer.give(operation, "Transpose", [turned], perm=[1, 0])
 
 
-def _is_over_nothing(writer: FormWriter, operation: Operation) -> bool:
-    """Whether an operand is empty: ONNX Runtime (1.31) then writes no result, or refuses it."""
-    return any(0 in writer.type_of(v).shape for v in operation.inputs[:2])
-
-
 def _scaled_bias(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """A product over nothing is its bias, or zeros."""
     kind, out = writer.type_of(operation.outputs[0]), value_name(operation.outputs[0])
     dtype = kind.data_type.compute_dtype
-    shape = writer.ints(*kind.shape)
     source = writer.scalar(0, dtype.type)
-    if len(operation.inputs) == 3 and operation.inputs[2] != ABSENT:
+    if operation.op == "Gemm" and len(operation.inputs) == 3 and operation.inputs[2] != ABSENT:
         beta = writer.constant(np.array(attributes["beta"]).astype(dtype))
         source = writer.node("Mul", [writer.operand(operation.inputs[2]), beta])
-    writer.node("Expand", [source, shape], out)
+    writer.node("Expand", [source, writer.ints(*kind.shape)], out)
     return True
 
 
-def _product(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """A product over nothing is zeros."""
-    is_over_nothing = _is_over_nothing(writer, operation)
-    return is_over_nothing and _scaled_bias(writer, operation, attributes)
+def has_empty_results(writer: FormWriter, operation: Operation) -> bool:
+    """Whether no result of an operation has elements."""
+    return all(0 in writer.type_of(v).shape for v in operation.outputs if v != ABSENT)
+
+
+def write_empty(writer: FormWriter, operation: Operation) -> None:
+    """Write results without elements."""
+    for value in (v for v in operation.outputs if v != ABSENT):
+        kind = writer.type_of(value)
+        nothing = np.empty(kind.shape, kind.data_type.compute_dtype)
+        writer.node("Identity", [writer.constant(nothing)], value_name(value))
+
+
+def written_over_nothing(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Write an operation with an operand or a result without elements, where it can be.
+
+    ONNX Runtime (1.32) ends the process over some of them (recurrent layers, pools, Einsum), and
+    refuses or computes others otherwise. So it gets results without elements, and those that follow
+    from nothing, as constants; operations that read something beside nothing only where
+    `READS_NOTHING` names them.
+
+    Returns: whether the operation was written. Raises: `CompileError` where it cannot be.
+    """
+    if operation.op == "Expect":
+        return False
+    read = [v for v in operation.inputs if v != ABSENT and writer.known(v) is None]
+    empty = [v for v in read if 0 in writer.type_of(v).shape]
+    is_empty = has_empty_results(writer, operation)
+    definition = lookup(operation.op, operation.domain)
+    reads_something = len(read) > len(empty)
+    ends = operation.op in recurrent_expansion.FORMS
+    if is_empty and (ends or not (definition.checks and reads_something)):
+        write_empty(writer, operation)
+        return True
+    if is_empty or not empty:
+        return False
+    if not reads_something:
+        return _known_result(writer, operation, attributes)
+    if operation.op in PRODUCTS:
+        return _scaled_bias(writer, operation, attributes)
+    if operation.op not in READS_NOTHING:
+        raise CompileError("an operand has no elements, which it does not take everywhere")
+    return False
 
 
 def _one_hot(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
@@ -250,15 +314,23 @@ def _known_result(writer: FormWriter, operation: Operation, attributes: Attribut
     if asked is not None:
         results: Sequence[Array] = [asked]
     else:
-        kinds = [writer.type_of(value) for value in operation.outputs]
+        kinds = [writer.type_of(value) for value in operation.outputs if value != ABSENT]
         if any(kind.nbytes > KNOWN_NBYTES for kind in kinds):
             raise CompileError("a result that would be held beside its place, and is too large")
         operands: list[Array | None] = []
         for value in operation.inputs:
+            if value == ABSENT:
+                operands.append(None)
+                continue
             kind, data = writer.type_of(value), writer.known(value)
             operands.append(np.zeros(kind.shape, kind.data_type.dtype) if data is None else data)
-        results = evaluate(operation.op, operands, attributes=attributes)
+        results = evaluate(
+            operation.op, operands, domain=operation.domain, attributes=attributes,
+            outputs=len(operation.outputs),
+        )  # fmt: skip
     for value, data in zip(operation.outputs, results, strict=True):
+        if value == ABSENT:
+            continue
         kind = writer.type_of(value)
         held = writer.constant(computable(data, kind))
         writer.cast(held, compute_type(kind), value_name(value))
@@ -286,10 +358,114 @@ def _max_unpool(writer: FormWriter, operation: Operation, _: Attributes) -> bool
 
 
 def _quantize(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """Refuses a precision of the division: its kernel divides in the type of the scale."""
-    if attributes["precision"]:
+    """One scale for all has no blocks, which it stops at. Refuses a precision of the division: its
+    kernel divides in the type of the scale."""
+    if attributes.get("precision"):
         raise CompileError("it does not divide in the precision that is asked for")
+    if not attributes["block_size"] or math.prod(writer.type_of(operation.inputs[1]).shape) != 1:
+        return False
+    if len(writer.type_of(operation.inputs[1]).shape) > 1:
+        return False
+    writer.plain(operation, {**attributes, "block_size": 0})
+    return True
+
+
+def _zero_points(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Refuses zero points by column of several matrices: its kernel wants them for each matrix."""
+    factor, point = (1, 3) if operation.op == "MatMulInteger" else (3, 5)
+    value = operation.inputs[point] if len(operation.inputs) > point else ABSENT
+    if value == ABSENT or math.prod(writer.type_of(value).shape) == 1:
+        return False
+    if len(writer.type_of(operation.inputs[factor]).shape) > 2:
+        raise CompileError("it takes zero points by column for one matrix only")
     return False
+
+
+def _gelu(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """By tanh in float64 from its formula: in its own the constants are of float32."""
+    kind = writer.type_of(operation.inputs[0]).data_type
+    if kind is not DataType.FLOAT64 or attributes["approximate"] != "tanh":
+        return False
+    x = writer.operand(operation.inputs[0])
+
+    def number(value: float) -> str:
+        return writer.scalar(value, np.float64)
+
+    square = writer.node("Mul", [x, x])
+    slope = writer.node("Mul", [square, number(GELU_CUBE * GELU_RATE)])
+    inner = writer.node("Mul", [writer.node("Add", [slope, number(GELU_RATE)]), x])
+    above = writer.node("Add", [writer.node("Tanh", [inner]), number(1.0)])
+    return writer.give(operation, "Mul", [above, writer.node("Mul", [x, number(0.5)])])
+
+
+def _group(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Of float64 in float64, as Stitch computes it, whatever it is to be stashed in."""
+    if writer.type_of(operation.inputs[0]).data_type is not DataType.FLOAT64:
+        return False
+    writer.plain(operation, {**attributes, "stash_type": onnx_code(DataType.FLOAT64)})
+    return True
+
+
+def _grid_sample(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Refuses cubic places in other than two dimensions, for which there is no kernel."""
+    if attributes["mode"] == "cubic" and len(writer.type_of(operation.inputs[0]).shape) != 4:
+        raise CompileError("it samples by cubics in two dimensions only")
+    return False
+
+
+def _local_response(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """An image of other than two dimensions as one line: its kernel takes two."""
+    kind = writer.type_of(operation.inputs[0])
+    if len(kind.shape) == 4:
+        return False
+    flat = writer.ints(*kind.shape[:2], math.prod(kind.shape[2:]), 1)
+    lines = writer.node("Reshape", [writer.operand(operation.inputs[0]), flat])
+    normal = writer.node("LRN", [lines], None, **attributes)
+    return writer.give(operation, "Reshape", [normal, writer.ints(*kind.shape)])
+
+
+def _mel_weights(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Computed here: it stops where the upper edge is half of the sample rate."""
+    if any(writer.known(value) is None for value in operation.inputs):
+        raise CompileError("it stops at an upper edge of half of the sample rate")
+    return _known_result(writer, operation, attributes)
+
+
+def _pad(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Cropped first: it stops where nothing is left, or pads of the whole are taken of a part."""
+    pads = writer.known(operation.inputs[1])
+    if pads is None or attributes["mode"] == "constant" or (pads >= 0).all():
+        return False
+    value = operation.inputs[0]
+    shape = writer.type_of(value).shape
+    axes = writer.known(operation.inputs[3]) if len(operation.inputs) > 3 else None
+    named = range(len(shape)) if axes is None else [int(a) % len(shape) for a in axes]
+    begins, ends = pads.reshape(2, -1)
+    last = [shape[a] + min(int(end), 0) for a, end in zip(named, ends, strict=True)]
+    first = writer.constant(np.maximum(-begins, 0))
+    listed = writer.ints(*named)
+    inner = writer.node("Slice", [writer.operand(value), first, writer.ints(*last), listed])
+    left = writer.constant(np.maximum(pads, 0))
+    return writer.give(operation, "Pad", [inner, left, "", listed], mode=attributes["mode"])
+
+
+def _split(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """By lengths: it stops where there are more parts than elements."""
+    if "num_outputs" not in attributes:
+        return False
+    axis = int_of(attributes, "axis")
+    lengths = [writer.type_of(v).shape[axis] for v in operation.outputs]
+    writer.plain(operation, {"axis": axis})
+    writer.nodes[-1].input[1:] = [writer.ints(*lengths)]
+    return True
+
+
+def _n_grams(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """Skips that no row is long enough for are not asked for: it counts them all."""
+    (length,) = writer.type_of(operation.inputs[0]).shape[-1:] or (1,)
+    skips = min(int_of(attributes, "max_skip_count"), length)
+    writer.plain(operation, {**attributes, "max_skip_count": skips})
+    return True
 
 
 REWRITES: Mapping[tuple[str, str], Rewrite] = {
@@ -302,20 +478,30 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
         for name in ("ConstantOfShape", "EyeLike", "Range", "Shape", "Size")
     },
     ("", "DFT"): _less_exact,
+    ("", "DequantizeLinear"): _quantize,
     ("", "Div"): integer_rewrites.divide,
     ("", "Dropout"): _dropout,
     ("", "Einsum"): integer_rewrites.einsum,
+    ("", "Gelu"): _gelu,
     ("", "Gemm"): _gemm,
+    ("", "GridSample"): _grid_sample,
+    ("", "GroupNormalization"): _group,
+    ("", "LRN"): _local_response,
     ("", "LayerNormalization"): _layer,
-    ("", "MatMul"): _product,
     ("", "Max"): integer_rewrites.extreme,
+    **{("", name): window_expansion.convolution for name in ("Conv", "ConvInteger", "QLinearConv")},
+    ("", "ConvTranspose"): window_expansion.transposed_convolution,
     **{("", f"{name}Pool"): window_expansion.pool for name in ("Average", "Lp", "Max")},
+    ("", "MatMulInteger"): _zero_points,
     ("", "MaxUnpool"): _max_unpool,
     ("", "MeanVarianceNormalization"): _mean_variance,
+    ("", "MelWeightMatrix"): _mel_weights,
     ("", "Min"): integer_rewrites.extreme,
     ("", "Mod"): integer_rewrites.modulo,
     ("", "OneHot"): _one_hot,
+    ("", "Pad"): _pad,
     ("", "Pow"): integer_rewrites.power,
+    ("", "QLinearMatMul"): _zero_points,
     ("", "QuantizeLinear"): _quantize,
     **{
         ("", f"Reduce{name}"): integer_rewrites.rounded_reduction
@@ -324,11 +510,14 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "ReduceMax"): integer_rewrites.reduced_extreme,
     ("", "ReduceMin"): integer_rewrites.reduced_extreme,
     ("", "ReduceSum"): integer_rewrites.summed,
+    **{("", name): recurrent_expansion.recurrent for name in recurrent_expansion.FORMS},
     ("", "Resize"): _resize,
     ("", "STFT"): _less_exact,
     ("", "Sign"): integer_rewrites.sign,
+    ("", "Split"): _split,
     ("", "Squeeze"): _squeeze,
     ("", "Swish"): _swish,
+    ("", "TfIdfVectorizer"): _n_grams,
     ("", "Where"): _where,
     ("stitch", "BatchNormalizationGradient"): gradient_expansions.batch_gradient,
     ("stitch", "ConvWeightGradient"): gradient_expansions.conv_weight_gradient,

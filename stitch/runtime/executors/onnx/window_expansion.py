@@ -10,9 +10,10 @@ import math
 
 import numpy as np
 
-from stitch.ops import computed_nbytes, windows_of
+from stitch.errors import CompileError
+from stitch.ops import computed_nbytes, pool_windows, transposed_windows, windows_of
 from stitch.program import ABSENT, Operation, Program
-from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
+from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter
 
 #: From images of so many bytes on, more than second-level caches hold, ...
 PLANES_NBYTES = 1 << 21
@@ -22,14 +23,7 @@ PLANES_KERNEL, PLANES_STRIDE = 3, 2
 
 def pool(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """A pool with the pads that `auto_pad` means: ONNX Runtime (1.32) forgets dilations in them,
-    and ends the process where none of its windows is left. One without results is not computed."""
-    kind = writer.type_of(operation.outputs[0])
-    if 0 in kind.shape:
-        for value in (v for v in operation.outputs if v != ABSENT):
-            made = writer.type_of(value)
-            empty = np.zeros(made.shape, made.data_type.compute_dtype)
-            writer.node("Identity", [writer.constant(empty)], value_name(value))
-        return True
+    and takes pads below 0 where strides are longer than windows."""
     laid = laid_out(writer, operation, attributes)
     if _is_of_planes(writer, operation, laid):
         return _by_planes(writer, operation, laid)
@@ -80,17 +74,73 @@ def _by_planes(writer: FormWriter, operation: Operation, attributes: Attributes)
     return True
 
 
-def laid_out(writer: FormWriter, operation: Operation, attributes: Attributes) -> Attributes:
-    """The attributes of a pool, with pads in place of `auto_pad` where it is dilated."""
-    is_same = str(attributes.get("auto_pad", "")).startswith("SAME")
-    dilations = attributes.get("dilations")
-    if not is_same or not isinstance(dilations, tuple) or set(dilations) == {1}:
+def laid_out(
+    writer: FormWriter, operation: Operation, attributes: Attributes, weights: int = 1
+) -> Attributes:
+    """The attributes of a pool or a convolution, with pads in place of `auto_pad`; `weights` is the
+    operand whose shape says the kernel where no attribute does."""
+    if not str(attributes.get("auto_pad", "")).startswith("SAME"):
         return attributes
-    kernel, size = attributes["kernel_shape"], writer.type_of(operation.inputs[0]).shape[2:]
+    image = operation.inputs[operation.op == "MaxPoolGradient"]
+    size = writer.type_of(image).shape[2:]
+    kernel = attributes.get("kernel_shape") or writer.type_of(operation.inputs[weights]).shape[2:]
     assert isinstance(kernel, tuple)
     windows = windows_of(attributes, size, tuple(map(int, kernel)))
     pads = (*windows.begin, *windows.end)
     return {**attributes, "auto_pad": "NOTSET", "pads": pads}
+
+
+def all_see_something(attributes: Attributes, size: tuple[int, ...]) -> bool:
+    """Whether each window of a pool has an element that is no padding."""
+    windows = pool_windows(attributes, size)
+    for i, length in enumerate(windows.size):
+        taps = np.arange(windows.kernel[i]) * windows.dilations[i] - windows.begin[i]
+        places = np.arange(windows.output[i])[:, None] * windows.strides[i] + taps
+        if not ((places >= 0) & (places < length)).any(1).all():
+            return False
+    return True
+
+
+def convolution(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
+    """A convolution with the pads that `auto_pad` means: it stops where windows are dilated."""
+    if operation.op == "ConvInteger" and math.prod(_shape_of(writer, operation, 3)) > 1:
+        raise CompileError("it takes one zero point for all weights")
+    laid = laid_out(writer, operation, attributes, 3 if operation.op == "QLinearConv" else 1)
+    if laid is not attributes:
+        writer.plain(operation, laid)
+    return laid is not attributes
+
+
+def _shape_of(writer: FormWriter, operation: Operation, index: int) -> tuple[int, ...]:
+    value = operation.inputs[index] if index < len(operation.inputs) else ABSENT
+    return () if value == ABSENT else writer.type_of(value).shape
+
+
+def transposed_convolution(
+    writer: FormWriter, operation: Operation, attributes: Attributes
+) -> bool:
+    """A ConvTranspose with pads in place of `auto_pad` and `output_shape`, which it counts for
+    itself where strides or dilations leave gaps; refuses results longer than windows reach."""
+    is_same = str(attributes.get("auto_pad", "")).startswith("SAME")
+    if not is_same and "output_shape" not in attributes:
+        return False
+    kernel = writer.type_of(operation.inputs[1]).shape[2:]
+    size = writer.type_of(operation.inputs[0]).shape[2:]
+    windows = transposed_windows(attributes, size, kernel)
+    rank = len(kernel)
+    extra = attributes.get("output_padding") or (0,) * rank
+    assert isinstance(extra, tuple)
+    reached = [
+        windows.strides[i] * (size[i] - 1) + int(extra[i])
+        + windows.dilations[i] * (kernel[i] - 1) + 1 - windows.begin[i] - windows.end[i]
+        for i in range(rank)
+    ]  # fmt: skip
+    if reached != list(windows.size):
+        raise CompileError("it makes no result that is longer than its windows reach")
+    pads = (*windows.begin, *windows.end)
+    laid = {k: v for k, v in attributes.items() if k != "output_shape"}
+    writer.plain(operation, {**laid, "auto_pad": "NOTSET", "pads": pads})
+    return True
 
 
 def window_of_rows(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:

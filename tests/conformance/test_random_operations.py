@@ -1,0 +1,70 @@
+"""Executors agree on random operations of ordinary values, or refuse them by name at load.
+
+Each operator is drawn with all of its attributes. Operations over operands without elements run in
+a process of their own, which what goes wrong there may end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from stitch.ops import OpDef, operators
+from tests.support.operators.drawn_operations import (
+    GENERATORS,
+    draw_row,
+    drawn_operators,
+)
+from tests.support.operators.draws_by_executors import compare, every_executor, in_own_process
+from tests.support.run_seed import SEED
+
+OPERATORS = drawn_operators()
+NAMES = [definition.name for definition in OPERATORS]
+EXECUTORS = every_executor()
+#: Draws of each operator in the quick run, and in its campaign.
+FEW, MANY = 6, 60
+#: The share of lengths that are 0.
+ZEROS = 0.25
+
+
+def named(definitions: Sequence[OpDef]) -> list[object]:
+    return [pytest.param(definition, id=definition.name) for definition in definitions]
+
+
+def first_seed() -> int:
+    """Of a campaign, whose draws are none of the quick run's."""
+    return 1_000 + 10_000 * SEED
+
+
+def test_every_operator_is_drawn() -> None:
+    known = {(definition.domain, definition.name) for definition in operators()}
+    assert {*GENERATORS, ("stitch", "Scan")} == known
+
+
+def test_a_draw_is_the_same_every_time() -> None:
+    for definition in OPERATORS:
+        assert repr(draw_row(definition, 3)) == repr(draw_row(definition, 3))
+
+
+@pytest.mark.parametrize("definition", named(OPERATORS))
+def test_executors_agree_on_random_operations(definition: OpDef) -> None:
+    for seed in range(FEW):
+        assert not compare(definition, seed, 0, EXECUTORS).differences
+
+
+@pytest.mark.campaign("executors")
+@pytest.mark.parametrize("definition", named(OPERATORS))
+def test_executors_agree_on_many_random_operations(definition: OpDef) -> None:
+    for seed in range(first_seed(), first_seed() + MANY):
+        assert not compare(definition, seed, 0, EXECUTORS).differences
+
+
+def test_executors_agree_on_operands_without_elements() -> None:
+    assert not in_own_process(ZEROS, 0, 3, NAMES)
+
+
+@pytest.mark.campaign("empty_operands")
+@pytest.mark.parametrize("definition", named(OPERATORS))
+def test_executors_agree_on_many_operands_without_elements(definition: OpDef) -> None:
+    assert not in_own_process(ZEROS, first_seed(), MANY, [definition.name])

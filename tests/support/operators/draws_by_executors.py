@@ -1,0 +1,148 @@
+"""Random operations computed by every executor, and where one differs from the NumPy kernels.
+
+Run as a module it does so in a process of its own and names each operation before it is computed:
+`python -m tests.support.operators.draws_by_executors ZEROS FIRST COUNT OPERATOR...`. So an
+operation that ends the process is known.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stitch.errors import CompileError, TaskError
+from stitch.ops import OpDef
+from stitch.program import Array, DataType
+from stitch.runtime.executors import Executor, Workspace, make_executor
+from stitch.runtime.executors.host.numpy_executor import PreparedKernels
+from tests.support.executors.named_prices import ATEN
+from tests.support.operators.against_onnx import tolerance
+from tests.support.operators.drawn_operations import draw_row, drawn_operators
+from tests.support.operators.one_operation import MACHINE, Binding, OneOperation, Row, one_operation
+
+#: Executors beside `numpy`; `auto` and `torch` choose among kernels.
+OTHERS = ("onnxruntime", "auto", "torch")
+#: How far apart sound results may lie, in tolerances of one operation.
+SLACK = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What came of one random operation: by how many others it was computed, and the differences
+    of these from the NumPy kernels, as texts."""
+
+    computed: int
+    differences: tuple[str, ...]
+
+
+def difference(ours: Sequence[Array], theirs: Sequence[Array]) -> str:
+    """In what the second results differ beyond rounding; empty where they do not."""
+    if len(ours) != len(theirs):
+        return f"{len(theirs)} results, expected {len(ours)}"
+    for mine, other in zip(ours, theirs, strict=True):
+        if (mine.shape, mine.dtype) != (other.shape, other.dtype):
+            return f"{other.dtype}{other.shape}, expected {mine.dtype}{mine.shape}"
+        if not mine.size:
+            continue
+        if not DataType.from_dtype(mine.dtype).is_floating:
+            if not np.array_equal(mine, other):
+                return f"{int((mine != other).sum())} of {mine.size} elements"
+            continue
+        a, b = mine.astype(np.float64), other.astype(np.float64)
+        finite = np.isfinite(a) & np.isfinite(b)
+        if not (finite | (a == b) | (np.isnan(a) & np.isnan(b))).all():
+            return "infinities or NaN"
+        a, b = a[finite], b[finite]
+        relative, absolute = tolerance(DataType.from_dtype(mine.dtype))
+        most = max(abs(a).max(), abs(b).max()) if a.size else 0.0
+        if (abs(a - b) > SLACK * (relative * abs(a) + absolute) + 2 * relative * most).any():
+            return f"up to {abs(a - b).max():.3g} of {most:.3g}"
+    return ""
+
+
+def is_open(seed: int) -> bool:
+    """Whether constants are inputs, where compiling does not need them: in two of three draws."""
+    return seed % 3 != 0
+
+
+def drawn_operation(definition: OpDef, seed: int, zeros: float) -> tuple[Row, OneOperation]:
+    """The operation of a seed, as a program."""
+    row = draw_row(definition, seed, zeros)
+    return row, one_operation(row, seed, open_=is_open(seed))
+
+
+def compare(definition: OpDef, seed: int, zeros: float, executors: dict[str, Executor]) -> Compared:
+    """Compute one random operation by every executor; a refusal has to name the operator."""
+    row, one = drawn_operation(definition, seed, zeros)
+    usual = Binding(executors["numpy"].prepare(one.program, MACHINE), one.program)
+    wanted = usual.outcome(one.operands)
+    if isinstance(wanted, TaskError):
+        raise AssertionError(f"the NumPy kernel refuses {row}: {wanted}")
+    computed, found = 0, []
+    for name in OTHERS:
+        try:
+            prepared = executors[name].prepare(one.program, MACHINE)
+        except CompileError as refusal:
+            if row.op not in str(refusal):
+                found.append(f"{name} refuses without a name: {refusal}")
+            continue
+        found.append(_differing(name, prepared, one, wanted))
+        computed += 1
+    if ATEN.price(one.program, one.operation, 1, 1) < math.inf:
+        kernels = PreparedKernels(one.program, MACHINE, Workspace(), (), ATEN, [0])
+        found.append(_differing("PyTorch's kernel", kernels, one, wanted))
+    return Compared(computed, tuple(f"{text}: {row}, seed {seed}" for text in found if text))
+
+
+def _differing(name: str, prepared: object, one: OneOperation, wanted: Sequence[Array]) -> str:
+    """Of the second of two runs: the first may have left something behind."""
+    binding = Binding(prepared, one.program)  # type: ignore[arg-type]
+    binding.outcome(one.operands)
+    made = binding.outcome(one.operands)
+    if isinstance(made, TaskError):
+        return f"{name} stops: {made.what}"
+    text = difference(wanted, made)
+    return f"{name}: {text}" if text else ""
+
+
+def every_executor() -> dict[str, Executor]:
+    """The executors that are compared, by name."""
+    return {name: make_executor(name) for name in ("numpy", *OTHERS)}
+
+
+def in_own_process(zeros: float, first: int, count: int, names: Sequence[str]) -> list[str]:
+    """The differences of some operators, by a process that an operation may end."""
+    command = [sys.executable, "-m", "tests.support.operators.draws_by_executors"]
+    arguments = [str(zeros), str(first), str(count), *names]
+    ran = subprocess.run(
+        [*command, *arguments], cwd=Path(__file__).parents[3], capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    found = [line["difference"] for line in lines if "difference" in line]
+    if ran.returncode:
+        started = [line["operation"] for line in lines if "operation" in line]
+        found.append(f"exit {ran.returncode} after {started[-1:]}: {ran.stderr[-500:]}")
+    return found
+
+
+def _lines(zeros: float, first: int, count: int, names: Sequence[str]) -> Iterator[dict[str, str]]:
+    executors = every_executor()
+    for definition in drawn_operators():
+        for seed in range(first, first + count) if definition.name in names else ():
+            yield {"operation": f"{definition.name}, seed {seed}, zeros {zeros}"}
+            for text in compare(definition, seed, zeros, executors).differences:
+                yield {"difference": text}
+
+
+if __name__ == "__main__":
+    _, share, start, many, *wanted = sys.argv
+    for line in _lines(float(share), int(start), int(many), wanted):
+        print(json.dumps(line), flush=True)
