@@ -23,6 +23,7 @@ import pytest
 from tests.support.explained import without_the_computers_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
+LONG = pytest.mark.campaign("pages")
 SOURCES = ("stitch", "examples", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.(?:yaml|py))\n")
@@ -104,6 +105,7 @@ def run_page(wheel: Wheel, page: Path, folder: Path) -> str:
     return done.stdout
 
 
+@LONG
 def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_path: Path) -> None:
     # The page shows what PyTorch's users do (torch.nn, torch.onnx).
     page = ROOT / "README.md"
@@ -122,10 +124,11 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
         "fractal.md",
         "local_backend.md",
         "tasks.md",
-        "torch_compile.md",
-        "tracing.md",
         "training.md",
-        "training_from_the_shell.md",
+        *(
+            pytest.param(name, marks=LONG)
+            for name in ("torch_compile.md", "tracing.md", "training_from_the_shell.md")
+        ),
     ],
 )
 def test_every_block_of_a_page_runs_in_an_empty_folder(
@@ -134,7 +137,9 @@ def test_every_block_of_a_page_runs_in_an_empty_folder(
     assert run_page(wheel, ROOT / "docs" / name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["digits", "fractal", "recurrent"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=LONG) for name in ("digits", "fractal")), "recurrent"]
+)
 def test_an_example_written_by_the_command_runs_as_its_page_says(
     wheel: Wheel, tmp_path: Path, name: str
 ) -> None:
