@@ -194,6 +194,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     return [printed(folder), printed(folder)]
 
 
+@pytest.mark.campaign("torch_compile")
 def test_a_second_process_compiles_nothing(processes: list[list[str]]) -> None:
     first, second = processes
     assert first[:2] == ["2", "0"]
@@ -209,6 +210,7 @@ def test_where_torch_keeps_dynamos_work_too_a_second_process_traces_nothing(tmp_
     assert first[2] == second[2]
 
 
+@pytest.mark.campaign("torch_compile")
 def test_a_process_that_reads_does_not_load_what_writes_inductors_code(
     processes: list[list[str]],
 ) -> None:

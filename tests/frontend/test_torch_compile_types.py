@@ -103,8 +103,8 @@ WIDE_INSIDE = {
 
 
 def _matrix() -> list[Any]:
-    """Each architecture in each type; the quick suite has every second in one, which goes round."""
-    quick = {name: place % len(PRECISIONS) for place, name in enumerate(list(ARCHITECTURES)[::2])}
+    """Each architecture in each type; the quick suite has every fourth in one, which goes round."""
+    quick = {name: place % len(PRECISIONS) for place, name in enumerate(list(ARCHITECTURES)[::4])}
     return [
         pytest.param(
             name, kind, marks=() if turn == quick.get(name) else pytest.mark.campaign("networks")

@@ -76,7 +76,7 @@ def epoch(net: Any, optimizer: Any, start: Start = STARTS["module_without_a_loss
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
 def test_a_function_that_trains_is_called_again_and_eager_steps_go_on(start: Start) -> None:
-    for _ in range(20):
+    for _ in range(3):
         net, optimizer = training()
         epoch(net, optimizer, start)
         epoch(net, optimizer, start)
