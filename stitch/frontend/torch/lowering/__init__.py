@@ -32,6 +32,7 @@ from stitch.frontend.torch.lowering import (
     norms,
     ordered_elements,
     picked_elements,
+    quantized,
     random_numbers,
     reductions,
     shapes,
@@ -40,7 +41,7 @@ from stitch.frontend.torch.lowering import (
     strided_views,
     window_operators,
 )  # fmt: skip
-from stitch.frontend.torch.lowering.joined_nodes import join_selected
+from stitch.frontend.torch.lowering.backward_operators import join_selected
 from stitch.frontend.torch.lowering.random_numbers import (
     KEEPING,
     KEY_LIMIT,
@@ -57,7 +58,7 @@ _FAMILIES: tuple[Mapping[Any, Row], ...] = tuple(
         single_elements, activations, reductions, shapes, picked_elements, layer_products,
         attention, norms, window_operators, backward_operators, random_numbers,
         strided_views, special_functions, ordered_elements, distances, embedding_bags, grid_samples,
-        grouped_products,
+        grouped_products, quantized,
     )
 )  # fmt: skip
 _ROWS: dict[Any, Row] = {overload: row for table in _FAMILIES for overload, row in table.items()}
@@ -67,7 +68,10 @@ LOWERINGS: dict[Any, Lowering] = {
     overload: row.lowering if isinstance(row, KeptWhole) else row for overload, row in _ROWS.items()
 }
 COMPLEX_LOWERINGS: Mapping[Any, Lowering] = complex_numbers.LOWERINGS
-_BY_NAME = {**grouped_products.LOWERINGS_BY_NAME, **single_elements.LOWERINGS_BY_NAME}
+_BY_NAME = {
+    **grouped_products.LOWERINGS_BY_NAME, **quantized.LOWERINGS_BY_NAME,
+    **single_elements.LOWERINGS_BY_NAME,
+}  # fmt: skip
 
 
 def lowering_of(target: Any) -> Lowering | None:

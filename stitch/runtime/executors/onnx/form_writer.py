@@ -41,6 +41,10 @@ PAD_FUSION = "Pad_Fusion"
 #: Makes one of a product and a number beside it, which it keeps as float32: of float64 (1.31) half
 #: of the digits would be lost.
 SCALE_FUSION = "MatMulScaleFusion"
+#: Puts pairs of QuantizeLinear and DequantizeLinear around what only moves elements; those of int8
+#: at opset 21 and newer (1.32) have the type as an attribute too, which another optimizer, that
+#: makes them uint8, leaves as it was: the model is refused.
+PAIRS_PROPAGATION = "QDQPropagationTransformer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -353,7 +357,11 @@ class FormWriter:
         padded = {name for node in nodes if node.op_type == "Pad" for name in node.output}
         pools_padding = any(n.op_type == "MaxPool" and n.input[0] in padded for n in nodes)
         is_double = any(self.type_of(v).data_type is DataType.FLOAT64 for v in self.used)
-        optimizers = {PAD_FUSION: pools_padding, SCALE_FUSION: is_double}
+        quantizes = any(node.op_type == "QuantizeLinear" for node in nodes)
+        is_int8 = quantizes and any(self.type_of(v).data_type is DataType.INT8 for v in self.used)
+        optimizers = {
+            PAD_FUSION: pools_padding, SCALE_FUSION: is_double, PAIRS_PROPAGATION: is_int8,
+        }  # fmt: skip
         return tuple(name for name, is_wrong in optimizers.items() if is_wrong)
 
     def _in_order(self) -> list[onnx.NodeProto]:
