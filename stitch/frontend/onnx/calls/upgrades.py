@@ -243,16 +243,17 @@ def _batch_normalization(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall
     return replace(call, outputs=call.outputs[:1])
 
 
-def _dropout(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
-    """The ratio, which says nothing without training, became an operand (opset 12)."""
-    return replace(_without("ratio")(builder, call), inputs=call.inputs[:1])
-
-
-def _mask(_: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
-    """A mask was of numbers, and not said to be filled (before opset 10)."""
-    if any(call.outputs[1:]):
-        raise call.refused("the mask of Dropout is not supported before opset 10")
-    return call
+def _dropout(builder: ComputationGraphBuilder, call: NodeCall) -> Upgraded:
+    """The ratio, which says nothing without training, became an operand (opset 12). The mask, which
+    many old models list and none reads, is zeros as in ONNX Runtime: numbers of the operand's type
+    before opset 10, then booleans. Since opset 12 it is true where an element is kept."""
+    plain = replace(_without("ratio")(builder, call), inputs=call.inputs[:1])
+    if not any(call.outputs[1:]):
+        return plain
+    data = call.required(0)
+    kind = data.data_type.dtype if call.version < 10 else np.dtype(np.bool_)
+    mask = builder.op("Expand", builder.constant(np.zeros((), kind)), [*data.shape])
+    return [builder.op("Dropout", data), mask]
 
 
 def _recurrent(builder: ComputationGraphBuilder, call: NodeCall) -> NodeCall:
@@ -392,7 +393,7 @@ _UPGRADES: dict[str, Rows] = {
     "Concat": ((4, _default(axis=1)),),
     "ConstantOfShape": ((99, _constant_of_shape),),
     "DFT": ((20, _dft),),
-    "Dropout": ((7, _test_mode), (10, _mask), (12, _dropout)),
+    "Dropout": ((7, _test_mode), (12, _dropout)),
     "Gemm": ((7, _without("broadcast")),),
     "GridSample": ((20, _grid_sample),),
     "GroupNormalization": ((21, _group_normalization),),
