@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -68,19 +68,26 @@ def test_a_wrong_mark_is_told_with_its_test(
         check_mark(request.node)
 
 
-def collected(*options: str) -> list[str]:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *options, "tests/runtime/test_windows.py"],
-        cwd=TESTS.parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return [line for line in done.stdout.splitlines() + done.stderr.splitlines() if line]
-
-
-def test_a_run_has_the_quick_suite_or_the_campaigns_that_are_named_or_all() -> None:
-    quick, work, other, full = (
-        int(collected(*options)[0].split(": ")[1])
-        for options in ((), ("--campaign=random_work",), ("--campaign=grids",), ("--full",))
-    )
-    assert min(quick, work, other) > 0 and quick + work + other == full
-    assert "unknown campaign 'none'" in collected("--campaign=none")[0]
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({}, ["quick", "none"]), ({"--campaign": ["zoo"]}, ["zoo"]),
+     ({"--campaign": ["zoo", "onnx"]}, ["zoo", "onnx"]),
+     ({"--full": True}, ["quick", "zoo", "onnx", "none"])],
+)  # fmt: skip
+def test_a_run_has_the_quick_suite_or_the_campaigns_that_are_named_or_all(
+    options: dict[str, Any], kept: list[str], request: pytest.FixtureRequest
+) -> None:
+    items: list[pytest.Item] = []
+    for name in ("quick", "zoo", "onnx", "none"):
+        items.append(pytest.Function.from_parent(request.node.parent, name=name, callobj=described))
+        if name != "quick":
+            items[-1].add_marker(pytest.mark.campaign(name))
+    left: list[pytest.Item] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
+    config: Any = SimpleNamespace(getoption=lambda name: options.get(name, []), hook=hook)
+    (plugin,) = (plugin for plugin in request.config.pluginmanager.get_plugins()
+                 if getattr(plugin, "__file__", None) == str(TESTS / "conftest.py"))  # fmt: skip
+    made = list(items)
+    plugin.pytest_collection_modifyitems(config, items)
+    assert [item.name for item in items] == kept
+    assert [item for item in made if item not in items] == left
