@@ -14,7 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
@@ -43,10 +43,10 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
     """The parts of a graph: so many, cut where least passes over, or cut after the named nodes.
 
     A node is named by its location (all of it, or what follows the colon) or by a value that it
-    makes. Part k is called after the graph, with `_k`. Inputs that are activations enter the
-    first part, others the first part that reads them; it passes them on to those that read them
-    again. Outputs leave the last part. Raises `CompileError` for a name that is
-    unknown, and for parts without operations.
+    makes; what is no name is several names with commas between them. Part k is called after the
+    graph, with `_k`. Inputs that are activations enter the first part, others the first part that
+    reads them; it passes them on to those that read them again. Outputs leave the last part. Raises
+    `CompileError` for a name that is unknown, and for parts without operations.
     """
     # Shapes and axes have to be constants of the part that needs them.
     graph = remove_dead_code(fold_constants(graph, _GROWTH))
@@ -74,7 +74,9 @@ def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...
             if name:
                 places[name] = i + 1
     ends: dict[int, str] = {}
-    for name in names:
+    # A name may have commas of its own.
+    listed = [[name] if name in places else name.split(",") for name in names]
+    for name in filter(None, chain.from_iterable(listed)):
         if name not in places:
             near = closest(name, places)
             raise CompileError(

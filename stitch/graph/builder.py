@@ -18,7 +18,15 @@ from stitch.graph.emitter import TYPE_NAME, Given, TypeName, Written, data_type_
 from stitch.graph.methods import LayerMethods
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.graph.wish import Wish
-from stitch.program import InputKind, InputSlot, OutputSlot, Ownership, ValueType
+from stitch.program import (
+    Array,
+    InputKind,
+    InputSlot,
+    OutputSlot,
+    Ownership,
+    ValueType,
+    as_read_only,
+)
 
 
 @final
@@ -32,7 +40,9 @@ class ComputationGraphBuilder(LayerMethods):
       %add = Add(%x, %x) : 2x3xf32
     """
 
-    __slots__ = ("_input_names", "_inputs", "_output_names", "_outputs", "_wishes")
+    __slots__ = (
+        "_initial_state", "_input_names", "_inputs", "_output_names", "_outputs", "_wishes",
+    )  # fmt: skip
 
     @takes(name=TEXT)
     def __init__(self, name: str) -> None:
@@ -40,6 +50,7 @@ class ComputationGraphBuilder(LayerMethods):
         self._inputs: list[InputSlot] = []
         self._outputs: list[OutputSlot] = []
         self._wishes: list[Wish] = []
+        self._initial_state: dict[str, Array] = {}
         self._input_names: set[str] = set()
         self._output_names: set[str] = set()
 
@@ -93,6 +104,10 @@ class ComputationGraphBuilder(LayerMethods):
         self._output_names.add(name)
         self._outputs.append(OutputSlot(name, value.index, aliases_input))
 
+    def begin_state(self, name: str, initial: Array) -> None:
+        """Gives a state its initial value: an input of kind `state` with an output of its name."""
+        self._initial_state[name] = as_read_only(initial)
+
     def wish(self, *wishes: Wish) -> None:
         """Asks something of placement for a slot of this graph."""
         for wish in wishes:
@@ -110,6 +125,7 @@ class ComputationGraphBuilder(LayerMethods):
                 tuple(self._operations),
                 self._constants.constants(),
                 bodies=tuple(self._bodies.bodies),
+                initial_state=self._initial_state,
             )
             self._graph = graph.with_wishes(*self._wishes)
         return self._graph

@@ -7,7 +7,7 @@ Goes out: a checked, frozen graph, its text, and a type check. Must not know: la
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from stitch import ops
 from stitch.errors import CompileError, Problem, closest
@@ -15,8 +15,11 @@ from stitch.graph.known_values import KnownValues
 from stitch.graph.wish import Side, Wish, WishError
 from stitch.program import (
     ABSENT,
+    Array,
     Body,
     Constant,
+    DataType,
+    InputKind,
     InputSlot,
     MemoryLayout,
     OperationList,
@@ -37,6 +40,9 @@ class ComputationGraph(OperationList):
 
     constants: tuple[Constant, ...] = ()
     wishes: tuple[Wish, ...] = ()
+    #: What inputs of kind `state` begin with, by name; outputs of the same names are what they
+    #: become. Passes that make a graph anew need not hand it on.
+    initial_state: Mapping[str, Array] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         problems = graph_problems(self)
@@ -122,6 +128,7 @@ def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
             where = f"output {slot.name!r}"
             problems.append(Problem("unknown_slot", where, f"it aliases input {source}: none"))
     sides = {"input": _places(graph.inputs), "output": _places(graph.outputs)}
+    problems += _state_problems(graph, sides)
     for wish in graph.wishes:
         problem = _slot_problem(wish.side, wish.slot, sides[wish.side])
         if problem is None and wish.field == "alias" and isinstance(wish.value, str | int):
@@ -129,6 +136,27 @@ def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
         if problem is not None:
             problems.append(Problem("unknown_slot", f"wish {wish.text()}", problem))
     return tuple(problems)
+
+
+def _state_problems(
+    graph: ComputationGraph, sides: Mapping[str, Mapping[str, int]]
+) -> Iterator[Problem]:
+    """Yield every initial value of no state, and of another type than its input or output has."""
+    for name, array in graph.initial_state.items():
+        index, becomes = sides["input"].get(name), sides["output"].get(name)
+        kind = None if index is None else graph.inputs[index].kind
+        where = f"the initial value of {name!r}"
+        if index is None or becomes is None or kind is not InputKind.STATE:
+            detail = "a state is an input of kind `state` and an output of the same name"
+            yield Problem("unknown_slot", where, detail)
+            continue
+        given = ValueType(array.shape, DataType.from_dtype(array.dtype))
+        for side, wanted in (
+            ("input", graph.input_type(index)), ("output", graph.output_type(becomes))
+        ):  # fmt: skip
+            if given != wanted:
+                detail = f"it is {given.text()}, the {side} is {wanted.text()}"
+                yield Problem("type_mismatch", where, detail)
 
 
 def check_types(graph: ComputationGraph) -> tuple[Problem, ...]:

@@ -7,7 +7,8 @@ The form (version 1): an object with `format` ("stitch.computation_graph"), `ver
 `inputs` [{name, value, kind, ownership}], `outputs` [{name, value, aliases_input}],
 `values` [{name, shape, data_type}], `operations` [{op, domain, inputs, outputs, attributes,
 location, body}], `constants` [{value, data}], `bodies` [{inputs, outputs, values, operations,
-constants}] and `wishes` ["input.x.space=l1"]; `body` and `bodies` only where there are any.
+constants}], `wishes` ["input.x.space=l1"] and `initial_state` [{value, data}], what states begin
+with; `body`, `bodies` and `initial_state` only where there are any.
 Attributes are
 {kind, value}, kind one of int, float, string, ints, floats, strings; floats that JSON has no
 number for are the strings "nan", "inf", "-inf". Constant data is little-endian, row-major,
@@ -84,6 +85,12 @@ def as_data(graph: ComputationGraph, *, with_data: bool = True) -> dict[str, Any
             {"inputs": list(b.inputs), "outputs": list(b.outputs), **_contents_out(b, True)}
             for b in graph.bodies
         ]
+    if graph.initial_state:
+        values = {slot.name: slot.value for slot in graph.inputs}
+        body["initial_state"] = [
+            _constant_out(Constant(values[name], array), with_data)
+            for name, array in graph.initial_state.items()
+        ]
     return body
 
 
@@ -109,7 +116,7 @@ def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -
             got=f"format {root.get('format')!r}, version {root.get('version')!r}"[:200],
         )
     values = _all(root, "values", _value_in)
-    parts = {
+    parts: dict[str, Any] = {
         "name": root.text("name"),
         "inputs": _all(root, "inputs", _input_in),
         "outputs": _all(root, "outputs", _output_in),
@@ -120,11 +127,15 @@ def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -
     }
     if root.get("bodies") is not None:
         parts["bodies"] = _all(root, "bodies", _body_in)
+    if root.get("initial_state") is not None:
+        begun = _all(root, "initial_state", lambda r: _constant_in(r, values, constants or {}))
+        names = {slot.value: slot.name for slot in parts["inputs"]}
+        parts["initial_state"] = {names.get(one.value, ""): one.data for one in begun}
     root.refuse_other_keys(("format", "version", *parts))
     if problems:
         raise FormatError("not a sound computation graph", problems=tuple(problems))
     try:
-        return ComputationGraph(**parts)  # type: ignore[arg-type]  # each part is checked above
+        return ComputationGraph(**parts)
     except CompileError as error:
         raise FormatError(shortened(error.what, 8 * MAX_CHARACTERS)) from error
 

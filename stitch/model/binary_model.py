@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stitch.argument_kinds import PATH, takes
-from stitch.errors import UsageError
+from stitch.errors import UsageError, closest
 from stitch.machine import Machine, load_machine
-from stitch.program import Program, summary
+from stitch.program import INITIAL_STATE, Program, summary
 from stitch.report import Device, open_device
 from stitch.runtime import LoadedProgram, Tensor
-from stitch.ttb import Binary, encode, save
+from stitch.ttb import Binary, encode, save, state_names
 
 #: Programs that a model's `repr` names.
 MAX_SHOWN = 3
@@ -78,9 +80,14 @@ def _sharer_of(device: Device) -> SharedDevice | None:
 class ModelSession:
     """The calls of one model: its program, loaded on the devices that the calls run on."""
 
-    __slots__ = ("_loaded", "_shared")
+    # They end in the order of their names: the shared device, last, finds no state that is held.
+    __slots__ = ("_before", "_current", "_loaded", "_shared")
 
     def __init__(self) -> None:
+        #: What the next call reads of the model's state, None: its initial values; and what the
+        #: last call read, for where that fails.
+        self._current: dict[str, Any] | None = None
+        self._before: dict[str, Any] | None = None
         #: The last one called comes first, each with what keeps its device open if that is shared.
         self._loaded: tuple[tuple[LoadedProgram, SharedDevice | None], ...] = ()
         self._shared: SharedDevice | None = None
@@ -95,6 +102,73 @@ class ModelSession:
     ) -> Tensor | tuple[Tensor, ...]:
         """Run the first program on the device of the first tensor among the arguments, else on the
         shared device of the model's target."""
+        loaded = self._loaded_for(model, arguments, named)
+        if not loaded.state_names:
+            return loaded(*arguments, **named)
+        state = self._state_on(loaded)
+        results = loaded(*arguments, **named, **state)
+        given = results if isinstance(results, tuple) else (results,)
+        left = dict(zip(loaded.output_names, given, strict=True))
+        # Atomic under the GIL: no call in between.
+        self._current = {name: left.pop(name) for name in loaded.state_names}
+        others = tuple(left.values())
+        return others[0] if len(others) == 1 else others
+
+    def state(self, model: ModelOfBinary) -> dict[str, Tensor]:
+        """The model's state as it is, as tensors."""
+        last = next((one for one, _ in self._loaded if not one.device.is_closed), None)
+        loaded = self._load(model, None) if last is None else last
+        state = self._state_on(loaded) if loaded.state_names else {}
+        if not all(isinstance(value, Tensor) for value in state.values()):
+            ports = {port.name: port for port in loaded.ports}
+            state = {
+                name: loaded.device.tensor(np.asarray(value, ports[name].dtype))
+                for name, value in state.items()
+            }
+            self._current = state
+        return dict(state)
+
+    def reset_state(self, model: ModelOfBinary, values: Mapping[str, Any]) -> None:
+        """The next call begins with these values, and with the initial ones of the other states."""
+        program = model.binary.programs[0]
+        types = {s.name: program.values[s.value].type for s in program.inputs}
+        known = state_names(model.binary, program)
+        for name, value in values.items():
+            if name not in known:
+                raise UsageError(
+                    f"{program.name!r} has no state {name!r}",
+                    expected=", ".join(known) or "no state: the module writes no buffers",
+                    remedy=closest(name, known) or None,
+                )
+            if tuple(np.shape(value)) != types[name].shape:
+                raise UsageError(
+                    f"state {name!r} of {program.name!r} has another shape",
+                    expected=types[name].text(), got=str(list(np.shape(value))),
+                )  # fmt: skip
+        copied = {n: v if isinstance(v, Tensor) else np.array(v) for n, v in values.items()}
+        self._before, self._current = None, copied
+
+    def _state_on(self, loaded: LoadedProgram) -> dict[str, Any]:
+        """The state that a call reads, on the device of its program."""
+        current, before = self._current, self._before
+        if current is not None and any(_has_failed(value) for value in current.values()):
+            # A call that fails leaves what there was before it.
+            current = before
+        if current is None or current.keys() != {*loaded.state_names}:
+            current = {**loaded.initial_state(), **(current or {})}
+        for name, value in current.items():
+            if isinstance(value, Tensor) and value.device is not loaded.device:
+                current = {**current, name: value.numpy()}
+        if not any(isinstance(value, Tensor) and value.is_pending for value in current.values()):
+            self._before = current
+        self._current = current
+        return current
+
+    def _loaded_for(
+        self, model: ModelOfBinary, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> LoadedProgram:
+        """Return the program on the device of the first tensor among the arguments, else on the
+        shared one."""
         device = None
         for argument in (*arguments, *named.values()) if named else arguments:
             if type(argument) is Tensor:
@@ -104,8 +178,8 @@ class ModelSession:
         wanted = shared.device if device is None and shared is not None else device
         for loaded, _ in self._loaded[:1]:
             if loaded.device is wanted and not wanted.is_closed:
-                return loaded(*arguments, **named)
-        return self._load(model, device)(*arguments, **named)
+                return loaded
+        return self._load(model, device)
 
     def _load(self, model: ModelOfBinary, device: Device | None) -> LoadedProgram:
         """Return the program on a device, or on the shared one where there is no other, or where
@@ -122,6 +196,11 @@ class ModelSession:
             last = device.load(model), _sharer_of(device)
         self._loaded = (last, *(one for one in others if one is not last))
         return last[0]
+
+
+def _has_failed(value: Any) -> bool:
+    """Whether a value is a tensor that will never be there."""
+    return isinstance(value, Tensor) and not value.is_allocated
 
 
 class ModelOfBinary:
@@ -146,8 +225,10 @@ class ModelOfBinary:
 
     @property
     def program(self) -> Program:
-        """The one program; raises `UsageError` for a training, which has several."""
-        if len(self.binary.programs) != 1:
+        """The one program, beside that of its initial state; raises `UsageError` for a training,
+        which has several."""
+        first, *others = self.binary.programs
+        if [p.name for p in others] not in ([], [f"{first.name}{INITIAL_STATE}"]):
             raise UsageError(
                 f"this model has {len(self.binary.programs)} programs",
                 remedy="take one of model.binary.programs",

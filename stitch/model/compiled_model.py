@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -30,11 +30,18 @@ from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_gr
 from stitch.errors import TaskError, UsageError, closest
 from stitch.files import FileBatch, make_folder, text_of, write_file
 from stitch.frontend import graph_of_torch_call
-from stitch.graph import ComputationGraph, Wish, as_data
+from stitch.graph import (
+    LAYOUT_FIELDS,
+    ComputationGraph,
+    ComputationGraphBuilder,
+    Wish,
+    WishValue,
+    as_data,
+)
 from stitch.machine import Machine, load_machine
 from stitch.model.binary_model import ModelOfBinary, ModelSession
 from stitch.model.model_json import VERSION, read_model
-from stitch.program import Array, MathFidelity
+from stitch.program import INITIAL_STATE, Array, MathFidelity, Program, Space
 from stitch.report import Device, open_device
 from stitch.runtime import Tensor
 from stitch.ttb import Binary, content_of
@@ -204,6 +211,23 @@ class CompiledModel(ModelOfBinary):
             raise UsageError("training has not started", remedy="call the model, or start()")
         return instance
 
+    def state(self) -> dict[str, Tensor]:
+        """The buffers that the module writes, by name, as the calls so far have left them: tensors
+        on the device, which stay as they are when the model is called again.
+
+        Empty for a module that writes none; of a training they are among `get_tensor`'s.
+        """
+        return self.session.state(self)
+
+    @takes(values=optional(MAPPING))
+    def reset_state(self, values: Mapping[str, Any] | None = None) -> None:
+        """The next call begins with these buffers (tensors, as `state` of a model gives them, or
+        arrays, by name), and otherwise with those that the module had when it was compiled.
+
+        Raises `UsageError` for names that are none of its states, and for other shapes.
+        """
+        self.session.reset_state(self, values or {})
+
     @takes(folder=PATH)
     def save_programs(self, folder: str | Path) -> tuple[Path, ...]:
         """Write each program into a `.ttb` file of its own, named after its role.
@@ -215,7 +239,10 @@ class CompiledModel(ModelOfBinary):
         batch, paths = FileBatch(as_one=True), []
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
-            path = place / f"{'evaluation' if twin else program.role.value}.ttb"
+            name = "evaluation" if twin else program.role.value
+            if program.name.endswith(INITIAL_STATE) and program is not self.binary.programs[0]:
+                name = INITIAL_STATE.removeprefix(".")
+            path = place / f"{name}.ttb"
             batch.add(path, content_of(Binary((program,), self.binary.machine, PRODUCER)))
             paths.append(path)
         batch.commit()
@@ -229,6 +256,10 @@ def compiled(
     """The model of a graph on a machine, perhaps from a cache; `target` is how the machine is
     spelled."""
 
+    asked = options.wishes
+    if graph.initial_state:
+        options = replace(options, wishes=(*_state_wishes(graph, machine, asked), *asked))
+
     def compile() -> KeptCompilation:
         compilation = compile_graph(graph, machine, options)
         binary = Binary((compilation.program,), machine.shape, PRODUCER)
@@ -236,8 +267,54 @@ def compiled(
 
     made = None if cache is None else cache.compilation(graph, machine, options, compile)
     kept = compile() if made is None else made.kept
+    binary = kept.binary
+    if graph.initial_state:
+        start = _initial_state_program(graph, binary.programs[0].name, machine, options)
+        binary = Binary((*binary.programs, start), machine.shape, PRODUCER)
     return CompiledModel(
-        graph, kept.binary, target, options.wishes, kept.warnings, loops=kept.loops,
+        graph, binary, target, asked, kept.warnings, loops=kept.loops,
         executor=options.executor, math_fidelity=options.math_fidelity,
         is_from_cache=made is not None and made.is_hit,
     )  # fmt: skip
+
+
+def _state_layout(wishes: Sequence[Wish], machine: Machine) -> dict[str, WishValue]:
+    """What a state's input is wished to be laid out as: in DRAM unless a wish says otherwise."""
+    layout = {wish.field: wish.value for wish in wishes if wish.field in LAYOUT_FIELDS}
+    # The state that a call reads and the one that it makes are there at the same time.
+    layout.pop("address", None)
+    if machine.shape.dram is not None and not {"memory_layout", "shard_spec"} & layout.keys():
+        layout.setdefault("space", Space.DRAM)
+    return layout
+
+
+def _state_wishes(
+    graph: ComputationGraph, machine: Machine, asked: Sequence[Wish]
+) -> tuple[Wish, ...]:
+    """Wishes that lay an output that is a state out as the input of its name, so that the next call
+    reads it where it is."""
+    wished = graph.with_wishes(*asked)
+    slots = zip(graph.inputs, wished.wishes_by_slot("input"), strict=True)
+    layouts = {slot.name: _state_layout(wishes, machine) for slot, wishes in slots}
+    derived = []
+    for slot, own in zip(graph.outputs, wished.wishes_by_slot("output"), strict=True):
+        fixed = {wish.field for wish in own}
+        if slot.name in graph.initial_state and "alias" not in fixed:
+            layout = layouts[slot.name].items()
+            derived += [Wish("output", slot.name, f, v) for f, v in layout if f not in fixed]
+    return tuple(derived)
+
+
+def _initial_state_program(
+    graph: ComputationGraph, name: str, machine: Machine, options: CompileOptions
+) -> Program:
+    """The program without inputs that gives what the states of another one begin with, laid out as
+    its inputs are."""
+    wished = graph.with_wishes(*options.wishes)
+    builder = ComputationGraphBuilder(f"{name}{INITIAL_STATE}")
+    for slot, wishes in zip(graph.inputs, wished.wishes_by_slot("input"), strict=True):
+        if slot.name in graph.initial_state:
+            builder.output(slot.name, builder.parameter(slot.name, graph.initial_state[slot.name]))
+            layout = _state_layout(wishes, machine)
+            builder.wish(*(Wish("output", slot.name, f, v) for f, v in layout.items()))
+    return compile_graph(builder.build(), machine, CompileOptions()).program

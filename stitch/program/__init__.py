@@ -23,6 +23,7 @@ from stitch.program.link_rule import link_problem
 from stitch.program.nesting import MAX_EXPANSION, MAX_SCAN_DEPTH
 from stitch.program.operation import (
     ABSENT,
+    INITIAL_STATE,
     NO_ATTRIBUTES,
     OPAQUE_DOMAIN,
     AttributeValue,
@@ -52,7 +53,8 @@ from stitch.program.seams import Seam, part_ranges, seam_problems
 
 __all__ = [
     "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool",
-    "CONDITION", "Constant", "Contents", "DataType", "FreeNames", "InputKind", "InputSlot",
+    "CONDITION", "Constant", "Contents", "DataType", "FreeNames", "INITIAL_STATE", "InputKind",
+    "InputSlot",
     "Layout", "MAX_EXPANSION", "MAX_RANK", "MAX_ROUNDS", "MAX_SCAN_DEPTH", "MathFidelity",
     "MemoryLayout", "NO_ATTRIBUTES",
     "OPAQUE_DOMAIN", "Operation",

@@ -146,6 +146,10 @@ class Ownership(enum.Enum):
     DONATE = "donate"
 
 
+#: What the program is called, after another, that gives the states which that one begins with.
+INITIAL_STATE = ".initial_state"
+
+
 @dataclass(frozen=True, slots=True)
 class InputSlot:
     """A named input of a graph or program, and the value that it gives."""

@@ -12,6 +12,7 @@ from stitch.argument_kinds import INDEX_OR_NAME, arranged, takes
 from stitch.budget import Claim
 from stitch.errors import UsageError
 from stitch.program import (
+    INITIAL_STATE,
     InputKind,
     Layout,
     Program,
@@ -105,6 +106,9 @@ class LoadedProgram:
             self._port(slot.name, program.values[slot.value].type, program.input_desc(i))
             for i, slot in enumerate(program.inputs)
         )
+        #: The inputs that begin with values of its file, and are outputs as well; and that file.
+        self.state_names: tuple[str, ...] = ()
+        self.binary: Any = None
         self.output_names = tuple(slot.name for slot in program.outputs)
         self.transformation = transformation_of(program, seconds)
         self.output_descs = tuple(d.without_address() for d in self.transformation.outputs)
@@ -235,6 +239,19 @@ class LoadedProgram:
         for constant in self.program.constants:
             digest.update(as_bytes(np.ascontiguousarray(constant.data)).data)
         return digest.digest()
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """New tensors that the program's states begin with (buffers that a torch module writes), by
+        the names of their inputs: for the first call, `program(x, **program.initial_state())`,
+        whose outputs of these names are for the next one. Empty where it has none.
+        """
+        if not self.state_names:
+            return {}
+        start = self.device.load(self.binary, f"{self.name}{INITIAL_STATE}")
+        results = start()
+        given = results if isinstance(results, tuple) else (results,)
+        named = dict(zip(start.output_names, given, strict=True))
+        return {name: named[name] for name in self.state_names}
 
     @takes(which=INDEX_OR_NAME)
     def input_layout(self, which: int | str) -> Layout:

@@ -30,7 +30,7 @@ from stitch.ops import infer_operation, is_elementwise, operators
 from stitch.program import ABSENT, Body, Operation, Program
 from stitch.runtime.loaded import Home, LoadedProgram
 from stitch.runtime.values import ConstantRecord, Reader, Records, hold_constant, let_go
-from stitch.ttb import Binary
+from stitch.ttb import Binary, state_names
 
 
 def load_program(
@@ -55,6 +55,9 @@ def load_program(
     kept: list[ConstantRecord] = []
     seconds = simulated_seconds(program, machine)
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)
+    loaded.state_names = state_names(binary, program)
+    if loaded.state_names:
+        loaded.binary = binary
     # From now on all that is kept is given back when nobody refers to it, whatever happens.
     device.await_unloading(loaded)
     reader = Reader(loaded.transformation.key, program.name)

@@ -6,7 +6,16 @@ know: operators, devices, plans. The format is specified in `envelope.py` and `d
 Files of others are read by the same verifier (`stitch.flatbuffer`): `.ttnn` as a `Binary`.
 """
 
-from stitch.ttb.binary import CURRENT, FEATURES, OPSET, Binary, Origin, TensorLife, Version
+from stitch.ttb.binary import (
+    CURRENT,
+    FEATURES,
+    OPSET,
+    Binary,
+    Origin,
+    TensorLife,
+    Version,
+    state_names,
+)
 from stitch.ttb.envelope import metadata_crc32, metadata_nbytes, recognize
 from stitch.ttb.file import (
     SOURCE,
@@ -22,5 +31,5 @@ from stitch.ttb.file import (
 __all__ = [
     "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "FileSizes", "Origin", "ProgramSize",
     "TensorLife", "Version", "content_of", "encode", "inspect_sizes", "load", "metadata_crc32",
-    "metadata_nbytes", "recognize", "save",
+    "metadata_nbytes", "recognize", "save", "state_names",
 ]  # fmt: skip

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from stitch.errors import CompileError, StitchError
 from stitch.flatbuffer import ProblemList
 from stitch.machine import Machine, MachineShape
-from stitch.program import Array, Body, DataType, MathFidelity, Program, TensorDesc, is_scan
+from stitch.program import (
+    INITIAL_STATE,
+    Array,
+    Body,
+    DataType,
+    MathFidelity,
+    Program,
+    TensorDesc,
+    is_scan,
+)
 
 #: What to do about a file that is not sound.
 DAMAGED = "compile the module again; the file is damaged or was not written by Stitch"
@@ -232,3 +241,14 @@ class Binary:
         if self.segments is not None:
             programs = self.programs if program is None else (program,)
             self.segments.check(programs, every=program is None)
+
+
+def state_names(binary: Binary, program: Program) -> tuple[str, ...]:
+    """The states of a program that begin with values of the file: what its program of that name
+    (`INITIAL_STATE`) gives."""
+    wanted = f"{program.name}{INITIAL_STATE}"
+    start = next((one for one in binary.programs if one.name == wanted), None)
+    if start is None or start.inputs:
+        return ()
+    slots = {slot.name for slot in program.inputs} & {slot.name for slot in program.outputs}
+    return tuple([slot.name for slot in start.outputs if slot.name in slots])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import stitch
 
@@ -119,3 +119,26 @@ def test_a_damaged_model_is_a_bad_file(cli: Cli, onnx_here: Path) -> None:
     assert done.code == 3
     assert "damaged" in done.err
     assert not Path("m.ttb").exists()
+
+
+def test_a_node_with_a_comma_in_its_name_is_named_whole(cli: Cli) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="relu(1,2)"),
+        helper.make_node("Neg", ["a"], ["b"], name="neg"),
+        helper.make_node("Exp", ["b"], ["c"], name="exp,last"),
+        helper.make_node("Abs", ["c"], ["y"], name="abs"),
+    ]
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), "g.onnx")
+    for names, parts in (
+        (["relu(1,2)", "exp,last"], 3), (["relu(1,2)", "neg,c"], 4), (["a,neg", "exp,last"], 4)
+    ):  # fmt: skip
+        words = [f"--split_at={name}" for name in names]
+        done = cli("compile", "g.onnx", "-o", "g.ttb", *words)
+        assert done.code == 0, done.err
+        assert len(done.out.splitlines()) == parts
+    done = cli("compile", "g.onnx", "-o", "g.ttb", "--split_at=relu(1,3)")
+    assert done.code == 3
+    assert "no node 'relu(1'" in done.err

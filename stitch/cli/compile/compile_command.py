@@ -76,7 +76,8 @@ def command() -> Command:
                      "help": "cut the module into N programs at its narrowest points; "
                      "-o m.ttb writes m.0.ttb, m.1.ttb, ..."}),
         ("--split_at", {"action": "append", "default": [], "metavar": "NODE,...",
-                        "help": "cut the module after these nodes"}),
+                        "help": "cut the module after these nodes; may be repeated, for nodes "
+                        "whose names have commas"}),
         ("--for", {"metavar": "pipeline.yaml", "dest": "pipeline", "help": "place the slots, at "
                    "fixed addresses too, so that this pipeline copies least; -o is the file of "
                    "its module, whatever that holds now"}),
@@ -216,7 +217,7 @@ def cache_of(folder: str | None, size: str | None) -> api.CompileCache | None:
 
 def cuts_of(count: int | None, nodes: Sequence[str]) -> int | tuple[str, ...] | None:
     """What `split_graph` takes; None where nothing asks for a split. Raises `UsageError`."""
-    names = tuple(name for word in nodes for name in word.split(",") if name)
+    names = tuple(word for word in nodes if word.strip(","))
     if count is not None and names:
         raise UsageError("--split and --split_at both say where to cut", remedy="choose one")
     if nodes and not names:

@@ -53,7 +53,37 @@ def exported(module: Any, examples: Examples) -> Any:
         except StitchError:
             raise
         except Exception as error:
+            shared = _shared_bytes(module) if isinstance(error, AssertionError) else ()
+            if shared:
+                raise refused_sharing(shared, type(module).__name__) from error
             raise _explained(error, type(module).__name__) from error
+
+
+def refused_sharing(names: Sequence[str], title: str) -> CompileError:
+    """The error for a written buffer whose bytes have another name."""
+    first, second, *_ = names
+    return CompileError(
+        f"the module writes to a buffer that has two names: {first!r} and {second!r} lie on the "
+        "same bytes",
+        where=title,
+        expected="one buffer under one name, or buffers apart",
+        remedy="use one of the two names, or clone one of the two buffers",
+    )
+
+
+def _shared_bytes(module: Any) -> tuple[str, ...]:
+    """The names of two tensors of a module on the same bytes, parameters apart; torch.export fails
+    for them in an assertion where they are written."""
+    by_storage: dict[int, str] = {}
+    parts = module.named_modules() if isinstance(module, torch.nn.Module) else ()
+    for prefix, part in parts:
+        for key, tensor in {**vars(part).get("_buffers", {}), **vars(part)}.items():
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
+                name = f"{prefix}.{key}" if prefix else key
+                other = by_storage.setdefault(tensor.untyped_storage().data_ptr(), name)
+                if other != name:
+                    return other, name
+    return ()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ module needs the package torch (an optional extra). Must not know: machines.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import (
+    PART_TYPES,
     ComplexTensor,
     array_of,
     data_type_of,
@@ -26,9 +27,9 @@ from stitch.frontend.torch.aten_call import (
     is_complex,
 )
 from stitch.frontend.torch.aten_walk import lower_graph
-from stitch.frontend.torch.export import Examples, exported
-from stitch.frontend.torch.refused_nodes import EVAL_REMEDY
+from stitch.frontend.torch.export import Examples, exported, refused_sharing
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.program import FreeNames, InputKind
 
 _INPUT = torch.export.graph_signature.InputKind
 _OUTPUT = torch.export.graph_signature.OutputKind
@@ -46,17 +47,22 @@ def from_fx(
     title = name or _title(module)
     program = exported(module, example_inputs)
     _refuse_mutation(program, title)
+    states = _states_of(program, title)
     builder = ComputationGraphBuilder(title)
     constants = _Constants(builder)
     bindings: dict[str, Callable[[], Any]] = {}
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
-        bindings[node.name] = _binding(program, spec, node, builder, constants)
+        if spec.target not in states:
+            bindings[node.name] = _binding(program, spec, node, builder, constants)
+    for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
+        if spec.target in states:
+            bindings[node.name] = _state(builder, states[spec.target], _tensor_of(program, spec))
     outputs = lower_graph(
         program.graph, builder, bindings, lambda target: _attribute(program, constants, target),
         title,
     )  # fmt: skip
-    _declare_outputs(builder, program, outputs, title)
+    _declare_outputs(builder, program, outputs, states, title)
     return builder.build()
 
 
@@ -119,24 +125,68 @@ def _attribute(program: Any, constants: _Constants, target: str) -> Any:
 
 
 def _refuse_mutation(program: Any, title: str) -> None:
-    """A program gives what it computes; it has no way to change the module's buffers."""
-    changes = (_OUTPUT.BUFFER_MUTATION, _OUTPUT.PARAMETER_MUTATION, _OUTPUT.USER_INPUT_MUTATION)
-    changed = [spec for spec in program.graph_signature.output_specs if spec.kind in changes]
+    """A program gives what it computes; it has no way to change what it is called with."""
+    specs = program.graph_signature.output_specs
+    changed = [spec for spec in specs if spec.kind is _OUTPUT.USER_INPUT_MUTATION]
     if changed:
         listed = ", ".join(str(spec.target) for spec in changed)
         raise CompileError(
-            f"the module changes its buffers or inputs when it is called: {listed}",
+            f"the module writes to its inputs when it is called: {listed}",
             where=title,
-            remedy=f'{EVAL_REMEDY}, or use torch.compile(module, backend="stitch")',
+            remedy="return the new value as well and give it to the next call, or keep it in the "
+            "module (register_buffer): buffers that a module writes are states of its program",
         )
 
 
+def _states_of(program: Any, title: str) -> dict[str, str]:
+    """The buffers and parameters that the module writes, by their targets, and the names of their
+    slots. Raises `CompileError` where another name for the same bytes is read as well."""
+    signature = program.graph_signature
+    kinds = (_OUTPUT.BUFFER_MUTATION, _OUTPUT.PARAMETER_MUTATION)
+    written = [spec.target for spec in signature.output_specs if spec.kind in kinds]
+    if not written:
+        return {}
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    taken = [n.name for s, n in zip(signature.input_specs, nodes, strict=True)
+             if s.kind is _INPUT.USER_INPUT]  # fmt: skip
+    free = FreeNames((*taken, *_output_names(program)))
+    tensors = {
+        spec.target: _tensor_of(program, spec)
+        for spec, node in zip(signature.input_specs, nodes, strict=True)
+        if spec.kind is not _INPUT.USER_INPUT and (node.users or spec.target in written)
+    }
+    for target in written:
+        memory = tensors[target].untyped_storage().data_ptr()
+        for other, tensor in tensors.items():
+            if other != target and memory and tensor.untyped_storage().data_ptr() == memory:
+                raise refused_sharing((target, other), title)
+    return {target: free.free(target) for target in written}
+
+
+def _tensor_of(program: Any, spec: Any) -> Any:
+    tensor = program.state_dict.get(spec.target)
+    return program.constants.get(spec.target) if tensor is None else tensor
+
+
+def _state(builder: ComputationGraphBuilder, name: str, tensor: Any) -> Callable[[], Any]:
+    """A buffer that the module writes: an input that begins with what the module has now."""
+    initial = array_of(in_pairs(tensor))
+    kind = data_type_of(PART_TYPES.get(tensor.dtype, tensor.dtype))
+    with builder.at(f"tensor {name}"):
+        slot = builder.input(name, initial.shape, kind, InputKind.STATE)
+    builder.begin_state(name, initial.copy())
+    value = ComplexTensor(slot) if is_complex(tensor) else slot
+    return lambda: value
+
+
 def _declare_outputs(
-    builder: ComputationGraphBuilder, program: Any, outputs: Any, title: str
-) -> None:
-    names = _output_names(program, len(outputs))
+    builder: ComputationGraphBuilder, program: Any, outputs: Any, states: Mapping[str, str],
+    title: str,
+) -> None:  # fmt: skip
+    specs = program.graph_signature.output_specs
+    results = [v for s, v in zip(specs, outputs, strict=True) if s.kind is _OUTPUT.USER_OUTPUT]
     declared = 0
-    for name, value in zip(names, outputs, strict=True):
+    for name, value in zip(_output_names(program), results, strict=True):
         if value is None:
             continue
         if isinstance(value, ComplexTensor):
@@ -151,10 +201,15 @@ def _declare_outputs(
         declared += 1
     if not declared:
         raise CompileError("the module returns no tensor", where=title)
+    for spec, value in zip(specs, outputs, strict=True):
+        if spec.kind is not _OUTPUT.USER_OUTPUT:
+            after = value.pairs if isinstance(value, ComplexTensor) else value
+            builder.output(states[spec.target], after)
 
 
-def _output_names(program: Any, count: int) -> list[str]:
+def _output_names(program: Any) -> list[str]:
     """`output` for one, `output_0` … for several, keys where the module returns a dictionary."""
+    count = program.call_spec.out_spec.num_leaves
     tree = pytree.tree_unflatten(list(range(count)), program.call_spec.out_spec)
     paths, _ = pytree.tree_flatten_with_path(tree)
     names = ["_".join(_key_text(key) for key in path) for path, _ in paths]

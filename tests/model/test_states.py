@@ -1,0 +1,359 @@
+"""Buffers that a module writes are states of its program: a cache of keys and values, a counter."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import stitch
+from stitch.errors import CompileError, StitchError, UsageError
+from stitch.program import InputKind
+
+EXECUTORS = ("numpy", "onnxruntime", "auto")
+LAYERS, HEADS, WIDTH, WORDS, LENGTH = 2, 2, 16, 40, 32
+PROMPT = (3, 17, 5, 29)
+
+
+class Attention(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Self-attention over a static cache of keys and values, which it writes at `position`."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projections = torch.nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        shape = (HEADS, LENGTH, WIDTH // HEADS)
+        self.register_buffer("keys", torch.zeros(shape), persistent=False)
+        self.register_buffer("values", torch.zeros(shape))
+
+    def forward(self, x: Any, position: Any) -> Any:
+        query, key, value = (
+            part.view(-1, HEADS, WIDTH // HEADS).transpose(0, 1)
+            for part in self.projections(x).chunk(3, -1)
+        )
+        self.keys.index_copy_(1, position, key)
+        self.values[:, position] = value
+        scores = query @ self.keys.transpose(1, 2) / (WIDTH // HEADS) ** 0.5
+        seen = torch.arange(LENGTH) <= position[:, None]
+        weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1)
+        return self.out((weights @ self.values).transpose(0, 1).reshape(-1, WIDTH))
+
+
+class Llama(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """A decoder of the Llama shape: RMSNorm, attention over a cache, a gated feed-forward net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.words = torch.nn.Embedding(WORDS, WIDTH)
+        self.attention = torch.nn.ModuleList(Attention() for _ in range(LAYERS))
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(WIDTH) for _ in range(2 * LAYERS + 1))
+        self.gate, self.up, self.down = (
+            torch.nn.ModuleList(torch.nn.Linear(a, b, bias=False) for _ in range(LAYERS))
+            for a, b in ((WIDTH, 32), (WIDTH, 32), (32, WIDTH))
+        )
+        self.head = torch.nn.Linear(WIDTH, WORDS, bias=False)
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, tokens: Any, position: Any) -> Any:
+        self.seen += tokens.shape[0]
+        x = self.words(tokens)
+        for n in range(LAYERS):
+            x = x + self.attention[n](self.norms[2 * n](x), position)
+            y = self.norms[2 * n + 1](x)
+            x = x + self.down[n](torch.nn.functional.silu(self.gate[n](y)) * self.up[n](y))
+        return self.head(self.norms[-1](x)[-1])
+
+
+def tokens_of(prompt: Any, word: Any, after_prompt: Callable[[], object] = lambda: None) -> Any:
+    """The 24 tokens that come after the prompt, each the likeliest."""
+    logits = prompt(torch.tensor(PROMPT), torch.arange(len(PROMPT)))
+    after_prompt()
+    found = []
+    for at in range(len(PROMPT), len(PROMPT) + 24):
+        found.append(int(np.argmax(np.asarray(logits))))
+        logits = word(torch.tensor([found[-1]]), torch.tensor([at]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def llama() -> Llama:
+    module: Llama = Llama().eval().requires_grad_(False)
+    return module
+
+
+@pytest.fixture(scope="module")
+def expected(llama: Llama) -> list[int]:
+    twin = copy.deepcopy(llama)
+    return list(tokens_of(twin, twin))
+
+
+def prompt_and_word(llama: Llama, **options: Any) -> tuple[Any, Any]:
+    """The module compiled for a prompt, and for one word."""
+    count = len(PROMPT)
+    prompt = stitch.compile(llama, (torch.zeros(count, dtype=torch.int64), torch.arange(count)),
+                            name="prompt", **options)  # fmt: skip
+    one = torch.zeros(1, dtype=torch.int64)
+    return prompt, stitch.compile(llama, (one, one), name="word", **options)
+
+
+@pytest.mark.parametrize("target", ["wormhole_n150", "host"])
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_llama_with_a_cache_in_buffers_gives_eagers_tokens(
+    llama: Llama, expected: list[int], executor: str, target: str
+) -> None:
+    prompt, word = prompt_and_word(llama, executor=executor, target=target)
+    found = tokens_of(prompt, word, lambda: word.reset_state(prompt.state()))
+    assert found == expected
+    assert llama.seen == 0
+    assert word.state()["seen"].item() == len(PROMPT) + 24
+    assert len(set(expected)) > 4
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_two_loaded_programs_share_the_cache_on_one_device(
+    llama: Llama, expected: list[int], executor: str, tmp_path: Path
+) -> None:
+    for model, name in zip(prompt_and_word(llama), ("prompt", "word"), strict=True):
+        model.save(tmp_path / f"{name}.ttb")
+    with stitch.open_device("wormhole_n150", executor=executor) as device:
+        programs = [device.load(tmp_path / f"{name}.ttb") for name in ("prompt", "word")]
+        prompt, word = programs
+        state: Any = prompt.initial_state()
+        names = prompt.state_names
+        assert names == word.state_names
+
+        def call(program: Any) -> Callable[..., Any]:
+            def run(*arguments: Any) -> Any:
+                nonlocal state
+                logits, *after = program(*arguments, *(state[name] for name in names))
+                state = dict(zip(names, after, strict=True))
+                return logits
+
+            return run
+
+        assert tokens_of(call(prompt), call(word)) == expected
+        copied = [line for line in device.explain().splitlines() if "'word' wants" in line]
+        assert copied
+        assert not any(name in line for line in copied for name in names)
+
+
+# -- one state -------------------------------------------------------------------------------------
+
+
+class Buffers(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Buffers of several types, written in place; each is read after it was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.full((3,), 0.5))
+        self.register_buffer("count", torch.tensor(0), persistent=False)
+        self.register_buffer("bytes", torch.tensor([250, 3], dtype=torch.uint8))
+        self.register_buffer("past", torch.tensor([False, True]))
+        self.register_buffer("brain", torch.ones(2, dtype=torch.bfloat16))
+        self.register_buffer("unread", torch.zeros(3))
+        self.register_buffer("rate", torch.tensor(2.0))
+
+    def forward(self, x: Any) -> Any:
+        self.total.mul_(0.5).add_(x)
+        self.count += 1
+        self.bytes.add_(3)
+        self.past[0] = self.count > 1
+        self.brain.mul_(1.5)
+        self.unread.copy_(x)
+        return self.total * self.rate + self.count + self.brain.float().sum() + self.bytes[0]
+
+
+def inputs(count: int = 4) -> list[Any]:
+    return [torch.arange(3.0) * n - 1 for n in range(count)]
+
+
+def compiled(module: Any = None, **options: Any) -> Any:
+    return stitch.compile(Buffers() if module is None else module, (torch.zeros(3),), **options)
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, Any]:
+    return {name: np.asarray(b.float()) for name, b in module.named_buffers() if name != "rate"}
+
+
+def state_of(model: Any) -> dict[str, Any]:
+    return {name: np.asarray(t.numpy(), np.float32) for name, t in model.state().items()}
+
+
+@pytest.mark.parametrize("executor", [*EXECUTORS, "torch"])
+@pytest.mark.parametrize("target", ["tiny", "host"])
+def test_a_model_carries_its_buffers_from_call_to_call_and_leaves_the_modules_own(
+    executor: str, target: str
+) -> None:
+    module, eager = Buffers(), Buffers()
+    model = compiled(module, executor=executor, target=target)
+    for x in inputs():
+        np.testing.assert_array_equal(model(x).numpy(), eager(x))
+    np.testing.assert_equal(state_of(model), buffers_of(eager))
+    np.testing.assert_equal(buffers_of(module), buffers_of(Buffers()))
+    model.reset_state()
+    np.testing.assert_equal(state_of(model), buffers_of(Buffers()))
+    np.testing.assert_array_equal(model(inputs()[2]).numpy(), Buffers()(inputs()[2]))
+
+
+def test_states_are_slots_and_constants_are_none() -> None:
+    model = compiled()
+    kinds = {slot.name: slot.kind for slot in model.program.inputs}
+    names = ["total", "count", "bytes", "past", "brain", "unread"]
+    assert kinds == {"x": InputKind.ACTIVATION, **dict.fromkeys(names, InputKind.STATE)}
+    assert [slot.name for slot in model.program.outputs] == ["output", *names]
+    assert [*model.state()] == names
+    assert stitch.compile(torch.nn.Linear(3, 3), (torch.zeros(3),)).state() == {}
+
+
+def test_a_state_stays_as_it_is_when_the_model_is_called_again() -> None:
+    model, eager = compiled(), Buffers()
+    for x in inputs(2):
+        model(x)
+        eager(x)
+    before = model.state()
+    kept = state_of(model)
+    model(inputs()[1])
+    np.testing.assert_equal({n: np.asarray(t.numpy(), np.float32) for n, t in before.items()}, kept)
+    model.reset_state(before)
+    np.testing.assert_array_equal(model(inputs()[3]).numpy(), eager(inputs()[3]))
+    model.reset_state({"count": np.int64(10)})
+    assert model.state()["count"].item() == 10
+    np.testing.assert_array_equal(model.state()["total"].numpy(), [0.5] * 3)
+    with pytest.raises(UsageError, match=r"no state 'totl'(.|\n)*total"):
+        model.reset_state({"totl": np.zeros(3)})
+    with pytest.raises(UsageError, match=r"another shape(.|\n)*3xf32"):
+        model.reset_state({"total": np.zeros(4)})
+
+
+def test_the_file_and_the_json_hold_what_the_states_begin_with(tmp_path: Path) -> None:
+    module, eager = Buffers(), Buffers()
+    module(inputs()[3])
+    eager(inputs()[3])
+    model = compiled(module, target="tiny")
+    model(inputs()[1]).numpy()
+    text = io.StringIO()
+    model.dump(text)
+    again: Any = stitch.CompiledModel.load(io.StringIO(text.getvalue()))
+    assert again.encode() == model.encode()
+    expected = eager(inputs()[2]).numpy()
+    np.testing.assert_array_equal(again(inputs()[2]).numpy(), expected)
+    np.testing.assert_array_equal(copy.copy(model)(inputs()[2]).numpy(), expected)
+    model.save(tmp_path / "m.ttb")
+    with stitch.open_device("tiny") as device:
+        program: Any = device.load(tmp_path / "m.ttb")
+        found, *after = program(inputs()[2], **program.initial_state())
+        np.testing.assert_array_equal(found.numpy(), expected)
+        names = program.state_names
+        second, *_ = program(inputs()[3], **dict(zip(names, after, strict=True)))
+        np.testing.assert_array_equal(second.numpy(), eager(inputs()[3]))
+        with pytest.raises(UsageError, match="total"):
+            program(inputs()[2])
+
+
+def test_a_compile_cache_gives_each_module_its_own_initial_state(tmp_path: Path) -> None:
+    cache, module = stitch.CompileCache(tmp_path), Buffers()
+    compiled(cache=cache)
+    module(inputs()[1])
+    model = compiled(module, cache=cache)
+    assert cache.hits == 1
+    np.testing.assert_array_equal(model(inputs()[2]).numpy(), module(inputs()[2]))
+
+
+class Cache(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """A table that is written at an index, which may lie beyond it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(4, 2))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, at: Any, x: Any) -> Any:
+        self.count += 1
+        self.table.index_copy_(0, at, x)
+        return self.table.sum(0) + self.count
+
+
+@pytest.mark.parametrize("window", [1, 64])
+def test_a_call_that_fails_leaves_the_state_as_it_was(window: int) -> None:
+    model: Any = stitch.compile(Cache(), (torch.tensor([0]), torch.ones(1, 2)), target="tiny")
+    eager, x = Cache(), torch.ones(1, 2)
+    with stitch.open_device("tiny", window=window) as device:
+        for at in (0, 1):
+            found = model(device.tensor(np.array([at])), x).numpy()
+            np.testing.assert_array_equal(found, eager(torch.tensor([at]), x))
+        with pytest.raises((StitchError, IndexError)):
+            model(device.tensor(np.array([9])), x).numpy()
+        found = model(device.tensor(np.array([2])), x).numpy()
+        np.testing.assert_array_equal(found, eager(torch.tensor([2]), x))
+
+
+def test_a_state_moves_with_the_inputs_to_another_device() -> None:
+    model, eager = compiled(), Buffers()
+    xs = inputs()
+    np.testing.assert_array_equal(model(xs[0]).numpy(), eager(xs[0]))
+    with stitch.open_device("wormhole_n150") as device:
+        x = device.tensor(xs[1].numpy())
+        np.testing.assert_array_equal(model(x).numpy(), eager(xs[1]))
+        np.testing.assert_array_equal(model(xs[2]).numpy(), eager(xs[2]))
+        model(x).numpy()
+    with pytest.raises(StitchError, match="closed"):
+        model(xs[3])
+    model.reset_state()
+    np.testing.assert_array_equal(model(xs[3]).numpy(), Buffers()(xs[3]))
+
+
+def test_normalization_in_training_mode_keeps_its_running_statistics() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)).train()
+    eager = copy.deepcopy(module)
+    model: Any = stitch.compile(module, (torch.zeros(5, 4),))
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        np.testing.assert_allclose(model(x).numpy(), eager(x).detach(), atol=1e-5)
+    for name, tensor in model.state().items():
+        np.testing.assert_allclose(tensor.numpy(), dict(eager.named_buffers())[name], atol=1e-5)
+    assert model.state()["1.num_batches_tracked"].item() == 3
+
+
+def test_two_names_of_written_bytes_are_refused_and_so_are_written_inputs() -> None:
+    class Aliased(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+        def __init__(self) -> None:
+            super().__init__()
+            table = torch.zeros(4)
+            self.register_buffer("a", table)
+            self.register_buffer("b", table[1:])
+
+        def forward(self, x: Any) -> Any:
+            self.a.add_(x)
+            return self.b + 1
+
+    class Writes(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+        def forward(self, x: Any) -> Any:
+            x.add_(1)
+            return x * 2
+
+    class Shared(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("a", torch.zeros(4))
+            self.b = self.a
+
+        def forward(self, x: Any) -> Any:
+            self.a.add_(x)
+            return self.b + 1
+
+    for aliased in (Aliased(), Shared()):
+        with pytest.raises(CompileError, match=r"'a' and 'b' lie on the same bytes(.|\n)*clone"):
+            stitch.compile(aliased, (torch.zeros(4),))
+    with pytest.raises(CompileError, match=r"writes to its inputs(.|\n)*register_buffer"):
+        stitch.compile(Writes(), (torch.zeros(4),))
