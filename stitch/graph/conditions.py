@@ -14,7 +14,7 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.graph.emitter import Emitter, Given
-from stitch.graph.loops import BodyBuilder, Tensors, scan_in_body
+from stitch.graph.loops import BodyBuilder, Tensors, scan_in_body, trace_body
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.program import CONDITION, MAX_ROUNDS, ValueType
 
@@ -30,10 +30,11 @@ def choose(
     condition: SymbolicTensor,
     sides: tuple[Side, Side],
     operands: Tensors,
-    kinds: Sequence[ValueType],
+    kinds: Sequence[ValueType] | None = None,
 ) -> tuple[SymbolicTensor, ...]:
     """The results of the first side where the condition, one truth value, is true, else of the
-    second. Both make values of these types; raises `CompileError` where one does not.
+    second. Both make values of these types; raises `CompileError` where one does not. Types that
+    are not told are found by writing the first side once more.
 
     >>> from stitch.graph import ComputationGraphBuilder
     >>> b = ComputationGraphBuilder("size")
@@ -45,6 +46,9 @@ def choose(
     """
     owner: Any = builder.innermost([condition, *operands])
     asked = _truth(owner, condition)
+    if kinds is None:
+        trial, _ = trace_body(owner, [], lambda body, _: sides[0](list(map(body.tensor, operands))))
+        kinds = trial.output_types
     states: Sequence[SymbolicTensor] = [
         owner.broadcast(np.zeros((), kind.data_type.dtype), kind.shape) for kind in kinds
     ]

@@ -1,10 +1,13 @@
-"""If, Loop and Scan: inlined, unrolled, or both sides computed; as ONNX's reference has it."""
+"""If, Loop and Scan: inlined, unrolled, or decided by data; as ONNX Runtime and ONNX's reference
+have it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -12,7 +15,7 @@ import stitch
 from stitch.errors import CompileError, FormatError, TaskError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
-from tests.support.onnx.models import BOOL, INT64, drawn, info, model, ours, theirs
+from tests.support.onnx.models import BOOL, INT64, drawn, info, model, ours, runtime, theirs
 from tests.support.stitched_models import one
 
 node = helper.make_node
@@ -36,23 +39,130 @@ def if_positive(then: list[Any], other: list[Any]) -> Any:
     return model(nodes, [info("x", [4])], ["y"], {"zero": np.zeros((), np.float32)})
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_both_sides_are_computed_where_the_condition_is_data(sign: int) -> None:
+def assert_right(proto: Any, *inputs: Sequence[Array]) -> None:
+    """One program gives, for each of these inputs, what ONNX Runtime does, on every executor."""
+    compiled = stitch.compile(proto, tuple(inputs[0]), target="host")
+    for executor in ("numpy", "onnxruntime", "auto"):
+        with stitch.open_device("host", executor=executor) as device:
+            program = device.load(compiled)
+            for arrays in inputs:
+                made = program(*arrays)
+                found = [t.numpy() for t in (made if isinstance(made, tuple) else (made,))]
+                for mine, other in zip(found, runtime(proto, arrays), strict=True):
+                    assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
+                    np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+POSITIVE, NEGATIVE = [np.abs(drawn(4))], [-np.abs(drawn(4))]
+
+
+def test_data_choose_between_the_sides_of_an_if() -> None:
     proto = if_positive([node("Neg", ["x"], ["a"])], [node("Exp", ["x"], ["b"])])
-    graph = from_onnx(proto)
-    assert graph.operations[-1].op == "Where"
-    x = np.abs(drawn(4)) * sign
-    np.testing.assert_allclose(ours(proto, [x])[0], theirs(proto, [x])[0], rtol=1e-6)
+    operations = from_onnx(proto).operations
+    assert [o.op for o in operations if o.op in ("Neg", "Exp", "Where")] == []
+    assert sum(o.op == "Scan" for o in operations) == 2
+    assert_right(proto, POSITIVE, NEGATIVE)
 
 
-def test_sides_of_other_shapes_or_that_may_fail_are_refused() -> None:
+def endless() -> Any:
+    """The body of a loop that ends when its state, which stays, is not a number."""
+    nodes = [
+        node("IsNaN", ["v"], ["nan"]), node("Not", ["nan"], ["go"]),
+        node("Cast", ["go"], ["go_i"], to=INT64), node("ReduceMin", ["go_i"], ["m"], keepdims=0),
+        node("Cast", ["m"], ["c_out"], to=BOOL), node("Identity", ["v"], ["w"]),
+    ]  # fmt: skip
+    inputs = [info("i", [], INT64), info("c_in", [], BOOL), info("v", [4])]
+    return helper.make_graph(
+        nodes, "endless", inputs, [info("c_out", [], BOOL), info("w", [4])]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        # Two thousand million rounds.
+        [node("Loop", ["", "", "x"], ["b"], body=endless())],
+        # Out of range: an error of every executor.
+        [node("Mul", ["x", "big"], ["h"]), node("Cast", ["h"], ["i"], to=INT64),
+         node("Gather", ["x", "i"], ["b"])],
+    ],
+    ids=["endless", "out of range"],
+)  # fmt: skip
+def test_the_side_that_is_not_taken_is_not_computed(other: list[Any]) -> None:
+    proto = if_positive([node("Neg", ["x"], ["a"])], other)
+    proto.graph.initializer.append(helper.make_tensor("big", 1, [], [1e6]))
+    x = POSITIVE[0] + 1
+    compiled = stitch.compile(proto, (x,), target="host")
+    for executor in ("numpy", "onnxruntime", "auto"):
+        with stitch.open_device("host", executor=executor) as device:
+            np.testing.assert_array_equal(one(device.load(compiled)(x)).numpy(), -x)
+
+
+def test_sides_may_be_nested_and_read_what_is_around_them() -> None:
+    inner = node("If", ["inner"], ["k"], **sides(
+        [node("Add", ["n", "w"], ["p"])], [node("Mul", ["n", "e"], ["q"])]))  # fmt: skip
+    then = [
+        node("Neg", ["e"], ["n"]), node("ReduceMax", ["n"], ["top"], keepdims=0),
+        node("Less", ["top", "zero"], ["inner"]), inner, node("Sub", ["k", "x"], ["a"]),
+    ]  # fmt: skip
+    proto = if_positive(then, [node("Identity", ["e"], ["b"])])
+    proto.graph.node.insert(0, node("Exp", ["x"], ["e"]))
+    proto.graph.initializer.append(helper.make_tensor("w", 1, [4], [1.0, 2.0, 3.0, 4.0]))
+    assert_right(proto, POSITIVE, NEGATIVE, [np.array([3, -2, 0, 1], np.float32)])
+
+
+def test_sides_may_be_constants_or_what_is_around() -> None:
+    constant = node("Constant", [], ["a"], value_floats=[1.0, 2.0, 3.0, 4.0])
+    proto = if_positive([constant], [node("Identity", ["x"], ["b"])])
+    assert_right(proto, POSITIVE, NEGATIVE)
+
+
+def test_a_side_may_be_a_value_from_around_as_it_is() -> None:
+    proto = if_positive([node("Identity", ["x"], ["a"])], [node("Neg", ["x"], ["b"])])
+    (taken,) = (a.g for a in proto.graph.node[-1].attribute if a.name == "then_branch")
+    del taken.node[:]
+    taken.output[0].CopyFrom(info("x", [4]))
+    for x in (*POSITIVE, *NEGATIVE):
+        np.testing.assert_array_equal(ours(proto, [x])[0], np.abs(x))
+
+
+def test_settings_that_sides_read_from_around_are_known_in_them() -> None:
+    then = [
+        node("Reshape", ["x", "shape"], ["r"]), node("Resize", ["r", "", "scales"], ["s"]),
+        node("Reshape", ["s", "flat"], ["a"]),
+    ]  # fmt: skip
+    other = [node("Concat", ["x", "x"], ["b"], axis=0)]
+    proto = if_positive(then, other)
+    for name, array in (("shape", np.array([1, 1, 2, 2])), ("flat", np.array([-1])),
+                        ("scales", np.array([1, 1, 1, 2], np.float32))):  # fmt: skip
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    assert_right(proto, POSITIVE, NEGATIVE)
+
+
+def test_sides_may_make_sequences() -> None:
+    then = [node("SequenceConstruct", ["x", "x"], ["a"])]
+    other = [node("Neg", ["x"], ["n"]), node("SequenceConstruct", ["n", "x"], ["b"])]
+    proto = if_positive(then, other)
+    proto.graph.node[-1].output[0] = "list"
+    proto.graph.node.append(node("SequenceAt", ["list", "first"], ["y"]))
+    proto.graph.initializer.append(helper.make_tensor("first", INT64, [], [0]))
+    for x in (*POSITIVE, *NEGATIVE):
+        np.testing.assert_array_equal(ours(proto, [x])[0], np.abs(x))
+
+
+def test_sides_of_other_shapes_are_refused() -> None:
     for other in (
         [node("Shape", ["x"], ["b"])],
         [node("Concat", ["x", "x"], ["b"], axis=0)],
-        [node("Cast", ["x"], ["i"], to=INT64), node("Gather", ["x", "i"], ["b"])],
+        [node("SequenceConstruct", ["x"], ["b"])],
     ):
         with pytest.raises(CompileError, match=r"If is not supported .control flow"):
             from_onnx(if_positive([node("Neg", ["x"], ["a"])], other))
+
+
+def test_what_a_side_lacks_is_refused_by_its_name() -> None:
+    with pytest.raises(CompileError, match="NonZero is not supported"):
+        from_onnx(if_positive([node("Neg", ["x"], ["a"])], [node("NonZero", ["x"], ["b"])]))
 
 
 def test_a_condition_that_is_an_input_is_fixed_where_the_sides_differ() -> None:
@@ -189,3 +299,135 @@ def test_a_value_inside_a_body_may_hide_one_outside() -> None:
     proto = model(nodes, [info("x", [2])], ["y"], {"m": np.array(3, np.int64)})
     x = drawn(2)
     np.testing.assert_array_equal(ours(proto, [x])[0], -2 * x)
+
+
+# Loops that end by data --------------------------------------------------------------------------
+
+ASKED: dict[str, Array] = {
+    "hundred": np.array(100, np.float32),
+    "w": np.array([1, 0.5], np.float32),
+}
+
+
+def doubling(*, counted: bool = False, asked: list[int] | None = None) -> Any:
+    """A round adds its state, `w` and, if counted, its number to the state; the loop goes on while
+    the sum is below a hundred. `asked`: the shape of its numbers."""
+    nodes = [
+        node("Add", ["v", "v"], ["a"]), node("Add", ["a", "w"], ["b"]),
+        node("Cast", ["i"], ["f"], to=1), node("Add", ["b", "f"], ["n"]),
+        node("Identity", ["n" if counted else "b"], ["out"]),
+        node("ReduceSum", ["out"], ["s"], keepdims=0), node("Less", ["s", "hundred"], ["less"]),
+        node("Reshape", ["less", "asked"], ["c_out"]),
+    ]  # fmt: skip
+    shape = asked or []
+    inputs = [info("i", shape, INT64), info("c_in", shape, BOOL), info("v", [2])]
+    body = helper.make_graph(
+        nodes, "rounds", inputs, [info("c_out", shape, BOOL), info("out", [2])]
+    )
+    body.initializer.append(helper.make_tensor("asked", INT64, [len(shape)], shape))
+    return body
+
+
+def until_hundred(
+    limit: int | str, first: bool | str | None, *, shape: list[int] | None = None, **how: Any
+) -> Any:
+    """A model of one such loop; `limit` and `first` are constants, inputs, or `computed`."""
+    weights: dict[str, Array] = dict(ASKED)
+    inputs, nodes = [info("x", [2])], []
+    if isinstance(limit, int):
+        weights["m"] = np.full(shape or [], limit)
+    elif limit == "input":
+        inputs.append(info("m", shape or [], INT64))
+    else:
+        nodes += [node("ReduceMax", ["x"], ["top"], keepdims=0),
+                  node("Cast", ["top"], ["m"], to=INT64)]  # fmt: skip
+    if isinstance(first, bool):
+        weights["c"] = np.full(shape or [], first)
+    elif first is not None:
+        nodes += [node("ReduceSum", ["x"], ["sum"], keepdims=0),
+                  node("Less", ["sum", "hundred"], ["c"])]  # fmt: skip
+    operands = ["" if limit == "" else "m", "" if first is None else "c", "x"]
+    nodes.append(node("Loop", operands, ["y"], body=doubling(asked=shape, **how)))
+    return model(nodes, inputs, ["y"], weights)
+
+
+SMALL, LARGE, THREE = ([np.array(x, np.float32)] for x in ([1, 2], [90, 20], [3, -40]))
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("first", [None, True, False, "computed"])
+@pytest.mark.parametrize("limit", [2, 60, 2**62, "computed"])
+def test_a_loop_ends_where_its_condition_or_its_computed_trip_count_says(
+    limit: int | str, first: bool | str | None, counted: bool
+) -> None:
+    assert_right(until_hundred(limit, first, counted=counted), SMALL, LARGE, THREE)
+
+
+def test_numbers_of_a_loop_may_have_one_axis() -> None:
+    assert_right(until_hundred(5, True, shape=[1], counted=True), SMALL, LARGE, THREE)
+
+
+def test_a_trip_count_that_is_an_input_decides_at_each_call() -> None:
+    counts = [[*SMALL, np.array(count)] for count in (3, 0, 7, 1)]
+    assert_right(until_hundred("input", None), *counts)
+
+
+def test_loops_and_choices_that_data_decide_nest() -> None:
+    rounds = doubling(counted=True)
+    loop = node("Loop", ["", "", "x"], ["a"], body=rounds)
+    proto = if_positive([loop], [node("Neg", ["x"], ["b"])])
+    proto.graph.input[0].CopyFrom(info("x", [2]))
+    for name, array in ASKED.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    assert_right(proto, SMALL, LARGE, [np.array([-3, 1], np.float32)])
+    # A loop in a loop, and a choice in it that reads both states and what is around.
+    chosen = node("If", ["odd"], ["next"], **sides(
+        [node("Add", ["inner", "w"], ["p"])], [node("Sub", ["inner", "x"], ["q"])]))  # fmt: skip
+    nodes = [
+        node("Loop", ["i", "", "v"], ["inner"], body=rounds),
+        node("Mod", ["i", "two"], ["rest"]), node("Cast", ["rest"], ["odd"], to=BOOL), chosen,
+        node("ReduceSum", ["next"], ["t"], keepdims=0), node("Less", ["t", "most"], ["go"]),
+    ]  # fmt: skip
+    outer = helper.make_graph(
+        nodes, "outer", [info("i", [], INT64), info("c", [], BOOL), info("v", [2])],
+        [info("go", [], BOOL), info("next", [2])],
+    )  # fmt: skip
+    weights = ASKED | {"two": np.array(2), "most": np.array(3000, np.float32), "m": np.array(40)}
+    proto = model([node("Loop", ["m", "", "x"], ["y"], body=outer)], [info("x", [2])], ["y"],
+                  weights)  # fmt: skip
+    assert_right(proto, SMALL, LARGE, THREE)
+
+
+def test_a_loop_that_ends_by_data_stays_in_the_body_of_a_scan() -> None:
+    nodes = [node("Add", ["state", "e"], ["x"]),
+             node("Loop", ["", "", "x"], ["t"], body=doubling()),
+             node("Mul", ["t", "w"], ["o"]), node("Mul", ["t", "small"], ["u"])]  # fmt: skip
+    step = helper.make_graph(nodes, "step", [info("state", [2]), info("e", [2])],
+                             [info("u", [2]), info("o", [2])])  # fmt: skip
+    scan = node("Scan", ["x0", "rows"], ["y", "z"], body=step, num_scan_inputs=1)
+    inputs = [info("x0", [2]), info("rows", [6, 2])]
+    proto = model([scan], inputs, ["y", "z"], ASKED | {"small": np.array(0.01, np.float32)})
+    assert_right(proto, [drawn(2), np.abs(drawn(6, 2))], [drawn(2), np.abs(drawn(6, 2)) * 30])
+
+
+def test_results_of_rounds_that_nobody_reads_are_not_collected() -> None:
+    body = doubling()
+    body.node.append(node("Neg", ["out"], ["seen"]))
+    body.output.append(info("seen", [2]))
+    for results in (["y"], ["y", ""]):
+        nodes = [node("Loop", ["", "", "x"], results, body=body)]
+        proto = model(nodes, [info("x", [2])], ["y"], ASKED)
+        (found,) = ours(proto, SMALL)
+        np.testing.assert_array_equal(found, runtime(until_hundred(2**62, True), SMALL)[0])
+    nodes = [node("Loop", ["", "", "x"], ["y", "z"], body=body)]
+    with pytest.raises(CompileError, match="the size of its result depends on data"):
+        from_onnx(model(nodes, [info("x", [2])], ["y", "z"], ASKED))
+
+
+def test_a_state_that_changes_its_type_in_a_loop_by_data_is_refused() -> None:
+    body = doubling()
+    body.node.append(node("Concat", ["out", "out"], ["longer"], axis=0))
+    body.output[1].CopyFrom(info("longer", None))
+    nodes = [node("Loop", ["", "", "x"], ["y"], body=body)]
+    with pytest.raises(CompileError, match="Loop is not supported"):
+        from_onnx(model(nodes, [info("x", [2])], ["y"], ASKED))

@@ -61,8 +61,9 @@ def _rounds(ends: str = "") -> Any:
     """The body of a loop that negates its state; with `ends` it asks each round's number."""
     inputs = [info("i", [], INT64), info("c_in", [], BOOL), info("v", None)]
     asks = node(ends, ["i", "t"], ["c_out"]) if ends else node("Identity", ["c_in"], ["c_out"])
-    nodes = [asks, node("Neg", ["v"], ["w"])]
-    return helper.make_graph(nodes, "rounds", inputs, [info("c_out", [], BOOL), info("w", None)])
+    nodes = [asks, node("Neg", ["v"], ["w"]), node("Identity", ["v"], ["seen"])]
+    outputs = [info("c_out", [], BOOL), info("w", None), info("seen", None)]
+    return helper.make_graph(nodes, "rounds", inputs, outputs)
 
 
 REFUSED = {
@@ -78,14 +79,14 @@ REFUSED = {
         [
             node("ReduceMax", ["x"], ["m"], keepdims=0),
             node("Cast", ["m"], ["t"], to=INT64),
-            node("Loop", ["t", "", "x"], ["y"], body=_rounds()),
+            node("Loop", ["t", "", "x"], ["z", "y"], body=_rounds()),
         ],
-        "Loop is not supported .control flow",
+        "Loop is not supported where data decide how many values it collects",
     ),
     "long Loop": (
         [
             node("Constant", [], ["t"], value_int=5000),
-            node("Loop", ["t", "", "x"], ["y"], body=_rounds("Less")),
+            node("Loop", ["t", "", "x"], ["z", "y"], body=_rounds("Less")),
         ],
         "Loop is not supported for more than 4096 rounds",
     ),

@@ -1,35 +1,30 @@
 """If, Loop, Scan and SequenceMap: the branch that is taken, loops as scans or unrolled.
 
-Comes in: a node with bodies. Goes out: what the last of its bodies made, or a scan of a body where
-there are many rounds and all are alike (`kept_loops`). A trip count or condition that is computed
-from data is refused, but for an If whose sides make tensors of the same types and cannot fail: then
-both are computed, and `Where` chooses. Must not know: files.
+Where data decide, an If is a choice of `stitch.graph`: only the side that is taken is computed.
+Both sides then make tensors of the same types. Else the inputs that decide a condition become
+constants of the program, and where no input may, the node is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
 
-import numpy as np
-
+from stitch.errors import CompileError
 from stitch.frontend.onnx.control_calls import (
     Bodies,
     ControlCall,
+    OuterValues,
     check_body,
     known_number,
     run_once,
+    tensors_in,
 )
 from stitch.frontend.onnx.loop_nodes import lower_loop, lower_scan
-from stitch.frontend.onnx.values import FAILED, Bound, Failed, TensorList, kind_of
-from stitch.graph import SymbolicTensor
-
-#: Operators that stop where an index is out of range, and checks, and loops,
-#: which may do so inside: not for a side that is not taken.
-_MAY_STOP = frozenset(
-    {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "Scatter",
-     "ReverseSequence", "TensorScatter", "MaxUnpool", "RoiAlign", "Expect",
-     "Scan"}
-)  # fmt: skip
+from stitch.frontend.onnx.node_refusals import Unsupported
+from stitch.frontend.onnx.values import FAILED, Bound, Failed, Scope, TensorList, kind_of
+from stitch.graph import SymbolicTensor, choose
 
 
 def lower_control(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
@@ -39,51 +34,51 @@ def lower_control(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
 
 def _if(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     condition = call.operand(0)
-    chosen = _both(bodies, call, condition) if isinstance(condition, SymbolicTensor) else None
-    if chosen is not None:
-        return chosen
+    if isinstance(condition, SymbolicTensor) and bodies.builder.known_data(condition) is None:
+        try:
+            return _choice(bodies, call, condition)
+        except (CompileError, Unsupported):
+            bodies.loops.given_up += 1
     name = "then_branch" if known_number(bodies, call, condition) else "else_branch"
     return run_once(bodies, call.body(name), (), call)
 
 
-def _both(bodies: Bodies, call: ControlCall, condition: SymbolicTensor) -> list[Bound] | None:
-    """Both sides, and a choice.
+def _choice(bodies: Bodies, call: ControlCall, condition: SymbolicTensor) -> Sequence[Bound]:
+    """The results of the side that data choose; raises `StitchError` where sides differ in kind."""
+    branches = [call.body(f"{name}_branch") for name in ("then", "else")]
+    around = OuterValues(bodies, branches, call)
+    #: What the first side gave, twice (the first time its types are found), and the second.
+    written: list[list[Bound]] = []
 
-    None where the condition is known, where the sides differ in kind, or where one may fail.
-    """
-    if condition.size != 1 or bodies.builder.known_data(condition) is not None:
-        return None
-    before = [(writing, len(writing.operations)) for writing in bodies.inside]
-    sides = [run_once(bodies, call.body(f"{name}_branch"), (), call) for name in ("then", "else")]
-    if any(isinstance(value, Failed) for side in sides for value in side):
-        return None
-    operators = {one.op for writing, many in before for one in writing.operations[many:]}
-    if not _MAY_STOP.isdisjoint(operators) or not _same_kinds(*sides):
-        return None
-    asked = bodies.builder.op("Reshape", condition, np.zeros(0, np.int64))
-    return [_choice(bodies, asked, yes, no) for yes, no in zip(*sides, strict=True)]
+    def side(branch: Any, shared: Scope) -> Callable[..., Sequence[SymbolicTensor]]:
+        def write(entered: Sequence[SymbolicTensor]) -> Sequence[SymbolicTensor]:
+            results = around.write(branch, shared, (), entered)
+            written.append(results)
+            if not all(isinstance(value, SymbolicTensor | TensorList) for value in results):
+                raise Unsupported(call.op)
+            return tensors_in(*results)
+
+        return write
+
+    then, other = [side(branch, bodies.body_scope(branch, call)) for branch in branches]
+    made = choose(bodies.inside[-1], condition, (then, other), around.tensors)
+    bodies.loops.given_up += 1  # What finding the types left behind.
+    if any(list(map(_form, a)) != list(map(_form, b)) for a, b in pairwise(written)):
+        raise Unsupported(call.op)
+    for result, *sources in zip(made, *(tensors_in(*values) for values in written), strict=True):
+        bodies.dependencies.note(call.op, [condition, *sources], [result])
+    rest = iter(made)
+    return [
+        TensorList(tuple(next(rest) for _ in value.items))
+        if isinstance(value, TensorList)
+        else next(rest)
+        for value in written[0]
+    ]
 
 
-def _same_kinds(yes: Sequence[Bound], no: Sequence[Bound]) -> bool:
-    """Whether values are of the same kinds, and types that `Where` chooses among."""
-    if len(yes) != len(no):
-        return False
-    for a, b in zip(yes, no, strict=True):
-        if isinstance(a, TensorList) and isinstance(b, TensorList):
-            if not _same_kinds(a.items, b.items):
-                return False
-        elif not (isinstance(a, SymbolicTensor) and isinstance(b, SymbolicTensor)
-                  and a.type == b.type and not a.data_type.is_narrow):  # fmt: skip
-            return False
-    return True
-
-
-def _choice(bodies: Bodies, asked: SymbolicTensor, yes: Bound, no: Bound) -> Bound:
-    if isinstance(yes, TensorList) and isinstance(no, TensorList):
-        pairs = zip(yes.items, no.items, strict=True)
-        return TensorList(tuple(bodies.builder.op("Where", asked, a, b) for a, b in pairs))
-    assert isinstance(yes, SymbolicTensor) and isinstance(no, SymbolicTensor)
-    return bodies.builder.op("Where", asked, yes, no)
+def _form(value: Bound) -> int | None:
+    """How many tensors a sequence has; None for a tensor."""
+    return len(value.items) if isinstance(value, TensorList) else None
 
 
 def _sequence_map(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:

@@ -1,6 +1,7 @@
 """Loop and Scan: one scan of the body where it can be, else the body round by round.
 
-Comes in: a node with a body. Goes out: the last states, and what rounds gave. Must not know: files.
+A Loop whose trip count or condition data decide is a loop that ends by data (`repeat_while`), which
+has states alone: where it collects values, their number would depend on data, and it is refused.
 """
 
 from __future__ import annotations
@@ -10,21 +11,28 @@ from typing import Any
 
 import numpy as np
 
+from stitch.errors import CompileError
 from stitch.frontend.onnx.control_calls import (
     Bodies,
     ControlCall,
+    OuterValues,
     bound,
     check_body,
     known_number,
+    names_in,
+    tensors_in,
 )
 from stitch.frontend.onnx.kept_loops import LoopForm, Tensors, keep_loop
 from stitch.frontend.onnx.node_refusals import Unsupported
 from stitch.frontend.onnx.protos import element_type
 from stitch.frontend.onnx.values import FAILED, Bound, Failed, Given, Scope, kind_of
-from stitch.graph import SymbolicTensor
+from stitch.graph import SymbolicTensor, repeat_while
+from stitch.program import MAX_ROUNDS as MOST_TRIPS
+from stitch.program import Array
 
 #: Most rounds of one loop: every round is a copy of its body.
 MAX_ROUNDS = 4096
+_NO_AXES, _FIRST = np.zeros(0, np.int64), np.zeros((), np.int64)
 #: From this opset on a Scan goes along any axis, and has no axis of a batch.
 BATCHLESS_SCAN = 9
 
@@ -34,10 +42,16 @@ def lower_loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     states: list[Given] = list(call.operands[2:])
     check_body(call, body, 2 + len(states), 1 + len(states))
     limit, first = call.operand(0), call.operand(1)
+    collects = call.outputs > len(states)
+    made = None
+    if not collects and (_is_decided_later(bodies, limit) or _is_decided_later(bodies, first)):
+        made = _repeated(bodies, call, body)
+    if made is not None:
+        return made
     rounds = None
     if limit is not None:
-        rounds = int(known_number(bodies, call, limit, integers_only=False))
-    goes_on = first is None or bool(known_number(bodies, call, first))
+        rounds = int(_known(bodies, call, limit, collects, integers_only=False))
+    goes_on = first is None or bool(_known(bodies, call, first, collects))
     shared, index = bodies.body_scope(body, call), 0
     if goes_on and rounds is not None:
         kept = _kept_loop(bodies, call, body, shared, states, rounds)
@@ -45,13 +59,21 @@ def lower_loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
             return kept
     collected: list[list[Bound]] = [[] for _ in body.output[1 + len(states) :]]
     while goes_on and (rounds is None or index < rounds):
+        if index == MAX_ROUNDS and not collects:
+            made = _repeated(bodies, call, body)
+        if made is not None:
+            return made
         _check_rounds(call, index + 1)
         counter = builder.constant(np.full(_shape_of(body.input[0]), index, np.int64))
         asked = builder.constant(np.full(_shape_of(body.input[1]), True))
         results = bodies.body(body, shared, (counter, asked, *states), call)
         if any(isinstance(value, Failed) for value in results):
             return [FAILED] * call.outputs
-        goes_on = bool(known_number(bodies, call, bound(results[0])))
+        if not collects and _is_decided_later(bodies, bound(results[0])):
+            made = _repeated(bodies, call, body)
+        if made is not None:
+            return made
+        goes_on = bool(_known(bodies, call, bound(results[0]), collects))
         states = [bound(value) for value in results[1 : 1 + len(states)]]
         for values, value in zip(collected, results[1 + len(states) :], strict=True):
             values.append(value)
@@ -59,6 +81,82 @@ def lower_loop(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
     infos = body.output[1 + len(states) :]
     pairs = zip(collected, infos, strict=True)
     return [*states, *(_stacked(bodies, call, values, info, 0) for values, info in pairs)]
+
+
+def _is_decided_later(bodies: Bodies, value: Given) -> bool:
+    """Whether a number is known only when the program runs."""
+    if not isinstance(value, SymbolicTensor):
+        return False
+    return value.size == 1 and bodies.builder.known_data(value) is None
+
+
+def _known(
+    bodies: Bodies, call: ControlCall, value: Given, collects: bool, *, integers_only: bool = True
+) -> Array:
+    """As `known_number`, which is asked how many values a loop collects."""
+    try:
+        return known_number(bodies, call, value, integers_only=integers_only)
+    except Unsupported:
+        if not collects:
+            raise
+    raise call.refused(
+        "operator Loop is not supported where data decide how many values it collects: "
+        "the size of its result depends on data",
+        remedy="give the loop a trip count and a condition that do not depend on data, or let it "
+        "write into a state of its largest size",
+    )
+
+
+def _repeated(bodies: Bodies, call: ControlCall, body: Any) -> Sequence[Bound] | None:
+    """The states after a loop that ends by data; None where they are no tensors that keep their
+    types, or where the body is refused."""
+    builder, (limit, goes_on) = bodies.builder, (call.operand(0), call.operand(1))
+    first = tensors_in(*call.operands[2:])
+    bodies.loops.given_up += 1  # Rounds that were written out before.
+    if len(first) < len(call.operands[2:]):
+        return None
+    if limit is not None:
+        data = builder.known_data(limit) if isinstance(limit, SymbolicTensor) else None
+        limit = None if data is not None and data.size == 1 and data.item() >= MOST_TRIPS else limit
+    around, shared = OuterValues(bodies, [body], call), bodies.body_scope(body, call)
+    operands = [*around.tensors, *tensors_in(limit)]
+
+    def truth(asked: Bound, number: SymbolicTensor | Array, most: Sequence[SymbolicTensor]) -> Any:
+        """Whether a round of this number runs."""
+        if not isinstance(asked, SymbolicTensor):
+            raise Unsupported(call.op)
+        asked = builder.op("Reshape", asked, _NO_AXES) if asked.shape else asked
+        for bound_ in most:
+            scalar = builder.op("Reshape", bound_, _NO_AXES) if bound_.shape else bound_
+            asked = builder.op("And", asked, builder.op("Less", number, scalar))
+        return asked
+
+    def following(given: Sequence[SymbolicTensor]) -> Sequence[SymbolicTensor]:
+        (_, number, *before), entered = given[: 2 + len(first)], given[2 + len(first) :]
+        shape = _shape_of(body.input[0])
+        counter = builder.op("Reshape", number, list(shape)) if shape else number
+        asked = builder.constant(np.full(_shape_of(body.input[1]), True))
+        seen, most = entered[: len(around.tensors)], entered[len(around.tensors) :]
+        for source, inner in zip(operands, entered, strict=True):
+            bodies.dependencies.note(call.op, [source], [inner])
+        again, *after = around.write(body, shared, (counter, asked, *before), seen)
+        made = tensors_in(*after[: len(first)])
+        if len(made) < len(first):
+            raise Unsupported(call.op)
+        for source, state, result in zip(first, before, made, strict=True):
+            bodies.dependencies.note(call.op, [source, result, *tensors_in(again)], [state])
+        after_this = builder.op("Add", number, np.asarray(1, np.int64))
+        return [truth(again, after_this, most), after_this, *made]
+
+    try:
+        asked = builder.constant(np.asarray(True)) if goes_on is None else goes_on
+        start = [truth(asked, _FIRST, tensors_in(limit)), _FIRST, *first]
+        last = repeat_while(bodies.inside[-1], lambda given: given[0], following, start, operands)
+    except (CompileError, Unsupported):
+        return None
+    for source, result in zip(first, last[2:], strict=True):
+        bodies.dependencies.note(call.op, [source, *tensors_in(limit, goes_on)], [result])
+    return last[2:]
 
 
 def _kept_loop(
@@ -83,19 +181,6 @@ def _kept_loop(
     form = LoopForm(call.op, rounds, [*counters, *states])
     kept = keep_loop(bodies, form, write)
     return None if kept is None else kept[len(counters) :]
-
-
-def names_in(graph: Any) -> set[str]:
-    """The names that the nodes and outputs of a body read, also within bodies inside it."""
-    pending, found = [graph], set[str]()
-    while pending:
-        inner = pending.pop()
-        found.update(output.name for output in inner.output)
-        for node in inner.node:
-            found.update(node.input)
-            for attribute in node.attribute:
-                pending += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
-    return found
 
 
 def lower_scan(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:

@@ -201,12 +201,27 @@ class Walk:
                 )
         names = [name or "unused" for name in call.outputs] or ["unused"]
         try:
-            results = self.builder.apply(call.op, call.inputs, names, call.attributes, call.domain)
+            results = self._applied(call, call.inputs, names)
         except CompileError:
             self._note_deciding_inputs(call, len(names))
             raise
         self.dependencies.note(call.op, call.inputs, results)
         return results
+
+    def _applied(
+        self, call: NodeCall, operands: Sequence[SymbolicTensor | None], names: Sequence[str]
+    ) -> Sequence[SymbolicTensor]:
+        try:
+            return self.builder.apply(call.op, operands, names, call.attributes, call.domain)
+        except CompileError:
+            known = [None if t is None else self.builder.known_data(t) for t in operands]
+            if len(self.inside) == 1 or all(data is None for data in known):
+                raise
+        # Bodies read parameters as operands, so a setting that is one becomes a constant in them.
+        held = [
+            tensor if data is None else data for tensor, data in zip(operands, known, strict=True)
+        ]
+        return self.builder.apply(call.op, held, names, call.attributes, call.domain)
 
     def _note_deciding_inputs(self, call: NodeCall, outputs: int) -> None:
         known = [None if t is None else self.builder.known_data(t) for t in call.inputs]
@@ -280,8 +295,7 @@ class Walk:
 
     def body_scope(self, body: Any, call: ControlCall) -> Scope:
         """The names that every run of a body shares: those around it and its initializers."""
-        outer = call.scope
-        shared = Scope(outer.opsets, outer=outer, called_with=outer.called_with, place=outer.place)
+        shared = call.scope.inner()
         shared.add_initializers(body.initializer, body.sparse_initializer)
         return shared
 
@@ -295,9 +309,7 @@ class Walk:
                 f"loops and branches within each other come to more than {MAX_BODIES} bodies: "
                 "rounds that cannot stay a loop are written out"
             )
-        inner = Scope(
-            shared.opsets, outer=shared, called_with=shared.called_with, place=shared.place
-        )
+        inner = shared.inner()
         for info, operand in zip(body.input, operands, strict=False):
             inner.define(info.name, operand, call.where)
         outputs = [o.name for o in body.output]

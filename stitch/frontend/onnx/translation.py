@@ -1,13 +1,11 @@
 """ONNX models: a file or `ModelProto` of opset 1 to 28 becomes a computation graph.
 
-Comes in: a path or `ModelProto`, example inputs, shapes of inputs. Goes out: a `ComputationGraph`
-whose locations are `file:node`. Symbolic dimensions take the examples' sizes. An input whose data
-decides a shape becomes a constant with the example's value, and the program checks at each run that
-it is given that value. Functions are expanded, branches of constant conditions inlined, loops of
-known length become scans, short ones are written out; sequences become their tensors (`x[0]`,
-`x[1]`, ...). Anything else that depends on data, and types that Stitch lacks, are refused by name,
-all at once. Importing this module needs the package onnx (an optional extra). Must not know:
-machines.
+Symbolic dimensions take the examples' sizes. An input whose data decides a shape becomes a constant
+with the example's value, and the program checks at each run that it is given that value. Functions
+are expanded, branches of constant conditions inlined, short loops written out; what data decide
+becomes a choice or a loop that ends by data, and sequences become their tensors (`x[0]`, `x[1]`,
+...). Sizes that depend on data, and types that Stitch lacks, are refused by name, all at once.
+Importing this module needs the package onnx (an optional extra).
 """
 
 from __future__ import annotations

@@ -68,6 +68,10 @@ class Scope:
         self._values: dict[str, Bound] = {}
         self._initializers: dict[str, Any] = {}
 
+    def inner(self) -> Scope:
+        """A namespace within this one."""
+        return Scope(self.opsets, outer=self, called_with=self.called_with, place=self.place)
+
     def add_initializers(self, dense: Sequence[Any], sparse: Sequence[Any]) -> None:
         """Declares the initializers of a graph; raises `FormatError` for one given twice."""
         named = [(tensor.name, tensor) for tensor in dense]
@@ -82,6 +86,11 @@ class Scope:
         if name in self._values:
             raise FormatError(f"the value {name!r} is made twice", where=where)
         self._values[name] = bound
+
+    def has(self, name: str) -> bool:
+        """Whether a name stands for something here."""
+        known = name in self._values or name in self._initializers
+        return known or (self._outer is not None and self._outer.has(name))
 
     def look_up(self, name: str, where: str, make: MakeParameter) -> Bound:
         """What a name stands for; the empty name is an absent operand."""
