@@ -151,9 +151,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     return run
 
 
-@pytest.mark.parametrize(
-    "mechanism", ["symbolic_trace", pytest.param("dynamo", marks=pytest.mark.campaign("training"))]
-)
+@pytest.mark.campaign("training")
+@pytest.mark.parametrize("mechanism", ["symbolic_trace", "dynamo"])
 def test_the_listing_learns_digits_and_resumes_bit_for_bit(
     mechanism: str, tmp_path: Path, killed: Callable[[str], tuple[Path, list[str]]]
 ) -> None:

@@ -104,9 +104,7 @@ def test_weights_that_are_tied_are_one_constant() -> None:
     assert shapes.count((20, 8)) == 1
 
 
-@pytest.mark.parametrize(
-    "name", [*APART[:1], *every(9, [n for n in ARCHITECTURES if n not in APART[:1]])]
-)
+@pytest.mark.parametrize("name", every(9, ARCHITECTURES))
 def test_an_architecture_in_two_files_agrees_with_eager_in_a_new_process(
     name: str, tmp_path: Path
 ) -> None:

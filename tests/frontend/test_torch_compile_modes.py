@@ -181,6 +181,7 @@ def logged(setting: str) -> str:
     return found.stderr
 
 
+@pytest.mark.campaign("torch_compile")
 def test_torch_logs_tells_of_graphs_programs_and_fallbacks() -> None:
     said = logged("+stitch")
     assert "graph inference_0:" in said and "run by torch" in said

@@ -173,6 +173,7 @@ _HOW: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.campaign("torch_compile")
 def test_a_process_that_compiles_does_not_load_inductors_scheduler() -> None:
     program = """
 import sys, torch

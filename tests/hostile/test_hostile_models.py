@@ -20,6 +20,7 @@ from stitch.errors import CompileError, FormatError, StitchError
 from stitch.frontend import module_from_text
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.ttb import encode, load
+from tests.support import run_seed
 
 SEED = 20261122
 LINEAR = """\
@@ -145,9 +146,7 @@ def test_models_with_strange_fields_load_or_are_refused() -> None:
 
 @pytest.mark.campaign("hostile")
 def test_many_models_with_strange_fields_load_or_are_refused() -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    survive_json(5000, seed)
+    survive_json(5000, run_seed.SEED)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -223,6 +222,4 @@ def test_damaged_programs_that_verify_run_or_are_refused() -> None:
 
 @pytest.mark.campaign("hostile")
 def test_many_damaged_programs_that_verify_run_or_are_refused() -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    survive_runs(5000, seed)
+    survive_runs(5000, run_seed.SEED)

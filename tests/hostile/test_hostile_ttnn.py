@@ -10,6 +10,7 @@ import pytest
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
 from stitch.errors import FormatError
 from stitch.ttb import inspect_sizes, load
+from tests.support import run_seed
 from tests.support.files.damage import damaged_bytes
 from tests.support.files.ttnn_files import ALL
 
@@ -53,6 +54,4 @@ def test_three_hundred_mutations_are_shown_or_refused(path: Path) -> None:
 @pytest.mark.campaign("hostile")
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_three_thousand_mutations_are_shown_or_refused(path: Path) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    survive(path, 3000, seed)
+    survive(path, 3000, run_seed.SEED)
