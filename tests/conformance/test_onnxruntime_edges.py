@@ -9,6 +9,7 @@ import pytest
 
 import stitch
 from stitch import ComputationGraphBuilder
+from stitch.errors import CompileError
 from stitch.program import Array
 from stitch.runtime.executors import make_executor
 from tests.support.operators.one_operation import MACHINE, Binding, Row, one_operation
@@ -223,3 +224,22 @@ def test_skips_longer_than_a_row_are_counted_without_an_end(rank: int) -> None:
         Row("TfIdfVectorizer", [f"i64{list(shape)}".replace(" ", "")], attributes), x
     )
     np.testing.assert_array_equal(made, np.broadcast_to([1, 1], made.shape))
+
+
+def test_windows_far_longer_than_their_image_are_refused_at_load() -> None:
+    """ONNX Runtime looks at each of their elements: few bytes of a file would keep it for hours."""
+    attributes = {"kernel_shape": (2**31 - 1, 1), "auto_pad": "SAME_LOWER", "dilations": (2, 2)}
+    row = Row("LpPool", ["f32[1,1,4,4]"], attributes)
+    with pytest.raises(CompileError, match=r"LpPool.*a window of 2147483647 elements"):
+        computed(row, np.ones((1, 1, 4, 4), np.float32))
+    gradient = Row("ConvWeightGradient", ["f32[1,1,5]", "f32[1,1,5]"],
+                   {"kernel_shape": (65537,), "auto_pad": "SAME_UPPER"}, 1, "stitch")  # fmt: skip
+    with pytest.raises(CompileError, match="kernel elements"):
+        computed(gradient, *np.ones((2, 1, 1, 5), np.float32))
+
+
+@pytest.mark.parametrize("size", [3, 7, 2**31 - 1])
+def test_channels_that_a_window_reaches_all_are_normalized_as_by_the_widest(size: int) -> None:
+    row = Row("LRN", ["f32[2,3,4]"], {"size": size, "alpha": 0.5})
+    x = one_operation(row).operands
+    np.testing.assert_allclose(computed(row, *x)[0], of_numpy(row, *x)[0], rtol=1e-5)

@@ -247,8 +247,12 @@ class Walk:
     def _lowered(self, call: NodeCall) -> Sequence[Bound]:
         """What an operator of another domain is made of; what a lowering does not know of ONNX
         Runtime's own operators may still be a foreign operator: they mean what it computes."""
+        lowering = _LOWERINGS[call.domain, call.op]
+        deciding = call.operand(lowering.decides) if lowering.decides >= 0 else None
+        if deciding is not None and self.builder.known_data(deciding) is None:
+            self.dependencies.want(deciding)
         try:
-            return _LOWERINGS[call.domain, call.op].of(self.builder, call)
+            return lowering.of(self.builder, call)
         except CompileError:
             if call.domain != ONNX_RUNTIME:
                 raise

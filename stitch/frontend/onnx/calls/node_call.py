@@ -103,6 +103,7 @@ _MakeOne = Callable[[ComputationGraphBuilder, NodeCall], SymbolicTensor]
 @dataclass(frozen=True, slots=True)
 class Lowering:
     """How an operator is lowered, and all that it may be given; `results` are their indices.
+    `decides` is the operand whose data decides the shape of a result, -1 for none.
 
     What a lowering does not know (an attribute, an operand, a result) is refused, never passed
     over.
@@ -112,6 +113,7 @@ class Lowering:
     operands: int
     attributes: frozenset[str]
     results: tuple[int, ...]
+    decides: int = -1
 
     def of(self, builder: ComputationGraphBuilder, call: NodeCall) -> Results:
         """The results of a node; raises `CompileError`, `FormatError`."""

@@ -5,6 +5,7 @@ files.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from stitch.frontend.onnx.calls import Lowering, to_one, to_several
@@ -42,11 +43,12 @@ LOWERINGS: Mapping[str, Lowering] = {
     ),
     "TransposeMatMul": to_one(fused_operators.product, 2, "alpha transA transB"),
 }  # fmt: skip
-#: What ONNX Runtime puts among ONNX's own.
+#: What ONNX Runtime puts among ONNX's own, and functions whose bodies are wrong for some sizes.
 OWN_DOMAIN_LOWERINGS: Mapping[str, Lowering] = {
+    "AffineGrid": replace(to_one(fused_operators.affine_grid, 2, "align_corners"), decides=1),
     "SimplifiedLayerNormalization": to_one(
         fused_operators.root_mean_square, 2, "axis epsilon stash_type"
-    )
+    ),
 }
 
 __all__ = ["LOWERINGS", "OWN_DOMAIN_LOWERINGS"]

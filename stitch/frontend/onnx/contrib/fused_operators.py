@@ -6,11 +6,13 @@ files, heads of attention.
 
 from __future__ import annotations
 
+import numpy as np
+
 from stitch import ops
 from stitch.errors import CompileError
 from stitch.frontend.onnx.calls import NodeCall
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
-from stitch.program import DataType
+from stitch.program import Array, DataType
 
 #: Activations that follow a Conv or Gemm, with the numbers that each takes, in this order.
 _ACTIVATIONS = {
@@ -160,3 +162,38 @@ def _zero_point(call: NodeCall, index: int) -> SymbolicTensor | None:
     if point is not None and point.size != 1 and point.ndim != 1:
         raise call.malformed(f"operand {index} of {call.op} is a number or a vector")
     return point
+
+
+def affine_grid(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """Places of a grid, as PyTorch has them: each is its homogeneous coordinates times theta.
+
+    ONNX's body drops the batch axis where it is 1, and divides by 0 where an axis of 1 has its
+    corners aligned: PyTorch has such an axis at 0.
+    """
+    theta = call.required(0)
+    size = builder.known_data(call.required(1))
+    if size is None:
+        raise call.refused("the size of AffineGrid must be known at compile time")
+    rank, batch = len(size) - 2, theta.shape[0]
+    if rank not in (2, 3) or theta.shape != (size[0], rank, rank + 1) or size.min() < 0:
+        raise call.malformed(
+            "theta and size of AffineGrid do not fit",
+            expected="matrices [N, 2, 3] and 4 lengths, or [N, 3, 4] and 5",
+            got=f"{list(theta.shape)} and {size.tolist()}",
+        )
+    lengths = [int(length) for length in size[2:]]
+    axes = [_places(length, bool(call.whole("align_corners"))) for length in lengths]
+    # The last axis comes first.
+    *places, last = np.meshgrid(*axes, indexing="ij")
+    rows = np.stack([last, *places[::-1], np.ones_like(last)], -1).reshape(-1, rank + 1)
+    grid = builder.constant(rows.astype(theta.type.data_type.dtype))
+    turned = builder.op("Transpose", theta, perm=[0, 2, 1])
+    return builder.op("Reshape", builder.op("MatMul", grid, turned), [batch, *lengths, rank],
+                      allowzero=1)  # fmt: skip
+
+
+def _places(length: int, corners: bool) -> Array:
+    """The middles of so many equal parts of -1 to 1, or places from one end to the other."""
+    if corners:
+        return np.linspace(-1, 1, length) if length != 1 else np.zeros(1)
+    return (2 * np.arange(length) + 1) / max(length, 1) - 1

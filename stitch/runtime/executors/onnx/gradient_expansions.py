@@ -18,12 +18,17 @@ from stitch.runtime.executors.element_runs import chunk_count
 from stitch.runtime.executors.onnx import window_expansion
 from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
 
+#: The most kernel elements that are written out.
+MOST_TAPS = 1024
+
 
 def conv_weight_gradient(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """Pad, a slice per kernel element, one product per sample and group, and their sum."""
     image, seen = (writer.type_of(v).shape for v in operation.inputs)
     result = writer.type_of(operation.outputs[0]).shape
     windows = windows_of(attributes, image[2:], result[2:])
+    if math.prod(windows.kernel) > MOST_TAPS:
+        raise CompileError(f"more than {MOST_TAPS} kernel elements, of which each is a node")
     rank, group = len(windows.kernel), image[1] // result[1]
     data = writer.operand(operation.inputs[0])
     if windows.needs_padding:
@@ -59,6 +64,7 @@ def max_pool_gradient(writer: FormWriter, operation: Operation, attributes: Attr
     shape = writer.type_of(operation.inputs[1]).shape
     kind = writer.type_of(operation.outputs[0]).data_type
     gradient, x = (writer.operand(v) for v in operation.inputs[:2])
+    window_expansion.check_kernel(writer.type_of(operation.inputs[1]), attributes)
     if not window_expansion.all_see_something(attributes, shape[2:]):
         raise CompileError("a window of padding alone has no place of its maximum")
     laid = window_expansion.laid_out(writer, operation, attributes)

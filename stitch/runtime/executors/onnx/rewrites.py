@@ -414,10 +414,16 @@ def _grid_sample(writer: FormWriter, operation: Operation, attributes: Attribute
 
 
 def _local_response(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
-    """An image of other than two dimensions as one line: its kernel takes two."""
-    kind = writer.type_of(operation.inputs[0])
+    """An image of other than two dimensions as one line: its kernel takes two. A window wider than
+    all channels as one that reaches them all: it makes room for what lies beyond."""
+    kind, size = writer.type_of(operation.inputs[0]), int_of(attributes, "size")
+    widest = 2 * kind.shape[1] + 1
+    if size > widest:
+        alpha = float_of(attributes, "alpha") * widest / size
+        attributes = {**attributes, "size": widest, "alpha": alpha}
     if len(kind.shape) == 4:
-        return False
+        writer.plain(operation, attributes)
+        return True
     flat = writer.ints(*kind.shape[:2], math.prod(kind.shape[2:]), 1)
     lines = writer.node("Reshape", [writer.operand(operation.inputs[0]), flat])
     normal = writer.node("LRN", [lines], None, **attributes)

@@ -12,18 +12,21 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.ops import computed_nbytes, pool_windows, transposed_windows, windows_of
-from stitch.program import ABSENT, Operation, Program
+from stitch.program import ABSENT, Operation, Program, ValueType
 from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter
 
 #: From images of so many bytes on, more than second-level caches hold, ...
 PLANES_NBYTES = 1 << 21
 #: ... and by windows up to so wide, up to so many places apart, planes take less time than blocks.
 PLANES_KERNEL, PLANES_STRIDE = 3, 2
+#: Windows up to so long may be longer than twice their image.
+LONG_KERNEL = 1024
 
 
 def pool(writer: FormWriter, operation: Operation, attributes: Attributes) -> bool:
     """A pool with the pads that `auto_pad` means: ONNX Runtime (1.32) forgets dilations in them,
     and takes pads below 0 where strides are longer than windows."""
+    check_kernel(writer.type_of(operation.inputs[0]), attributes)
     laid = laid_out(writer, operation, attributes)
     if _is_of_planes(writer, operation, laid):
         return _by_planes(writer, operation, laid)
@@ -90,13 +93,24 @@ def laid_out(
     return {**attributes, "auto_pad": "NOTSET", "pads": pads}
 
 
+def check_kernel(image: ValueType, attributes: Attributes) -> None:
+    """Refuse windows far longer than the image: it looks at each of their elements."""
+    kernel = attributes["kernel_shape"]
+    assert isinstance(kernel, tuple)
+    for length, size in zip(map(int, kernel), image.shape[2:], strict=True):
+        if length > max(LONG_KERNEL, 2 * size):
+            raise CompileError(f"a window of {length} elements over an image of {size}")
+
+
 def all_see_something(attributes: Attributes, size: tuple[int, ...]) -> bool:
     """Whether each window of a pool has an element that is no padding."""
     windows = pool_windows(attributes, size)
     for i, length in enumerate(windows.size):
-        taps = np.arange(windows.kernel[i]) * windows.dilations[i] - windows.begin[i]
-        places = np.arange(windows.output[i])[:, None] * windows.strides[i] + taps
-        if not ((places >= 0) & (places < length)).any(1).all():
+        first = np.arange(windows.output[i]) * windows.strides[i] - windows.begin[i]
+        # The first element of each window that does not lie before the image.
+        tap = np.maximum(-(first // windows.dilations[i]), 0)
+        is_inside = (tap < windows.kernel[i]) & (first + tap * windows.dilations[i] < length)
+        if not is_inside.all():
             return False
     return True
 
