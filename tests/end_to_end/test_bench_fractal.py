@@ -61,17 +61,16 @@ PEERS = {
 }  # fmt: skip
 
 
-#: By several executors only a few: each compiles every schedule of a network anew.
-BY_TWO = ("lstm", "gemm")
+#: Those of the quick suite: each compiles every schedule of a network anew.
+QUICK = (("lstm", "numpy,torch"), ("grid", "numpy"))
 LONG = pytest.mark.campaign("benchmarks")
 
 
 @pytest.mark.parametrize(
     ("suite", "executors"),
     [
-        *(pytest.param(s, "numpy", marks=LONG if s in BY_TWO else ()) for s in PEERS),
-        *(pytest.param(s, "numpy,torch", marks=() if s in BY_TWO else LONG)
-          for s in PEERS),
+        pytest.param(suite, executors, marks=() if (suite, executors) in QUICK else LONG)
+        for suite in PEERS for executors in ("numpy", "numpy,torch")
     ],
 )  # fmt: skip
 def test_a_network_is_measured_by_every_executor_beside_its_peers(

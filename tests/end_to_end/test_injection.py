@@ -43,10 +43,10 @@ def test_nothing_is_found_between_a_lock_and_its_with() -> None:
 STOPPED, COME_IN = ("interrupt", "memory"), ("visit", "closing")
 #: Every how many places are tried in a long campaign; those of the others are few.
 EVERY = {"first_call": 2, "load": 2, "moving_call": 10, "fetching_call": 20}
-SAMPLED = {"first_call": 400, "load": 500, "steady_call": 40, "forked_calls": 40,
-           "pipeline_call": 20, "donating_call": 20,
-           "moving_call": 1000, "fetching_call": 1000,
-           "training_step": 60}  # fmt: skip
+SAMPLED = {"first_call": 800, "load": 1000, "steady_call": 80, "forked_calls": 80,
+           "pipeline_call": 40, "donating_call": 40,
+           "moving_call": 2000, "fetching_call": 2000,
+           "training_step": 120}  # fmt: skip
 SCENARIOS = ["first_call", "steady_call", "queued_calls", "forked_calls", "pipeline_call",
              "donating_call",
              "observed_call", "moving_call", "fetching_call", "load", "training_step"]  # fmt: skip

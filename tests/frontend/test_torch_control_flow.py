@@ -14,7 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 import stitch
 from stitch.errors import CompileError
 from stitch.torch import explain
-from tests.support.grids import in_turn
+from tests.support.grids import every, in_turn
 from tests.support.torch.compiled import assert_same, assert_trains_alike, compiled, gradients
 
 ALL_PARTS = {"min_operations": 1}
@@ -77,7 +77,7 @@ def test_a_branch_gives_what_eager_torch_gives(name: str, executor: str) -> None
         assert_same(gradients(run, [x]), gradients(function, [x]))
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("name", every(3, CHOICES))
 def test_programs_run_branches_and_their_gradients(name: str) -> None:
     found = explain(CHOICES[name], options=ALL_PARTS)(torch.rand(8, 8).requires_grad_())
     assert found.by_torch == {} and found.by_stitch["cond"] >= 1
@@ -196,7 +196,7 @@ def test_a_loop_gives_what_eager_torch_gives(name: str, executor: str) -> None:
             assert_same(run(x), function(x))
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", every(3, LOOPS))
 def test_programs_run_loops(name: str) -> None:
     with torch.no_grad():
         found = explain(LOOPS[name], options=ALL_PARTS)(torch.rand(4, 4))

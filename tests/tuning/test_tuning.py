@@ -20,6 +20,7 @@ from stitch.tuning import figures, tuner
 from stitch.tuning.operations import measured_operations
 from tests.support.stitched_models import model, one
 
+LONG = pytest.mark.campaign("benchmarks")
 ROOT = Path(__file__).resolve().parents[2]
 #: Elements of the largest operands: as few as tell something.
 SMALLEST = 64
@@ -45,6 +46,7 @@ def test_what_is_measured_is_a_file_that_devices_take(tmp_path: Path) -> None:
         assert "by the prices 'mine'" in device.explain()
 
 
+@LONG
 def test_every_figure_of_a_measured_file_has_a_source(tmp_path: Path) -> None:
     table = stitch.tune(tmp_path / "mine.yaml", name="a name", largest=SMALLEST, tries=1)
     assert table.name == "a name"
@@ -53,6 +55,7 @@ def test_every_figure_of_a_measured_file_has_a_source(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@LONG
 def test_what_is_measured_is_used_only_where_it_is_named(tmp_path: Path) -> None:
     before = load_prices()
     stitch.tune(tmp_path / "mine.yaml", largest=SMALLEST, tries=1)
@@ -118,9 +121,8 @@ def prices(*words: str | Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "networks", ["mlp", pytest.param("mlp,lstm", marks=pytest.mark.campaign("benchmarks"))]
-)
+@LONG
+@pytest.mark.parametrize("networks", ["mlp", "mlp,lstm"])
 def test_the_tool_runs_networks_by_who_chooses_and_who_does_not(networks: str) -> None:
     ran = prices("--check", "--small", "--rounds", "1", "--networks", networks, "--json")
     found = json.loads(ran.stdout)
