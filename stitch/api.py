@@ -32,7 +32,7 @@ from stitch.argument_kinds import (
 from stitch.compile_cache import CompileCache
 from stitch.compiler import CompileOptions
 from stitch.errors import UsageError, closest
-from stitch.frontend import read_graph, read_trainable, torch_device
+from stitch.frontend import read_module, read_trainable, torch_device
 from stitch.graph import ComputationGraph, Side, Wish, parse_wish
 from stitch.linking import LinkedModel, link
 from stitch.machine import Machine, load_machine
@@ -143,7 +143,7 @@ def compile(
         given = [*training, *(w for w, v in named if v is not None)]
         raise UsageError("compile takes these only with optimizer= and loss=",
                          got=", ".join(given))  # fmt: skip
-    graph = read_graph(module, example_inputs, input_shapes, unroll)
+    graph, structure = read_module(module, example_inputs, input_shapes, unroll)
     machine, asked = load_machine(target), _wishes(wishes)
     found, chosen = _placed(graph.with_wishes(*asked), machine, algorithm)
     options = CompileOptions(
@@ -151,7 +151,8 @@ def compile(
         math_fidelity=MathFidelity(math_fidelity),
     )  # fmt: skip
     kept = cache if cache is None or isinstance(cache, CompileCache) else CompileCache(cache)
-    return replace(compiled(graph, machine, _spelled(target), options, kept), search_result=found)
+    model = compiled(graph, machine, _spelled(target), options, kept)
+    return replace(model, search_result=found, structure=structure)
 
 
 def _placed(

@@ -11,6 +11,7 @@ from stitch.frontend.modules import (
     graph_of_torch_call,
     is_torch,
     read_graph,
+    read_module,
     read_trainable,
     torch_device,
 )
@@ -18,6 +19,7 @@ from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
     from stitch.frontend.torch import (
+        CallStructure,
         Explanation,
         ParameterHomes,
         array_on,
@@ -32,14 +34,15 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "torch": "Explanation ParameterHomes array_on explain from_fx graph_counts loop_over "
-            "tensor_on",
+            "torch": "CallStructure Explanation ParameterHomes array_on explain from_fx "
+            "graph_counts loop_over tensor_on",
             "yaml": "MODULE_KEYS load_module module_from_text",
         },
     )
 
 __all__ = [
-    "MODULE_KEYS", "Explanation", "ParameterHomes", "array_on", "batched_shapes", "explain",
+    "MODULE_KEYS", "CallStructure", "Explanation", "ParameterHomes", "array_on", "batched_shapes",
+    "explain",
     "from_fx", "graph_counts", "graph_of_torch_call", "is_torch", "load_module", "loop_over",
-    "module_from_text", "read_graph", "read_trainable", "tensor_on", "torch_device",
+    "module_from_text", "read_graph", "read_module", "read_trainable", "tensor_on", "torch_device",
 ]  # fmt: skip

@@ -11,12 +11,15 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, trace
 from stitch.program import Array
 from stitch.report import Device
+
+if TYPE_CHECKING:  # It loads with the package torch.
+    from stitch.frontend.torch import CallStructure
 
 #: What makes an object a module for the front end of torch.
 _TORCH_MODULES = {
@@ -33,6 +36,30 @@ def read_graph(
     unroll: int | None = None,
 ) -> ComputationGraph:
     """The computation graph of anything that `compile` takes; raises what it raises."""
+    return read_module(module, examples, input_shapes, unroll)[0]
+
+
+def read_module(
+    module: Any,
+    examples: Sequence[Any] | Mapping[str, Any] = (),
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    unroll: int | None = None,
+) -> tuple[ComputationGraph, CallStructure | None]:
+    """The computation graph of anything that `compile` takes, and how calls of the module are
+    calls of its program, where that is not the same; raises what `compile` raises."""
+    if is_torch(module) and not input_shapes and unroll is None:
+        with _reading("torch modules", "torch"):
+            from stitch.frontend.torch import captured_module
+        return captured_module(module, examples)
+    return _read_other(module, examples, input_shapes, unroll), None
+
+
+def _read_other(
+    module: Any,
+    examples: Sequence[Any] | Mapping[str, Any],
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    unroll: int | None,
+) -> ComputationGraph:
     suffix = Path(module).suffix.lower() if isinstance(module, str | Path) else ""
     if suffix == ".onnx" or _is_onnx(module):
         with _reading("ONNX models", "onnx"):
@@ -45,10 +72,6 @@ def read_graph(
         raise UsageError("input shapes are for ONNX models", got=", ".join(input_shapes))
     if isinstance(module, ComputationGraph):
         return module
-    if is_torch(module):
-        with _reading("torch modules", "torch"):
-            from stitch.frontend.torch import from_fx
-        return from_fx(module, examples)
     if isinstance(module, str | Path):
         if suffix not in (".yaml", ".yml"):
             raise CompileError(

@@ -47,8 +47,9 @@ from stitch.runtime import Tensor
 from stitch.ttb import Binary, content_of
 from stitch.version import __version__
 
-if TYPE_CHECKING:  # It loads when it is asked for: few processes train.
-    from stitch.training import CompiledTraining, SearchResult, TensorFuture, TrainingInstance
+if TYPE_CHECKING:  # They load when they are asked for.
+    from stitch.frontend import CallStructure
+    from stitch.training import CompiledTraining, SearchResult, TrainingInstance
 
 PRODUCER = f"stitch {__version__}"
 
@@ -74,6 +75,8 @@ class CompiledModel(ModelOfBinary):
     is_from_cache: bool = False
     #: What `algorithm=` found.
     search_result: SearchResult[Any] | None = None
+    #: How a torch module's calls are calls of the program, where that is not the same.
+    structure: CallStructure | None = None
     session: ModelSession = field(default_factory=ModelSession, repr=False)
 
     def __copy__(self) -> CompiledModel:
@@ -155,10 +158,13 @@ class CompiledModel(ModelOfBinary):
             )
         self.training.set_tensor(name, array, index)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...] | TensorFuture:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the first program (one tensor, or a tuple of them), on the device of the inputs if
         these are tensors, else on the device that models of this target and executor share; or a
         training's forward (a future). Raises `TaskError` once a training was closed.
+
+        With arguments like those that a torch module was compiled with it gives what the module
+        gives, with tensors of Stitch in the place of torch's; with inputs by slot, outputs by slot.
         """
         if self.training is not None:
             if self.training.is_over:
@@ -168,7 +174,10 @@ class CompiledModel(ModelOfBinary):
                     "of before if it is to go on",
                 )
             return (self.training.instance or self.start())(*arguments, **named)
-        return self.session.call(self, arguments, named)
+        slots = None if self.structure is None else self.structure.inputs_of(arguments, named)
+        if self.structure is None or slots is None:
+            return self.session.call(self, arguments, named)
+        return self.structure.results_of(self.session.call(self, (), slots))
 
     @takes(
         device=optional(instance_of("an open device", Device)), weights=optional(MAPPING),

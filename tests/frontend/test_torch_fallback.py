@@ -458,3 +458,30 @@ def test_results_of_what_torch_runs_are_saved_and_not_computed_again() -> None:
 
     operands = [torch.rand(4, 4, requires_grad=True) for _ in range(2)]
     assert _by_torch(function, *operands)["aten.i0.default"] == 1
+
+
+#: What executor `onnxruntime` refuses, between what it computes.
+REFUSED_THERE: dict[str, Callable[[Any], Any]] = {
+    "aten._fft_r2c.default": lambda x: torch.fft.rfft(x * 2).abs() + 1,
+    "aten.prod.dim_int": lambda x: (x * 9).to(torch.int64).prod(0).float() * 2 + 1,
+    "aten.relu.default": lambda x: torch.relu((x * 9).to(torch.int64)).float() * 2 + 1,
+}
+
+
+@pytest.mark.parametrize("operator", REFUSED_THERE)
+def test_torch_runs_what_the_executor_refuses(operator: str) -> None:
+    function, x = REFUSED_THERE[operator], torch.linspace(-2, 3, 12).view(3, 4)
+    options = {**ALL_PARTS, "executor": "onnxruntime"}
+    explained = explain(function, options=options)(x)
+    assert operator in explained.by_torch
+    assert "aten.add.Tensor" in explained.by_stitch
+    torch.testing.assert_close(_compiled(function, executor="onnxruntime")(x), function(x))
+
+
+@pytest.mark.parametrize("operator", REFUSED_THERE)
+def test_what_the_executor_refuses_is_an_error_where_nothing_may_be_left_to_torch(
+    operator: str,
+) -> None:
+    run = compiled(REFUSED_THERE[operator], executor="onnxruntime", fallback="error")
+    with pytest.raises(Exception, match="the onnxruntime executor cannot run"):
+        run(torch.ones(3, 4))

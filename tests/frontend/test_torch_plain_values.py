@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import stitch
-from stitch.errors import CompileError
+from stitch.errors import CompileError, UsageError
+from stitch.frontend.torch.plain_values import flattened
 from tests.support.torch.agreement import Applied, assert_agrees, assert_close
 from tests.support.torch.architectures import IDS, SMALL, WORDS
 
@@ -40,6 +42,37 @@ class Bag:
         self.held, self.word = held, "word"
 
 
+class Tagged(Bag):
+    """One that torch's pytree knows, with names for its parts or without."""
+
+
+class Named(Bag):
+    """The same, with a name."""
+
+
+pytree.register_pytree_node(
+    Tagged, lambda bag: ([bag.held, bag.word], None),
+    lambda parts, _: tagged(Tagged, *parts), serialized_type_name="tests.Tagged",
+)  # fmt: skip
+pytree.register_pytree_node(
+    Named, lambda bag: ([bag.held, bag.word], None), lambda parts, _: tagged(Named, *parts),
+    flatten_with_keys_fn=lambda bag: (
+        [(pytree.GetAttrKey("held"), bag.held), (pytree.GetAttrKey("word"), bag.word)], None
+    ),
+    serialized_type_name="tests.Named",
+)  # fmt: skip
+
+
+def tagged(kind: type[Bag], held: Any, word: Any) -> Bag:
+    """An object of one of these classes."""
+    bag = kind(held)
+    bag.word = word
+    return bag
+
+
+Point = collections.namedtuple("Point", "near far")
+
+
 def outputs_of(model: stitch.CompiledModel) -> list[str]:
     """The names of its outputs."""
     return [slot.name for slot in model.program.outputs]
@@ -52,8 +85,8 @@ def inputs_of(model: stitch.CompiledModel) -> list[str]:
 
 def run(model: stitch.CompiledModel, *given: Any, **named: Any) -> list[Any]:
     """What a model gives, as arrays."""
-    made: Any = model(*given, **named)
-    return [t.numpy() for t in (made if isinstance(made, tuple) else (made,))]
+    leaves, _ = flattened(model(*given, **named))
+    return [leaf.numpy() for leaf in leaves if isinstance(leaf, stitch.Tensor)]
 
 
 def tensors_of_cache(cache: Any) -> list[Any]:
@@ -247,3 +280,125 @@ def test_the_remedy_for_a_file_of_torchscript_works(tmp_path: Path) -> None:
 
 def test_a_module_of_plain_values_is_as_before() -> None:
     assert_agrees(Applied(lambda one, two: {"a": one["x"] + two[0]}), ({"x": X}, [X + 1]))
+
+
+# What a module takes and gives, a model takes and gives ------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Tagged, Named])
+def test_a_registered_class_goes_in_and_out_with_or_without_names(kind: type[Bag]) -> None:
+    module = Applied(lambda bag: kind({"twice": bag.held["x"] * 2, "same": [bag.word]}))
+    bag = tagged(kind, {"x": X}, X + 1)
+    model = stitch.compile(module, (bag,))
+    names = {
+        Tagged: ["output_0_twice", "output_0_same_0", "output_1"],
+        Named: ["held_twice", "held_same_0", "word"],
+    }
+    assert outputs_of(model) == names[kind][: len(outputs_of(model))]
+    made = model(bag)
+    assert type(made) is kind
+    assert made.word == "word"
+    assert_close([made.held["twice"].numpy(), made.held["same"][0].numpy()], [X * 2, X + 1])
+
+
+def test_a_class_without_names_within_containers_is_named_by_positions() -> None:
+    module = Applied(lambda x: {"all": [Tagged(x), Point(x + 1, Tagged(x + 2))]})
+    model = stitch.compile(module, (X,))
+    assert outputs_of(model) == ["all_0_0", "all_1_near", "all_1_far_0"]
+    made = model(X)
+    assert type(made["all"][0]) is Tagged
+    assert type(made["all"][1]) is Point
+    assert_close(run(model, X), [X, X + 1, X + 2])
+
+
+STRUCTURES: dict[str, tuple[Any, Any]] = {
+    "a dictionary": (lambda d: {"sum": d["a"] + d["b"][1]}, ({"a": X, "b": [X, X + 1]},)),
+    "a list": (lambda xs: [xs[0] * 2], ([X, X],)),
+    "a named tuple": (lambda p: Point(p.far, p.near + 1), (Point(X, X + 1),)),
+    "an ordered dictionary": (
+        lambda d: collections.OrderedDict(z=d["z"] * 2, a=d["z"]),
+        (collections.OrderedDict(z=X),),
+    ),
+    "a dataclass": (lambda p: Pair(p.second, p.first + 1, note="told"), (Pair(X, X + 1),)),
+    "an object": (lambda b: Bag([b.held * 2]), (Bag(X),)),
+    "None": (lambda a, b, c: (a + c if b is None else a, None), (X, None, X)),
+    "a number": (lambda a, k: (a * k, k), (X, 3)),
+    "a truth value": (lambda a, flag: (a * 2 if flag else a,), (X, True)),
+    "a text": (lambda a, text: {"out": a * 2 if text == "twice" else a}, (X, "twice")),
+    "names": (lambda a, b=None, flag=False: a + b["z"] if flag else a,
+              {"flag": True, "a": X, "b": {"z": X}}),
+    "an output of transformers": (
+        lambda x: tr.modeling_outputs.BaseModelOutput(last_hidden_state=x, hidden_states=(x, x)),
+        (X,),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STRUCTURES)
+def test_a_model_takes_the_arguments_it_was_compiled_with_and_gives_what_torch_gives(
+    case: str,
+) -> None:
+    function, examples = STRUCTURES[case]
+    module = Applied(function)
+    model = stitch.compile(module, examples)
+    if isinstance(examples, dict):
+        wanted, made = module(**examples), model(**dict(reversed(examples.items())))
+    else:
+        wanted, made = module(*examples), model(*examples)
+    (leaves, structure), (mine, same) = flattened(wanted), flattened(made)
+    assert same == structure
+    for got, want in zip(mine, leaves, strict=True):
+        if isinstance(want, torch.Tensor):
+            assert_close([got.numpy()], [want])
+        else:
+            assert got == want
+
+
+def test_outputs_are_those_of_the_slots_where_inputs_are() -> None:
+    model = stitch.compile(Applied(lambda d: {"twice": d["x"] * 2}), ({"x": X},))
+    assert isinstance(model(X), stitch.Tensor)
+    assert set(model({"x": X})) == {"twice"}
+
+
+@pytest.mark.parametrize(("given", "other"), [(3, 4), (True, 1), (2, 2.0), (None, 1), ("a", "b")])
+def test_another_static_argument_than_that_of_compiling_is_refused(given: Any, other: Any) -> None:
+    model = stitch.compile(Applied(lambda x, _: x * 2), (X, given))
+    with pytest.raises(UsageError, match="another value") as caught:
+        model(X, other)
+    assert (caught.value.expected, caught.value.got) == (repr(given), repr(other))
+
+
+TYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.int8,
+    torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+    torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_tensors_of_every_type_are_taken_however_they_lie(dtype: Any) -> None:
+    def forward(x: Any) -> Any:
+        return torch.view_as_real(x) if dtype.is_complex else x.clone()
+
+    whole = (torch.arange(12) % 5).view(3, 4).to(dtype)
+    for given in (whole, whole.t(), whole[1:, ::2], whole[:1].expand(3, 4), whole[0, 1]):
+        model = stitch.compile(Applied(forward), (given,))
+        assert_close([model(given).numpy().astype("float64")], [forward(given).double()])
+
+
+def test_tensors_with_gradients_and_views_that_negate_are_taken() -> None:
+    weight = nn.Parameter(X.clone())
+    imaginary = torch.view_as_complex(torch.stack((X, X + 1), -1)).conj().imag
+    for given in (weight, weight * 1, imaginary):
+        assert_close(
+            run(stitch.compile(Applied(lambda x: x * 2), (given,)), given), [given.detach() * 2]
+        )
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_narrow_tensors_are_taken_by_programs_of_other_front_ends(name: str) -> None:
+    builder = stitch.ComputationGraphBuilder("narrow")
+    x = builder.input("x", (2, 3), name)
+    builder.output("y", builder.cast(x, "float32"))
+    given = X.to(getattr(torch, name))
+    assert_close(run(stitch.compile(builder.build()), given), [given.float()])

@@ -1,11 +1,11 @@
 """PyTorch's front end: torch modules become computation graphs, and torch.compile has a backend.
 
 Comes in: an nn.Module, an fx GraphModule or an ExportedProgram with its examples; graphs of dynamo.
-Goes out: `from_fx` (a graph with constant weights), `from_torch_for_training` (weights as inputs),
-`device_of` (where torch.compile's graphs run), `explain` and `graph_counts` (what became of them).
-`lowering/` has one table of ATen operators, which
-all of them share; `compile/` is the backend. Names are loaded when they are asked for: this face
-does without the package torch (an optional extra), what it hands on does not.
+Goes out: `from_fx` (a graph with constant weights), `captured_module` (and how it is called),
+`from_torch_for_training` (weights as inputs), `device_of` (where torch.compile's graphs run),
+`explain` and `graph_counts` (what became of them). `lowering/` has one table of ATen operators,
+which all of them share; `compile/` is the backend. Names are loaded when they are asked for: this
+face does without the package torch (an optional extra), what it hands on does not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from stitch.on_demand import names_on_demand
 if TYPE_CHECKING:
     from stitch.frontend.torch.compile import device_of, loop_over
     from stitch.frontend.torch.compile_explanation import Explanation, explain, graph_counts
-    from stitch.frontend.torch.fx import from_fx
+    from stitch.frontend.torch.fx import captured_module, from_fx
     from stitch.frontend.torch.parameter_homes import ParameterHomes
+    from stitch.frontend.torch.plain_values import CallStructure
     from stitch.frontend.torch.tensor_bytes import array_on, tensor_on
     from stitch.frontend.torch.torch_calls import graph_of_call
     from stitch.frontend.torch.training_capture import from_torch_for_training
@@ -28,8 +29,9 @@ else:
         {
             "compile": "device_of loop_over",
             "compile_explanation": "Explanation explain graph_counts",
-            "fx": "from_fx",
+            "fx": "captured_module from_fx",
             "parameter_homes": "ParameterHomes",
+            "plain_values": "CallStructure",
             "tensor_bytes": "array_on tensor_on",
             "torch_calls": "graph_of_call",
             "training_capture": "from_torch_for_training",
@@ -37,6 +39,7 @@ else:
     )
 
 __all__ = [
-    "Explanation", "ParameterHomes", "array_on", "device_of", "explain", "from_fx",
-    "from_torch_for_training", "graph_counts", "graph_of_call", "loop_over", "tensor_on",
+    "CallStructure", "Explanation", "ParameterHomes", "array_on", "captured_module", "device_of",
+    "explain", "from_fx", "from_torch_for_training", "graph_counts", "graph_of_call", "loop_over",
+    "tensor_on",
 ]  # fmt: skip

@@ -80,6 +80,12 @@ def data_type_of(dtype: Any, where: str | None = None) -> DataType:
     return data_type
 
 
+def computing_type(data_type: DataType) -> DataType:
+    """The type in which torch's kernels compute for results of a type: narrow floats in float32."""
+    is_narrow = data_type in (DataType.FLOAT16, DataType.BFLOAT16)
+    return DataType.FLOAT32 if is_narrow else data_type
+
+
 def is_complex(value: Any) -> bool:
     """Whether a value of torch's is a tensor of complex numbers, or one such number."""
     return isinstance(value, complex) or (

@@ -76,14 +76,16 @@ def try_lowering(
     builder: ComputationGraphBuilder,
     bindings: Mapping[str, Callable[[], Any]],
     attributes: Callable[[str], Any],
-) -> tuple[Sequence[Any], Sequence[Refusal]]:
+) -> tuple[Sequence[Any], Sequence[Refusal], Sequence[Any]]:
     """As `lower_graph`, but gives what is refused instead of raising it: then what was built is to
     be thrown away. What a refused node gives is taken for an input, so that a node is refused for
     itself alone, or because no program can read what it reads.
+
+    The last result is, for each operation of the builder, the node that it was added for.
     """
     walk = _Walk(builder, bindings, attributes, RefusedNodes(""), goes_on=True)
     values = walk.graph(graph)
-    return values, walk.refusals.each
+    return values, walk.refusals.each, walk.nodes
 
 
 @dataclass
@@ -95,6 +97,8 @@ class _Walk:
     #: What is refused is run by others: what it gives is an input.
     goes_on: bool = False
     values: dict[Any, Any] = field(default_factory=dict)
+    #: For each operation of the builder, the node that it was added for.
+    nodes: list[Any] = field(default_factory=list)
 
     def graph(self, graph: Any) -> Sequence[Any]:
         """Adds a graph; gives the arguments of its output node."""
@@ -104,6 +108,8 @@ class _Walk:
                 outputs = node.args[0]
             else:
                 self.node(node)
+                missing = len(self.builder.operations) - len(self.nodes)
+                self.nodes += [node] * missing
         values = torch.fx.node.map_arg(outputs, self.value)
         return tuple(values) if isinstance(values, list | tuple) else (values,)
 

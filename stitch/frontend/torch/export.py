@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,18 @@ Examples = Sequence[Any] | Mapping[str, Any]
 _DEPENDS_ON_DATA = ("data-dependent", "data dependent", "unbacked", "GuardOnDataDependent")
 
 
-def exported(module: Any, examples: Examples) -> Any:
-    """The module as an `ExportedProgram` of core ATen operators, weights beside it.
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """An `ExportedProgram` of core ATen operators, the arguments of the call that was captured,
+    and what that gave, with torch's traced tensors."""
+
+    program: Any
+    arguments: Arguments
+    results: Any
+
+
+def exported(module: Any, examples: Examples) -> Capture:
+    """Capture a module: its operators, weights beside them.
 
     Raises `CompileError` naming the line where its control flow depends on data, and for what
     torch has scripted or traced.
@@ -49,7 +60,8 @@ def exported(module: Any, examples: Examples) -> Any:
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=UserWarning)
         try:
-            return _decomposed(_program(module, examples))
+            capture = _captured(module, examples)
+            return replace(capture, program=_decomposed(capture.program))
         except StitchError:
             raise
         except Exception as error:
@@ -112,16 +124,24 @@ def _refuse_scripts(module: Any) -> None:
     )
 
 
-def _program(module: Any, examples: Examples) -> Any:
+def _captured(module: Any, examples: Examples) -> Capture:
+    given = _arguments(examples)
     if isinstance(module, torch.export.ExportedProgram):
-        if not module.range_constraints:
-            return module
-        arguments, named = _arguments(examples) if len(examples) else module.example_inputs
-        module = module.module()
-    else:
-        module, (arguments, named) = with_plain_values(module, _arguments(examples))
+        if not len(examples) and module.example_inputs is not None:
+            given = module.example_inputs
+        program = module
+        if module.range_constraints:
+            with torch.no_grad():
+                program = torch.export.export(module.module(), *given)
+        spec = program.call_spec.out_spec
+        outputs = next(reversed(program.graph.nodes)).args[0]
+        traced = outputs[len(outputs) - spec.num_leaves :]
+        leaves = [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in traced]
+        return Capture(program, given, spec.unflatten(leaves))
+    twin, (arguments, named), calls = with_plain_values(module, given)
     with torch.no_grad():
-        return torch.export.export(module, arguments, named)
+        program = torch.export.export(twin, arguments, named)
+    return Capture(program, given, calls.results)
 
 
 def _decomposed(program: Any) -> Any:

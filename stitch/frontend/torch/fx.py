@@ -19,15 +19,20 @@ from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError
 from stitch.frontend.torch.aten_call import (
-    PART_TYPES,
     ComplexTensor,
     array_of,
-    data_type_of,
     in_pairs,
     is_complex,
+    type_of_tensor,
 )
 from stitch.frontend.torch.aten_walk import lower_graph
-from stitch.frontend.torch.export import Examples, exported, refused_sharing
+from stitch.frontend.torch.export import Capture, Examples, exported, refused_sharing
+from stitch.frontend.torch.plain_values import (
+    CallStructure,
+    StaticValue,
+    are_tensors,
+    flattened,
+)
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.program import FreeNames, InputKind
 
@@ -38,14 +43,24 @@ _OUTPUT = torch.export.graph_signature.OutputKind
 def from_fx(
     module: Any, example_inputs: Examples = (), name: str | None = None
 ) -> ComputationGraph:
-    """The graph of a torch module at the shapes of its examples.
+    """The graph of a torch module at the shapes of its examples; arguments and errors as of
+    `captured_module`."""
+    return captured_module(module, example_inputs, name)[0]
+
+
+def captured_module(
+    module: Any, example_inputs: Examples = (), name: str | None = None
+) -> tuple[ComputationGraph, CallStructure | None]:
+    """The graph of a torch module at the shapes of its examples, and how its calls are calls of the
+    graph's program; None where both take and give the same.
 
     `example_inputs`: tensors, arrays or descriptors, by position or by name; an exported program
     needs none. Raises `CompileError` with every unsupported operator and its source line, or with
     the line whose control flow depends on data.
     """
     title = name or _title(module)
-    program = exported(module, example_inputs)
+    capture = exported(module, example_inputs)
+    program = capture.program
     _refuse_mutation(program, title)
     states = _states_of(program, title)
     builder = ComputationGraphBuilder(title)
@@ -62,8 +77,32 @@ def from_fx(
         program.graph, builder, bindings, lambda target: _attribute(program, constants, target),
         title,
     )  # fmt: skip
-    _declare_outputs(builder, program, outputs, states, title)
-    return builder.build()
+    declared = _declare_outputs(builder, program, outputs, states, title)
+    return builder.build(), _structure(capture, declared)
+
+
+def _structure(capture: Capture, outputs: tuple[int | StaticValue, ...]) -> CallStructure | None:
+    """How calls of the module are calls of the program; None where both are the same, or where
+    torch's graph takes or gives other values than the module."""
+    (arguments, named), results = capture.arguments, capture.results
+    program, inputs = capture.program, list[str | StaticValue]()
+    leaves, structure = flattened(capture.arguments)
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = zip(program.graph_signature.input_specs, placeholders, strict=True)
+    given = [node for spec, node in specs if spec.kind is _INPUT.USER_INPUT]
+    if len(given) != len(leaves) or len(flattened(results)[0]) != len(outputs):
+        return None
+    for node, leaf in zip(given, leaves, strict=True):
+        is_slot = isinstance(node.meta.get("val"), torch.Tensor)
+        inputs.append(node.name if is_slot else StaticValue(leaf))
+    takes_slots = are_tensors((*arguments, *named.values()))
+    takes_slots = takes_slots and inputs[len(arguments) :] == list(named)
+    gives_outputs = isinstance(results, torch.Tensor) or (
+        type(results) is tuple and len(results) > 1 and are_tensors(results)
+    )
+    if takes_slots and gives_outputs:
+        return None
+    return CallStructure(structure, tuple(named), tuple(inputs), results, outputs)
 
 
 def _title(module: Any) -> str:
@@ -101,9 +140,11 @@ def _binding(
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return lambda: value
+        kind = type_of_tensor(value)
         with builder.at(f"input {node.name}"):
-            slot = builder.input(node.name, tuple(value.shape), data_type_of(value.dtype))
-        return lambda: slot
+            slot = builder.input(node.name, kind.shape, kind.data_type)
+        given = ComplexTensor(slot) if is_complex(value) else slot
+        return lambda: given
     if spec.target in program.state_dict:
         return lambda: constants(spec.target, program.state_dict[spec.target])
     return lambda: _constant(program, constants, spec.target)
@@ -171,7 +212,7 @@ def _tensor_of(program: Any, spec: Any) -> Any:
 def _state(builder: ComputationGraphBuilder, name: str, tensor: Any) -> Callable[[], Any]:
     """A buffer that the module writes: an input that begins with what the module has now."""
     initial = array_of(in_pairs(tensor))
-    kind = data_type_of(PART_TYPES.get(tensor.dtype, tensor.dtype))
+    kind = type_of_tensor(tensor).data_type
     with builder.at(f"tensor {name}"):
         slot = builder.input(name, initial.shape, kind, InputKind.STATE)
     builder.begin_state(name, initial.copy())
@@ -182,12 +223,18 @@ def _state(builder: ComputationGraphBuilder, name: str, tensor: Any) -> Callable
 def _declare_outputs(
     builder: ComputationGraphBuilder, program: Any, outputs: Any, states: Mapping[str, str],
     title: str,
-) -> None:  # fmt: skip
+) -> tuple[int | StaticValue, ...]:  # fmt: skip
+    """Declare what the module returns, and its states; gives for each leaf of what it returns the
+    number of the output, or the value."""
     specs = program.graph_signature.output_specs
     results = [v for s, v in zip(specs, outputs, strict=True) if s.kind is _OUTPUT.USER_OUTPUT]
     declared = 0
+    leaves: list[int | StaticValue] = []
     for name, value in zip(_output_names(program), results, strict=True):
-        if value is None:
+        is_number = isinstance(value, bool | int | float)
+        is_tensor = isinstance(value, SymbolicTensor | ComplexTensor)
+        leaves.append(declared if is_tensor else StaticValue(value))
+        if not (is_tensor or is_number):
             continue
         if isinstance(value, ComplexTensor):
             raise CompileError(
@@ -205,6 +252,7 @@ def _declare_outputs(
         if spec.kind is not _OUTPUT.USER_OUTPUT:
             after = value.pairs if isinstance(value, ComplexTensor) else value
             builder.output(states[spec.target], after)
+    return tuple(leaves)
 
 
 def _output_names(program: Any) -> list[str]:

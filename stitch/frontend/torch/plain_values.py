@@ -1,10 +1,10 @@
-"""What modules take and give, as containers that torch.export knows.
+"""What modules take and give, as containers that torch.export knows, and back again.
 
-Comes in: a module and its examples, in which there may be objects that hold tensors: dataclasses,
-caches of transformers and what is like them. Goes out: a module and examples without any, for
-torch.export: an object is a dictionary of its attributes that hold tensors. No class is registered
-with torch, for what is registered changes how torch takes it everywhere. Must not know: graphs,
-exported programs.
+torch.export is given a module and examples without objects that hold tensors (dataclasses, caches
+of transformers and what is like them): an object is a dictionary of its attributes that hold
+tensors, and one of a class that is registered with torch's pytree without key paths the tuple of
+its parts. No class is registered here, for what is registered changes how torch takes it
+everywhere. A `CallStructure` takes what the module takes, and gives what it gives.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import ModuleType
@@ -20,19 +21,125 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from stitch.errors import CompileError
+from stitch.errors import CompileError, UsageError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def with_plain_values(module: Any, examples: Arguments) -> tuple[Any, Arguments]:
-    """A module that computes the same with plain arguments and results; and its examples, plain.
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """How values lie in containers and objects; two are equal where the same was flattened.
+
+    `objects`: for each leaf of the tree that is an object its class and how many tensors it holds,
+    else None.
+    """
+
+    tree: Any
+    objects: tuple[tuple[type, int] | None, ...]
+
+
+def flattened(value: Any) -> tuple[list[Any], Structure]:
+    """The leaves of a value, of objects the tensors in them, and how they lie in it."""
+    leaves, tree = pytree.tree_flatten(value)
+    flat: list[Any] = []
+    objects: list[tuple[type, int] | None] = []
+    for leaf in leaves:
+        if not _is_object(leaf):
+            flat.append(leaf)
+            objects.append(None)
+            continue
+        inside = _Inside()
+        inside.plain(leaf)
+        flat += inside.tensors
+        objects.append((type(leaf), len(inside.tensors)))
+    return flat, Structure(tree, tuple(objects))
+
+
+def rebuilt(like: Any, flat: Sequence[Any]) -> Any:
+    """What is built like a value, of other leaves, in the order in which `flattened` gives them."""
+    leaves, tree = pytree.tree_flatten(like)
+    rest = iter(flat)
+    return tree.unflatten(
+        [_with_tensors(leaf, rest) if _is_object(leaf) else next(rest) for leaf in leaves]
+    )
+
+
+def _with_tensors(example: Any, tensors: Iterator[Any]) -> Any:
+    """An object like another one, with these tensors, and the same modules."""
+    inside = _Inside()
+    inside.plain(example)
+    memo = {id(old): next(tensors) for old in inside.tensors}
+    return copy.deepcopy(example, memo | {id(module): module for module in inside.modules})
+
+
+@dataclass(frozen=True, slots=True)
+class StaticValue:
+    """A number, text or None that the module was compiled with, or gives at every call."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallStructure:
+    """The arguments of a module's calls as inputs of its program, and the outputs as its results.
+
+    `arguments`: how the examples lay in theirs, `names`: those of the ones by name; `inputs`: for
+    each leaf the name of a slot, or a static value. `results`: what the module gave when it was
+    captured; `outputs`: for each leaf of it the number of an output, or a static value.
+    """
+
+    arguments: Structure
+    names: tuple[str, ...]
+    inputs: tuple[str | StaticValue, ...]
+    results: Any
+    outputs: tuple[int | StaticValue, ...]
+
+    def inputs_of(
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """The program's inputs by name, of arguments that lie as the examples did; None of others.
+
+        Raises `UsageError` for another value where a static one was given.
+        """
+        if named.keys() == set(self.names):
+            named = {name: named[name] for name in self.names}
+        leaves, structure = flattened((arguments, dict(named)))
+        if structure != self.arguments:
+            return None
+        slots: dict[str, Any] = {}
+        for slot, leaf in zip(self.inputs, leaves, strict=True):
+            if isinstance(slot, str):
+                slots[slot] = leaf
+            elif type(leaf) is not type(slot.value) or leaf != slot.value:
+                raise UsageError(
+                    "the module was compiled for another value of an argument that is no tensor",
+                    expected=repr(slot.value)[:100], got=repr(leaf)[:100],
+                    remedy="compile it again for this value, or let forward take it as a tensor",
+                )  # fmt: skip
+        return slots
+
+    def results_of(self, given: Any) -> Any:
+        """What the module gives, of what the program gave."""
+        outputs = given if isinstance(given, tuple) else (given,)
+        return rebuilt(
+            self.results, [outputs[o] if isinstance(o, int) else o.value for o in self.outputs]
+        )
+
+
+def are_tensors(values: Iterable[Any]) -> bool:
+    """Whether all of these values are tensors of torch."""
+    return all(isinstance(value, torch.Tensor) for value in values)
+
+
+def with_plain_values(module: Any, examples: Arguments) -> tuple[Any, Arguments, ModuleCalls]:
+    """A module that computes the same with plain arguments and results; its examples, plain; and
+    its calls, of which the last one's results are known.
 
     The module stays as it is: its twin shares parameters, layers and hooks. Of objects the twin
     makes new ones in each call; it raises `CompileError` where the module changes one of these and
     does not return what it changed, as nobody would see that.
     """
-    calls = _Calls(examples)
+    calls = ModuleCalls(examples)
     # Not copy.copy: modules may leave parts of themselves out of that.
     twin = object.__new__(type(module))
     twin.__dict__.update(module.__dict__)
@@ -40,21 +147,23 @@ def with_plain_values(module: Any, examples: Arguments) -> tuple[Any, Arguments]
         twin.__dict__[name] = OrderedDict(getattr(module, name))
     twin.register_forward_pre_hook(calls.before, prepend=True, with_kwargs=True)
     twin.register_forward_hook(calls.after)
-    return twin, _plain(examples)
+    return twin, _plain(examples), calls
 
 
 @dataclass
-class _Calls:
+class ModuleCalls:
     """Around the twin's forward: makes objects of plain arguments, and plain results."""
 
     examples: Arguments
+    #: What the last call gave.
+    results: Any = None
     #: The objects of this call, each with its tensors as they were, and how often those had been
     #: written to.
     _made: list[tuple[Any, list[tuple[Any, int]]]] = field(default_factory=list)
 
     def before(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
         self._made.clear()
-        leaves, tree = pytree.tree_flatten(self.examples)
+        leaves, tree = pytree.tree_flatten(self.examples, is_leaf=_has_no_paths)
         parts = tree.flatten_up_to((arguments, named))
         values = map(self._like, leaves, parts)
         rebuilt: Arguments = tree.unflatten(values)
@@ -62,19 +171,24 @@ class _Calls:
 
     def _like(self, example: Any, part: Any) -> Any:
         """What is like a leaf of the examples, with these tensors."""
-        if not _is_object(example):
+        if not (_is_object(example) or _has_no_paths(example)):
             return part
-        inside = _Inside()
-        inside.plain(example)
         # Copies: what the module writes into its object is no change of an argument.
         fresh = [tensor.clone() for tensor in _tensors(part)]
-        memo = {id(old): new for old, new in zip(inside.tensors, fresh, strict=True)}
-        made = copy.deepcopy(example, memo | {id(module): module for module in inside.modules})
+        kept = iter(fresh)
+        leaves, tree = pytree.tree_flatten(example)
+        made = tree.unflatten(
+            [
+                _with_tensors(leaf, kept) if _is_object(leaf)
+                else next(kept) if isinstance(leaf, torch.Tensor) else leaf
+                for leaf in leaves
+            ]
+        )  # fmt: skip
         self._made.append((made, [(t, t._version) for t in fresh]))
         return made
 
     def after(self, _: Any, __: Any, result: Any) -> Any:
-        plain = _plain(result)
+        plain, self.results = _plain(result), result
         returned = {id(tensor) for tensor in _tensors(plain)}
         for made, before in self._made:
             inside = _Inside()
@@ -93,10 +207,29 @@ class _Calls:
 
 
 def _plain(value: Any) -> Any:
-    """A value with dictionaries in the place of objects."""
-    return pytree.tree_map(
-        lambda leaf: _Inside().plain(leaf) or {} if _is_object(leaf) else leaf, value
-    )
+    """A value with dictionaries in the place of objects, and tuples of what has no key paths."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if _has_no_paths(leaf):
+            return tuple(map(_plain, _parts_of(leaf)))
+        return (_Inside().plain(leaf) or {}) if _is_object(leaf) else leaf
+
+    return pytree.tree_map(of_leaf, value, is_leaf=_has_no_paths)
+
+
+def _has_no_paths(value: Any) -> bool:
+    """Whether torch's pytree takes a value apart, and has no names for its parts."""
+    node = pytree.SUPPORTED_NODES.get(type(value))
+    return node is not None and node.flatten_with_keys_fn is None
+
+
+def _parts_of(value: Any) -> list[Any]:
+    return list(pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0])
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of torch, of Stitch, or an array."""
+    return hasattr(type(value), "__dlpack__")
 
 
 def _tensors(plain: Any) -> list[Any]:
@@ -108,7 +241,7 @@ def _is_object(value: Any) -> bool:
     called, is none."""
     if dataclasses.is_dataclass(value):
         return not isinstance(value, type)
-    is_whole = isinstance(value, torch.Tensor | torch.nn.Module | Enum | type | ModuleType)
+    is_whole = _is_tensor(value) or isinstance(value, torch.nn.Module | Enum | type | ModuleType)
     return hasattr(value, "__dict__") and not is_whole and not callable(value)
 
 
@@ -123,7 +256,7 @@ class _Inside:
 
     def plain(self, value: Any) -> Any:
         """What holds tensors in a value; None where nothing does."""
-        if isinstance(value, torch.Tensor):
+        if _is_tensor(value):
             self.tensors.append(value)
             return value
         if isinstance(value, torch.nn.Module):
@@ -138,7 +271,14 @@ class _Inside:
             self._path.discard(id(value))
 
     def _of_parts(self, value: Any) -> Any:
-        leaves, tree = pytree.tree_flatten(value)
+        if _has_no_paths(value):
+            parts = list(map(self.plain, _parts_of(value)))
+            return (
+                None
+                if all(part is None for part in parts)
+                else tuple({} if p is None else p for p in parts)
+            )
+        leaves, tree = pytree.tree_flatten(value, is_leaf=_has_no_paths)
         if not tree.is_leaf():
             parts = [self.plain(leaf) for leaf in leaves]
             return None if all(part is None for part in parts) else tree.unflatten(parts)

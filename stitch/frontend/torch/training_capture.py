@@ -73,7 +73,7 @@ class _Capture:
         self, module: Any, examples: Examples, title: str, states: Set[str] = frozenset()
     ) -> None:
         self.title = title
-        self.program = exported(module, examples)
+        self.program = exported(module, examples).program
         self.builder = ComputationGraphBuilder(title)
         self.values: dict[str, Array] = {}
         self.has_key = give_key(self.program.graph)

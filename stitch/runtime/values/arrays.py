@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ def capture(
         if borrow or not can_change(array):
             return array
         return array.copy() if array.nbytes < LARGE_NBYTES else copied(array, what, allowed)
+    if isinstance(array, np.ndarray) and array.dtype.kind == "c":
+        array = _in_pairs(array, shape)
     elements = as_array(array, what)
     if elements.shape != shape:
         raise LinkError(
@@ -63,6 +66,8 @@ def as_array(array: Any, what: str) -> Array:
 
 def _taken_over(array: Any, what: str) -> Array:
     try:
+        if _is_torch(array):
+            return _array_of_torch(array)
         if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
             return np.asarray(array)
         try:
@@ -75,6 +80,35 @@ def _taken_over(array: Any, what: str) -> Array:
             f"{what} cannot become an array: {error}",
             remedy="bring it to the CPU, detach it, and give all rows one length",
         ) from error
+
+
+def _in_pairs(array: Array, shape: tuple[int, ...]) -> Array:
+    """Complex numbers as pairs of their parts, where a slot has one axis more for these."""
+    if shape != (*array.shape, 2):
+        return array
+    return np.stack((array.real, array.imag), axis=-1)
+
+
+def _is_torch(array: Any) -> bool:
+    """Whether this is a tensor of PyTorch's, which is not loaded to ask."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _array_of_torch(tensor: Any) -> Array:
+    """The elements of a tensor on the CPU, on its bytes where that is possible: its gradient is its
+    own, and types that NumPy lacks pass as their bits."""
+    torch = sys.modules["torch"]
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    name = str(plain.dtype).removeprefix("torch.")
+    bits = {"bfloat16": torch.int16}.get(name, torch.uint8 if "float8" in name else None)
+    if bits is None:
+        taken: Array = plain.numpy()
+        return taken
+    array: Array = plain.view(bits).numpy()
+    return array.view(DataType(name).dtype)
 
 
 def converted(array: Array, data_type: DataType, what: str, allowed: int | None = None) -> Array:

@@ -23,8 +23,8 @@ class Applied(nn.Module):  # type: ignore[misc]  # torch has no types here
         super().__init__()
         self.function = function
 
-    def forward(self, *operands: Any) -> Any:
-        return self.function(*operands)
+    def forward(self, *operands: Any, **named: Any) -> Any:
+        return self.function(*operands, **named)
 
 
 class Every(nn.Module):  # type: ignore[misc]  # torch has no types here

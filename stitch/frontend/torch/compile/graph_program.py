@@ -49,6 +49,8 @@ class GraphProgram:
         self._prepared = None
         if form.binary is not None:
             loaded = self._device.load(form.binary)
+            # Now, not at the first call: what the executor refuses others can run.
+            loaded.prepared()
             table, _ = chain_graph((loaded,), ({},), "compiled graph")
             self._prepared = PreparedGraph(self._device, table, title="the compiled graph")
         #: How what ran last is repeated, where torch gets copies of all results.

@@ -40,9 +40,18 @@ from stitch.frontend.torch.lowering import (
     give_key,
     join_selected,
 )
+from stitch.frontend.torch.node_places import location_of, name_of
 from stitch.frontend.torch.refused_nodes import Refusal
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
-from stitch.program import DataType, InputKind
+from stitch.program import (
+    ABSENT,
+    Constant,
+    DataType,
+    InputKind,
+    InputSlot,
+    Operation,
+    OutputSlot,
+)
 from stitch.report import Device
 from stitch.ttb import Binary, encode, load
 
@@ -184,6 +193,8 @@ class Building:
         #: Those of complex ones.
         self.complex: list[int] = []
         self.refusals: Sequence[Refusal] = ()
+        #: For each operation of the graph, the node that it was added for.
+        self._nodes: Sequence[Any] = ()
         self.builder = ComputationGraphBuilder(settings.name)
         self.graph: ComputationGraph | None = self._lowered(fx_graph) if self._results else None
 
@@ -202,12 +213,27 @@ class Building:
         if self.settings.raises:
             values = lower_graph(*where, self.settings.name, REMEDY)
         else:
-            values, self.refusals = try_lowering(*where)
+            values, self.refusals, self._nodes = try_lowering(*where)
             if self.refusals:
                 return None
         for output in self._results:
             self._declare(output, values[output.index])
         return self.builder.build()
+
+    def refused_by(self, device: Device, error: CompileError) -> Sequence[Refusal]:
+        """The nodes that a device's executor refuses to run, with its reasons: each operation is
+        tried by itself. All nodes, where it refuses none alone, only what the whole became."""
+        assert self.graph is not None, "what has no program is refused by no executor"
+        reasons: dict[Any, str] = {}
+        for operation, node in zip(self.graph.operations, self._nodes, strict=True):
+            if node not in reasons:
+                try:
+                    _check_runs(_one_operation(self.graph, operation), device, self.settings)
+                except CompileError as alone:
+                    reasons[node] = alone.what
+        for node in () if reasons else dict.fromkeys(self._nodes):
+            reasons[node] = error.what
+        return [Refusal(n, name_of(n), location_of(n), why) for n, why in reasons.items()]
 
     def _input(self, node: Any) -> SymbolicTensor | ComplexTensor | Unreadable:
         position, where = self._positions[node.name], f"argument {node.name}"
@@ -252,6 +278,34 @@ class Building:
             return value
         constant = self.builder.parameter(target, array_of(in_pairs(value)))
         return ComplexTensor(constant) if is_complex(value) else constant
+
+
+def _check_runs(graph: ComputationGraph, device: Device, settings: GraphSettings) -> None:
+    """Raise what the device's executor raises for a program that it refuses."""
+    device.load(_binary(graph, device, replace(settings, programs=None))).prepared()
+
+
+def _one_operation(graph: ComputationGraph, operation: Operation) -> ComputationGraph:
+    """An operation as a graph of its own."""
+    read = [v for v in dict.fromkeys(operation.inputs) if v != ABSENT]
+    made = [v for v in operation.outputs if v != ABSENT]
+    number = {value: place for place, value in enumerate((*read, *made))}
+    data = {constant.value: constant.data for constant in graph.constants}
+    return ComputationGraph(
+        "operation",
+        inputs=tuple(InputSlot(f"x{number[v]}", number[v]) for v in read if v not in data),
+        outputs=tuple(OutputSlot(f"y{number[v]}", number[v]) for v in made),
+        values=tuple(graph.values[v] for v in number),
+        operations=(
+            replace(
+                operation,
+                inputs=tuple(number.get(v, ABSENT) for v in operation.inputs),
+                outputs=tuple(number.get(v, ABSENT) for v in operation.outputs),
+            ),
+        ),
+        constants=tuple(Constant(number[v], data[v]) for v in read if v in data),
+        bodies=() if operation.body is None else graph.bodies,
+    )
 
 
 def _given(value: Any) -> Any:

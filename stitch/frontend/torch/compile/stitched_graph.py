@@ -54,8 +54,17 @@ from stitch.frontend.torch.refused_nodes import MAX_LINES, Refusal
 
 #: A function of a list of arguments, which it empties.
 Run = Callable[[list[Any]], Sequence[Any]]
-#: From a part and its settings to what runs it, and what of the part is refused.
+#: From a part and its settings to what makes what runs it (or raises `RefusedByExecutor`), and what
+#: of the part has no lowering.
 Compile = Callable[[GraphPart, GraphSettings], tuple[Callable[[], Run], Sequence[Refusal]]]
+
+
+class RefusedByExecutor(Exception):
+    """The device's executor does not run a program; `each`: the nodes that are to blame."""
+
+    def __init__(self, each: Sequence[Refusal]) -> None:
+        super().__init__()
+        self.each = each
 
 
 def stitched(
@@ -149,11 +158,17 @@ def _without_draws(
 
     if not reasons:
         building = Building(copied(module.graph), module, settings)
-        if not building.refusals:
-            program = _program(building, storage)
-            heard(_report_of_one(module.graph, settings, has_program=building.graph is not None))
-            return program.__call__
-        reasons = _origins(building.refusals)
+        refusals = building.refusals
+        if not refusals:
+            try:
+                program = _program(building, storage)
+            except RefusedByExecutor as refused:
+                refusals = refused.each
+            else:
+                has_program = building.graph is not None
+                heard(_report_of_one(module.graph, settings, has_program=has_program))
+                return program.__call__
+        reasons = _origins(refusals)
     return _cut_and_stitched(module, settings, reasons, compiled, heard)
 
 
@@ -180,18 +195,29 @@ def _cut_and_stitched(
             made, refused = compiled(part, wanted)
             runs.append(made)
             refusals += refused
-        reasons.update(_origins(refusals))
         if not small and not refusals:
-            break
+            try:
+                programs = [make() for make in runs]
+                break
+            except RefusedByExecutor as refused:
+                refusals += refused.each
+        reasons.update(_origins(refusals))
         by_torch.update(reasons)
     outer = OuterGraph(module, is_backward=settings.role == "backward")
-    run: Run = outer.run(steps, [run() for run in runs])
+    run: Run = outer.run(steps, programs)
     heard(_report(graph, settings, steps, reasons, by_torch))
     return run
 
 
 def _program(building: Building, storage: SharedStorage) -> GraphProgram:
-    return GraphProgram(compiled_form(building, storage.device), storage)
+    """A graph's program on the device; raises `RefusedByExecutor` where its executor does not run
+    it, and others may."""
+    try:
+        return GraphProgram(compiled_form(building, storage.device), storage)
+    except CompileError as error:
+        if building.settings.raises or building.graph is None:
+            raise
+        raise RefusedByExecutor(building.refused_by(storage.device, error)) from error
 
 
 def _is_small(part: GraphPart, settings: GraphSettings) -> bool:

@@ -29,9 +29,12 @@ aten = torch.ops.aten
 
 @rounded_once
 def _expm1(call: Call, x: SymbolicTensor) -> SymbolicTensor:
-    """exp(x) - 1 as 2 exp(x/2) sinh(x/2), which keeps the digits near zero."""
+    """exp(x) - 1 as 2 exp(x/2) sinh(x/2), which keeps the digits near zero.
+
+    Below -80, where it is -1 in every type, one of the factors would vanish.
+    """
     b = call.builder
-    half = b.mul(call.cast(x), 0.5)
+    half = b.mul(b.maximum(call.cast(x), -80.0), 0.5)
     return b.mul(b.mul(b.exp(half), b.op("Sinh", half)), 2.0)
 
 
@@ -74,6 +77,22 @@ def _elu(
 
 def _leaky_relu(call: Call, x: SymbolicTensor, negative_slope: float = 0.01) -> SymbolicTensor:
     return call.builder.leaky_relu(x, float(negative_slope))
+
+
+@rounded_once
+def _soft_shrink(call: Call, x: SymbolicTensor, lambd: float = 0.5) -> SymbolicTensor:
+    b = call.builder
+    nearer = b.where(b.greater(x, 0), b.sub(x, lambd), b.add(x, lambd))
+    return b.where(b.greater(b.abs(x), lambd), nearer, b.mul(x, 0.0))
+
+
+def _logit(call: Call, x: SymbolicTensor, eps: float | None = None) -> SymbolicTensor:
+    """log(x / (1 - x)) of x within [eps, 1 - eps], bounds of the result's type."""
+    b, bounded = call.builder, call.cast(x)
+    if eps is not None:
+        low = call.cast(eps)
+        bounded = b.clip(bounded, low, b.sub(1.0, low))
+    return b.log(b.div(bounded, b.sub(1.0, bounded)))
 
 
 def _hardtanh(
@@ -132,14 +151,15 @@ def _prelu(call: Call, x: SymbolicTensor, weight: SymbolicTensor) -> SymbolicTen
 
 
 LOWERINGS: dict[Any, Row] = {
-    aten.rsqrt.default: built(Builder.rsqrt, cast=True),
+    aten.rsqrt.default: rounded_once(built(Builder.rsqrt, cast=True)),
+    aten.softshrink.default: KeptWhole(_soft_shrink),
     aten.square.default: built(Builder.square, cast=True), aten.expm1.default: _expm1,
     aten.log1p.default: log1p, aten.log2.default: _log_of_base(2.0),
     aten.log10.default: _log_of_base(10.0),
     aten.exp2.default: lambda call, x: call.builder.pow(call.cast(2.0), call.cast(x)),
     aten.erfc.default: _erfc, aten.gelu.default: KeptWhole(built(Builder.gelu)),
     aten.silu.default: KeptWhole(rounded_once(built(Builder.silu))),
-    aten.elu.default: KeptWhole(_elu),
+    aten.elu.default: KeptWhole(_elu), aten.logit.default: KeptWhole(_logit),
     aten.leaky_relu.default: KeptWhole(_leaky_relu), aten.hardtanh.default: KeptWhole(_hardtanh),
     aten.hardsigmoid.default: KeptWhole(
         lambda call, x: call.builder.op("HardSigmoid", x, alpha=1.0 / 6.0, beta=0.5)

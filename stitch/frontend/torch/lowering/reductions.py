@@ -44,6 +44,9 @@ def _any(
     b, flags = call.builder, truth(call, x)
     if not flags.shape:
         return flags
+    if 0 in flags.shape:
+        # No integer is the neutral element of a maximum of truth values.
+        return call.filled(kind == "min")
     ones = b.cast(flags, DataType.INT32)
     return b.cast(b.reduce(kind, ones, _axes(dim), keepdim), DataType.BOOL)
 

@@ -183,6 +183,7 @@ LOWERINGS: dict[Any, Row] = {
     aten.arange.start_step: _range_step, aten.arange.start: _range_step,
     aten.arange.default: lambda call, end, **_: _range_step(call, 0, end),
     aten.scalar_tensor.default: lambda call, value, **_: call.cast(value),
+    torch.ops.prims.scalar_tensor.default: lambda call, value, **_: call.cast(value),
     aten.eye.default: _eye, aten.eye.m: _eye, aten._local_scalar_dense.default: _item,
     aten.item.default: _item,
     **dict.fromkeys((

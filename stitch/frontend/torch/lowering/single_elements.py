@@ -6,9 +6,11 @@ goes from the operator's overload to its lowering. Must not know: fx nodes.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from stitch.errors import CompileError
@@ -20,6 +22,7 @@ from stitch.frontend.torch.aten_call import (
     Row,
     Value,
     built,
+    computing_type,
     data_type_of,
 )
 from stitch.graph import ComputationGraphBuilder as Builder
@@ -73,28 +76,82 @@ def _by_type(of_flags: str, of_numbers: str, call: Call, a: Value, b: Value) -> 
 def _add(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
     if call.data_type is DataType.BOOL:
         return _binary("Or", call, a, b)
-    return _binary("Add", call, a, _scaled(call, b, alpha))
+    return _scaled_sum("Add", call, a, b, alpha)
+
+
+def _subtract(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
+    return _scaled_sum("Sub", call, a, b, alpha)
+
+
+def _scaled_sum(op: str, call: Call, a: Value, b: Value, alpha: Number) -> SymbolicTensor:
+    """a + alpha b, or a - alpha b: of narrow floats, as alpha is one then, computed in float32."""
+    if alpha == 1:
+        return _binary(op, call, a, b)
+    wide = computing_type(call.data_type)
+    scaled = call.builder.op("Mul", *(call.cast(call.cast(v), wide) for v in (b, alpha)))
+    return call.cast(call.builder.op(op, call.cast(call.cast(a), wide), scaled))
+
+
+def _by_number(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
+    """a * b or a / b as torch's kernels: to narrow floats they apply a second operand that is a
+    number, or a tensor without axes, in float32 and before it is rounded to their type."""
+    if not _loses_digits(call, b):
+        return _binary(op, call, a, b)
+    wide = computing_type(call.data_type)
+    return call.cast(call.builder.op(op, call.cast(call.cast(a), wide), call.cast(b, wide)))
+
+
+def _loses_digits(call: Call, value: Value) -> bool:
+    """Whether a number or a tensor without axes may be another one in the result's narrow type."""
+    if computing_type(call.data_type) is call.data_type:
+        return False
+    if isinstance(value, SymbolicTensor):
+        return value.shape == () and value.data_type not in (call.data_type, DataType.BOOL)
+    with np.errstate(over="ignore"):
+        rounded = float(np.asarray(value).astype(call.data_type.dtype))
+    return rounded != value and value == value
+
+
+def _multiply(call: Call, a: Value, b: Value) -> SymbolicTensor:
+    if call.data_type is DataType.BOOL:
+        return _binary("And", call, a, b)
+    return _by_number("Mul", call, a, b)
 
 
 def _multiply_add(call: Call, a: Value, b: Value, c: Value) -> SymbolicTensor:
     return _binary("Add", call, _binary("Mul", call, a, b), c)
 
 
-def _subtract(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
-    return _binary("Sub", call, a, _scaled(call, b, alpha))
-
-
-def _scaled(call: Call, value: Value, alpha: Number) -> Value:
-    return value if alpha == 1 else _binary("Mul", call, value, alpha)
-
-
 def _divide(call: Call, a: Value, b: Value, rounding_mode: str | None = None) -> SymbolicTensor:
+    if rounding_mode is None:
+        return _by_number("Div", call, a, b)
+    if not call.data_type.is_floating:
+        x, y = call.cast(a), call.cast(b)
+        return (
+            call.builder.floordiv(x, y) if rounding_mode == "floor" else _binary("Div", call, x, y)
+        )
+    wide = computing_type(call.data_type)
+    x, y = (
+        call.cast(call.cast(a), wide),
+        call.cast(b if _loses_digits(call, b) else call.cast(b), wide),
+    )
     if rounding_mode == "floor":
-        return call.builder.floordiv(call.cast(a), call.cast(b))
-    quotient = _binary("Div", call, a, b)
-    if rounding_mode == "trunc" and call.data_type.is_floating:
-        return _truncate(call, quotient)
-    return quotient
+        return call.cast(_floor_of_quotient(call, x, y))
+    return call.cast(_truncate(call, call.builder.div(x, y)))
+
+
+def _floor_of_quotient(call: Call, x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
+    """The floor of the exact quotient, as Python and torch have it: x / y may round up to the next
+    whole number. What is divided by zero is x / y."""
+    b = call.builder
+    quotient, rest = b.div(x, y), b.op("Mod", x, y, fmod=1)
+    is_other = b.logical_and(b.not_equal(rest, 0), b.logical_xor(b.less(rest, 0), b.less(y, 0)))
+    below = b.sub(b.div(b.sub(x, rest), y), b.cast(is_other, x.data_type))
+    whole = b.floor(below)
+    whole = b.add(whole, b.cast(b.greater(b.sub(below, whole), 0.5), x.data_type))
+    # A zero with the quotient's sign.
+    whole = b.where(b.equal(below, 0), b.mul(quotient, 0.0), whole)
+    return b.where(b.equal(y, 0), quotient, whole)
 
 
 def _truncate(call: Call, x: SymbolicTensor) -> SymbolicTensor:
@@ -106,7 +163,9 @@ def _truncate(call: Call, x: SymbolicTensor) -> SymbolicTensor:
 
 def _power(call: Call, base: Value, exponent: Value) -> SymbolicTensor:
     b = call.builder
-    if isinstance(exponent, SymbolicTensor) or not call.data_type.is_floating:
+    is_number = not isinstance(exponent, SymbolicTensor) and call.data_type.is_floating
+    # In float16 torch has no other ways for exponents that are small whole numbers.
+    if not is_number or call.data_type is DataType.FLOAT16:
         return _binary("Pow", call, base, exponent)
     x = call.cast(base)
     if exponent == 2:
@@ -140,6 +199,33 @@ def _masked_fill(call: Call, x: Value, mask: SymbolicTensor, value: Value) -> Sy
     return _where(call, mask, value, x)
 
 
+def _interpolate(call: Call, a: Value, b: Value, weight: Value) -> SymbolicTensor:
+    """Between a and b, from the nearer end: in float32 where they are narrow."""
+    builder, wide = call.builder, computing_type(call.data_type)
+    x, y = (call.cast(call.cast(value), wide) for value in (a, b))
+    if isinstance(weight, SymbolicTensor):
+        weight = call.cast(weight)
+    share = call.cast(weight, wide)
+    way = builder.sub(y, x)
+    is_near = builder.less(builder.abs(share), 0.5)
+    from_start = builder.add(x, builder.mul(share, way))
+    from_end = builder.sub(y, builder.mul(way, builder.sub(1.0, share)))
+    return call.cast(builder.where(is_near, from_start, from_end))
+
+
+def _times_logarithm(call: Call, x: Value, y: Value) -> SymbolicTensor:
+    """x log(y), and 0 where x is, but of NaN."""
+    b, factor, number = call.builder, call.cast(x), call.cast(y)
+    product = b.where(b.equal(factor, 0), 0.0, b.mul(factor, b.log(number)))
+    return b.where(b.op("IsNaN", number), math.nan, product)
+
+
+def _scaled_by_power(call: Call, x: Value, exponent: SymbolicTensor) -> SymbolicTensor:
+    wide = computing_type(call.data_type)
+    power = call.builder.pow(call.cast(2.0, wide), call.cast(exponent, wide))
+    return call.cast(call.builder.mul(call.cast(call.cast(x), wide), power))
+
+
 def _cast(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
     return call.cast(x)
 
@@ -171,7 +257,7 @@ _UNARY = {
 _WHOLE = {"Floor": aten.floor, "Ceil": aten.ceil, "Round": aten.round}
 #: Their second operand is a tensor or a number.
 _OF_TWO: dict[Any, Lowering] = {
-    aten.add: _add, aten.sub: _subtract, aten.mul: partial(_by_type, "And", "Mul"),
+    aten.add: _add, aten.sub: _subtract, aten.mul: _multiply,
     aten.rsub: lambda call, a, b, alpha=1: _subtract(call, b, a, alpha),
     aten.remainder: built(Builder.mod, cast=True), aten.fmod: partial(_binary, "Mod", fmod=1),
     aten.ne: lambda call, a, b: call.builder.logical_not(_compare("Equal", call, a, b)),
@@ -190,11 +276,20 @@ LOWERINGS: dict[Any, Row] = {
     **{packet.default: partial(_whole, op) for op, packet in _WHOLE.items()},
     **{packet.Tensor: lowering for packet, lowering in _OF_TWO.items()},
     **{packet.Scalar: lowering for packet, lowering in _OF_TWO.items()},
+    **{
+        packet.Scalar_Tensor: lowering for packet, lowering in _OF_TWO.items()
+        if "Scalar_Tensor" in packet.overloads()
+    },
     aten.hardswish.default: KeptWhole(partial(_unary, "HardSwish")),
     aten.mish.default: KeptWhole(partial(_unary, "Mish")),
     aten.div.Tensor: _divide, aten.div.Scalar: _divide, aten.div.Tensor_mode: _divide,
     aten.div.Scalar_mode: _divide,
-    aten.floor_divide.default: built(Builder.floordiv, cast=True),
+    aten.floor_divide.default: partial(_divide, rounding_mode="floor"),
+    aten.floor_divide.Scalar: partial(_divide, rounding_mode="floor"),
+    aten.xlogy.Tensor: KeptWhole(_times_logarithm),
+    aten.xlogy.Scalar_Self: KeptWhole(_times_logarithm),
+    aten.xlogy.Scalar_Other: KeptWhole(_times_logarithm), aten.ldexp.Tensor: _scaled_by_power,
+    aten.lerp.Tensor: KeptWhole(_interpolate), aten.lerp.Scalar: KeptWhole(_interpolate),
     aten.pow.Tensor_Tensor: _power, aten.pow.Tensor_Scalar: _power, aten.pow.Scalar: _power,
     aten.maximum.default: partial(_binary, "Max"), aten.minimum.default: partial(_binary, "Min"),
     aten.isnan.default: partial(_is_floating_kind, "IsNaN"),

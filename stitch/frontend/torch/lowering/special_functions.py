@@ -32,10 +32,15 @@ def negative(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return b.logical_or(b.less(x, 0), b.logical_and(b.equal(x, 0), b.less(b.reciprocal(x), 0)))
 
 
-@rounded_once
 def _atan2(call: Call, y: SymbolicTensor, x: SymbolicTensor) -> SymbolicTensor:
-    """The angle of (x, y) in (-pi, pi], by the arc whose tangent is at most one."""
-    b, (rise, run) = call.builder, (call.cast(y), call.cast(x))
+    # A tensor without axes takes the other's type before anything is computed.
+    return _angle_of(call, call.cast(y), call.cast(x))
+
+
+@rounded_once
+def _angle_of(call: Call, rise: SymbolicTensor, run: SymbolicTensor) -> SymbolicTensor:
+    """The angle of (run, rise) in (-pi, pi], by the arc whose tangent is at most one."""
+    b = call.builder
     high, wide = b.abs(rise), b.abs(run)
     least, most = b.op("Min", high, wide), b.op("Max", high, wide)
     # Where both are zero, or both infinite, the quotient is not one.
