@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 
@@ -26,6 +26,7 @@ from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.ops import multiply_adds
 from stitch.program import (
     ABSENT,
+    Array,
     Body,
     FreeNames,
     InputKind,
@@ -37,6 +38,8 @@ from stitch.program import (
 )
 
 _GROWTH = CompileOptions().fold_growth_nbytes
+#: More than any cut costs.
+_APART_NBYTES = 1 << 50
 
 
 def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[ComputationGraph, ...]:
@@ -45,10 +48,12 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
     A node is named by its location (all of it, or what follows the colon) or by a value that it
     makes; what is no name is several names with commas between them. Part k is called after the
     graph, with `_k`. Inputs that are activations enter the first part, others the first part that
-    reads them; it passes them on to those that read them again. Outputs leave the last part. Raises
+    reads them; it passes them on to those that read them again. Outputs leave the last part, states
+    the part that reads and writes them. Raises
     `CompileError` for a name that is unknown, and for parts without operations.
     """
     # Shapes and axes have to be constants of the part that needs them.
+    initial = graph.initial_state
     graph = remove_dead_code(fold_constants(graph, _GROWTH))
     live = _Lives(graph)
     count = len(graph.operations)
@@ -63,7 +68,23 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
         ends = _named_cuts(graph, cuts)
     bounds = list(pairwise((0, *ends, count)))
     parts = [_part(graph, live, k, *bound) for k, bound in enumerate(bounds)]
-    return _with_wishes(graph, parts)
+    return tuple([_with_states(part, initial) for part in _with_wishes(graph, parts)])
+
+
+def _with_states(part: ComputationGraph, initial: Mapping[str, Array]) -> ComputationGraph:
+    """A part with what its own states begin with."""
+    own = {slot.name for slot in part.inputs if slot.kind is InputKind.STATE}
+    return replace(part, initial_state={n: a for n, a in initial.items() if n in own})
+
+
+def _states_of(graph: ComputationGraph) -> dict[str, tuple[int, int]]:
+    """The states by name: the values of their input and their output."""
+    outputs = {slot.name: slot.value for slot in graph.outputs}
+    return {
+        slot.name: (slot.value, outputs[slot.name])
+        for slot in graph.inputs
+        if slot.kind is InputKind.STATE and slot.name in outputs
+    }
 
 
 def _named_cuts(graph: ComputationGraph, names: Sequence[str]) -> tuple[int, ...]:
@@ -110,8 +131,10 @@ class _Lives:
             for v in operation.inputs:
                 if v != ABSENT and v not in constants:
                     reads.setdefault(v, []).append(i)
+        #: What leaves the part that writes it: the next call reads it, no later part.
+        self.states = _states_of(graph)
         for slot in graph.outputs:
-            if slot.value not in constants:
+            if slot.value not in constants and slot.name not in self.states:
                 reads.setdefault(slot.value, []).append(len(graph.operations))
         self._reads = reads
         self._last = {v: places[-1] for v, places in reads.items()}
@@ -119,6 +142,9 @@ class _Lives:
         for one in graph.inputs:
             enters = one.kind is InputKind.ACTIVATION
             self.start[one.value] = -1 if enters else reads.get(one.value, [0])[0]
+        for before, after in self.states.values():
+            if before not in reads:
+                self.start[before] = self.start[after]
         self.names = _crossing_names(graph)
 
     def arriving(self, first: int, end: int) -> list[int]:
@@ -136,6 +162,10 @@ class _Lives:
         """Bytes that pass over each point, from 0 to the number of operations."""
         points = max([*self._last.values(), 0]) + 1
         change = [0] * (points + 1)
+        for before, after in self.states.values():
+            # No cut parts a state's first reader from its writer while there are others.
+            change[self.start[before] + 1] += _APART_NBYTES
+            change[self.start[after] + 1] -= _APART_NBYTES
         for v, last in self._last.items():
             nbytes = self._values[v].type.nbytes
             change[self.start[v] + 1] += nbytes
@@ -145,8 +175,11 @@ class _Lives:
 
 def _crossing_names(graph: ComputationGraph) -> dict[int, str]:
     """A slot name for every value: inputs keep theirs, no two are alike."""
+    states = _states_of(graph)
     names = {slot.value: slot.name for slot in graph.inputs}
     free = FreeNames(names.values(), mark="_", first=1)
+    # The part that writes a state gives the new one by its name.
+    names |= {before: free.free(f"{name}_before") for name, (before, _) in states.items()}
     for v, value in enumerate(graph.values):
         if v not in names:
             names[v] = free.free(value.name)
@@ -163,16 +196,23 @@ def _part(
     inputs = [InputSlot(live.names[v], v) for v in arriving]
     start = first if index else -1
     inputs += [slot for slot in graph.inputs if start <= live.start[slot.value] < max(end, 1)]
-    leaving = (
-        list(graph.outputs) if is_last
-        else [OutputSlot(live.names[v], v) for v in live.leaving(start, end)]
-    )  # fmt: skip
+    if is_last:
+        leaving = [slot for slot in graph.outputs if slot.name not in live.states]
+    else:
+        leaving = [OutputSlot(live.names[v], v) for v in live.leaving(start, end)]
+    leaving += [
+        slot for slot in graph.outputs
+        if slot.name in live.states and first <= live.start[slot.value] < end
+    ]  # fmt: skip
+    entering = {slot.name for slot in inputs}
     values, operations = list(graph.values), list(graph.operations[first:end])
     computed = {v for operation in operations for v in operation.outputs}
-    outputs = []
+    outputs: list[OutputSlot] = []
     for slot in leaving:
+        if slot.name in live.states and slot.name not in entering:
+            raise _apart(graph, slot.name, slot.name)
         slot = _with_alias(graph, slot, inputs)
-        if slot.value not in computed:
+        if slot.value not in computed or slot.value in [other.value for other in outputs]:
             # An output is a value of its own: what only passes through is copied.
             source = values[slot.value]
             values.append(Value(f"{source.name}_passed", source.type))
@@ -206,9 +246,9 @@ def _with_alias(
 
 def _apart(graph: ComputationGraph, output: str, taken: str) -> CompileError:
     return CompileError(
-        f"output {output!r} takes the buffer of input {taken!r}, but the cuts part them",
+        f"output {output!r} replaces input {taken!r}, but the cuts part them",
         where=f"graph {graph.name!r}",
-        remedy="cut elsewhere with --split_at, or drop the alias",
+        remedy="cut elsewhere with --split_at; where it is an alias, drop that",
     )
 
 
@@ -217,11 +257,13 @@ def _with_wishes(
 ) -> tuple[ComputationGraph, ...]:
     """The parts with the graph's wishes, each on the part that has its slot."""
     wished = list(parts)
+    states = _states_of(graph)
     home = {slot.name: k for k, part in reversed([*enumerate(parts)]) for slot in part.inputs}
     for wish in graph.wishes:
         sides = graph.inputs if wish.side == "input" else graph.outputs
         name = sides[graph.slot_index(wish)].name
-        place = home[name] if wish.side == "input" else len(parts) - 1
+        is_state = name in states
+        place = home[name] if wish.side == "input" or is_state else len(parts) - 1
         value = wish.value
         if wish.field == "alias" and isinstance(value, str | int):
             value = value if isinstance(value, str) else graph.inputs[value].name
@@ -250,10 +292,13 @@ def narrowest_cuts(
     costs = [operation_cost(one, graph.values, graph.bodies) for one in graph.operations]
     totals = np.array([0, *accumulate(costs)], np.float64)
     mean = max(totals[-1] / parts, 1.0)
-    for slack in _SLACKS:
-        cuts = _cuts(totals, np.array(crossing_nbytes, np.float64), parts, mean, slack)
-        if cuts is not None:
-            return cuts
+    crossing = np.array(crossing_nbytes, np.float64)
+    # Where every choice of cuts parts a state, the part that lacks it says so.
+    for passing in (np.where(crossing < _APART_NBYTES, crossing, np.inf), crossing):
+        for slack in _SLACKS:
+            cuts = _cuts(totals, passing, parts, mean, slack)
+            if cuts is not None:
+                return cuts
     raise AssertionError("without limits on cost, any cuts will do")
 
 

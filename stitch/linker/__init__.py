@@ -18,7 +18,7 @@ from stitch.linker.capacity import (
 )
 from stitch.linker.dead_code import drop_unused_values, remove_dead_code, with_used_bodies
 from stitch.linker.expansion import expanded, expansion_nbytes, inlined
-from stitch.linker.link_check import LinkReport, check_link, wire
+from stitch.linker.link_check import LinkReport, check_link, handed_on, wire
 from stitch.linker.scratch import (
     SCRATCH_ALIGNMENT,
     ScratchPlan,
@@ -55,7 +55,7 @@ __all__ = [
     "SCRATCH_ALIGNMENT", "WIRE_FORM", "AliasProofs", "Demand", "LinkReport", "Port", "ProgramNames",
     "ScratchPlan", "SlotWord", "Wire", "Wiring", "address_problems", "chain_in_words",
     "chain_wires", "check_capacity", "check_link", "check_wire", "choose_scratch", "demands",
-    "drop_unused_values", "expanded", "expansion_nbytes", "inlined", "likely_words",
+    "drop_unused_values", "expanded", "handed_on", "expansion_nbytes", "inlined", "likely_words",
     "link_merged", "link_programs", "link_tasks", "linked_inputs", "pack_scratch",
     "place_intermediates", "program_of_body", "remove_dead_code",
     "repeated_outputs", "slot_index", "use_problems", "wire",

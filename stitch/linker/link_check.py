@@ -139,8 +139,15 @@ def activations(program: Program) -> list[int]:
     return [i for i, s in enumerate(program.inputs) if s.kind is InputKind.ACTIVATION]
 
 
+def handed_on(program: Program) -> list[int]:
+    """The indices of the outputs that are for other programs, in order: all but those that replace
+    a state of the program's own, an input of their name."""
+    states = {slot.name for slot in program.inputs if slot.kind is InputKind.STATE}
+    return [i for i, slot in enumerate(program.outputs) if slot.name not in states]
+
+
 def _by_position(producer: Program, consumer: Program, problems: list[str], partial: bool) -> Pairs:
-    pairs = tuple(zip(range(len(producer.outputs)), activations(consumer), strict=False))
+    pairs = tuple(zip(handed_on(producer), activations(consumer), strict=False))
     if not partial:
         problems += _alone(producer, consumer, {o for o, _ in pairs}, {i for _, i in pairs})
     return pairs
@@ -153,7 +160,7 @@ def _alone(
     for i in activations(consumer):
         if i not in fed:
             yield f"{input_name(consumer, i)} has no output to feed it"
-    for i in range(len(producer.outputs)):
+    for i in handed_on(producer):
         if i not in used:
             yield f"{output_name(producer, i)} has no input to feed"
 

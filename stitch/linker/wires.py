@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stitch.errors import LinkError
-from stitch.linker.link_check import activations, check_link, input_name, output_name, wire
+from stitch.linker.link_check import (
+    activations,
+    check_link,
+    handed_on,
+    input_name,
+    output_name,
+    wire,
+)
 from stitch.program import Program
 
 #: A slot of one of the programs: (index of the program, index of the slot).
@@ -38,11 +45,12 @@ def chain_wires(
     Where their numbers differ, activations take the outputs of their name instead, each from the
     nearest program before that has one, which need not be the one before: so values go around
     programs that do not use them. Then too every activation is fed and every output used, but for
-    the ends of the chain. Raises `LinkError` for neighbours that fit neither way (see `wire`).
+    the ends of the chain, and for outputs that replace a state of their own program. Raises
+    `LinkError` for neighbours that fit neither way (see `wire`).
     """
     neighbours = list(pairwise(programs))
     fed = [_fed(a, b, outside) for a, b in zip([None, *programs], programs, strict=False)]
-    if any(len(a.outputs) != len(taken) for a, taken in zip(programs, fed[1:], strict=False)):
+    if any(len(handed_on(a)) != len(taken) for a, taken in zip(programs, fed[1:], strict=False)):
         wires = _wires_by_name(programs, fed)
         if wires is not None:
             for link in wires:
@@ -59,10 +67,11 @@ def _neighbours(
     producer: Program, consumer: Program, fed: Sequence[int], strict_types: bool
 ) -> Sequence[tuple[int, int]]:
     """(Output, input) pairs of two neighbours, by position among the activations that are fed."""
-    if len(fed) == len(activations(consumer)) or len(fed) != len(producer.outputs):
+    given = handed_on(producer)
+    if len(fed) == len(activations(consumer)) or len(fed) != len(given):
         return wire(producer, consumer, strict_types=strict_types)
-    pairs = zip(fed, producer.outputs, strict=True)
-    names = {consumer.inputs[i].name: slot.name for i, slot in pairs}
+    pairs = zip(fed, given, strict=True)
+    names = {consumer.inputs[i].name: producer.outputs[o].name for i, o in pairs}
     return wire(producer, consumer, names, strict_types=strict_types, partial=True)
 
 
@@ -73,9 +82,10 @@ def _fed(producer: Program | None, program: Program, outside: Collection[str]) -
     """
     wanted = activations(program)
     fed = [i for i in wanted if program.inputs[i].name not in outside]
-    if producer is None or len(producer.outputs) != 1 or fed:
+    given = [] if producer is None else handed_on(producer)
+    if producer is None or len(given) != 1 or fed:
         return fed
-    shape = producer.output_desc(0).shape
+    shape = producer.output_desc(given[0]).shape
     fitting = [i for i in wanted if program.input_desc(i).shape == shape]
     return fitting if len(fitting) == 1 else wanted
 
@@ -94,7 +104,7 @@ def _wires_by_name(
             wires.append(Wire(*source, p, i))
         sources |= {slot.name: (p, o) for o, slot in enumerate(program.outputs)}
     used = {(link.producer, link.output) for link in wires}
-    given = {(p, o) for p, a in enumerate(programs[:-1]) for o in range(len(a.outputs))}
+    given = {(p, o) for p, a in enumerate(programs[:-1]) for o in handed_on(a)}
     return tuple(wires) if given <= used else None
 
 

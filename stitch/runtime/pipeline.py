@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stitch.errors import UsageError
-from stitch.linker import chain_wires
-from stitch.runtime.graphs import PreparedGraph, chain_graph
+from stitch.linker import chain_wires, handed_on
+from stitch.runtime.graphs import PreparedGraph, Slot, chain_graph
 from stitch.runtime.loaded import LoadedProgram
 
 
@@ -33,5 +33,15 @@ class RuntimePipeline(PreparedGraph):
         feeds: list[dict[int, tuple[int, int]]] = [{} for _ in self.programs]
         for wire in chain_wires([loaded.program for loaded in self.programs]):
             feeds[wire.consumer][wire.input] = (wire.producer, wire.output)
-        table, _ = chain_graph(self.programs, feeds, "pipeline")
+        table, _ = chain_graph(self.programs, feeds, "pipeline", _results_of(self.programs))
         super().__init__(device, table, title="the pipeline")
+
+
+def _results_of(programs: Sequence[LoadedProgram]) -> list[Slot]:
+    """The outputs of a pipeline: those of the last program, then the states of the others."""
+    *others, last = programs
+    results = [(len(others), at) for at in range(len(last.outputs))]
+    for number, loaded in enumerate(others):
+        own = {*handed_on(loaded.program)}
+        results += [(number, at) for at in range(len(loaded.outputs)) if at not in own]
+    return results

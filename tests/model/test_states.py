@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import stitch
+from stitch.compiler import split_graph
 from stitch.errors import CompileError, StitchError, UsageError
 from stitch.program import InputKind
 
@@ -357,3 +358,141 @@ def test_two_names_of_written_bytes_are_refused_and_so_are_written_inputs() -> N
             stitch.compile(aliased, (torch.zeros(4),))
     with pytest.raises(CompileError, match=r"writes to its inputs(.|\n)*register_buffer"):
         stitch.compile(Writes(), (torch.zeros(4),))
+
+
+# -- stitched and split ----------------------------------------------------------------------------
+
+
+class Twice(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Two caches, one after the other, and a counter that is read at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        for name in ("a", "b"):
+            self.register_buffer(name, torch.zeros(6, 4))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: Any, at: Any) -> Any:
+        self.count += 1
+        self.a.index_copy_(0, at, self.first(x))
+        x = torch.tanh(self.a.sum(0, keepdim=True))
+        self.b.index_copy_(0, at, self.last(x))
+        return self.b.sum(0) * self.count
+
+
+AT = [torch.tensor([n]) for n in (0, 3, 1, 5, 2)]
+ROWS = [torch.full((1, 4), n / 4) for n in range(5)]
+
+
+def results_of_twice() -> list[Any]:
+    eager = Twice().requires_grad_(False)
+    return [eager(x, at).numpy() for x, at in zip(ROWS, AT, strict=True)]
+
+
+def test_a_pipeline_takes_and_gives_the_states_of_all_its_programs() -> None:
+    double = stitch.compile(lambda x: x * 2.0, [np.zeros(3, np.float32)], target="tiny")
+    model = compiled(target="tiny")
+    first, second = Buffers(), Buffers()
+    with stitch.open_device("tiny") as device:
+        programs: Any = [device.load(one) for one in (double, model, model, double)]
+        pipeline: Any = stitch.Pipeline(programs)
+        starts = [program.initial_state() for program in programs]
+        state: Any = [tensor for start in starts for tensor in start.values()]
+        for x in inputs():
+            y, *state = pipeline(x, *state)
+            np.testing.assert_array_equal(y.numpy(), second(first(x * 2)) * 2)
+        with pytest.raises(UsageError, match="total"):
+            pipeline(inputs()[0])
+
+
+@pytest.mark.parametrize("cuts", [2, 3, 4])
+def test_the_parts_of_a_split_module_carry_their_states(cuts: int) -> None:
+    graph = stitch.compile(Twice(), (ROWS[0], AT[0]), target="tiny").graph
+    parts = split_graph(graph, cuts)
+    assert len(parts) == cuts
+    assert sorted(name for part in parts for name in part.initial_state) == ["a", "b", "count"]
+    models: Any = [stitch.compile(part, target="tiny") for part in parts]
+    for x, at, expected in zip(ROWS, AT, results_of_twice(), strict=True):
+        given: dict[str, Any] = {"x": x, "at": at}
+        for part, model in zip(parts, models, strict=True):
+            taken = [s.name for s in part.inputs if s.kind is InputKind.ACTIVATION]
+            made = model(**{name: given[name] for name in taken})
+            names = [s.name for s in part.outputs if s.name not in part.initial_state]
+            given |= dict(zip(names, made if isinstance(made, tuple) else (made,), strict=True))
+        np.testing.assert_allclose(given["output"].numpy(), expected, atol=1e-6)
+    with stitch.open_device("tiny") as device:
+        programs = [device.load(model) for model in models]
+        pipeline: Any = stitch.Pipeline(programs)
+        state: Any = [t for program in programs for t in program.initial_state().values()]
+        order = [n for *others, last in [parts] for p in (last, *others) for n in p.initial_state]
+        names = [name for part in parts for name in part.initial_state]
+        for x, at, expected in zip(ROWS, AT, results_of_twice(), strict=True):
+            y, *after = pipeline(**dict(zip(names, state, strict=True)), x=x, at=at)
+            left = dict(zip(order, after, strict=True))
+            state = [left[name] for name in names]
+            np.testing.assert_allclose(y.numpy(), expected, atol=1e-6)
+
+
+def test_a_cut_between_what_reads_and_what_writes_a_state_is_refused() -> None:
+    class Norm(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x: Any) -> Any:
+            half = self.mean * 0.5
+            self.mean.copy_(torch.tanh(half) + x)
+            return torch.exp(self.mean)
+
+    graph = stitch.compile(Norm(), (torch.zeros(3),), target="tiny").graph
+    with pytest.raises(CompileError, match=r"'mean' replaces input 'mean'(.|\n)*cut elsewhere"):
+        split_graph(graph, ["tanh"])
+    assert [*split_graph(graph, 2)[0].initial_state] == ["mean"]
+
+
+def test_a_pipeline_file_begins_with_the_state_and_carries_it(tmp_path: Path) -> None:
+    stitch.compile(Twice(), (ROWS[0], AT[0]), target="tiny", name="m").save(tmp_path / "m.ttb")
+    (tmp_path / "p.yaml").write_text("""
+modules:
+  start: {file: m.ttb, program: m.initial_state}
+  m: m.ttb
+inputs:
+  xs: {shape: [5, 1, 4], type: float32}
+  at: {shape: [5, 1], type: int64}
+steps:
+  - {run: start, outputs: {a: a, b: b, count: count}}
+  - repeat: 5
+    carry: {a: a2, b: b2, count: count2}
+    collect: {ys: y}
+    steps:
+      - run: m
+        inputs: {x: "xs[i]", at: "at[i]", a: a, b: b, count: count}
+        outputs: {output: y, a: a2, b: b2, count: count2}
+outputs: {ys: ys, count: count}
+""")
+    with stitch.open_device("tiny") as device:
+        pipeline: Any = stitch.Pipeline.from_yaml(tmp_path / "p.yaml", device=device)
+        for _ in range(2):
+            ys, count = pipeline(torch.stack(ROWS), torch.stack(AT))
+            np.testing.assert_allclose(ys.numpy(), np.stack(results_of_twice()), atol=1e-6)
+            assert count.item() == 5
+
+
+def test_a_task_graph_carries_a_state_from_task_to_task() -> None:
+    model = stitch.compile(Twice(), (ROWS[0], AT[0]), target="tiny")
+    with stitch.open_device("tiny") as device:
+        program: Any = device.load(model)
+        graph: Any = stitch.TaskGraph()
+        descs = [program.program.input_desc(i) for i in range(len(program.ports))]
+        state = [graph.input(desc, port.name) for desc, port in
+                 zip(descs[2:], program.ports[2:], strict=True)]  # fmt: skip
+        for n in range(5):
+            x, at = graph.input(descs[0], f"x{n}"), graph.input(descs[1], f"at{n}")
+            y, *state = graph.call(program, x, at, *state)
+            graph.output(y, f"y{n}")
+        given = {f"x{n}": ROWS[n] for n in range(5)} | {f"at{n}": AT[n] for n in range(5)}
+        found: Any = device.prepare(graph)(**given, **program.initial_state())
+        for y, expected in zip(found, results_of_twice(), strict=True):
+            np.testing.assert_allclose(y.numpy(), expected, atol=1e-6)
