@@ -6,7 +6,7 @@ method families (`*_methods.py`) are written against this class alone; the build
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -397,7 +397,9 @@ def attribute_of(value: Written, kind: str = "") -> AttributeValue:
             if kind == "float"
             else (number if isinstance(number, float) else int(number))
         )
-    items: list[Any] = list(value or ())
+    items: list[Any] = [value]
+    if value is None or isinstance(value, Iterable):
+        items = list(() if value is None else value)
     if items and all(isinstance(item, str) for item in items):
         return tuple(items)
     if not all(isinstance(item, bool | int | float | np.number) for item in items):

@@ -193,6 +193,11 @@ def scan_in_body(
     def whole(body: BodyBuilder, given: Tensors) -> Sequence[SymbolicTensor]:
         before, elements = given[: len(first)], given[len(first) :]
         after, made = f(body, before, elements)
+        if len(after) != len(before):
+            raise CompileError(
+                "a round gives another number of states than it takes", where=owner._where(),
+                expected=str(len(before)), got=str(len(after)),
+            )  # fmt: skip
         states = [body.tensor(s, like) for s, like in zip(after, before, strict=True)]
         return [*states, *[body.tensor(each) for each in made]]
 

@@ -20,11 +20,12 @@ from stitch.frontend.onnx.calls.node_call import NodeCall
 from stitch.frontend.onnx.protos import NEWEST_IR, tensor_array
 from stitch.program import Array, DataType
 
-_FORMS: Mapping[str, Callable[[Any], Array]] = {
-    "value_int": lambda value: np.asarray(value, np.int64),
-    "value_ints": lambda value: np.asarray(value, np.int64),
-    "value_float": lambda value: np.asarray(value, np.float32),
-    "value_floats": lambda value: np.asarray(value, np.float32),
+#: How a Constant holds numbers: the attribute, and how it is read.
+_FORMS: Mapping[str, Callable[[NodeCall, str], Array]] = {
+    "value_int": lambda call, form: np.asarray(call.whole(form), np.int64),
+    "value_ints": lambda call, form: np.asarray(call.wholes(form), np.int64),
+    "value_float": lambda call, form: np.asarray(call.real(form), np.float32),
+    "value_floats": lambda call, form: call.reals(form),
 }
 #: Their results are not decided by their operands.
 _UNDECIDED = frozenset(
@@ -43,8 +44,8 @@ def constant_array(call: NodeCall, folder: Path | None) -> Array:
     ((form, value),) = call.attributes.items()
     if form == "value" and isinstance(value, onnx.TensorProto):
         return tensor_array(value, folder, f"{call.where}, attribute 'value'")
-    if form in _FORMS and not isinstance(value, str | onnx.TensorProto):
-        return _FORMS[form](value)
+    if form in _FORMS:
+        return _FORMS[form](call, form)
     raise call.refused(
         f"a Constant with the attribute {form!r} is not supported",
         expected=f"value, {', '.join(_FORMS)}",
