@@ -4,7 +4,7 @@ Comes in: types, layouts, values, operations, slots. Goes out: frozen, checked `
 their text. Must not know: machines, files, kernels, memory.
 """
 
-from stitch.program.bodies import Body, BodyPool, name_of, result_types
+from stitch.program.bodies import Body, BodyPool, holds_foreign, name_of, result_types
 from stitch.program.contents import Contents, dense_bytes, same_bytes
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
 from stitch.program.free_names import FreeNames
@@ -61,7 +61,8 @@ __all__ = [
     "OperationList", "Orientation", "OutputSlot", "Ownership", "Program", "Role", "SCAN",
     "ScanForm", "Scratch", "Seam", "ShardSpec", "Space", "TILE_SHAPE", "TensorDesc", "Value",
     "ValueType", "as_read_only",
-    "body_lines", "can_change", "dense_bytes", "host_layout", "is_scan", "link_problem", "name_of",
+    "body_lines", "can_change", "dense_bytes", "holds_foreign", "host_layout", "is_scan",
+    "link_problem", "name_of",
     "part_ranges", "placement_problems", "result_types", "same_bytes", "seam_problems",
     "structure_problems", "summary",
 ]  # fmt: skip

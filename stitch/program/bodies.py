@@ -113,6 +113,13 @@ def operation_line(
     return f"{outputs} = {op}({inputs}){f' {{{shown}}}' if shown else ''}{body} : {types}"
 
 
+def holds_foreign(operation: Operation, bodies: Sequence[Body]) -> bool:
+    """Whether an operator, or one of the body that an operation carries, is foreign."""
+    if operation.body == ABSENT:
+        return operation.is_foreign
+    return any(holds_foreign(inner, bodies) for inner in bodies[operation.body].operations)
+
+
 class BodyPool:
     """Bodies by index, equal ones once.
 

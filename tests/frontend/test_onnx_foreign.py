@@ -11,8 +11,16 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 
 import stitch
+from stitch import fractal
 from stitch.compiler import differentiate
 from stitch.errors import CompileError, FormatError, OutOfMemoryError
 from stitch.frontend.onnx import from_onnx
@@ -286,3 +294,158 @@ def test_narrow_floats_go_into_a_foreign_operator_as_they_are(executor: str) -> 
     )
     assert mine.dtype == other.dtype == np.float16
     np.testing.assert_allclose(mine, other, rtol=2e-3)
+
+
+def label(version: int) -> onnx.ModelProto:
+    """One operator of two versions of its domain that mean different things."""
+    made = node(
+        "LabelEncoder", ["x"], ["y"], "ai.onnx.ml", keys_int64s=[1, 2], values_int64s=[2, 1]
+    )
+    return model(
+        [made],
+        [info("x", [3], TensorProto.INT64)],
+        ["y"],
+        opset=17,
+        domains={"ai.onnx.ml": version},
+    )
+
+
+def test_versions_that_no_model_can_import_together_run_as_calls_of_their_own() -> None:
+    x = np.array([1, 2, 3])
+    parts = [stitch.compile(label(version), (x,)).binary for version in (2, 4)]
+    linked = stitch.link(parts)
+    (made,) = results(linked, [x], "auto")
+    np.testing.assert_array_equal(made, [1, 2, -1])
+    with pytest.raises(CompileError, match=r"ai\.onnx\.ml of opset 4 and of 2") as caught:
+        results(linked, [x], "onnxruntime")
+    assert "executor='auto'" in str(caught.value)
+
+
+@pytest.mark.parametrize("executor", ["onnxruntime", "auto"])
+def test_a_file_with_an_operator_that_onnx_runtime_lacks_is_refused(executor: str) -> None:
+    proto, arrays = distances()
+    binary = stitch.compile(proto, tuple(arrays)).binary
+    program = binary.programs[0]
+    operations = tuple(replace(o, op="Nothing") if o.is_foreign else o for o in program.operations)
+    other = replace(binary, programs=(replace(program, operations=operations),))
+    with pytest.raises(CompileError, match=r"cannot run com\.microsoft\.Nothing"):
+        results(other, arrays, executor)
+
+
+@pytest.mark.parametrize("rounds", [3, 20])
+def test_foreign_operators_run_in_the_rounds_of_a_scan(rounds: int, tmp_path: Path) -> None:
+    body = helper.make_graph(
+        [
+            node("Add", ["s", "x"], ["a"], ""),
+            node("Trilu", ["a"], ["b"]),
+            node("Inverse", ["b"], ["t"]),
+            node("Identity", ["t"], ["y"], ""),
+        ],
+        "round", [info("s", [3, 3]), info("x", [3, 3])], [info("t", [3, 3]), info("y", [3, 3])],
+    )  # fmt: skip
+    scan = node("Scan", ["s0", "xs"], ["s", "ys"], "", num_scan_inputs=1, body=body)
+    inputs = [info("s0", [3, 3]), info("xs", [rounds, 3, 3])]
+    proto = model([scan], inputs, ["s", "ys"], opset=17, domains=DOMAINS)
+    xs = 0.1 * drawn(rounds, 3, 3) + 3 * np.eye(3, dtype=np.float32)
+    assert_same(proto, [np.eye(3, dtype=np.float32), xs], tmp_path)
+
+
+def test_foreign_operators_of_a_models_own_function_are_theirs(tmp_path: Path) -> None:
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+    nodes = [node("Inverse", ["x"], ["i"]), node("Mul", ["i", "i"], ["y"], "")]
+    function = helper.make_function("own", "F", ["x"], ["y"], nodes, imports)
+    calls = [node("F", ["x"], ["a"], "own"), node("F", ["a"], ["y"], "own")]
+    proto = model(calls, [info("x", [3, 3])], ["y"], opset=17, functions=[function],
+                  domains=DOMAINS | {"own": 1})  # fmt: skip
+    assert_same(proto, [drawn(3, 3)], tmp_path)
+
+
+def test_a_program_with_a_foreign_operator_is_mapped_over_rows() -> None:
+    inverse = model([node("Inverse", ["x"], ["y"])], [info("x", [3, 3])], ["y"], opset=17,
+                    domains=DOMAINS)  # fmt: skip
+    rows = [drawn(3, 3, seed=seed) + 3 * np.eye(3, dtype=np.float32) for seed in range(4)]
+    with stitch.open_device("wormhole_n150", executor="auto") as device:
+        program = device.load(stitch.compile(inverse, (rows[0],)))
+        with fractal.mode("parallel", device=device):
+            made: Any = fractal.map(program, fractal.FractalTensor(rows)).tolist()
+    for mine, row in zip(made, rows, strict=True):
+        np.testing.assert_allclose(mine, np.linalg.inv(row), rtol=1e-4, atol=1e-5)
+
+
+class Calibration(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime has no types here
+    """A few random inputs."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.rows = iter([{"x": drawn(*shape, seed=seed)} for seed in range(3)])
+
+    def get_next(self) -> Any:
+        return next(self.rows, None)
+
+
+def images() -> onnx.ModelProto:
+    """A network of everything that the static quantizer has an operator for."""
+    nodes = [
+        node("Conv", ["x", "kernel"], ["c"], "", pads=[1, 1, 1, 1]),
+        node("LeakyRelu", ["c"], ["l"], "", alpha=0.1),
+        node("Add", ["l", "c"], ["a"], ""),
+        node("Sigmoid", ["a"], ["s"], ""),
+        node("Mul", ["a", "s"], ["m"], ""),
+        node("AveragePool", ["m"], ["p"], "", kernel_shape=[2, 2], strides=[2, 2]),
+        node("Concat", ["p", "p"], ["t"], "", axis=1),
+        node("GlobalAveragePool", ["t"], ["g"], ""),
+        node("Flatten", ["g"], ["f"], ""),
+        node("Gemm", ["f", "weight", "bias"], ["d"], ""),
+        node("Softmax", ["d"], ["y"], ""),
+    ]
+    weights = {"kernel": drawn(4, 3, 3, 3), "weight": drawn(8, 5), "bias": drawn(5)}
+    return model(nodes, [info("x", [2, 3, 8, 8])], ["y"], weights, opset=17)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_what_the_static_quantizer_writes_compiles(signed: bool, tmp_path: Path) -> None:
+    onnx.save(images(), tmp_path / "plain.onnx")
+    kind = QuantType.QInt8 if signed else QuantType.QUInt8
+    quantize_static(
+        tmp_path / "plain.onnx", tmp_path / "m.onnx", Calibration((2, 3, 8, 8)),
+        quant_format=QuantFormat.QOperator, activation_type=kind, weight_type=QuantType.QInt8,
+    )  # fmt: skip
+    proto = onnx.load(tmp_path / "m.onnx")
+    found = {one.op_type for one in proto.graph.node if one.domain == MICROSOFT}
+    assert found == {
+        "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool",
+        "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QLinearSoftmax",
+    }  # fmt: skip
+    assert_same(proto, [drawn(2, 3, 8, 8, seed=9)], tmp_path)
+
+
+@pytest.mark.parametrize("kind", [QuantType.QInt16, QuantType.QInt4], ids=["int16", "int4"])
+def test_quantizers_of_onnx_runtime_below_opset_21_compile(kind: Any, tmp_path: Path) -> None:
+    """ONNX's own have int16 and int4 since opset 21 only."""
+    narrow = getattr(TensorProto, kind.name[1:].upper())
+    zero = helper.make_tensor("zero", narrow, [], [1])
+    weight = helper.make_tensor("weight", narrow, [3], [1, -2, 3])
+    nodes = [
+        node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        node("DequantizeLinear", ["weight", "scale", "zero"], ["w"]),
+        node("Mul", ["d", "w"], ["y"], ""),
+    ]
+    scale = {"scale": np.array(0.4, np.float32)}
+    proto = model(nodes, [info("x", [2, 3])], ["y"], scale, opset=17, domains=DOMAINS)
+    proto.graph.initializer.extend([zero, weight])
+    assert_same(proto, [drawn(2, 3)], tmp_path, ("numpy", "onnxruntime", "auto"))
+
+
+def test_what_the_dynamic_quantizer_makes_of_an_lstm_compiles(tmp_path: Path) -> None:
+    weights = {"w": drawn(1, 16, 6), "r": drawn(1, 16, 4), "out": drawn(4, 3)}
+    nodes = [
+        node("LSTM", ["x", "w", "r"], ["s"], "", hidden_size=4),
+        node("Squeeze", ["s", "axis"], ["t"], ""),
+        node("MatMul", ["t", "out"], ["y"], ""),
+    ]
+    proto = model(nodes, [info("x", [5, 1, 6])], ["y"], weights | {"axis": np.array([1])}, opset=17)
+    onnx.save(proto, tmp_path / "plain.onnx")
+    quantize_dynamic(tmp_path / "plain.onnx", tmp_path / "m.onnx")
+    quantized = onnx.load(tmp_path / "m.onnx")
+    assert "DynamicQuantizeLSTM" in {one.op_type for one in quantized.graph.node}
+    assert_same(quantized, [drawn(5, 1, 6)], tmp_path)

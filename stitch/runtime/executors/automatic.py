@@ -145,6 +145,9 @@ class AutomaticExecutor(Executor):
             return PreparedKernels(program, machine, workspace, (), self.library, division.library)
         able, calls, is_first = self.sessions.able(program), None, True
         while calls is None:
+            refusal = self.sessions.refusal(program, able)
+            if refusal is not None:
+                raise refusal
             division = divide(program, able, self.prices, self.sessions.threads, self.library)
             if is_first and division.runs == (tuple(range(len(able))),):
                 # If the program is at fault, and not ONNX Runtime, NumPy's executor says so.

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.program import Array, Operation, Program
+from stitch.program import Array, Operation, Program, holds_foreign
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.host import PartOfProgram, WholeProgram
 from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
@@ -25,6 +25,7 @@ from stitch.runtime.executors.onnx.session import (
     REFUSALS,
     Session,
     computed_apart,
+    first_line,
     session_call,
 )
 
@@ -53,6 +54,10 @@ class Segment:
                 own[slot.value] = np.empty_like(place)
                 after.append(partial(np.copyto, place, own[slot.value]))
         return (session_call(self.session, own, self.part), *after)
+
+
+def _holds_foreign(program: Program, run: Iterable[int]) -> bool:
+    return any(holds_foreign(program.operations[i], program.bodies) for i in run)
 
 
 class Sessions:
@@ -96,11 +101,33 @@ class Sessions:
             except REFUSALS:
                 for index in run:
                     left[index] = self._runs(whole, index)
+                if all(left[i] for i in run) and _holds_foreign(program, run):
+                    # Foreign operators of versions that one model cannot import: a call for each.
+                    segments += [self._segment(whole, (index,)) for index in run]
+                    continue
                 # Together they may still not do what each of them can.
                 if all(left[index] for index in run):
                     left = [can and i not in run for i, can in enumerate(left)]
                 return None, left
         return segments, left
+
+    def refusal(self, program: Program, able: Sequence[bool]) -> CompileError | None:
+        """The error for operations that nothing computes: those that hold foreign operators and of
+        which `able` says that they cannot be run; None if there are none."""
+        for index, operation in enumerate(program.operations):
+            if able[index] or not holds_foreign(operation, program.bodies):
+                continue
+            reason = ""
+            try:
+                self._segment(WholeProgram(program), (index,))
+            except REFUSALS as error:
+                reason = first_line(error)
+            return CompileError(
+                f"ONNX Runtime cannot run {operation.title}, and nothing else computes it"
+                + (f": {reason}" if reason else ""),
+                where=f"program {program.name!r} at {operation.location or f'operation {index}'}",
+            )
+        return None
 
     def calls_apart(self, program: Program, operations: Iterable[int]) -> list[Segment]:
         """A segment for each of these operations that can be run by itself, whose results are all

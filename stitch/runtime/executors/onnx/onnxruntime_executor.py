@@ -120,11 +120,12 @@ class OnnxRuntimeExecutor(Executor):
             except REFUSALS as refusal:
                 kinds = ", ".join(program.values[v].type.text() for v in operation.inputs if v >= 0)
                 reasons.setdefault(f"{name}({kinds}) at {where}", first_line(refusal))
+        other = "auto" if program.foreign_operations() else "numpy"
         listed = "; ".join(f"{what}: {why}" for what, why in reasons.items())
         return CompileError(
             "the onnxruntime executor cannot run " + (listed or first_line(error)),
             where=f"program {program.name!r}",
-            remedy="use the numpy executor for this program (executor='numpy')",
+            remedy=f"use the {other} executor for this program (executor={other!r})",
         )
 
 
