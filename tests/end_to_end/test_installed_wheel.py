@@ -121,6 +121,7 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
     [
         "compile_cache.md",
         "devices.md",
+        "foreign_operators.md",
         "fractal.md",
         "local_backend.md",
         "tasks.md",
@@ -155,6 +156,7 @@ def test_an_example_written_by_the_command_runs_as_its_page_says(
 def test_no_page_has_a_block_that_no_test_runs() -> None:
     run = {"README.md", "docs/devices.md", "docs/tasks.md", "docs/training.md"}
     run |= {"docs/compile_cache.md", "docs/fractal.md", "docs/local_backend.md"}
+    run.add("docs/foreign_operators.md")
     run |= {"docs/torch_compile.md", "docs/training_from_the_shell.md", "docs/tracing.md"}
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
     run.add("examples/fractal/README.md")

@@ -14,13 +14,17 @@ import sys
 from pathlib import Path
 
 from stitch.ttb import CURRENT, Binary, load, save
-from tests.support.files.scanned_specimens import conditional_binary, scanned_binary
+from tests.support.files.scanned_specimens import (
+    conditional_binary,
+    foreign_binary,
+    scanned_binary,
+)
 from tests.support.files.specimens import rich_binary
 
 #: What is written under which name.
 SPECIMENS = {
     f"v{CURRENT}.ttb": rich_binary, "feature_scans.ttb": scanned_binary,
-    "feature_conditions.ttb": conditional_binary,
+    "feature_conditions.ttb": conditional_binary, "feature_foreign_operators.ttb": foreign_binary,
 }  # fmt: skip
 HERE = Path(__file__).resolve().parent
 

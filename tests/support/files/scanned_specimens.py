@@ -174,3 +174,23 @@ def scans_within_scans(
         simple, inputs=(InputSlot("x", 0),), outputs=(OutputSlot("y", many),), values=values,
         operations=scans, constants=(), bodies=tuple(bodies), scratch=Scratch(Space.HOST, 128),
     )  # fmt: skip
+
+
+def foreign_binary() -> Binary:
+    """A program whose only operation is of a foreign operator, with attributes of each kind that it
+    may have and a result that is left out."""
+    values = tuple(
+        Value(name, kind, Layout(F32)) for name, kind in (("x", ROW), ("y", ROW))
+    )  # fmt: skip
+    attributes: dict[str, Any] = {
+        "mode": "linear", "alpha": 0.5, "count": 3, "sizes": (1, 2), "rates": (0.5, 1.0),
+        "labels": ("a", "b"),
+    }  # fmt: skip
+    operation = Operation(
+        "Blend", (0,), (1, -1), attributes, "com.example", "specimen", opset=7
+    )  # fmt: skip
+    program = Program(
+        "blended", (InputSlot("x", 0),), (OutputSlot("y", 1),), values, (operation,), (),
+        Scratch(Space.HOST, 0),
+    )  # fmt: skip
+    return Binary((program,), MACHINE, "a specimen")
