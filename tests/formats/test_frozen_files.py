@@ -21,7 +21,9 @@ HERE = Path(__file__).resolve().parent
 #: The hashes of the frozen files: nobody changes one by accident.
 FROZEN = {
     "feature_conditions.ttb": "08bf1d23291db7e146146f96bf45031e701d5f801efd48bd359c1877380adfd6",
-    "feature_foreign_operators.ttb": "0c964cfdf1c36905859fa970ce41a27a10d65eb6ef1fd63134db98c82a711d27",
+    "feature_foreign_operators.ttb": (
+        "0c964cfdf1c36905859fa970ce41a27a10d65eb6ef1fd63134db98c82a711d27"
+    ),
     "feature_scans.ttb": "9d6f2cb9e709e68583f6ca67d83f7720be16d7ee04e7b208c55e06e9c8c51df9",
     "v1.0.ttb": "ca2af03105bacb9d6268f39ac643fac670f644d30081a58e1b4afdcb2eaa318d",
     "v1.1.ttb": "99ddf34ef5f0db4d0cc64cae350e4dbe0f6a3b02c4845e45de83e1bbc4a1ab90",
