@@ -42,14 +42,16 @@ def test_nothing_is_found_between_a_lock_and_its_with() -> None:
 
 STOPPED, COME_IN = ("interrupt", "memory"), ("visit", "closing")
 #: Every how many places are tried in a long campaign; those of the others are few.
-EVERY = {"first_call": 2, "load": 2, "moving_call": 10, "fetching_call": 20}
+EVERY = {"first_call": 2, "load": 2, "moving_call": 10, "fetching_call": 20,
+         "second_training_step": 20}  # fmt: skip
 SAMPLED = {"first_call": 800, "load": 1000, "steady_call": 80, "forked_calls": 80,
            "pipeline_call": 40, "donating_call": 40,
            "moving_call": 2000, "fetching_call": 2000,
            "training_step": 120}  # fmt: skip
 SCENARIOS = ["first_call", "steady_call", "queued_calls", "forked_calls", "pipeline_call",
              "donating_call",
-             "observed_call", "moving_call", "fetching_call", "load", "training_step"]  # fmt: skip
+             "observed_call", "moving_call", "fetching_call", "load", "training_step",
+             "training_step_on_host", "second_training_step"]  # fmt: skip
 if importlib.util.find_spec("torch") is not None:
     SCENARIOS.append("torch_compile_call")
 
@@ -57,7 +59,8 @@ if importlib.util.find_spec("torch") is not None:
 #: Every how many places a handler comes in, or closes the device: it does a lot at each.
 COMING_EVERY = {"first_call": 100, "load": 120, "queued_calls": 4, "forked_calls": 20,
                 "donating_call": 5,
-                "observed_call": 3, "training_step": 12, "torch_compile_call": 40,
+                "observed_call": 3, "training_step": 12, "training_step_on_host": 12,
+                "second_training_step": 100, "torch_compile_call": 40,
                 "moving_call": 1500, "fetching_call": 1500}  # fmt: skip
 
 
@@ -78,6 +81,28 @@ def test_a_sample_of_places_leaves_nothing_broken(scenario: str) -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_wherever_a_run_is_stopped_nothing_is_broken(scenario: str) -> None:
     nothing_is_broken(scenario, EVERY.get(scenario, 1), STOPPED)
+
+
+def no_weight_is_lost(scenario: str, every: int) -> None:
+    done = inject(f"--scenario={scenario}", f"--every={every}", "--check", "--fault=interrupt")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "that say what was lost" not in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("scenario", ["training_step", "training_step_on_host"])
+def test_interrupts_of_a_training_step_leave_the_weights_before_or_after_it(scenario: str) -> None:
+    no_weight_is_lost(scenario, 12)
+
+
+@pytest.mark.campaign("injection")
+@pytest.mark.parametrize(
+    ("scenario", "every"),
+    [("training_step", 1), ("training_step_on_host", 1), ("second_training_step", 5)],
+)
+def test_wherever_a_training_is_interrupted_its_weights_are_those_before_or_after_a_step(
+    scenario: str, every: int
+) -> None:
+    no_weight_is_lost(scenario, every)
 
 
 def test_a_handler_that_comes_into_a_steady_call_leaves_nothing_broken() -> None:

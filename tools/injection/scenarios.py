@@ -307,7 +307,7 @@ def load() -> Case:
 
 
 @functools.cache
-def _trainable() -> stitch.CompiledModel:
+def _trainable(target: str) -> stitch.CompiledModel:
     random = np.random.default_rng(7)
     builder = stitch.ComputationGraphBuilder("net")
     x = builder.input("x", (ROWS, WIDTH), stitch.DataType.FLOAT32)
@@ -318,12 +318,14 @@ def _trainable() -> stitch.CompiledModel:
         x = builder.op("Gemm", x, w, b)
         x = builder.op("Relu", x) if layer == 0 else x
     builder.output("y", x)
-    return stitch.compile(builder.build(), optimizer=stitch.Adam(lr=0.01), loss="mse")
+    return stitch.compile(
+        builder.build(), target=target, optimizer=stitch.Adam(lr=0.01), loss="mse"
+    )
 
 
-def training_step() -> Case:
+def training_step(target: str = ROOMY, steps_before: int = 6) -> Case:
     """One step of a settled training: forward, loss, backward, update."""
-    model = _trainable()
+    model = _trainable(target)
     training = model.start()
     device = training.device
     assert isinstance(device, stitch.Device) and model.training is not None
@@ -353,9 +355,19 @@ def training_step() -> Case:
         return _visits(device, program, given, _x(11))
 
     case = Case(calls, probe, training.close, held, state, device.memory_views, visits=visits)
-    for _ in range(6):
+    for _ in range(steps_before):
         case.act()
     return case
+
+
+def training_step_on_host() -> Case:
+    """The same in the host's own memory."""
+    return training_step("host")
+
+
+def second_training_step() -> Case:
+    """A step before its programs run past the queue."""
+    return training_step(steps_before=1)
 
 
 def _numpy(result: object) -> Array:
@@ -367,5 +379,6 @@ def _numpy(result: object) -> Array:
 SCENARIOS: dict[str, Callable[[], Case]] = {
     scenario.__name__: scenario
     for scenario in (first_call, steady_call, queued_calls, forked_calls, pipeline_call,
-                     donating_call, observed_call, moving_call, fetching_call, load, training_step)
+                     donating_call, observed_call, moving_call, fetching_call, load, training_step,
+                     training_step_on_host, second_training_step)
 }  # fmt: skip

@@ -21,6 +21,7 @@ from stitch.program import TensorDesc
 from stitch.runtime.arguments import link_argument
 from stitch.runtime.graphs import PlacedGraph
 from stitch.runtime.known_work import Entries, KnownRun, KnownWork
+from stitch.runtime.locks import InterruptDeferred
 from stitch.runtime.loops.cell_states import Cells, State, Then
 from stitch.runtime.recording import Binding, Stopped, perform, stopped_by, tell_run, tell_stopped
 from stitch.runtime.tensor import Tensor
@@ -163,7 +164,15 @@ class LoopStage:
         return tuple([values[number] for number in self.reads])
 
     def _run(self, run: _RunFromState, arguments: Sequence[Any], then: Then) -> None:
-        """Run what is known into values that rest, and hand these over."""
+        """Run what is known into values that rest, and hand these over. What overwrites entries
+        is not interrupted half-way: they are as before the run or as after it."""
+        if run.carried:
+            with InterruptDeferred():
+                self._run_to_end(run, arguments, then)
+        else:
+            self._run_to_end(run, arguments, then)
+
+    def _run_to_end(self, run: _RunFromState, arguments: Sequence[Any], then: Then) -> None:
         device, binding = self.device, run.binding
         run.lease.last_run = device.tasks.queued.number
         try:

@@ -27,7 +27,7 @@ class Queue(Protocol):
 
 
 def run_one_by_one(
-    queue: Queue, window: Window, kept: Sequence[bool], error: StitchError | None = None
+    queue: Queue, window: Window, kept: Sequence[bool], error: Exception | None = None
 ) -> None:
     """Run each task of a window in a window of its own; raises the first error at the end.
 

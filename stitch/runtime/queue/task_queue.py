@@ -7,12 +7,13 @@ handles, nor whose turn it is: whoever runs the queue holds the device's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 from stitch.errors import StitchError, TaskError
 from stitch.program import TensorDesc
 from stitch.runtime.backends import InstanceBytes
-from stitch.runtime.locks import Lock
+from stitch.runtime.locks import InterruptDeferred, Lock
 from stitch.runtime.queue.cutting import Cutting, run_in_pieces
 from stitch.runtime.queue.deaths import Deaths
 from stitch.runtime.queue.exposure import forget_stale_copies
@@ -213,12 +214,23 @@ class TaskQueue:
             return None
         try:
             binding, form, linked = self._planned(window, kept, at_most)
-        except StitchError as error:
+        except Exception as error:
+            # Whatever it is, memory that is short included: the tasks fail that caused it.
             self._begin(window)
             run_one_by_one(self, window, kept, error)
             return None
         if binding is None:
             return None
+        # What overwrites values is not interrupted half-way: they are as before it or as after it.
+        with InterruptDeferred() if binding.recording.overwrites else nullcontext():
+            return self._run_bound(window, kept, Done(
+                binding, form, window, kept, device.linking), linked)  # fmt: skip
+
+    def _run_bound(
+        self, window: Window, kept: tuple[bool, ...], done: Done, linked: Linked | None
+    ) -> Done:
+        """Run a window by its binding; what ran."""
+        device, binding, form = self._device, done.binding, done.form
         self._begin(window)
         try:
             ran = run_binding(device, binding, form)
@@ -236,7 +248,7 @@ class TaskQueue:
             left = error.__dict__.pop("stitch_tasks_left", ())
             run_the_rest(self, window, kept, linked.members_of(left) if linked else left)
             raise
-        return Done(binding, form, window, kept, device.linking)
+        return done
 
     def _begin(self, window: Window) -> None:
         """What left the queue, this window or one that it is a piece of, does not go back from here

@@ -138,6 +138,8 @@ class Recording(LeaseHolder["Binding"]):
         super().__init__()
         self.plan, self.effects = plan, effects
         self.may_be_placed = may_be_placed(plan)
+        #: Whether it overwrites values: then no signal handler stops it half-way.
+        self.overwrites = any(task.transformation.donated for task in plan.request.tasks)
         #: The spaces of which a picture must tell where its plan is placed.
         self.gives_way_in = frozenset(plan.gives_way_in | {space for space, _ in plan.leaving})
         #: The numbers of the values that were, and of those that nobody refers to when it has run.
