@@ -16,12 +16,12 @@ import os
 import shlex
 import sys
 import time
-import weakref
 from pathlib import Path
 from typing import final
 
 from stitch.errors import StitchError, UsageError
 from stitch.files import system_calls
+from stitch.live_objects import LiveObjects
 
 NAME = ".stitch-lock"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -124,7 +124,7 @@ class FolderLock:
             self.release()
 
 
-_LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+_LOCKS: LiveObjects[FolderLock] = LiveObjects()
 
 
 def _after_fork() -> None:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NoReturn
 
 from stitch.errors import TaskError
+from stitch.live_objects import LiveObjects
 from stitch.runtime.events import EventStream
 from stitch.runtime.locks import Lock, held_here, quick
 from stitch.runtime.queue import Deaths, Done, TaskQueue
@@ -31,7 +31,7 @@ from stitch.runtime.values import Records, Status, ValueRecord
 # What an enumeration gives takes 40 ns each time.
 PENDING, READY = Status.PENDING, Status.READY
 
-_alive: weakref.WeakSet[Lifetime] = weakref.WeakSet()
+_alive: LiveObjects[Lifetime] = LiveObjects()
 
 
 class Lifetime:

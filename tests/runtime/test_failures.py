@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +18,17 @@ from stitch.graph import ComputationGraphBuilder
 from stitch.planner import Plan, PlanRequest, plan
 from stitch.program import Array, DataType, InputKind, Layout, Ownership, Space, TensorDesc
 from stitch.runtime import HookContext, LoadedProgram
-from stitch.runtime.recording import window_plans
-from tests.support.stitched_models import consuming, integers, model, one, scaled, tiny, used
+from stitch.runtime.recording import RecordingMaker, window_plans
+from tests.support.stitched_models import (
+    binary_op,
+    consuming,
+    integers,
+    model,
+    one,
+    scaled,
+    tiny,
+    used,
+)
 
 F32 = DataType.FLOAT32
 
@@ -399,3 +411,82 @@ def test_a_pipeline_that_is_refused_half_way_has_taken_nothing() -> None:
         np.testing.assert_array_equal(one(pipeline(x, w)).numpy(), integers())
         with pytest.raises(stitch.TaskError, match="donated to"):
             x.numpy()
+
+
+# -- memory is short ------------------------------------------------------------------------------
+
+
+def a_queue_of_three(device: stitch.Device) -> tuple[stitch.Tensor, stitch.Tensor, stitch.Tensor]:
+    """A program, what reads its result, and one beside them, in one window."""
+    add = device.load(binary_op("add", "Add", (64, 64)))
+    ones, zeros = np.ones((64, 64), np.float32), np.zeros((64, 64), np.float32)
+    first = add(ones, ones)
+    return first, add(first, first), add(zeros, ones)
+
+
+def test_a_memory_error_while_a_run_is_bound_fails_its_task_once_and_the_device_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with stitch.open_device("tiny", window=8) as device:
+        made: list[int] = []
+        binding = RecordingMaker.binding
+
+        def short(maker: Any, window: Any, *rest: Any) -> Any:
+            made.append(len(window.agents))
+            if len(window.agents) != 1 or len(made) == 2:
+                raise MemoryError("injected")
+            return binding(maker, window, *rest)
+
+        first, second, beside = a_queue_of_three(device)
+        monkeypatch.setattr(RecordingMaker, "binding", short)
+        with pytest.raises(MemoryError, match="injected"):
+            device.flush()
+        monkeypatch.undo()
+        assert made == [3, 1, 1]
+        with pytest.raises(stitch.TaskError, match="MemoryError: injected"):
+            first.numpy()
+        with pytest.raises(stitch.TaskError, match="cancelled"):
+            second.numpy()
+        assert beside.numpy()[0, 0] == 1
+        assert "1 program run" in str(device.explain()) and str(device.memory_report())
+
+
+SHORT_OF_MEMORY = """
+import resource, sys
+import numpy as np
+import stitch
+
+def program(rows):
+    builder = stitch.ComputationGraphBuilder("net")
+    x = builder.input("x", (rows, 1), stitch.DataType.FLOAT32)
+    row = builder.parameter("row", np.ones((1, 1024), np.float32))
+    builder.output("y", builder.op("MatMul", x, row))
+    return stitch.compile(builder.build(), target=sys.argv[1]).encode()
+
+device = stitch.open_device(sys.argv[1])
+small, large = device.load(program(4)), device.load(program(1 << 16))
+x, much = np.ones((4, 1), np.float32), np.ones((1 << 16, 1), np.float32)
+small(x).numpy()
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (64 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+for _ in range(2):
+    result = large(much)
+    try:
+        result.numpy()
+    except (MemoryError, stitch.StitchError) as error:
+        print("MemoryError" in repr(type(error).__mro__) or "memory" in str(error))
+    print(small(x).numpy()[0, 0], bool(str(device.explain())), bool(str(device.memory_report())))
+device.close()
+print("closed")
+"""
+
+
+@pytest.mark.parametrize("target", ["host", "wormhole_n150"])
+def test_a_process_that_is_short_of_address_space_goes_on_after_the_run_that_failed(
+    target: str,
+) -> None:
+    command = [sys.executable, "-c", SHORT_OF_MEMORY, target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == [*["True", "1.0 True True"] * 2, "closed", ""]

@@ -13,7 +13,6 @@ device's lock. Must not know: graphs.
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -26,6 +25,7 @@ from stitch.frontend.torch.aten_call import PART_TYPES, array_of, data_type_of
 from stitch.frontend.torch.compile.graph_outputs import Result
 from stitch.frontend.torch.compile.graph_report import Counts
 from stitch.frontend.torch.tensor_bytes import array_at, tensor_on
+from stitch.live_objects import LiveObjects
 from stitch.program import Array, TensorDesc, host_layout
 from stitch.report import Device
 from stitch.runtime import Tensor, elements, export, lend, reshaped, take_back
@@ -143,7 +143,7 @@ class SharedStorage:
         #: How many lent places were taken back.
         self.taken_back = 0
         #: Who asks for many places at once.
-        self._askers: weakref.WeakSet[Asker] = weakref.WeakSet()
+        self._askers: LiveObjects[Asker] = LiveObjects()
         #: How many arguments were recognised, lent for the first time, or copied.
         self.recognised = self.lent = self.copied = 0
         #: The bytes of those that were copied, and of results that were.

@@ -16,7 +16,6 @@ import ctypes
 import os
 import platform
 import struct
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -27,6 +26,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from stitch.errors import CompileError, TaskError
+from stitch.live_objects import LiveObjects
 from stitch.program import Array, Program
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.onnx.form_writer import OnnxForm, value_name
@@ -50,7 +50,7 @@ MASKED = frozenset({"Attention", "Softmax"})
 #: 64x256 numbers take 25 us apart and 95 us as one (1.31).
 SLOWER_FUSIONS = ("SkipLayerNormFusion",)
 
-_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+_sessions: LiveObjects[Any] = LiveObjects()
 _c_library = ctypes.CDLL(None)
 
 
