@@ -416,12 +416,12 @@ def test_a_pipeline_that_is_refused_half_way_has_taken_nothing() -> None:
 # -- memory is short ------------------------------------------------------------------------------
 
 
-def a_queue_of_three(device: stitch.Device) -> tuple[stitch.Tensor, stitch.Tensor, stitch.Tensor]:
+def a_queue_of_three(device: stitch.Device) -> tuple[stitch.Tensor, ...]:
     """A program, what reads its result, and one beside them, in one window."""
     add = device.load(binary_op("add", "Add", (64, 64)))
     ones, zeros = np.ones((64, 64), np.float32), np.zeros((64, 64), np.float32)
-    first = add(ones, ones)
-    return first, add(first, first), add(zeros, ones)
+    first = one(add(ones, ones))
+    return first, one(add(first, first)), one(add(zeros, ones))
 
 
 def test_a_memory_error_while_a_run_is_bound_fails_its_task_once_and_the_device_goes_on(
@@ -459,8 +459,10 @@ import stitch
 def program(rows):
     builder = stitch.ComputationGraphBuilder("net")
     x = builder.input("x", (rows, 1), stitch.DataType.FLOAT32)
-    row = builder.parameter("row", np.ones((1, 1024), np.float32))
-    builder.output("y", builder.op("MatMul", x, row))
+    ones = np.ones((1, 1024), np.float32)
+    row = builder.parameter("row", ones)
+    wide = builder.op("Exp", builder.op("MatMul", x, row))
+    builder.output("y", builder.op("MatMul", wide, builder.parameter("column", ones.T)))
     return stitch.compile(builder.build(), target=sys.argv[1]).encode()
 
 device = stitch.open_device(sys.argv[1])
@@ -476,7 +478,7 @@ for _ in range(2):
         result.numpy()
     except (MemoryError, stitch.StitchError) as error:
         print("MemoryError" in repr(type(error).__mro__) or "memory" in str(error))
-    print(small(x).numpy()[0, 0], bool(str(device.explain())), bool(str(device.memory_report())))
+    print(small(x).numpy()[0, 0] > 2000, bool(str(device.explain())), bool(str(device.memory_report())))
 device.close()
 print("closed")
 """
@@ -489,4 +491,4 @@ def test_a_process_that_is_short_of_address_space_goes_on_after_the_run_that_fai
     command = [sys.executable, "-c", SHORT_OF_MEMORY, target]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n") == [*["True", "1.0 True True"] * 2, "closed", ""]
+    assert done.stdout.split("\n") == [*["True", "True True True"] * 2, "closed", ""]
