@@ -478,7 +478,8 @@ for _ in range(2):
         result.numpy()
     except (MemoryError, stitch.StitchError) as error:
         print("MemoryError" in repr(type(error).__mro__) or "memory" in str(error))
-    print(small(x).numpy()[0, 0] > 2000, bool(str(device.explain())), bool(str(device.memory_report())))
+    told = str(device.explain()), str(device.memory_report())
+    print(small(x).numpy()[0, 0] > 2000, *map(bool, told))
 device.close()
 print("closed")
 """
