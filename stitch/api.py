@@ -322,13 +322,16 @@ def wait(tensors: Tensor | Iterable[Tensor]) -> None:
 
 
 @takes(tensor=TENSOR)
-def to_layout(tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None) -> Tensor:
+def to_layout(
+    tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None, copy: bool = False
+) -> Tensor:
     """The same elements in another layout (any legal one), queued; carries `retain` over.
 
+    In the layout that it has, a tensor is given back as it is, unless `copy`: a buffer of its own.
     `retain=False` frees the source afterwards unless it is itself retained. Raises `LayoutError`
     where the shape differs or the machine cannot hold the layout.
     """
-    return tensor.to_layout(layout, retain=retain)
+    return tensor.to_layout(layout, retain=retain, copy=copy)
 
 
 @takes(tensor=TENSOR)

@@ -36,7 +36,7 @@ class Tensor:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """The same elements in a buffer of their own."""
-        return self.to_layout(self.layout.without_address())
+        return self.to_layout(self.layout.without_address(), copy=True)
 
     def __reduce__(self) -> Any:
         raise TypeError("a tensor belongs to its device: pickle tensor.numpy() instead")
@@ -186,9 +186,12 @@ class Tensor:
 
     # -- what can be done with it ----------------------------------------------------------------
 
-    def to_layout(self, layout: Layout | TensorDesc, *, retain: bool | None = None) -> Tensor:
+    def to_layout(
+        self, layout: Layout | TensorDesc, *, retain: bool | None = None, copy: bool = False
+    ) -> Tensor:
         """The same elements in another layout; see `stitch.to_layout`."""
-        result: Tensor = self._record.device.to_layout(self, layout, retain=retain)
+        device = self._record.device
+        result: Tensor = device.to_layout(self, layout, retain=retain, copy=copy)
         return result
 
     def has_layout(self, layout: Layout | TensorDesc) -> bool:

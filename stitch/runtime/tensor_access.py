@@ -96,6 +96,15 @@ class TensorAccess(Lifetime):
         self.settle(tensor._record)
         return wanted == tensor.layout
 
+    def _lies_so(self, tensor: Tensor, wanted: Layout) -> bool:
+        """As `has_layout`, without running anything; an array outside of the device lies nowhere
+        in it, and has no address."""
+        layout = tensor.layout
+        if tensor.is_pending or wanted.address is None:
+            is_inside = tensor.is_pending or layout.address is not None
+            return is_inside and wanted == layout.without_address()
+        return wanted == layout
+
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
         runs_here, queues_here = self.runs_here, self.queues_here
@@ -356,15 +365,18 @@ class TensorAccess(Lifetime):
             return self.tasks.is_full()
 
     def to_layout(
-        self, tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None
-    ) -> Tensor:
-        """Queue a conversion; see `stitch.to_layout`."""
+        self, tensor: Tensor, layout: Layout | TensorDesc, *, retain: bool | None = None,
+        copy: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """Queue a conversion, unless the layout is its own; see `stitch.to_layout`."""
         self.check_outside()
         self.check_open()
         self.check_device(tensor, "to_layout")
         value = tensor._record
         value.check_usable()
         desc = target_desc(value.desc, layout, self.machine.shape)
+        if not copy and self._lies_so(tensor, desc.layout):
+            return tensor
         results = []
 
         def fill() -> None:

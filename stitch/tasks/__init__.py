@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stitch.tasks.task_graph import TaskGraph
     from stitch.tasks.task_order import edges_of
     from stitch.tasks.task_table import NamedValue, TaskTable
-    from stitch.tasks.validation import problems_of
+    from stitch.tasks.validation import problems_of, run_problems
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
@@ -46,7 +46,7 @@ else:
             "task_graph": "TaskGraph",
             "task_order": "edges_of",
             "task_table": "NamedValue TaskTable",
-            "validation": "problems_of",
+            "validation": "problems_of run_problems",
         },
     )
 
@@ -56,5 +56,5 @@ __all__ = [
     "Permission", "ProgramAgent", "Stretch", "Task", "TaskGraph", "TaskRow", "TaskTable",
     "Transformation", "TransformationKind", "aggregate", "compose", "cuts_of", "edges_of",
     "groups_of", "host_call", "host_function", "members_of", "merge_rows", "order_of_groups",
-    "problems_of", "program_agent", "task", "transformation_of",
+    "problems_of", "program_agent", "run_problems", "task", "transformation_of",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ and leaves the graph as it was; what is wrong with values, `validate` finds, all
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from stitch.tasks.growing_table import GrowingTable
 from stitch.tasks.host_calls import HostCall, host_call
 from stitch.tasks.host_functions import Handle, HostFunction, Names, Returns, host_function
 from stitch.tasks.task_table import TaskTable
-from stitch.tasks.validation import check_table, problems_of
+from stitch.tasks.validation import MAX_PROBLEMS, check_table, problems_of, run_problems
 
 _DESC = instance_of("a TensorDesc", TensorDesc)
 _LAYOUT = instance_of("a Layout", Layout)
@@ -199,8 +200,9 @@ class TaskGraph:
         return None if task == OUTSIDE else self.tasks[task]
 
     def validate(self) -> tuple[Problem, ...]:
-        """Everything that keeps the graph from running."""
-        return problems_of(self._table())
+        """Everything that keeps the graph from running, whatever the device."""
+        table = self._table()
+        return problems_of(table) or tuple(islice(run_problems(table), MAX_PROBLEMS))
 
     def table(self) -> TaskTable:
         """The graph as it is now, frozen, for whoever runs it.

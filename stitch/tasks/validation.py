@@ -53,6 +53,7 @@ def _own_problems(table: TaskTable) -> Iterator[Problem]:
     links: dict[tuple[int, int], str] = {}
     # Of many tasks, few differ in who does them and in what they read and make.
     sound: set[tuple[int, ...]] = set()
+    is_sound = True
     for index, task in enumerate(table.tasks):
         agent, inputs, outputs = task
         try:
@@ -64,9 +65,31 @@ def _own_problems(table: TaskTable) -> Iterator[Problem]:
             continue
         wrong = list(_signature(table, index, task, links))
         yield from wrong
+        is_sound = is_sound and not wrong
         if described and not wrong:
             sound.add(key)
-    yield from _overwritten(table)
+    if is_sound:  # What a merged task takes over can only be told where its members make sense.
+        yield from _overwritten(table)
+
+
+def run_problems(table: TaskTable) -> Iterator[Problem]:
+    """What keeps a sound graph from being prepared on any device."""
+    flat = table.flattened()
+    if not flat.tasks:
+        yield Problem("no_tasks", "tasks", "it has no task: graph.call(program, x) adds one")
+        return
+    read = {number for task in flat.tasks for number in task.inputs}
+    made = {number for task in flat.tasks for number in task.outputs}
+    for name, number in flat.inputs:
+        if number not in read:
+            yield Problem("unread_input", f"input {name!r}",
+                          "no task reads it: leave it out, or add the task that does")  # fmt: skip
+    for name, number in flat.outputs:
+        if number not in made:
+            yield Problem(
+                "passed_input", f"output {name!r}", "it is one of the inputs, which no task makes: "
+                "make it of a copy, graph.output(graph.copy(x, layout))",
+            )  # fmt: skip
 
 
 def order_problems(table: TaskTable) -> Iterator[Problem]:

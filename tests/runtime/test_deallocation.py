@@ -29,7 +29,7 @@ def test_to_layout_frees_its_source_only_when_told_and_not_retained(
         source = device.tensor(integers()).to_layout(STORAGES[storage])
         stitch.wait(source)
         source.retain = flag
-        target = stitch.to_layout(source, Layout(F32, Space.DRAM), retain=argument)
+        target = stitch.to_layout(source, Layout(F32, Space.DRAM), retain=argument, copy=True)
         assert source.is_allocated is (flag or argument is None)
         assert target.retain is flag
         stitch.wait(target)
@@ -198,11 +198,11 @@ def test_what_only_a_queued_task_still_reads_shares_nothing_with_what_is_donated
     with stitch.open_device("tiny", window=window) as device:
         scale, eat = device.load(scaled("scale", 2.0)), device.load(consuming("eat", 3.0))
         y = one(scale(integers()))
-        view, copied = y[0:4], y.to_layout(Layout(F32, Space.L1))
+        view, copied = y[0:4], y.to_layout(Layout(F32, Space.L1), copy=True)
         expected = y.numpy()
         later = copied.to_layout(Layout(F32, Space.DRAM))
         del copied
-        once_more = y.to_layout(Layout(F32, Space.L1))
+        once_more = y.to_layout(Layout(F32, Space.L1), copy=True)
         del y
         assert np.array_equal(one(eat(view)).numpy(), 3.0 * expected)
         assert np.array_equal(once_more.numpy(), expected)

@@ -244,10 +244,10 @@ def test_a_graph_that_is_no_stage_is_one_clear_error() -> None:
         with pytest.raises(UsageError, match="a stage leaves each value in one cell"):
             stage(2)
         with pytest.raises(
-            UsageError, match="no task of task graph 'look' reads its input 'spare'"
+            UsageError, match="task graph 'look' cannot be prepared: input 'spare': no task reads"
         ):
             stage(1, spare=True)
-        with pytest.raises(UsageError, match="is one of its inputs, which no task makes"):
+        with pytest.raises(UsageError, match="is one of the inputs, which no task makes"):
             stage(1, passes=True)
 
 

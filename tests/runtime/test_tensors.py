@@ -315,3 +315,20 @@ def test_tensors_are_compared_with_tensors_only_and_are_equal_to_themselves() ->
             with pytest.raises(TypeError, match=r"tensor\.numpy\(\) =="):
                 assert one_tensor != stranger
         assert (np.zeros(3) == one_tensor).all(), "an array reads it"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_to_the_layout_that_it_has_a_tensor_is_itself_unless_a_copy_is_asked_for(name: str) -> None:
+    layout, array = LAYOUTS[name], np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
+    with stitch.open_device("tiny", debug=True) as device:
+        tensor = stitch.to_layout(device.tensor(array), layout)
+        assert stitch.to_layout(tensor, layout) is tensor  # While it is pending, too.
+        stitch.wait(tensor)
+        with stitch.forbid_copies(device):
+            assert stitch.to_layout(tensor, layout) is tensor
+            assert tensor.to_layout(tensor.desc) is tensor
+            assert tensor.to_layout(tensor.layout, retain=False) is tensor
+        copied = stitch.to_layout(tensor, layout, copy=True)
+        tensor.deallocate()
+        assert copied is not tensor
+        assert copied.numpy()[0, 1] == 1

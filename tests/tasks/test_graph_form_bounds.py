@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from copy import deepcopy as copy_of
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import stitch.graph.json_reader
 import stitch.tasks.graph_form.graph_reader
 from stitch.errors import FormatError, closest
 from stitch.graph.json_reader import MAX_CHARACTERS, MAX_PROBLEMS
-from stitch.tasks import TaskGraph
+from stitch.tasks import TaskGraph, aggregate
+from tests.support.task_graphs import random_graph
 
+CAMPAIGN = pytest.mark.campaign("hostile")
 DESC = {"shape": [4], "data_type": "float32", "space": "host"}
 
 
@@ -125,3 +128,38 @@ def test_keys_that_stand_twice_are_repeated_in_short() -> None:
     with pytest.raises(FormatError, match="a key stands twice") as caught:
         TaskGraph.from_json(f'{{"{LONG}": 0, "{LONG}": 0}}')
     assert len(str(caught.value)) < 1_000
+
+
+def _paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of a JSON value."""
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    for key in keys:
+        yield (*at, key)
+        yield from _paths(value[key], (*at, key))
+
+
+@pytest.mark.parametrize("seed", [0, 1, *[pytest.param(n, marks=CAMPAIGN) for n in range(2, 40)]])
+def test_a_text_with_any_part_replaced_or_missing_is_a_graph_or_a_format_error(seed: int) -> None:
+    graph = random_graph(seed)
+    for form in (aggregate(graph), graph):
+        body = json.loads(form.as_json())
+        for path in _paths(body):
+            for new in (-2, 10**30, "text", None, [], {}, KeyError):
+                damaged = copy_of(body)
+                part = damaged
+                for key in path[:-1]:
+                    part = part[key]
+                if new is KeyError:
+                    del part[path[-1]]
+                else:
+                    part[path[-1]] = new
+                try:
+                    again = TaskGraph.from_json(
+                        json.dumps(damaged), programs=form.programs, functions=form.functions
+                    )
+                except FormatError:
+                    continue
+                again.validate()
+                assert again.text() and again.as_json()

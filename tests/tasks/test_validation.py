@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stitch.errors import TaskError
+import stitch
+from stitch.errors import TaskError, UsageError
 from stitch.program import DataType, Layout, TensorDesc
 from stitch.tasks import (
     CopyAgent,
@@ -189,3 +191,24 @@ def test_whatever_a_table_holds_problems_are_found_and_nothing_breaks(
         if not made.issuperset(row.inputs):
             assert found
         made.update(row.outputs)
+
+
+def test_what_no_device_prepares_is_listed() -> None:
+    """Without tasks, with an input that no task reads, with an input for an output."""
+    empty = TaskGraph("empty")
+    assert [p.kind for p in empty.validate()] == ["no_tasks"]
+
+    graph = TaskGraph("g")
+    x = graph.input(HOST, "x")
+    graph.input(HOST, "spare")
+    graph.output(graph.call(program("a", "Abs", 1), x), "y")
+    graph.output(x, "same")
+    assert [(p.kind, p.where) for p in graph.validate()] == [
+        ("unread_input", "input 'spare'"), ("passed_input", "output 'same'"),
+    ]  # fmt: skip
+    with stitch.open_device("host") as device:
+        for unfit in (empty, graph):
+            with pytest.raises(UsageError, match=re.escape(unfit.validate()[0].detail)):
+                device.prepare(unfit)
+    # They are sound: they may be written down, and joined to others.
+    assert TaskGraph.from_json(graph.as_json(), programs=graph.programs) == graph

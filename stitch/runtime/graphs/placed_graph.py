@@ -18,7 +18,7 @@ from stitch.runtime.functions import HostAgent, QueuedCall, queue_call
 from stitch.runtime.graphs.graph_rows import GraphRow, GraphRows
 from stitch.runtime.tensor_access import target_desc
 from stitch.runtime.values import InputPort, ValueRecord
-from stitch.tasks import TaskTable
+from stitch.tasks import TaskTable, run_problems
 
 #: A value's descriptor, the key of that, and which task makes it.
 MadeValue: TypeAlias = "tuple[TensorDesc, int, str]"
@@ -41,9 +41,12 @@ class PlacedGraph:
         self.output_names = tuple([name for name, _ in table.outputs])
         #: The values that its outputs are, by number.
         self.outputs = tuple([number for _, number in table.outputs])
-        if not table.tasks:
-            raise UsageError(f"{self.title} needs at least one task",
-                             remedy="add one: graph.call(program, x)")  # fmt: skip
+        problem = next(run_problems(table), None)
+        if problem is not None:
+            raise UsageError(
+                f"{self.title} cannot be prepared: {problem.where}: {problem.detail}",
+                remedy="TaskGraph.validate() lists everything that keeps a graph from running",
+            )  # fmt: skip
         self._rows = GraphRows(device, table, self.title).all()
         self.task_count = len(self._rows)
         #: Whether any task may fail by itself: the queue knows which others run nevertheless.
@@ -63,20 +66,8 @@ class PlacedGraph:
                     self.taken_over[number] = f"donated to {row.name!r}"
             for number, output in zip(row.outputs, row.gives(device), strict=True):
                 self.made[number] = (*output, row.name)
-        unread = [name for name, number in table.inputs if number not in readers]
-        if unread:
-            raise UsageError(
-                f"no task of {self.title} reads its input {unread[0]!r}",
-                remedy="leave it out, or add the task that reads it",
-            )
         #: What each input takes, as the first task that reads it has it.
         self.ports: tuple[InputPort, ...] = tuple([readers[number] for _, number in table.inputs])
-        passed = [name for name, number in table.outputs if number not in self.made]
-        if passed:
-            raise UsageError(
-                f"output {passed[0]!r} of {self.title} is one of its inputs, which no task makes",
-                remedy="make it of a copy: graph.output(graph.copy(x, layout))",
-            )
 
     def link(self, given: Sequence[ValueRecord]) -> None:
         """Raise what says so where a value for an input is none for a task that reads it."""
