@@ -228,6 +228,24 @@ def _options(training: dict[str, Any]) -> TrainingOptions:
     return TrainingOptions(**training)
 
 
+def check_options(
+    target: str | Path | Machine = "wormhole_n150", optimizer: Any = None, loss: Any = None,
+    executor: str | None = None, **options: Any,
+) -> None:  # fmt: skip
+    """Raise what `compile` raises of options that are wrong whatever the module is."""
+    from stitch.training import is_torch_optimizer as is_theirs
+    from stitch.training import loss_of, optimizer_from_config
+
+    own = inspect.signature(compile).parameters
+    _options({word: value for word, value in options.items() if word not in own})
+    load_machine(target)
+    CompileOptions(executor=executor, schedule=options.get("schedule"))
+    if optimizer is not None and not is_theirs(optimizer):
+        optimizer_from_config(optimizer)
+    if loss is not None:
+        loss_of(loss)
+
+
 def _check_known(training: dict[str, Any]) -> None:
     from stitch.training import TrainingOptions
 
@@ -314,11 +332,16 @@ def submit(
     return results if isinstance(results, tuple) else (results,)
 
 
-def wait(tensors: Tensor | Iterable[Tensor]) -> None:
-    """Run the queues that these tensors are in; raises what a failed task raised."""
-    for tensor in tensors if isinstance(tensors, Iterable) else (tensors,):
-        TENSOR.check("wait", "tensors", tensor)
-        tensor.settle()
+def wait(tensors: Any) -> None:
+    """Run the queues that these are in: tensors, predictions and losses of a training, one or
+    several; raises what a failed task raised."""
+    is_one = not isinstance(tensors, Iterable) or hasattr(tensors, "wait")
+    for each in (tensors,) if is_one else tensors:
+        if hasattr(each, "wait"):
+            each.wait()
+            continue
+        TENSOR.check("wait", "tensors", each)
+        each.settle()
 
 
 @takes(tensor=TENSOR)

@@ -26,7 +26,7 @@ from stitch.fractal.access import (
     window,
 )
 from stitch.fractal.compiled_nest import CompiledNest, compile
-from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.fractal_tensor import FractalTensor, Leaf
 from stitch.fractal.functions import (
     filter,
     filterall,
@@ -45,8 +45,8 @@ from stitch.fractal.primitives import cat, exp, flatten, relu, sigmoid, softmax,
 from stitch.fractal.zipped import Zipped, zip
 
 __all__ = [
-    "CompiledNest", "FractalTensor", "Zipped", "cat", "compile", "dilate", "enumerate", "exp",
-    "filter", "filterall", "flatten", "fold", "foldl", "foldr", "forall", "gather", "head",
+    "CompiledNest", "FractalTensor", "Leaf", "Zipped", "cat", "compile", "dilate", "enumerate",
+    "exp",    "filter", "filterall", "flatten", "fold", "foldl", "foldr", "forall", "gather", "head",
     "join", "last", "map", "mode", "product", "reduce", "relu", "repeat", "scan", "scanl",
     "scanr", "shifted_slide", "shifted_window", "sigmoid", "slide", "softmax", "split", "stack",
     "tail", "tanh", "unbind", "window", "zip",

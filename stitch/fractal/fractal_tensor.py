@@ -11,22 +11,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from operator import index as as_index
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
 from stitch.argument_kinds import WHOLE, optional, several, takes
-from stitch.errors import UsageError
+from stitch.errors import LayoutError, UsageError
 from stitch.fractal.nested_lists import Data, Nested, read_nested, type_of
 from stitch.fractal.rows import Affine, Indexed, IndexTree, looked_up, strides_of
 from stitch.graph import SymbolicTensor
 from stitch.program import Array
+from stitch.runtime import Tensor
 
-#: An element: a nest that is less deep, or a leaf: a view of an array (its number, where it is
-#: one), or of a tensor.
+#: An element: a nest that is less deep, or a leaf: a `Leaf`, or a value of a graph.
 Element: TypeAlias = Any
 #: As many numbers as a text of a nest shows.
 MAX_SHOWN = 64
+
+
+class Leaf(np.ndarray[Any, Any]):
+    """An element that is no nest: NumPy's array of it, read-only; of a number one without axes.
+
+    It is the same whether its nest was computed in sequence or in parallel.
+
+    >>> leaf = FractalTensor([0.5, 2.0])[1]
+    >>> f"{leaf:.2f}", (leaf + 1).tolist(), bool(leaf > 1), leaf.numpy().shape
+    ('2.00', 3.0, True, ())
+    """
+
+    def numpy(self) -> Array:
+        """The elements as a plain array."""
+        return self.view(np.ndarray)
+
+
+def as_leaves(value: Any) -> Any:
+    """A result, or several, with tensors that have data as leaves."""
+    if isinstance(value, tuple):
+        return tuple([as_leaves(each) for each in value])
+    written = value.written if isinstance(value, SymbolicTensor) else None
+    return value if written is None else written.view(Leaf)
 
 
 class FractalTensor:
@@ -131,14 +154,31 @@ class FractalTensor:
             except ValueError:
                 raise UsageError("the step of a slice of a FractalTensor is not 0") from None
             return FractalTensor.of(self._data, self._index.sliced(part))
-        if isinstance(chosen, list | np.ndarray | FractalTensor):
+        if is_several(chosen):
             return FractalTensor.of(self._data, self._index.taken(self._numbers(chosen)))
         number = self._number(chosen)
         if self.depth > 1:
             return FractalTensor.of(self._data, self._index.element(number))
-        return self._data[self._index.row(number)]
+        row = self._index.row(number)
+        return self._data[row] if isinstance(self._data, SymbolicTensor) else self._leaf(row)
+
+    def _leaf(self, row: int) -> Leaf:
+        """The leaf in a row of an array or a tensor."""
+        data = self._data
+        if isinstance(data, Tensor):
+            data.settle()
+            try:
+                array = data[row].numpy()
+            except LayoutError:  # Rows of tiles and of shards are no views.
+                array = data.numpy()[row, ...]
+            array.flags.writeable = False
+            return array.view(Leaf)
+        assert isinstance(data, np.ndarray)
+        return data[row, ...].view(Leaf)
 
     def __iter__(self) -> Iterator[Element]:
+        if self.depth == 1 and isinstance(self._data, Tensor):  # Read once.
+            return (leaf[...].view(Leaf) for leaf in map(np.asarray, self.leaves()))
         return (self[number] for number in range(self.length))
 
     def numpy(self) -> Array:
@@ -196,6 +236,8 @@ class FractalTensor:
 
     def _number(self, chosen: Any) -> int:
         is_index = hasattr(chosen, "__index__") and not isinstance(chosen, bool | np.bool_)
+        if isinstance(chosen, np.ndarray):
+            is_index = not chosen.shape and chosen.dtype.kind in "iu"
         if not is_index:
             raise UsageError(
                 "an element of a FractalTensor is chosen by a whole number, some by a slice or a "
@@ -210,6 +252,13 @@ class FractalTensor:
 
     def _numbers(self, chosen: Sequence[Any] | Array | FractalTensor) -> Any:
         return np.array([self._number(each) for each in chosen], np.int64)
+
+
+def is_several(chosen: object) -> TypeGuard[Sequence[int] | Array | FractalTensor]:
+    """Whether an index names some elements by number, not one."""
+    return isinstance(chosen, list | FractalTensor) or (
+        isinstance(chosen, np.ndarray) and chosen.ndim > 0
+    )
 
 
 def _parts(element: object) -> tuple[Data, Indexed] | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from stitch.errors import UsageError
 from stitch.fractal.current import NestCall, Way
-from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.fractal_tensor import FractalTensor, as_leaves
 from stitch.fractal.modes import way_in_use
 from stitch.fractal.rows import Indexed, IndexTree, Listed
 from stitch.fractal.user_function import UserFunction, nest_of
@@ -170,11 +170,10 @@ def _folded(
 ) -> Any:  # fmt: skip
     xs, way = as_nest(call, itr), way_in_use(itr, initializer, args, [*named.values()])
     told = NestCall(call, f, args, named)
-    if len(xs):
-        return way.folded(
-            told, xs, initializer, from_right=from_right, is_associative=is_associative
-        )
-    return _initial(told, way, xs, initializer)
+    if not len(xs):
+        return as_leaves(_initial(told, way, xs, initializer))
+    last = way.folded(told, xs, initializer, from_right=from_right, is_associative=is_associative)
+    return as_leaves(last)
 
 
 def _initial(call: NestCall, way: Way, xs: Nest, initializer: Any) -> Any:

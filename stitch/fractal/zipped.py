@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from stitch.errors import UsageError
-from stitch.fractal.fractal_tensor import Element, FractalTensor
+from stitch.fractal.fractal_tensor import Element, FractalTensor, is_several
 from stitch.program import Array
 
 #: What parallel functions and access functions take: a nest, or several of one length.
@@ -43,7 +41,7 @@ class Zipped:
     def __getitem__(self, chosen: int | slice | Sequence[int] | Array | FractalTensor) -> Any:
         """A tuple of elements, or some elements of all parts."""
         found = [part[chosen] for part in self.parts]
-        is_some = isinstance(chosen, slice | list | np.ndarray | FractalTensor)
+        is_some = isinstance(chosen, slice) or is_several(chosen)
         return Zipped(found) if is_some else tuple(found)
 
     def __iter__(self) -> Iterator[tuple[Element, ...]]:

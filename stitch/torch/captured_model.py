@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from stitch.api import check_options
 from stitch.api import compile as compile_module
 from stitch.argument_kinds import PATH, WRITABLE, either, takes
 from stitch.errors import UsageError
@@ -29,8 +31,10 @@ from stitch.training import (
     GIVEN_LOSS,
     GIVEN_OPTIMIZER,
     LossTensor,
+    PendingValue,
     TrainingInstance,
     check_algorithm,
+    is_loss_call,
     is_torch_optimizer,
     loss_of_call,
     weakly,
@@ -93,7 +97,10 @@ class CapturedModel:
             if optimizer is None:
                 raise UsageError("a loss is for training, which needs an optimizer",
                                  remedy="compile(optimizer=..., loss=...)")  # fmt: skip
+        check_options(optimizer=optimizer, loss=loss, **options)
         self.module = module
+        #: A module that is in its evaluation mode from the beginning is trained in that.
+        self._trains_in = bool(getattr(module, "training", True))
         self.example: Sequence[Any] | Mapping[str, Any] | None = None
         self._algorithm, self._optimizer, self._loss = algorithm, optimizer, loss
         self._options = options
@@ -102,7 +109,28 @@ class CapturedModel:
             hook = optimizer.register_step_pre_hook(weakly(self._begin_own_step))
             weakref.finalize(self, hook.remove).atexit = False
 
+    def train(self, mode: bool = True) -> CapturedModel:
+        """Set the module's mode, as torch's modules do it: training, or evaluation."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> CapturedModel:
+        """Set the module's evaluation mode: calls predict, and train nothing."""
+        return self.train(False)
+
+    def _evaluated(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """What the module gives in its evaluation mode: before the first step torch's own."""
+        training = None if self._model is None else self._model.training
+        instance = None if training is None else training.instance
+        if instance is None:
+            with torch.no_grad():
+                return self.module(*batch, **named)
+        plain = {name: _plain(value) for name, value in named.items()}
+        return PendingValue(instance.predict(*map(_plain, batch), **plain), instance.capture_call)
+
     def __call__(self, *batch: Any, **named: Any) -> Any:
+        if self._optimizer is not None and self._trains_in and not self.module.training:
+            return self._evaluated(batch, named)
         if self._model is None:
             if self._optimizer is not None and self._loss is None:
                 return AwaitedPrediction(self, batch, named)
@@ -173,6 +201,10 @@ class CapturedModel:
         if training is not None and training.instance is not None:
             training.instance.close()
         self._model = self._loss = awaited.future = None
+
+    def __repr__(self) -> str:
+        what = "not compiled yet" if self._model is None else repr(self._model)
+        return f"<CapturedModel of {type(self.module).__name__}: {what}>"
 
     # -- what it has become ------------------------------------------------------------------------
 
@@ -263,7 +295,7 @@ class CapturedModel:
 class AwaitedPrediction:
     """What a model predicts whose loss is not known yet: a loss function that judges it says so."""
 
-    __slots__ = ("batch", "captured", "future", "named")
+    __slots__ = ("_read", "batch", "captured", "future", "named")
 
     def __init__(
         self, captured: CapturedModel, batch: tuple[Any, ...], named: dict[str, Any]
@@ -275,11 +307,17 @@ class AwaitedPrediction:
         self.named = {name: _copied(value) for name, value in named.items()}
         #: The prediction, once it was judged.
         self.future: Any = None
+        self._read: Any = None
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
+        if not is_loss_call(function):
+            if getattr(function, "__name__", "") not in _READ_BEFORE:
+                raise _no_value_yet()
+            told = [part.predicted if isinstance(part, cls) else part for part in arguments]
+            return function(*told, **(named or {}))
         call = loss_of_call(function, arguments, named or {})
         if not isinstance(call.pred, cls):
             raise UsageError("a loss takes the prediction first, then the labels",
@@ -293,25 +331,61 @@ class AwaitedPrediction:
             return judged
         return self.captured.judge(self, loss, label)
 
+    @property
+    def predicted(self) -> Any:
+        """What it holds, to read: before its loss is known torch's own module says so, without
+        gradients, on a copy that keeps statistics and random numbers as they are."""
+        if self.future is not None:
+            return self.future
+        assert self.captured is not None, "it was not judged"
+        if self._read is None:
+            module = deepcopy(self.captured.module)
+            with torch.no_grad(), torch.random.fork_rng():
+                self._read = module(*self.batch, **self.named)
+        return self._read
+
+    def wait(self) -> AwaitedPrediction:
+        """Run what is queued until it is there; before its loss is known nothing is queued."""
+        if self.future is not None:
+            self.future.wait()
+        return self
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._there(), name)
+        return getattr(self.predicted if name in _READ_BEFORE else self._there(), name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.predicted[index]
+
+    def __len__(self) -> int:
+        return len(self.predicted)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        array: Array = self._there().__array__(dtype, copy)
-        return array
+        return np.asarray(self.predicted, dtype)
 
     def _there(self) -> Any:
         if self.future is None:
-            raise UsageError(
-                "this prediction has no value yet: the model is compiled when its loss is known",
-                remedy="loss_fn(pred, y) first, or compile(..., loss=loss_fn)",
-            )
+            raise _no_value_yet()
         return self.future
 
     def __repr__(self) -> str:
-        return f"<AwaitedPrediction {self.future!r}>" if self.future else "<AwaitedPrediction>"
+        return f"<AwaitedPrediction {self.future!r}>" if self.future is not None else (
+            "<AwaitedPrediction: its loss is not known yet>")  # fmt: skip
+
+
+#: What a prediction may be asked before its loss is known: nothing goes back from these.
+_READ_BEFORE = frozenset({
+    "argmax", "argmin", "argsort", "cpu", "data", "detach", "dim", "dtype", "item", "max", "min",
+    "ndim", "numel", "numpy", "shape", "size", "tolist", "topk",
+})  # fmt: skip
+
+
+def _no_value_yet() -> UsageError:
+    return UsageError(
+        "this prediction has no value yet: the model is compiled when its loss is known",
+        remedy="loss_fn(pred, y) first, or compile(..., loss=loss_fn)",
+    )
 
 
 def _copied(value: Any) -> Any:

@@ -18,6 +18,7 @@ from stitch.training.from_torch import (
     GIVEN_LOSS,
     GIVEN_OPTIMIZER,
     TorchOptimizer,
+    is_loss_call,
     is_torch_optimizer,
     loss_of,
     loss_of_call,
@@ -71,6 +72,7 @@ from stitch.training.optimizers import (
     RMSprop,
     optimizer_from_config,
 )
+from stitch.training.pending_values import PendingValue
 from stitch.training.programs import TrainingGraphs, TrainingPrograms, home_space, slot_places
 from stitch.training.schedules import (
     ConstantLR,
@@ -144,7 +146,8 @@ __all__ = [
     "CompiledTraining", "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues",
     "CrossEntropyLoss", "HuberLoss", "IdentityLoss", "InferenceGraphs", "L1Loss", "LayerTask",
     "LayerTime", "LocalTaskBackend", "Loss", "LossTensor", "MSELoss", "ModelTrainingInstance",
-    "NAdam", "NLLLoss", "Optimizer", "Parameter", "RAdam", "RMSprop", "RuntimeArgument",
+    "NAdam", "NLLLoss", "Optimizer", "Parameter", "PendingValue", "RAdam", "RMSprop",
+    "RuntimeArgument",
     "RuntimeBacking", "Schedule", "SearchResult", "SearchSolution", "SimulatedTime", "SlotKind",
     "SmoothL1Loss", "StepLR", "TaskArgumentAccessor", "TaskBinding", "TaskImplementation",
     "TaskInvocation", "TaskSignature", "TaskStore", "TensorAccessor", "TensorFuture",
@@ -152,7 +155,8 @@ __all__ = [
     "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable", "backward_binding",
     "backward_signature", "check_algorithm", "compile_model", "constants_of", "differences",
     "evaluation_form", "execute", "graph_of", "home_space", "is_checkpoint", "is_rate",
-    "is_torch_optimizer", "loss_from_config", "loss_of", "loss_of_call", "losses", "optimize",
+    "is_loss_call", "is_torch_optimizer", "loss_from_config", "loss_of", "loss_of_call", "losses",
+    "optimize",
     "optimizer_from_config", "owner_of", "parameter_names", "part_of", "place_inference",
     "rate_name", "read_checkpoint", "read_tensors", "refuse_other", "replace_methods",
     "schedule_from_config", "schedules", "slot_places", "task_signature", "update_graph",

@@ -120,6 +120,11 @@ class TrainingInstance(TrainingTensors):
                 kind = desc.layout.data_type.dtype
                 cells.put(slot.name, np.asarray(start).astype(kind))
 
+    def __repr__(self) -> str:
+        name = self.programs.forward.name
+        state = "closed" if self.is_closed else f"on {self.device.machine.name}"
+        return f"<TrainingInstance of {name}: step {self.steps}, {self.optimizer!r}, {state}>"
+
     # -- the loop's face ---------------------------------------------------------------------------
 
     def __call__(self, *batch: Any, **named: Any) -> TensorFuture:

@@ -144,6 +144,11 @@ class LossTensor:
         assert self._training is not None, "what is not computed was judged"
         return still_on(self._training())
 
+    def wait(self) -> LossTensor:
+        """Run what is queued until it is there; gives it back. Raises what a failed task raised."""
+        self.item()
+        return self
+
     def item(self) -> float:
         """The loss as a Python number; runs what is queued, the first time."""
         tensor = self._tensor

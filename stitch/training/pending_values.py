@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -105,6 +105,11 @@ class PendingValue:
     def numpy(self) -> Array:
         """Its elements as an array of its own."""
         return self.tensor.numpy()
+
+    def wait(self) -> Self:
+        """Run what is queued until it is there; gives it back. Raises what a failed task raised."""
+        self.tensor.settle()
+        return self
 
     def item(self) -> Any:
         """Its only element as a Python number; raises `ValueError` if there are more."""

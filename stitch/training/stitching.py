@@ -209,7 +209,8 @@ def _fitted(port: InputPort, value: Any) -> Any:
             f"input {port.name!r} has another shape",
             expected=port.type.text(),
             got=str(list(array.shape)),
-            remedy="programs have fixed shapes: pad the batch, or compile for its size",
+            remedy="programs have fixed shapes: leave out a smaller last batch "
+            "(DataLoader(..., drop_last=True)), pad it, or compile for its size",
         )
     if isinstance(array, Tensor):
         return array

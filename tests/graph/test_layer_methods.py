@@ -104,6 +104,7 @@ METHODS: dict[str, tuple[Callable[[Any, Any], Any], Array]] = {
     "dropout": (lambda b, x: b.dropout(x, 0.3), X2),
     "flat": (lambda b, x: b.flat(x), IMAGE),
     "flatten": (lambda b, x: b.flatten(x, 1, 2), IMAGE),
+    "flatten of a batch": (lambda b, x: b.flatten(x), IMAGE),
     "relu": (lambda b, x: b.relu(x), X2),
     "leaky relu": (lambda b, x: b.leaky_relu(x, 0.2), X2),
     "gelu": (lambda b, x: b.gelu(x), X2),
@@ -255,3 +256,34 @@ def test_named_outputs_of_an_operation_name_its_values() -> None:
 def test_float_attributes_are_floats_however_they_are_written() -> None:
     graph = trace(lambda x: x.builder.op("Elu", x, alpha=2), X2)
     assert repr(graph.operations[0].attributes["alpha"]) == "2.0"
+
+
+def test_flatten_keeps_the_batch_axis_as_a_layer_does() -> None:
+    b = ComputationGraphBuilder("flat")
+    x = b.input("x", (8, 28, 28), "float32")
+    assert b.flatten(x).shape == (8, 784)
+    assert b.flatten(x, 0).shape == (6272,)
+    assert b.flatten(b.input("row", (5,), "float32")).shape == (5,)
+
+
+def test_dense_with_a_number_of_outputs_has_parameters_of_its_own(run: Run) -> None:
+    def built() -> ComputationGraph:
+        b = ComputationGraphBuilder("net")
+        x = b.input("x", (8, 28, 28), "float32")
+        hidden = b.dense(b.flatten(x), 512, activation="relu")
+        b.output("y", b.dense(hidden, 10))
+        return b.build()
+
+    graph = built()
+    named = {graph.values[c.value].name: c.data for c in graph.constants}
+    drawn = {name: data for name, data in named.items() if name.startswith("dense")}
+    assert [*drawn][:2] == ["dense.weight", "dense.bias"]
+    assert [d.shape for d in drawn.values()] == [(512, 784), (512,), (10, 512), (10,)]
+    assert all(0 < np.abs(data).max() <= 1 / 16 for data in drawn.values())
+    y = run(graph, np.ones((8, 28, 28), np.float32))["y"]
+    assert y.shape == (8, 10) and np.abs(y).max() > 0
+    again = {c.value: c.data.tobytes() for c in built().constants}
+    assert {c.value: c.data.tobytes() for c in graph.constants} == again
+    b = ComputationGraphBuilder("wrong")
+    with pytest.raises(CompileError, match="a number of outputs"):
+        b.dense(b.input("x", (2, 3), "float32"), 0)

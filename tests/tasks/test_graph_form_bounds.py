@@ -146,7 +146,8 @@ def test_a_text_with_any_part_replaced_or_missing_is_a_graph_or_a_format_error(s
     for form in (aggregate(graph), graph):
         body = json.loads(form.as_json())
         for path in _paths(body):
-            for new in (-2, 10**30, "text", None, [], {}, KeyError):
+            replacements: tuple[Any, ...] = (-2, 10**30, "text", None, [], {}, KeyError)
+            for new in replacements:
                 damaged = copy_of(body)
                 part = damaged
                 for key in path[:-1]:

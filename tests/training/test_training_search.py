@@ -169,3 +169,24 @@ def test_an_unknown_algorithm_is_refused() -> None:
         compiled(algorithm="unity")
     with pytest.raises(UsageError, match="no such algorithm"):
         stitch.compile(mlp(), algorithm="unity")
+
+
+def test_a_plain_computation_graph_is_optimized_as_it_is_trained() -> None:
+    graph, machine = mlp(), load_machine("wormhole_n150")
+    config = AlgorithmConfig("search", stitch.losses.MSELoss(), stitch.SGD())
+    found = optimize(graph, machine, SimulatedTime(), config)
+    assert (
+        found.solution == optimize(as_trainable(graph), machine, SimulatedTime(), config).solution
+    )
+    wrong: Any
+    for wrong, word in (
+        (
+            (graph.text(), machine, SimulatedTime(), config),
+            "a ComputationGraph or a Tr",
+        ),
+        ((graph, "wormhole_n150", SimulatedTime(), config), "a Machine .* as machine"),
+        ((graph, machine, None, config), "program.* as cost_estimator"),
+        ((graph, machine, SimulatedTime(), "search"), "an AlgorithmConfig as config"),
+    ):
+        with pytest.raises(UsageError, match=f"optimize takes {word}|optimize takes .*{word}"):
+            optimize(*wrong)

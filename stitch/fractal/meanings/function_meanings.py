@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import StitchError
-from stitch.fractal.fractal_tensor import FractalTensor
+from stitch.fractal.fractal_tensor import FractalTensor, Leaf
 from stitch.fractal.meanings.array_contents import CONTENTS, MAX_CONTENT_NBYTES
 from stitch.fractal.meanings.code_names import BACK_DOORS, names_dates, names_of
 from stitch.fractal.meanings.object_attributes import (
@@ -465,6 +465,7 @@ _READERS: dict[type, Callable[[MeaningReader, Any], Hashable]] = {
     complex: MeaningReader._text_of, range: MeaningReader._slice, slice: MeaningReader._slice,
     tuple: MeaningReader._several, list: MeaningReader._several, dict: MeaningReader._dict,
     set: MeaningReader._set, frozenset: MeaningReader._set, np.ndarray: MeaningReader._array,
+    Leaf: MeaningReader._array,
     Tensor: MeaningReader._tensor, SymbolicTensor: MeaningReader._value,
     FractalTensor: MeaningReader._nest, Zipped: MeaningReader._zipped,
     FunctionType: MeaningReader._function, functools.partial: MeaningReader._partial,

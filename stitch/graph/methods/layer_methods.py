@@ -72,7 +72,30 @@ class LayerMethods(ReductionMethods):
             result = result if added is None else self.add(result, added)
         return self.activation(result, activation)
 
-    dense = linear
+    def dense(
+        self,
+        x: Operand,
+        weight: Operand,
+        bias: Operand | None = None,
+        activation: str | None = None,
+    ) -> SymbolicTensor:
+        """As `linear`; of a number of outputs, with parameters that are drawn as PyTorch draws
+        those of a new layer, the same each time."""
+        if not isinstance(weight, int | np.integer) or isinstance(weight, bool):
+            return self.linear(x, weight, bias, activation)
+        tensor, count = self.tensor(x), int(weight)
+        width = tensor.shape[-1] if tensor.shape else 1
+        if count < 1 or bias is not None:
+            raise mistake("a dense layer of a number of outputs has at least 1 and its own bias",
+                          got=f"{count} outputs, bias {bias!r:.40}")  # fmt: skip
+        rng, most = np.random.default_rng(len(self.operations)), 1 / math.sqrt(max(width, 1))
+        matrix, added = [
+            rng.uniform(-most, most, shape).astype(tensor.dtype)
+            for shape in ((count, width), count)
+        ]
+        name = "dense" if "dense.weight" not in self._names else f"dense_{len(self.operations)}"
+        parameters = self.parameter(f"{name}.weight", matrix), self.parameter(f"{name}.bias", added)
+        return self.linear(tensor, *parameters, activation)
 
     def conv2d(
         self,

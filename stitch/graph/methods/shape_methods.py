@@ -48,12 +48,15 @@ class ShapeMethods(ElementwiseMethods):
         """All but the first axis joined: NxCxHxW becomes N x (C H W)."""
         return self._one("Flatten", x)
 
-    def flatten(self, x: Operand, start: int = 0, end: int = -1) -> SymbolicTensor:
-        """The axes from `start` to `end`, inclusive, joined into one."""
+    def flatten(self, x: Operand, start: int = 1, end: int = -1) -> SymbolicTensor:
+        """The axes from `start` to `end`, inclusive, joined into one: by default all but the
+        batch's, as a layer does it."""
         tensor = self.tensor(x)
         rank = len(tensor.shape)
         if rank == 0:
             return self.reshape(tensor, (1,))
+        if rank == 1 and start == 1:
+            return tensor
         first, last = axis_of(start, rank, "flatten"), axis_of(end, rank, "flatten")
         joined = math.prod(tensor.shape[first : last + 1])
         return self.reshape(tensor, (*tensor.shape[:first], joined, *tensor.shape[last + 1 :]))

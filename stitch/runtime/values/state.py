@@ -62,7 +62,12 @@ class Store(Protocol):
         """Whether it lies so."""
 
     def to_layout(
-        self, tensor: Any, layout: Layout | TensorDesc, *, retain: bool | None = None
+        self,
+        tensor: Any,
+        layout: Layout | TensorDesc,
+        *,
+        retain: bool | None = None,
+        copy: bool = ...,
     ) -> Any:
         """A tensor of the same elements in another layout."""
 

@@ -222,6 +222,8 @@ class LocalTaskBackend(TaskRegistry):
         """The tasks of a part of a step, to be run inside: what they make anew is dropped before,
         and what they have done counts once all of them have run."""
         self.check_open()
+        if role in (Role.LOSS, Role.BACKWARD):
+            self._check_forward()
         if role is Role.FORWARD:
             self._before_forward()
         elif role is Role.LOSS and self.loss is not None:
@@ -244,6 +246,13 @@ class LocalTaskBackend(TaskRegistry):
             if tensor is not None:
                 store.hold(name, tensor)
         store.drop(self._compiled.made(Role.FORWARD))
+
+    def _check_forward(self) -> None:
+        """Raise `UsageError` where nothing that a forward pass makes is there."""
+        made = self._compiled.made(Role.FORWARD)
+        if made and all(self.store.find(name) is None for name in made):
+            raise UsageError("backward() goes back from what a forward pass has left, and there "
+                             "has been none", remedy="forward() first")  # fmt: skip
 
     def _before_backward(self) -> None:
         if not self.tasks(Role.BACKWARD):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from stitch.argument_kinds import instance_of, takes, with_method
 from stitch.errors import TaskError, UsageError
@@ -35,6 +35,7 @@ class LayerTask:
     invocation: TaskInvocation
 
 
+@runtime_checkable
 class RuntimeBacking(Protocol):
     """Who keeps tasks, tensors and arguments, and gives a task what it needs."""
 

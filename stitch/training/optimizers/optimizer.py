@@ -35,8 +35,8 @@ class Optimizer(ABC):
     """Hyperparameters of an update, and the handle that the training loop steps with.
 
     `lr` may be set at any time; `schedule` gives the rate of each step from it. `add_group` gives
-    some parameters settings of their own. One optimizer belongs to one model; `step` and
-    `zero_grad` raise `UsageError` before the model's first call and after training has stopped.
+    some parameters settings of their own. One optimizer belongs to one model; `step`
+    raises `UsageError` before the model's first call and after training has stopped.
     """
 
     name: ClassVar[str]
@@ -203,20 +203,22 @@ class Optimizer(ABC):
 
     def step(self) -> None:
         """Update the parameters with the gradients of the last `backward`; raises `TaskError`."""
-        self._bound("step").update()
-
-    def zero_grad(self) -> None:
-        """Drop the gradients; the next `backward` starts anew instead of adding to them."""
-        self._bound("zero_grad").zero_grad()
-
-    def _bound(self, word: str) -> Stepping:
         bound = self.bound_to
         if bound is None:
             raise UsageError(
-                f"{word}(): this optimizer trains no model just now",
+                "step(): this optimizer trains no model just now",
                 remedy="compile with optimizer=..., and call the compiled model first",
             )
-        return bound
+        bound.update()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients; the next `backward` starts anew instead of adding to them.
+
+        Before the model's first call, where loops begin with it, there are none.
+        """
+        bound = self.bound_to
+        if bound is not None:
+            bound.zero_grad()
 
     def __repr__(self) -> str:
         given = {key: value for key, value in self.config().items() if key != "optimizer"}

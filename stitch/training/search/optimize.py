@@ -19,7 +19,7 @@ from stitch.graph import ComputationGraph
 from stitch.machine import Machine
 from stitch.program import DataType, Space
 from stitch.training.costs import CostEstimator
-from stitch.training.graphs import KEPT_KINDS, Trainable
+from stitch.training.graphs import KEPT_KINDS, Trainable, as_trainable
 from stitch.training.losses import Loss
 from stitch.training.optimizers import Optimizer
 from stitch.training.programs import TrainingGraphs, training_graphs
@@ -53,13 +53,27 @@ def check_algorithm(word: object) -> None:
 
 
 def optimize(
-    graph: Trainable, machine: Machine, cost_estimator: CostEstimator, config: AlgorithmConfig
-) -> SearchResult[TrainingGraphs]:
+    graph: Trainable | ComputationGraph, machine: Machine, cost_estimator: CostEstimator,
+    config: AlgorithmConfig,
+) -> SearchResult[TrainingGraphs]:  # fmt: skip
     """The best way to train a graph on a machine that the algorithm finds.
 
+    Of a plain computation graph its named floating constants are trained, as `as_trainable` has it.
     Spaces that `config.options` names stay. Raises `OutOfMemoryError` where no way fits,
     `UsageError` for a space of what is no tensor, and what `training_graphs` raises.
     """
+    if isinstance(graph, ComputationGraph):
+        graph = as_trainable(graph)
+    for name, kind, value in (
+        ("graph", "a ComputationGraph or a Trainable", isinstance(graph, Trainable)),
+        ("machine", "a Machine (stitch.machine.load_machine gives one)",
+         isinstance(machine, Machine)),
+        ("cost_estimator", "an object with program(machine, program), as SimulatedTime()",
+         callable(getattr(cost_estimator, "program", None))),
+        ("config", "an AlgorithmConfig", isinstance(config, AlgorithmConfig)),
+    ):  # fmt: skip
+        if not value:
+            raise UsageError(f"optimize takes {kind} as {name}")
     asked = config.options.recompute
     kinds: tuple[str, ...] = (asked,)
     if config.algorithm != "none" and asked == "none":

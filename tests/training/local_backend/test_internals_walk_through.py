@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stitch.errors import UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Role
 from stitch.tasks import Permission
@@ -224,3 +225,22 @@ def test_get_task_impl_gives_what_the_task_does(backend: LocalTaskBackend) -> No
     accessor.finish()
     made = backend.get_tensor(str(slots["output0"]))
     np.testing.assert_array_equal(made, np.zeros((4, 6)))
+
+
+def test_backward_before_forward_says_what_comes_first() -> None:
+    b = ComputationGraphBuilder("line")
+    x = b.input("x", (4, 3), "float32")
+    b.output("y", b.linear(x, b.parameter("w", np.zeros((1, 3), np.float32))))
+    graph = b.build()
+    for loss in ("mse", None):
+        with LocalTaskBackend(graph, loss=loss) as backend:
+            assert isinstance(backend, RuntimeBacking) and not isinstance(graph, RuntimeBacking)
+            instance = ModelTrainingInstance(graph, backend)
+            backend.set_tensor("x", np.ones((4, 3), np.float32))
+            with pytest.raises(UsageError, match=r"(?s)has been none.*try: forward\(\) first"):
+                instance.backward()
+            instance.forward()
+            name = "y.grad" if loss is None else "label"
+            backend.set_tensor(name, np.ones((4, 1), np.float32))
+            instance.backward()
+            assert backend.get_tensor("w.grad").shape == (1, 3)
