@@ -46,7 +46,8 @@ from stitch.fractal.zipped import Zipped, zip
 
 __all__ = [
     "CompiledNest", "FractalTensor", "Leaf", "Zipped", "cat", "compile", "dilate", "enumerate",
-    "exp",    "filter", "filterall", "flatten", "fold", "foldl", "foldr", "forall", "gather", "head",
+    "exp", "filter", "filterall", "flatten", "fold", "foldl", "foldr", "forall", "gather",
+    "head",
     "join", "last", "map", "mode", "product", "reduce", "relu", "repeat", "scan", "scanl",
     "scanr", "shifted_slide", "shifted_window", "sigmoid", "slide", "softmax", "split", "stack",
     "tail", "tanh", "unbind", "window", "zip",
