@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from stitch.ops import OpDef, operators
+from tests.support.executors.differences import originals
 from tests.support.operators.drawn_operations import (
     GENERATORS,
     draw_row,
@@ -58,6 +59,32 @@ def test_executors_agree_on_random_operations(definition: OpDef) -> None:
 def test_executors_agree_on_many_random_operations(definition: OpDef) -> None:
     for seed in range(first_seed(), first_seed() + MANY):
         assert not compare(definition, seed, 0, EXECUTORS).differences
+
+
+def check_originals(first: int, count: int, names: Sequence[str]) -> None:
+    """ONNX's reference evaluator and ONNX Runtime differ from the kernels where the table says."""
+    listed = originals()
+    for text in in_own_process("original", first, count, names):
+        op, who, _ = text.split(" ", 2)
+        assert (op, who) in listed, text
+
+
+def test_kernels_agree_with_both_of_onnx_but_where_the_table_says() -> None:
+    check_originals(0, 4, NAMES)
+
+
+@pytest.mark.campaign("executors")
+@pytest.mark.parametrize("definition", named(OPERATORS))
+def test_kernels_agree_with_both_of_onnx_in_many_draws(definition: OpDef) -> None:
+    check_originals(first_seed(), MANY, [definition.name])
+
+
+def test_the_table_of_both_names_operators_and_who_differs() -> None:
+    names = {*NAMES, "AffineGrid"}
+    assert len(originals()) > 40
+    for op, who in originals():
+        assert op in names
+        assert who in ("reference", "onnxruntime", "both")
 
 
 def test_executors_agree_on_operands_without_elements() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "executor_differences.md"
 HEADER = ["operators", "kernels", "values", "differ in", "why"]
+#: Of the table of nodes as they are written.
+ORIGINALS = ["operators", "other", "differs in", "what Stitch computes, and why"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,17 @@ def lines(text: str | None = None) -> tuple[Line, ...]:
             words = _listed(operators), installed, _listed(classes)
             found.append(Line(*words, way, reason))
     return tuple(found)
+
+
+def originals() -> set[tuple[str, str]]:
+    """Operators, and which other computes a node of them otherwise as it is written."""
+    text, found = PAGE.read_text(encoding="utf-8"), set()
+    _, _, table = text.partition("| " + " | ".join(ORIGINALS) + " |\n")
+    for line in table.splitlines()[1:]:
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) == len(ORIGINALS):
+            found |= {(op, who) for op in _listed(cells[0]) for who in _listed(cells[1])}
+    return found
 
 
 def _installed(word: str) -> Iterator[str]:

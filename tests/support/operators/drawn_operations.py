@@ -858,7 +858,7 @@ def max_unpool(d: Draw) -> Drawn:
 
 def lrn(d: Draw) -> Drawn:
     d.attributes["size"] = d.number(1, 5)
-    d.set(alpha=(0.0001, 0.5), beta=(0.5, 0.75), bias=(1.0, 2.0))
+    d.set(alpha=(0.000244140625, 0.5), beta=(0.5, 0.75), bias=(1.0, 2.0))
     return d.row(text(d.of("f32", "f64"), d.shape(3, 5, 4)))
 
 
@@ -1223,10 +1223,10 @@ GENERATORS: Mapping[tuple[str, str], Generator] = {
         for op in ("Sigmoid", "Softplus", "Softsign", "Mish", "HardSwish")
     },
     **{
-        ("", op): unary(*FLOATS, alpha=(0.1, 0.5, 1.5))
+        ("", op): unary(*FLOATS, alpha=(0.125, 0.5, 1.5))
         for op in ("Swish", "LeakyRelu", "ThresholdedRelu", "Elu", "Celu")
     },
-    ("", "HardSigmoid"): unary(*FLOATS, alpha=(0.1, 0.5), beta=(0.1, 0.6)),
+    ("", "HardSigmoid"): unary(*FLOATS, alpha=(0.125, 0.5), beta=(0.125, 0.625)),
     ("", "Selu"): unary(*FLOATS, alpha=(0.5, 1.5), gamma=(0.5, 2.0)),
     ("", "Gelu"): unary(*FLOATS, approximate=("none", "tanh")),
     ("stitch", "GeluGradient"): gelu_gradient,

@@ -1,8 +1,9 @@
 """Random operations computed by every executor, and where one differs from the NumPy kernels.
 
 Run as a module it does so in a process of its own and names each operation before it is computed:
-`python -m tests.support.operators.draws_by_executors ZEROS FIRST COUNT OPERATOR...`. So an
-operation that ends the process is known.
+`python -m tests.support.operators.draws_by_executors ZEROS FIRST COUNT OPERATOR...`, where ZEROS is
+the share of lengths that are 0, or `original`: then ONNX's reference evaluator and ONNX Runtime
+compute each node as it is written. So an operation that ends the process is known.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from stitch.errors import CompileError, TaskError
-from stitch.ops import OpDef
+from stitch.ops import OpDef, evaluate
 from stitch.program import Array, DataType
 from stitch.runtime.executors import Executor, Workspace, make_executor
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
+from stitch.runtime.executors.onnx.session import tried
 from tests.support.executors.named_prices import ATEN
-from tests.support.operators.against_onnx import tolerance
+from tests.support.operators.against_onnx import onnx_model, reference, tolerance
+from tests.support.operators.drawn_operands import operands_of
 from tests.support.operators.drawn_operations import draw_row, drawn_operators
 from tests.support.operators.one_operation import MACHINE, Binding, OneOperation, Row, one_operation
 
@@ -31,6 +35,8 @@ from tests.support.operators.one_operation import MACHINE, Binding, OneOperation
 OTHERS = ("onnxruntime", "auto", "torch")
 #: How far apart sound results may lie, in tolerances of one operation.
 SLACK = 10
+#: Operators over which ONNX Runtime (1.32) ends the process; it is never given them.
+ENDS_THE_PROCESS = ("DFT",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,44 @@ def every_executor() -> dict[str, Executor]:
     return {name: make_executor(name) for name in ("numpy", *OTHERS)}
 
 
-def in_own_process(zeros: float, first: int, count: int, names: Sequence[str]) -> list[str]:
+def compare_originals(definition: OpDef, seed: int) -> Iterator[tuple[str, str]]:
+    """Whose result of the node as it is written differs from the NumPy kernel's, and in what:
+    `reference`, `onnxruntime`, or `both` where these two agree."""
+    row = draw_row(definition, seed)
+    operands = operands_of(row.specs, seed)
+    ours = evaluate(row.op, operands, attributes=row.attributes, outputs=row.outputs)
+    attributes = {k: v for k, v in row.attributes.items() if v != ()}
+    theirs: dict[str, list[Array]] = {}
+    with suppress(Exception):  # Each refuses, or fails at, a part of what is drawn.
+        theirs["reference"] = reference(row.op, operands, attributes, row.outputs)
+    model = onnx_model(
+        row.op, operands, [not isinstance(s, str) for s in row.specs], attributes, row.outputs
+    )
+    feeds = {
+        f"x{i}": a
+        for i, a in enumerate(operands)
+        if a is not None and isinstance(row.specs[i], str)
+    }
+    if definition.name not in ENDS_THE_PROCESS:
+        with suppress(Exception):
+            theirs["onnxruntime"] = tried(model.SerializeToString(), **feeds)
+    found = {}
+    for who, results in theirs.items():
+        cast = [
+            np.asarray(r).astype(o.dtype) if o.dtype.kind not in "iub" else np.asarray(r)
+            for r, o in zip(results, ours, strict=True)
+        ]
+        theirs[who] = cast
+        text = difference(ours, cast)
+        if text:
+            found[who] = f"{text}: {row}, seed {seed}"
+    if len(found) == 2 and not difference(theirs["reference"], theirs["onnxruntime"]):
+        yield "both", found["reference"]
+    else:
+        yield from found.items()
+
+
+def in_own_process(zeros: float | str, first: int, count: int, names: Sequence[str]) -> list[str]:
     """The differences of some operators, by a process that an operation may end."""
     command = [sys.executable, "-m", "tests.support.operators.draws_by_executors"]
     arguments = [str(zeros), str(first), str(count), *names]
@@ -133,16 +176,20 @@ def in_own_process(zeros: float, first: int, count: int, names: Sequence[str]) -
     return found
 
 
-def _lines(zeros: float, first: int, count: int, names: Sequence[str]) -> Iterator[dict[str, str]]:
+def _lines(zeros: str, first: int, count: int, names: Sequence[str]) -> Iterator[dict[str, str]]:
     executors = every_executor()
     for definition in drawn_operators():
         for seed in range(first, first + count) if definition.name in names else ():
-            yield {"operation": f"{definition.name}, seed {seed}, zeros {zeros}"}
-            for text in compare(definition, seed, zeros, executors).differences:
-                yield {"difference": text}
+            yield {"operation": f"{definition.name}, seed {seed}, {zeros}"}
+            if zeros != "original":
+                for text in compare(definition, seed, float(zeros), executors).differences:
+                    yield {"difference": text}
+            elif not definition.domain:
+                for who, text in compare_originals(definition, seed):
+                    yield {"difference": f"{definition.name} {who} {text}"}
 
 
 if __name__ == "__main__":
     _, share, start, many, *wanted = sys.argv
-    for line in _lines(float(share), int(start), int(many), wanted):
+    for line in _lines(share, int(start), int(many), wanted):
         print(json.dumps(line), flush=True)

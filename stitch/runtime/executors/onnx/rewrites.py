@@ -350,6 +350,13 @@ def _less_exact(writer: FormWriter, operation: Operation, _: Attributes) -> bool
     raise CompileError("its transform is less exact than ONNX's tests allow")
 
 
+def _columns(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
+    """Refuses images of other than two dimensions: it puts their columns elsewhere (1.32)."""
+    if len(writer.type_of(operation.outputs[0]).shape) != 4:
+        raise CompileError("it puts columns at the wrong places of what is no plane")
+    return False
+
+
 def _max_unpool(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
     """Refuses an output shape: it spreads the indices over another corner than ONNX's example."""
     if len(operation.inputs) > 2 and operation.inputs[2] != ABSENT:
@@ -483,6 +490,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
         ("", name): _known_result
         for name in ("ConstantOfShape", "EyeLike", "Range", "Shape", "Size")
     },
+    ("", "Col2Im"): _columns,
     ("", "DFT"): _less_exact,
     ("", "DequantizeLinear"): _quantize,
     ("", "Div"): integer_rewrites.divide,
