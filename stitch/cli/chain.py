@@ -18,6 +18,7 @@ from stitch.errors import IncompatibleError
 from stitch.linker import Wire
 from stitch.program import Array, DataType, InputKind, ValueType
 from stitch.runtime import LoadedProgram, PreparedGraph, Tensor, chain_graph
+from stitch.ttb import initial_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,12 @@ class Chain:
         table, sources = chain_graph(self.programs, feeds, "chain", results, called)
         self._graph: PreparedGraph | None = PreparedGraph(device, table, title="the chain")
         taken = [(modules[k].program, modules[k].program.inputs[i]) for k, i in sources]
+        # States that nothing is said of begin with what their files hold.
+        begun = [initial_values(module.binary, module.program) for module in modules]
+        starts = [begun[k].get(slot.name) for (k, _), (_, slot) in zip(sources, taken, strict=True)]
         self.inputs = tuple([
-            RunInput(name, program.values[slot.value].type, slot.kind, own=slot.name)
-            for (name, _), (program, slot) in zip(table.inputs, taken, strict=True)
+            RunInput(name, program.values[slot.value].type, slot.kind, start, own=slot.name)
+            for (name, _), (program, slot), start in zip(table.inputs, taken, starts, strict=True)
         ])  # fmt: skip
         given = [modules[k].program.values[modules[k].program.outputs[o].value] for k, o in results]
         self.outputs = tuple([

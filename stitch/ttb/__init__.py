@@ -14,6 +14,7 @@ from stitch.ttb.binary import (
     Origin,
     TensorLife,
     Version,
+    initial_values,
     state_names,
 )
 from stitch.ttb.envelope import metadata_crc32, metadata_nbytes, recognize
@@ -30,6 +31,7 @@ from stitch.ttb.file import (
 
 __all__ = [
     "CURRENT", "FEATURES", "OPSET", "SOURCE", "Binary", "FileSizes", "Origin", "ProgramSize",
-    "TensorLife", "Version", "content_of", "encode", "inspect_sizes", "load", "metadata_crc32",
+    "TensorLife", "Version", "content_of", "encode",
+    "initial_values", "inspect_sizes", "load", "metadata_crc32",
     "metadata_nbytes", "recognize", "save", "state_names",
 ]  # fmt: skip

@@ -246,9 +246,30 @@ class Binary:
 def state_names(binary: Binary, program: Program) -> tuple[str, ...]:
     """The states of a program that begin with values of the file: what its program of that name
     (`INITIAL_STATE`) gives."""
-    wanted = f"{program.name}{INITIAL_STATE}"
-    start = next((one for one in binary.programs if one.name == wanted), None)
-    if start is None or start.inputs:
+    start = _start_of(binary, program)
+    if start is None:
         return ()
     slots = {slot.name for slot in program.inputs} & {slot.name for slot in program.outputs}
     return tuple([slot.name for slot in start.outputs if slot.name in slots])
+
+
+def initial_values(binary: Binary, program: Program) -> dict[str, Array]:
+    """What states of a program begin with, by name, where the file holds it as constants."""
+    start = _start_of(binary, program)
+    if start is None:
+        return {}
+    data = {constant.value: constant.data for constant in start.constants}
+    copied = {
+        one.outputs[0]: data[one.inputs[0]]
+        for one in start.operations
+        if one.op == "Identity" and not one.domain and one.inputs[0] in data
+    }
+    known = state_names(binary, program)
+    return {s.name: copied[s.value] for s in start.outputs if s.name in known and s.value in copied}
+
+
+def _start_of(binary: Binary, program: Program) -> Program | None:
+    """The program without inputs that gives what another one begins with."""
+    wanted = f"{program.name}{INITIAL_STATE}"
+    start = next((one for one in binary.programs if one.name == wanted), None)
+    return None if start is None or start.inputs else start

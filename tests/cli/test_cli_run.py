@@ -723,3 +723,46 @@ def test_a_folder_for_the_visualizer_is_written_again_but_nothing_else_in_its_pl
     assert done.code == 2
     assert "expected: an SQLite database" in done.err
     assert Path("v/db.sqlite").read_text() == "notes"
+
+
+STATEFUL = """
+import torch
+
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("sums", torch.full((2,), 3.0))
+        self.register_buffer("count", torch.tensor(4))
+
+    def forward(self, x):
+        self.sums += x
+        y = torch.exp(-self.sums)
+        self.count += 1
+        return torch.tanh(y) * self.count
+
+def make():
+    return Counts(), (torch.zeros(2),)
+"""
+
+
+def test_states_begin_with_what_their_file_holds_and_are_outputs(cli: Cli, here: Path) -> None:
+    Path("counts.py").write_text(STATEFUL)
+    assert cli("compile", "--entry=counts.py:make", "--target=tiny", "-o", "m.ttb").code == 0
+    done = cli("compile", "--entry=counts.py:make", "--target=tiny", "--split=2", "-o", "m.ttb")
+    assert done.code == 0, done.err
+    sums = np.array([4, 5], np.float32)
+    more = [
+        word.replace(".npy", "2.npy") for word in ("--output=sums=@s.npy", "--output=count=@c.npy")
+    ]
+    for modules in (["m.ttb"], ["m.0.ttb", "m.1.ttb"]):
+        chain = [f"--module={name}" for name in modules]
+        kept = ["--output=output=@y.npy", "--output=sums=@s.npy", "--output=count=@c.npy"]
+        done = cli("run", *chain, "--input=x=2xf32=1 2", *kept)
+        assert done.code == 0, done.err
+        np.testing.assert_allclose(np.load("y.npy"), np.tanh(np.exp(-sums)) * 5, rtol=1e-5)
+        np.testing.assert_array_equal(np.load("s.npy"), sums)
+        assert np.load("c.npy") == 5
+        again = ["--input=sums=@s.npy", "--input=count=@c.npy"]
+        assert cli("run", *chain, "--input=x=2xf32=1 2", *again, *more).code == 0
+        np.testing.assert_array_equal(np.load("s2.npy"), sums + np.array([1, 2], np.float32))
+        assert np.load("c2.npy") == 6

@@ -298,6 +298,15 @@ def test_a_call_that_fails_leaves_the_state_as_it_was(window: int) -> None:
         np.testing.assert_array_equal(found, eager(torch.tensor([2]), x))
 
 
+def test_a_state_takes_the_buffer_of_the_one_before_where_a_wish_says_so() -> None:
+    wishes = ["input.count.ownership=donate", "output.count.alias=count"]
+    model, eager = compiled(target="tiny", wishes=wishes), Buffers()
+    assert model.program.outputs[2].aliases_input == 2
+    for x in (*inputs(), *inputs()):
+        np.testing.assert_array_equal(model(x).numpy(), eager(x))
+    np.testing.assert_equal(state_of(model), buffers_of(eager))
+
+
 def test_a_state_moves_with_the_inputs_to_another_device() -> None:
     model, eager = compiled(), Buffers()
     xs = inputs()
