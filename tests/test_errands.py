@@ -40,6 +40,7 @@ def test_the_page_has_these_errands() -> None:
     assert sections().keys() == CHANGED.keys()
 
 
+@pytest.mark.campaign("pages")
 @pytest.mark.parametrize("errand", CHANGED)
 def test_an_errand_is_done_by_its_diff(errand: str, tmp_path: Path) -> None:
     text = sections()[errand]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from stitch.frontend.torch.decompositions import decompositions
@@ -47,6 +48,7 @@ def test_most_core_overloads_have_a_lowering_of_their_own_or_a_decomposition() -
     assert len(core & {*LOWERINGS, *decompositions(), *KEYED}) >= 0.85 * len(core)
 
 
+@pytest.mark.campaign("torch_compile")
 def test_an_operator_that_comes_with_inductor_has_its_lowering_whoever_is_loaded_first() -> None:
     program = """
 import torch, stitch

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stitch
 from stitch.runtime import HookContext
+from tests.support.grids import in_turn
 from tests.support.torch.agreement import tensors_of
 from tests.support.torch.compiled import compiled, gradients
 
@@ -164,10 +165,9 @@ class Pooled(nn.Module):  # type: ignore[misc]
         return (found[0] * 2, found[1]) if self.indices else found * 2
 
 
-@pytest.mark.parametrize("spatial", [1, 2, 3])
-@pytest.mark.parametrize("windows", [
+@pytest.mark.parametrize(("windows", "spatial"), in_turn([
     (2,), (3, 2, 1), (3, 1, 1, 1, True), (2, 3, 0, 2), (3, 2, 1, 2, True), (2, 2, 0, 1, True),
-])  # fmt: skip
+], [1, 2, 3]))  # fmt: skip
 def test_gradients_of_pools_go_where_eager_brings_them(
     windows: tuple[Any, ...], spatial: int
 ) -> None:

@@ -18,9 +18,8 @@ QUICK = (
     "BERT", "DistilBERT", "FNet", "GPT-2", "Llama", "MPT", "Mixtral", "T5", "ViT", "ResNet",
     "channels last", "LSTM", "U-Net", "bags of words", "spatial transformer", "Fourier",
 )  # fmt: skip
-#: Those of them that take long and have a brother that stays in the quick run (DistilBERT, GPT-2,
-#: Mixtral); BERT and Llama are compiled and trained in other files' quick runs as well.
-BROTHERS = ("BERT", "Llama", "MPT")
+#: Those of them that the quick suite compiles in other files as well, or whose brother stays.
+BROTHERS = ("BERT", "DistilBERT", "FNet", "Llama", "MPT", "T5", "ViT", "ResNet", "U-Net")
 #: torch has no Fourier transform in bfloat16.
 NO_BFLOAT16 = {"FNet", "Fourier"}
 THIRD = tuple(name for name in list(ZOO)[::3] if name not in QUICK)

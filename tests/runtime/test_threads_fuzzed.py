@@ -20,6 +20,7 @@ import stitch
 from stitch.errors import StitchError
 from stitch.runtime.values import Status, ValueRecord
 from tests.runtime.test_recordings_fuzzed import Drill, kinds, machine_of
+from tests.support.grids import every
 from tests.support.stitched_models import held_by
 
 MACHINES = ("wormhole_n150", "host", "tiny")
@@ -106,9 +107,9 @@ def drilled_together(name: str, seed: int, steps: int, *, window: int, debug: bo
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["sound", "with failures"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", every(2, range(6)))
 def test_threads_with_one_queue_find_what_each_would_alone(seed: int, fails: bool) -> None:
-    window, debug = (4, 64, 1)[seed % 3], seed % 2 == 1
+    window, debug = (4, 64, 1)[seed % 3], seed % 4 > 1
     drilled_together(MACHINES[seed % 3], seed, 25, window=window, debug=debug, fails=fails)
 
 

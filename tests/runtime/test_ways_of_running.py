@@ -18,6 +18,7 @@ import pytest
 import stitch
 from stitch.tasks import aggregate
 from tests.support.graph_runs import Outcome, Run, Script, Worker, in_one_go, one_by_one
+from tests.support.grids import every
 from tests.support.short_lanes import shorten
 from tests.support.stitched_models import used
 from tests.support.task_graphs import inputs_of, same
@@ -125,7 +126,7 @@ def compare(workers: dict[str, Worker], seed: int, tasks: int) -> None:
             assert count is None or most is None or count <= most, (seed, name, copies)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", every(4, range(4)))
 def test_every_way_of_running_gives_the_same_bits_with_no_more_copies(
     workers: dict[str, Worker], block: int
 ) -> None:

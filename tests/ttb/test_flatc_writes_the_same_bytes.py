@@ -31,7 +31,7 @@ def assert_both_write_the_same(binary: Binary) -> None:
     assert encode_metadata(binary, segments) == flatc_metadata(binary, segments)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(binaries())
 def test_drawn_binaries(binary: Binary) -> None:
     assert_both_write_the_same(binary)
