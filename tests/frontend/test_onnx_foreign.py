@@ -20,7 +20,8 @@ from onnxruntime.quantization import (
 )
 
 import stitch
-from stitch import fractal
+from stitch import fractal, report
+from stitch.cli.inspect import main as inspect_main
 from stitch.compiler import differentiate
 from stitch.errors import CompileError, FormatError, OutOfMemoryError
 from stitch.frontend.onnx import from_onnx
@@ -449,3 +450,24 @@ def test_what_the_dynamic_quantizer_makes_of_an_lstm_compiles(tmp_path: Path) ->
     quantized = onnx.load(tmp_path / "m.onnx")
     assert "DynamicQuantizeLSTM" in {one.op_type for one in quantized.graph.node}
     assert_same(quantized, [drawn(5, 1, 6)], tmp_path)
+
+
+@pytest.mark.parametrize("executor", ["onnxruntime", "auto"])
+def test_what_is_around_a_foreign_operator_is_compared_with_its_reference(executor: str) -> None:
+    proto, arrays = distances()
+    compiled = stitch.compile(proto, tuple(arrays))
+    with stitch.open_device("wormhole_n150", executor=executor) as device:
+        with report.OperationComparison(device) as comparison:
+            single(device.load(compiled)(*arrays))
+        assert [line.op for line in comparison.lines] == ["Mul", "Relu"]
+        assert all(line.verdict.passed for line in comparison.lines)
+
+
+def test_inspect_tells_a_foreign_operator_and_its_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proto, arrays = distances()
+    stitch.compile(proto, tuple(arrays)).save(tmp_path / "m.ttb")
+    assert inspect_main([str(tmp_path / "m.ttb"), "--section=operations"]) == 0
+    assert "com.microsoft.CDist(" in (told := capsys.readouterr().out)
+    assert "of opset 1, foreign" in told
