@@ -58,11 +58,13 @@ def check(one: Case, opset: int, *, behind_a_convolution: bool = False) -> None:
     assert_as_runtime(*built(one, opset, behind_a_convolution=behind_a_convolution))
 
 
-def assert_as_runtime(proto: onnx.ModelProto, arrays: Sequence[Array]) -> None:
+def assert_as_runtime(
+    proto: onnx.ModelProto, arrays: Sequence[Array], wide_tolerance: float = 2e-5
+) -> None:
     """Stitch and ONNX Runtime agree, narrow types within a step or two."""
     for mine, other in zip(ours(proto, arrays), runtime(proto, arrays), strict=True):
         assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
-        tolerance = 2e-3 if other.dtype.itemsize == 2 else 2e-5
+        tolerance = 2e-3 if other.dtype.itemsize == 2 else wide_tolerance
         np.testing.assert_allclose(
             mine.astype(np.float64), other.astype(np.float64), rtol=tolerance, atol=tolerance
         )
@@ -309,7 +311,8 @@ def check_network(path: Path) -> None:
         # All weights are equal and scores are of 1e9: their last digits would decide.
         proto.graph.output[0].name = last.input[0]
         proto.graph.node.remove(last)
-    assert_as_runtime(proto, [drawn(*shape).astype(np.float32)])
+    # Sums of 25,088 terms, layer after layer: their orders differ.
+    assert_as_runtime(proto, [drawn(*shape).astype(np.float32)], wide_tolerance=1e-3)
 
 
 def test_a_network_of_opset_9_is_what_onnx_runtime_makes_of_it() -> None:
