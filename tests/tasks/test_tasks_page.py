@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+import stitch
+import stitch.fractal
+
 ROOT = Path(__file__).parents[2]
 FILE = r"tests/[\w/]+/test_\w+\.py"
 
@@ -45,6 +50,22 @@ def test_every_test_that_the_page_names_exists_in_the_file_that_it_names() -> No
     found = list(named((ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")))
     assert len(found) > 40
     assert [(n, file) for n, file in found if f"def {n}(" not in text(file)] == []
+
+
+@pytest.mark.parametrize("page", ["fractal", "stitching"])
+def test_every_claim_of_a_document_has_an_api_and_a_test_that_exist(page: str) -> None:
+    written = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    table = written.split("## The document, claim by claim")[1]
+    rows = [line for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 12
+    for row in rows:
+        _, claim, api, tests, _ = row.split("|")
+        assert claim.strip()
+        names = re.findall(r"`(?:ops|stitch)\.([\w.]+)`", api)
+        owner = stitch.fractal if "`ops." in api else stitch
+        assert names and all(hasattr(owner, name) for name in names), row
+        found = list(named(f"|{tests}|"))
+        assert found and all(f"def {n}(" in text(file) for n, file in found), row
 
 
 def test_a_test_in_another_file_than_the_row_names_is_noticed() -> None:
