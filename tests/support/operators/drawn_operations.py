@@ -565,7 +565,7 @@ def window(d: Draw) -> Drawn:
     lengths = tuple(d.number(1, 3) for _ in range(rank))
     d.attributes["lengths"] = lengths
     strides = d.array((rank,), -1, 2)
-    if math.prod(lengths) > shape[0] or shape[0] < 6:
+    if sum((n - 1) * abs(s) for n, s in zip(lengths, strides.tolist(), strict=True)) >= shape[0]:
         strides[...] = 0
     steps = [(n - 1) * s for n, s in zip(lengths, strides.tolist(), strict=True)]
     low, high = -sum(min(s, 0) for s in steps), shape[0] - 1 - sum(max(s, 0) for s in steps)
