@@ -167,7 +167,10 @@ class Call:
         wanted = self.data_type if data_type is None else data_type
         if isinstance(value, SymbolicTensor):
             return self.builder.cast(value, wanted)
-        return self.builder.constant(np.asarray(value).astype(wanted.dtype))
+        # A number beyond a narrow type is infinite in it, which torch does not warn of either.
+        with np.errstate(over="ignore"):
+            number = np.asarray(value).astype(wanted.dtype)
+        return self.builder.constant(number)
 
     def promoted(self, a: Value, b: Value) -> tuple[SymbolicTensor, SymbolicTensor]:
         """Two operands in the type in which torch would compute with both."""

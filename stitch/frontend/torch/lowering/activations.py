@@ -46,7 +46,8 @@ def log1p(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     rest = b.sub(above, 1.0)
     is_own = b.logical_or(b.equal(rest, 0.0), b.equal(plain, math.inf))
     # One where it is x itself: no gradient may meet a division by zero there.
-    scaled = b.div(b.mul(b.log(b.where(is_own, 1.0, above)), plain), b.where(is_own, 1.0, rest))
+    share = b.div(plain, b.where(is_own, 1.0, rest))
+    scaled = b.mul(b.log(b.where(is_own, 1.0, above)), share)
     return b.where(is_own, plain, scaled)
 
 

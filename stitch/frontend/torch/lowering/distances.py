@@ -52,7 +52,9 @@ def _length(call: Call, apart: SymbolicTensor, p: float) -> SymbolicTensor:
     if not apart.shape[-1]:
         return b.reduce_sum(size, -1)
     if p == 0:
-        return b.reduce_sum(b.cast(b.not_equal(size, 0), size.data_type), -1)
+        # NaN is neither equal nor different.
+        differs = b.cast(b.not_equal(size, 0), size.data_type)
+        return b.reduce_sum(b.where(b.op("IsNaN", size), size, differs), -1)
     if math.isinf(p):
         return b.reduce_max(size, -1)
     if p in (1, 2):

@@ -35,7 +35,20 @@ def _reduce(
     tensor = call.cast(x)
     if not tensor.shape:
         return tensor
+    if kind in _OF_NOTHING and not _reduced_count(tensor, dim):
+        return call.filled(_OF_NOTHING[kind])
     return call.builder.reduce(kind, tensor, _axes(dim), keepdim)
+
+
+#: What reductions give where there is nothing to reduce; others torch refuses then.
+_OF_NOTHING = {"sum": 0, "prod": 1, "mean": math.nan, "log_sum_exp": -math.inf}
+
+
+def _reduced_count(x: SymbolicTensor, dim: Dims) -> int:
+    """How many elements become one."""
+    axes = _axes(dim)
+    listed = range(len(x.shape)) if axes is None else [axes] if isinstance(axes, int) else axes
+    return math.prod(x.shape[axis] for axis in listed)
 
 
 def _any(
@@ -60,9 +73,7 @@ def _variance(
     correction: float | None = 1,
     keepdim: bool = False,
 ) -> SymbolicTensor:
-    axes = _axes(dim)
-    listed = range(len(x.shape)) if axes is None else [axes] if isinstance(axes, int) else axes
-    count = math.prod(x.shape[axis] for axis in listed)
+    axes, count = _axes(dim), _reduced_count(x, dim)
     divisor = count - (1 if correction is None else correction)
     mean = call.builder.variance(x, axes, keepdim)
     factor = count / divisor if divisor > 0 else math.nan
@@ -77,7 +88,7 @@ def _variance_dim(
 
 @rounded_once
 def _variance_mean(call: Call, x: SymbolicTensor, dim: Dims = None, **options: Any) -> Two:
-    mean = call.builder.reduce_mean(x, _axes(dim), bool(options.get("keepdim", False)))
+    mean = _reduce("mean", call, x, dim, bool(options.get("keepdim", False)))
     return _variance(call, x, dim, **options), mean
 
 
@@ -91,6 +102,9 @@ def _norm(
     call: Call, x: SymbolicTensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, **_: Any
 ) -> SymbolicTensor:
     b, tensor = call.builder, call.cast(x)
+    if ord != 0 and (not tensor.shape or _reduced_count(tensor, dim) == 1):
+        # No power of it can leave the range.
+        return b.reshape(b.abs(tensor), call.shape)
     if ord in (1, 2):
         return b.reduce(f"l{int(ord)}", tensor, _axes(dim), keepdim)
     size = b.abs(tensor)

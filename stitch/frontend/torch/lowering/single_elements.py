@@ -42,6 +42,12 @@ def _whole(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return _unary(op, call, x) if x.data_type.is_floating else x
 
 
+def _sign(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    """The sign, which of NaN is 0."""
+    b, sign = call.builder, _unary("Sign", call, x)
+    return b.where(b.op("IsNaN", x), 0.0, sign) if x.data_type.is_floating else sign
+
+
 def _is_floating_kind(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
     """IsNaN and IsInf: of no integer."""
     return call.builder.op(op, x) if x.data_type.is_floating else call.filled(False)
@@ -252,7 +258,7 @@ _UNARY = {
     "Log": aten.log, "Sqrt": aten.sqrt, "Neg": aten.neg, "Abs": aten.abs, "Sin": aten.sin,
     "Cos": aten.cos, "Tan": aten.tan, "Asin": aten.asin, "Acos": aten.acos, "Atan": aten.atan,
     "Sinh": aten.sinh, "Cosh": aten.cosh, "Asinh": aten.asinh, "Acosh": aten.acosh,
-    "Atanh": aten.atanh, "Erf": aten.erf, "Reciprocal": aten.reciprocal, "Sign": aten.sign,
+    "Atanh": aten.atanh, "Erf": aten.erf, "Reciprocal": aten.reciprocal,
 }  # fmt: skip
 _WHOLE = {"Floor": aten.floor, "Ceil": aten.ceil, "Round": aten.round}
 #: Their second operand is a tensor or a number.
@@ -280,7 +286,7 @@ LOWERINGS: dict[Any, Row] = {
         packet.Scalar_Tensor: lowering for packet, lowering in _OF_TWO.items()
         if "Scalar_Tensor" in packet.overloads()
     },
-    aten.hardswish.default: KeptWhole(partial(_unary, "HardSwish")),
+    aten.sign.default: _sign, aten.hardswish.default: KeptWhole(partial(_unary, "HardSwish")),
     aten.mish.default: KeptWhole(partial(_unary, "Mish")),
     aten.div.Tensor: _divide, aten.div.Scalar: _divide, aten.div.Tensor_mode: _divide,
     aten.div.Scalar_mode: _divide,

@@ -147,7 +147,7 @@ def _log_gamma(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     mirrored = b.less(wide, 0.5)
     above = _log_gamma_above(call, b.where(mirrored, b.sub(1.0, wide), wide))
     whole = b.equal(wide, b.floor(wide))
-    turn = b.abs(b.sin(b.mul(b.sub(wide, b.floor(wide)), math.pi)))
+    turn = b.abs(b.sin(b.mul(b.sub(wide, b.round(wide)), math.pi)))
     below = b.sub(b.sub(math.log(math.pi), b.log(turn)), above)
     below = b.where(whole, math.inf, below)
     result = b.where(mirrored, below, above)
@@ -165,7 +165,7 @@ def _digamma(call: Call, x: SymbolicTensor) -> SymbolicTensor:
     above = b.sub(b.sub(b.log(far), b.mul(inverse, 0.5)), series)
     for step in range(_MOVED):
         above = b.sub(above, b.reciprocal(b.add(plain, float(step))))
-    share = b.sub(wide, b.floor(wide))
+    share = b.sub(wide, b.round(wide))
     turn = b.mul(share, math.pi)
     mirror = b.mul(b.div(b.cos(turn), b.sin(turn)), math.pi)
     below = b.where(b.equal(share, 0.0), math.nan, b.sub(above, mirror))
@@ -194,7 +194,7 @@ def _polygamma(call: Call, order: int, x: SymbolicTensor) -> SymbolicTensor:
     above = b.add(b.add(inverse, b.mul(square, 0.5)), series)
     for step in range(_MOVED):
         above = b.add(above, b.reciprocal(b.square(b.add(plain, float(step)))))
-    turn = b.sin(b.mul(b.sub(wide, b.floor(wide)), math.pi))
+    turn = b.sin(b.mul(b.sub(wide, b.round(wide)), math.pi))
     mirror = b.div(math.pi**2, b.square(turn))
     return call.cast(b.where(mirrored, b.sub(mirror, above), above))
 
