@@ -152,7 +152,8 @@ class _Search:
             if self.free:
                 sizes.add(pieces.widest + max(end - start for start, end in self.free))
         work = tried * len(moves)
-        share = pieces.share_set_aside()
+        # The place of a piece that is outside serves all cycles.
+        share = 0.0 if away else pieces.share_set_aside()
         estimates = ((_estimate(pieces, share, size, away, prices), size) for size in sizes)
         for estimate, size in sorted(estimates):
             if estimate >= most or work <= 0:
