@@ -124,7 +124,7 @@ def test_a_change_that_saves_conversions_is_no_run_of_another_length(saved: bool
             for _ in range(runs):
                 y = one(a(integers()))
                 for at in range(conversions):
-                    y = y.to_layout(Layout(F32, (Space.L1, Space.DRAM)[at % 2]))
+                    y = y.to_layout(Layout(F32, (Space.DRAM, Space.L1)[at % 2]))
                 y.numpy()
             plans = [plan_json(plan) | {"runs": times} for plan, times in device.history.plans]
             assert all(plan["tasks"].count("to_layout") == conversions for plan in plans)
