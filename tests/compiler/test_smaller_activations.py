@@ -89,8 +89,6 @@ KEPT: dict[str, Build] = {
     "read by another": lambda b, x: (lambda r: [pooled(b, r), r + 1.0])(b.relu(x)),
     "an output": lambda b, x: (lambda r: [pooled(b, r), r])(b.relu(x)),
     "its places are read": lambda b, x: b.op("MaxPool", b.relu(x), kernel_shape=[2, 2], outputs=2),
-    # Of padding alone there is no maximum: Relu would make zero of it.
-    "windows of padding": lambda b, x: [pooled(b, b.relu(x), pads=[2, 0, 2, 0])],
     "an average": lambda b, x: [b.op("AveragePool", b.relu(x), kernel_shape=[2, 2])],
     "no Relu": lambda b, x: [pooled(b, b.op("LeakyRelu", x))],
 }

@@ -151,7 +151,7 @@ POOLS = [
          kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), ceil_mode=1),
     case("AveragePool", ["f64[2,3,7,8]"], lambda x: F.avg_pool2d(x, 3, 2, 1, True, True),
          kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), ceil_mode=1, count_include_pad=1),
-    case("AveragePool", ["f64[1,2,9]"], kernel_shape=(2,), dilations=(3,), pads=(1, 2)),
+    case("AveragePool", ["f64[1,2,9]"], kernel_shape=(2,), dilations=(3,), pads=(1, 1)),
     case("LpPool", ["f64[2,3,6,4]"], lambda x: F.avg_pool2d(x**2, 2).mul(4).sqrt(),
          kernel_shape=(2, 2), strides=(2, 2)),
     case("LpPool", ["f64[2,3,7]"], kernel_shape=(3,), strides=(2,), pads=(1, 1), p=3),
