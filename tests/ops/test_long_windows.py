@@ -187,11 +187,10 @@ def test_a_kernel_beyond_all_sizes_reads_what_is_there(op: str) -> None:
     np.testing.assert_array_equal(out, usual)
 
 
-def test_a_dilation_beyond_all_sizes_reads_what_is_there() -> None:
+def test_a_dilation_as_long_as_the_input_reads_what_is_there() -> None:
     x = numbers(1, 2, 6)
-    far = 1 << 40
-    (out,), _ = run("MaxPool", x, kernel_shape=(101,), dilations=(far,), pads=(50 * far, 50 * far))
-    np.testing.assert_array_equal(out, x)
+    (out,), _ = run("MaxPool", x, kernel_shape=(2,), dilations=(6,), pads=(1, 1))
+    np.testing.assert_array_equal(out, x[:, :, [5, 0]])
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
