@@ -40,7 +40,7 @@ KNOWN_NBYTES = 1 << 28
 PRODUCTS = frozenset({"Einsum", "Gemm", "MatMul", "MatMulInteger"})
 #: Operators that it computes right where one operand is empty, and another is not.
 READS_NOTHING = frozenset({
-    "Concat", "GRU", "LSTM", "RNN", "ScatterElements", "ScatterND", "TensorScatter",
+    "Concat", "GRU", "LSTM", "RNN", "ScatterElements", "ScatterND", "TensorScatter", "Window",
 })  # fmt: skip
 
 
