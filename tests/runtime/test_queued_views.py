@@ -77,10 +77,11 @@ def test_views_of_any_rows_are_runs_of_one_recording(device: stitch.Device) -> N
     assert now.windows == 8
 
 
-def test_elements_of_a_pending_nest_are_pending(device: stitch.Device) -> None:
+def test_elements_of_a_pending_nest_are_read_in_one_run(device: stitch.Device) -> None:
     nest = FractalTensor(one(doubled(device)(integers())))
-    results = [one(row(device)(element)) for element in nest]
     assert windows(device) == 0
+    results = [one(row(device)(element)) for element in nest]
+    assert windows(device) == 1
     for i, result in enumerate(results):
         np.testing.assert_array_equal(result.numpy(), expected(integers())[i] * 3 + 1)
 
