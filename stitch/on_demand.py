@@ -15,9 +15,31 @@ that has a `__getattr__`. Must not know: what it loads.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+
+from stitch.errors import StitchError
+
+
+@contextmanager
+def late_import() -> Iterator[None]:
+    """Surround an import that runs when its module is first needed.
+
+    Raises:
+        StitchError: the system cannot open the module's file, for instance because the process has
+            no file descriptors left. A later call tries again.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StitchError(
+            "a module of Stitch cannot be loaded",
+            where=error.filename,
+            got=error.strerror or str(error),
+            remedy="close files, or raise the limit of open files (ulimit -n), and call again",
+        ) from error
 
 
 def names_on_demand(
@@ -34,9 +56,11 @@ def names_on_demand(
 
     def load(name: str) -> Any:
         if name in home_of:
-            value = getattr(import_module(f"{face}.{home_of[name]}"), name)
+            with late_import():
+                value = getattr(import_module(f"{face}.{home_of[name]}"), name)
         elif name in own:
-            value = import_module(f"{face}.{name}")
+            with late_import():
+                value = import_module(f"{face}.{name}")
         else:
             raise AttributeError(f"module {face!r} has no attribute {name!r}")
         # From now on it is an ordinary name of the face.

@@ -11,6 +11,7 @@ from typing import Any
 
 from stitch.argument_kinds import instance_of
 from stitch.machine import Machine
+from stitch.on_demand import late_import
 from stitch.runtime import LoadedProgram, PreparedGraph, RuntimeDevice
 from stitch.tasks import TaskGraph
 from stitch.ttb import Binary
@@ -69,18 +70,21 @@ class Device(RuntimeDevice):
 
     def explain(self) -> str:
         """Every copy so far, with bytes, simulated time and reason."""
-        from stitch.report.explanation import explain
+        with late_import():
+            from stitch.report.explanation import explain
 
         return explain(self)
 
     def memory_report(self) -> str:
         """What each space holds, in bytes per bank, and what the host's memory gave."""
-        from stitch.report.explanation import memory_report
+        with late_import():
+            from stitch.report.explanation import memory_report
 
         return memory_report(self)
 
     def memory_views(self) -> dict[str, dict[str, Any]]:
         """The memory report as data, with tt-metal's keys."""
-        from stitch.report.explanation import memory_views
+        with late_import():
+            from stitch.report.explanation import memory_views
 
         return memory_views(self)

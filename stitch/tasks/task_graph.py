@@ -17,6 +17,7 @@ import numpy as np
 
 from stitch.argument_kinds import MAPPING, TEXT, arranged, either, instance_of, optional, takes
 from stitch.errors import Problem, TaskError, UsageError
+from stitch.on_demand import late_import
 from stitch.program import Layout, TensorDesc
 from stitch.tasks.agents import (
     Agent,
@@ -216,14 +217,16 @@ class TaskGraph:
     @property
     def programs(self) -> dict[str, ProgramSource]:
         """What it calls, by the names of its text: a second program of one name is `name#2`."""
-        from stitch.tasks.graph_form import AgentNames
+        with late_import():
+            from stitch.tasks.graph_form import AgentNames
 
         return {name: agent.source for name, agent in AgentNames(self._table()).programs.items()}
 
     @property
     def functions(self) -> dict[str, HostFunction]:
         """Its host functions by the names of its text."""
-        from stitch.tasks.graph_form import AgentNames
+        with late_import():
+            from stitch.tasks.graph_form import AgentNames
 
         return AgentNames(self._table()).functions
 
@@ -233,7 +236,8 @@ class TaskGraph:
         Programs and functions are named, not held. Raises `UsageError` for arguments of host
         functions that JSON cannot hold.
         """
-        from stitch.tasks.graph_form import table_as_json
+        with late_import():
+            from stitch.tasks.graph_form import table_as_json
 
         return table_as_json(self._table())
 
@@ -252,19 +256,22 @@ class TaskGraph:
         Python function the text says what it does with its parameters. Raises `FormatError` with
         every defect, `UsageError` for what is no program or function.
         """
-        from stitch.tasks.graph_form import table_from_json
+        with late_import():
+            from stitch.tasks.graph_form import table_from_json
 
         return TaskGraph.of(table_from_json(text, programs or {}, functions or {}))
 
     def text(self) -> str:
         """The graph as readable text: one line for each input, task and output."""
-        from stitch.tasks.graph_form import table_text
+        with late_import():
+            from stitch.tasks.graph_form import table_text
 
         return table_text(self._table())
 
     def to_dot(self) -> str:
         """The graph in Graphviz's language, for `dot -Tsvg`."""
-        from stitch.tasks.graph_form import table_dot
+        with late_import():
+            from stitch.tasks.graph_form import table_dot
 
         return table_dot(self._table())
 

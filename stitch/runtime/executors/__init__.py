@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from stitch.errors import UsageError, closest
+from stitch.on_demand import late_import
 from stitch.runtime.executors.calls import CallBox, CallKernel, FunctionCall
 from stitch.runtime.executors.executor import (
     BoundProgram,
@@ -115,7 +116,8 @@ def make_executor(
     if fuse_across_seams and name in FUSING:
         words["fuse_across_seams"] = True
     try:
-        executor = getattr(import_module(module), class_name)(**words)
+        with late_import():
+            executor = getattr(import_module(module), class_name)(**words)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("stitch"):
             raise
