@@ -435,7 +435,7 @@ class Drill:
         spaces = [s for s in (Space.L1, Space.DRAM) if s in self.device.backend.spaces]
         layout = Layout(F32, self.choice.choice([*spaces, Space.HOST]))
         if layout.space in self.device.backend.spaces:
-            self.hold(held.tensor.to_layout(layout, retain=True), held.expected)
+            self.hold(held.tensor.to_layout(layout, retain=True, copy=True), held.expected)
 
     def deallocate(self) -> None:
         held = self.pick()
