@@ -235,6 +235,33 @@ def test_pipelines_of_encoders_of_numbers_compile(tmp_path: Path) -> None:
     assert_same(proto, [np.array([[3, 5], [7, 3]]), drawn(2, 2)], tmp_path)
 
 
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "Gemm"])
+def test_weights_between_quantized_tensors_keep_their_numbers(op: str, tmp_path: Path) -> None:
+    """onnxruntime#24711: an int8 weight with a scale a channel, an int32 bias. ONNX Runtime would
+    make weights int8 that are known as float32, one scale for all."""
+    rng = np.random.default_rng(3)
+    shape = [1, 3, 8, 8] if op != "Gemm" else [5, 3]
+    weight = rng.integers(-128, 128, (3, 3, 3, 3) if op != "Gemm" else (3, 3)).astype(np.int8)
+    scales = np.array([0.01, 0.5, 0.003], np.float32)
+    nodes = [
+        node("QuantizeLinear", ["x", "sx", "zx"], ["q"], ""),
+        node("DequantizeLinear", ["q", "sx", "zx"], ["dx"], ""),
+        node("DequantizeLinear", ["w", "sw", "zw"], ["dw"], "", axis=0),
+        node("DequantizeLinear", ["b", "sb"], ["db"], "", axis=0),
+        node(op, ["dx", "dw", "db"], ["c"], ""),
+        node("QuantizeLinear", ["c", "sy", "zy"], ["r"], ""),
+        node("DequantizeLinear", ["r", "sy", "zy"], ["y"], ""),
+    ]
+    weights = {
+        "sx": np.float32(0.02), "zx": np.uint8(128), "w": weight, "sw": scales,
+        "zw": np.zeros(3, np.int8), "b": rng.integers(-999, 999, 3).astype(np.int32),
+        "sb": scales * np.float32(0.02), "sy": np.float32(0.5), "zy": np.uint8(120),
+    }  # fmt: skip
+    proto = model(nodes, [info("x", shape)], ["y"], {n: np.asarray(a) for n, a in weights.items()},
+                  opset=13)  # fmt: skip
+    assert_same(proto, [drawn(*shape)], tmp_path, ("numpy", "onnxruntime", "auto", "torch"))
+
+
 @pytest.mark.parametrize("form", ["linear", "by axis"])
 def test_sparse_initializers_are_dense_parameters(form: str, tmp_path: Path) -> None:
     proto = model([node("Add", ["x", "w"], ["y"], "")], [info("x", [2, 3])], ["y"], opset=17)

@@ -23,6 +23,7 @@ from tests.support.onnx.models import (
     FLOAT,
     INT64,
     assert_agree,
+    assert_as_runtime,
     drawn,
     info,
     model,
@@ -32,6 +33,13 @@ from tests.support.onnx.models import (
 from tests.support.stitched_models import one
 
 node = helper.make_node
+
+
+def sparse_tensor(values: list[float], places: list[Any], shape: list[int]) -> Any:
+    return helper.make_sparse_tensor(
+        numpy_helper.from_array(np.array(values, np.float32)),
+        numpy_helper.from_array(np.array(places, np.int64)), shape,
+    )  # fmt: skip
 
 
 def test_a_path_a_string_and_a_proto_give_the_same_results(tmp_path: Path) -> None:
@@ -191,6 +199,9 @@ def test_a_branch_of_a_constant_condition_is_inlined(condition: bool) -> None:
         ({"value_ints": [1, 2]}, [1, 2]),
         ({"value_float": 0.5}, 0.5),
         ({"value_floats": [0.5, 2.0]}, [0.5, 2.0]),
+        ({"sparse_value": sparse_tensor([2.0, 3.0], [1, 5], [2, 3])}, [[0, 2, 0], [0, 0, 3]]),
+        ({"sparse_value": sparse_tensor([2.0], [[1, 0]], [2, 2])}, [[0, 0], [2, 0]]),
+        ({"sparse_value": sparse_tensor([], [], [2, 1])}, [[0], [0]]),
     ],
 )
 def test_constant_nodes_of_every_form_of_numbers(attributes: dict[str, Any], expected: Any) -> None:
@@ -258,6 +269,14 @@ def test_operators_that_stitch_lacks_are_computed_where_all_is_known() -> None:
     nodes = [node("NonZero", ["mask"], ["i"]), node("Gather", ["x", "i"], ["y"])]
     proto = model(nodes, [info("x", [4])], ["y"], {"mask": np.array([True, False, True, True])})
     assert_agree(proto, [drawn(4)])
+
+
+def test_a_real_signal_may_lack_its_last_axis_as_exporters_write_it() -> None:
+    """onnxruntime#14316, and torch.stft: [batch, length], where ONNX has [batch, length, 1]."""
+    weights = {"step": np.array(5), "length": np.array(8), "window": drawn(8, seed=4)}
+    nodes = [node("STFT", ["x", "step", "window", "length"], ["y"])]
+    proto = model(nodes, [info("x", [2, 33])], ["y"], weights, opset=17)
+    assert_as_runtime(proto, [drawn(2, 33)])
 
 
 def test_an_initializer_gives_an_input_its_default() -> None:

@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from stitch.errors import LayoutError
 from stitch.frontend.onnx.calls.node_call import NodeCall
-from stitch.frontend.onnx.protos import NEWEST_IR, tensor_array
+from stitch.frontend.onnx.protos import NEWEST_IR, dense_array, tensor_array
 from stitch.program import Array, DataType
 
 #: How a Constant holds numbers: the attribute, and how it is read.
@@ -38,17 +38,20 @@ def constant_array(call: NodeCall, folder: Path | None) -> Array:
     """What a Constant node holds; raises `FormatError`, or `CompileError` for strings."""
     if len(call.attributes) != 1:
         raise call.malformed(
-            "a Constant has exactly one attribute", expected=f"value, {', '.join(_FORMS)}",
+            "a Constant has exactly one attribute",
+            expected=f"value, sparse_value, {', '.join(_FORMS)}",
             got=", ".join(call.attributes) or "none",
         )  # fmt: skip
     ((form, value),) = call.attributes.items()
     if form == "value" and isinstance(value, onnx.TensorProto):
         return tensor_array(value, folder, f"{call.where}, attribute 'value'")
+    if form == "sparse_value" and isinstance(value, onnx.SparseTensorProto):
+        return dense_array(value, folder, f"{call.where}, attribute 'sparse_value'")
     if form in _FORMS:
         return _FORMS[form](call, form)
     raise call.refused(
         f"a Constant with the attribute {form!r} is not supported",
-        expected=f"value, {', '.join(_FORMS)}",
+        expected=f"value, sparse_value, {', '.join(_FORMS)}",
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def dense_array(sparse: Any, folder: Path | None, where: str) -> Array:
     # Claimed before it is made: a few bytes of a file can describe any number of elements.
     dense = claimed_array(shape, values.dtype, f"the {where}, which is stored sparse")
     limits = np.array([math.prod(shape)] if indices.ndim == 1 else shape, np.int64)
-    columns = indices.reshape(values.size, -1)
+    columns = indices.reshape(values.size, limits.size)
     if bool((columns < 0).any()) or bool((columns >= limits).any()):
         raise FormatError("a sparse tensor has an index beyond its shape", where=where)
     dense[...] = 0
@@ -225,6 +225,7 @@ def attribute_value(attribute: Any, where: str) -> Any:
     plain = {
         AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.TENSOR: "t",
         AttributeProto.GRAPH: "g", AttributeProto.TYPE_PROTO: "tp",
+        AttributeProto.SPARSE_TENSOR: "sparse_tensor",
     }  # fmt: skip
     if kind in plain:
         return getattr(attribute, plain[kind])

@@ -45,6 +45,9 @@ SCALE_FUSION = "MatMulScaleFusion"
 #: at opset 21 and newer (1.32) have the type as an attribute too, which another optimizer, that
 #: makes them uint8, leaves as it was: the model is refused.
 PAIRS_PROPAGATION = "QDQPropagationTransformer"
+#: Makes weights of float32 between a DequantizeLinear and a QuantizeLinear int8, one scale for the
+#: whole tensor (1.32): weights that have a scale a channel, or none, would be others.
+WEIGHTS_QUANTIZATION = "WeightBiasQuantization"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -361,6 +364,7 @@ class FormWriter:
         is_int8 = quantizes and any(self.type_of(v).data_type is DataType.INT8 for v in self.used)
         optimizers = {
             PAD_FUSION: pools_padding, SCALE_FUSION: is_double, PAIRS_PROPAGATION: is_int8,
+            WEIGHTS_QUANTIZATION: quantizes,
         }  # fmt: skip
         return tuple(name for name, is_wrong in optimizers.items() if is_wrong)
 
