@@ -218,7 +218,7 @@ def _queued(worker: Worker, agent: Agent, given: list[Any]) -> tuple[Any, ...]:
         results = worker.programs[agent.program.name](*given)
     elif isinstance(agent, CopyAgent):
         tensor = given[0] if isinstance(given[0], Tensor) else device.tensor(given[0])
-        results = device.to_layout(tensor, agent.desc)
+        results = device.to_layout(tensor, agent.desc, copy=True)
     else:
         assert isinstance(agent, HostCall)
 

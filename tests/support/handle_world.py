@@ -156,7 +156,8 @@ class World:
         if held is not None:
             layout = wanted[which % len(wanted)]
             with self.attempt():
-                self.hold(held.tensor.to_layout(layout), np.array(held.expected))
+                made = held.tensor.to_layout(layout, copy=True)
+                self.hold(made, np.array(held.expected))
 
     def view(self, number: int, start: int, rows: int) -> None:
         held = self.pick(number)
