@@ -103,3 +103,27 @@ def test_statistics_that_ran_before_are_one_value_and_what_follows_each_is_anoth
     for ours, *others in zip(*results, strict=True):
         for theirs in others:
             np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_centred", [True, False])
+@pytest.mark.parametrize(("shape", "scale"), [((4, 1), (3,)), ((1, 1), (2,)), ((2, 4, 1), (4, 5))])
+def test_a_scale_that_makes_norms_of_single_elements_longer_stays_apart(
+    is_centred: bool, shape: tuple[int, ...], scale: tuple[int, ...]
+) -> None:
+    """onnxruntime#31980: its kernel stopped at the scale that its optimizer had joined to it."""
+    b = ComputationGraphBuilder("norm")
+    x = b.input("x", shape, "float32")
+    of = b.op("Sub", x, b.op("ReduceMean", x, [-1])) if is_centred else x
+    square = b.op("ReduceMean", b.op("Pow", of, np.float32(2)), [-1])
+    norm = b.op("Div", of, b.op("Sqrt", b.op("Add", square, np.float32(1e-5))))
+    spread = np.linspace(1, 2, math.prod(scale), dtype=np.float32).reshape(scale)
+    scaled = b.op("Mul", norm, spread)
+    b.output("y", b.op("Add", scaled, spread) if is_centred else scaled)
+    data = np.linspace(-2, 3, math.prod(shape), dtype=np.float32).reshape(shape)
+    results = []
+    for executor in ("numpy", "onnxruntime"):
+        with stitch.open_device("host", executor=executor) as device:
+            made = device.load(stitch.compile(b.build(), target="host"))(data)
+            assert isinstance(made, stitch.Tensor)
+            results.append(made.numpy())
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-6)

@@ -48,6 +48,9 @@ PAIRS_PROPAGATION = "QDQPropagationTransformer"
 #: Makes weights of float32 between a DequantizeLinear and a QuantizeLinear int8, one scale for the
 #: whole tensor (1.32): weights that have a scale a channel, or none, would be others.
 WEIGHTS_QUANTIZATION = "WeightBiasQuantization"
+#: Make one of what normalises and the scale behind it, also of a mean along axes of one element and
+#: a scale that makes it longer (1.32): the kernel stops.
+NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -365,8 +368,18 @@ class FormWriter:
         optimizers = {
             PAD_FUSION: pools_padding, SCALE_FUSION: is_double, PAIRS_PROPAGATION: is_int8,
             WEIGHTS_QUANTIZATION: quantizes,
+            **dict.fromkeys(NORM_FUSIONS, any(map(self._is_mean_of_one, nodes))),
         }  # fmt: skip
         return tuple(name for name, is_wrong in optimizers.items() if is_wrong)
+
+    def _is_mean_of_one(self, node: onnx.NodeProto) -> bool:
+        """Whether a node takes means of single elements."""
+        if node.op_type != "ReduceMean":
+            return False
+        kinds = {value_name(v): self.type_of(v) for v in range(len(self.types))}
+        ends = [kinds.get(name) for name in (node.input[0], node.output[0])]
+        sizes = {math.prod(kind.shape) for kind in ends if kind is not None}
+        return len(sizes) == 1 and None not in ends
 
     def _in_order(self) -> list[onnx.NodeProto]:
         """The nodes, those that no other reads at the end, the last of them first.
