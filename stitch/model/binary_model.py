@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from stitch.argument_kinds import PATH, takes
-from stitch.errors import UsageError, closest
+from stitch.errors import LinkError, UsageError, closest
+from stitch.live_objects import LiveObjects
 from stitch.machine import Machine, load_machine
-from stitch.program import INITIAL_STATE, Program, summary
+from stitch.program import INITIAL_STATE, Program, ValueType, summary
 from stitch.report import Device, open_device
-from stitch.runtime import LoadedProgram, Tensor
+from stitch.runtime import LoadedProgram, Tensor, capture
 from stitch.ttb import Binary, encode, save, state_names
 
 #: Programs that a model's `repr` names.
@@ -44,15 +43,18 @@ class SharedDevice:
 
 _shared_devices: dict[tuple[Machine, str], weakref.ref[SharedDevice]] = {}
 _opening = threading.Lock()
+_sessions: LiveObjects[ModelSession] = LiveObjects()
 
 
-def _reset_lock_in_child() -> None:
-    """Replace the lock, which another thread of the parent may have held at the fork."""
+def _reset_locks_in_child() -> None:
+    """Replace the locks, which another thread of the parent may have held at the fork."""
     global _opening
     _opening = threading.Lock()
+    for session in _sessions:
+        session._lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_reset_lock_in_child)
+os.register_at_fork(after_in_child=_reset_locks_in_child)
 
 
 def shared_device(target: str, executor: str | None) -> SharedDevice:
@@ -81,11 +83,14 @@ class ModelSession:
     """The calls of one model: its program, loaded on the devices that the calls run on."""
 
     # They end in the order of their names: the shared device, last, finds no state that is held.
-    __slots__ = ("_before", "_current", "_loaded", "_shared")
+    __slots__ = ("__weakref__", "_before", "_current", "_loaded", "_lock", "_shared")
 
     def __init__(self) -> None:
+        #: Held by a call of a model that has a state, from its reading to its writing.
+        self._lock = threading.RLock()
+        _sessions.add(self)
         #: What the next call reads of the model's state, None: its initial values; and what the
-        #: last call read, for where that fails.
+        #: last call read, for where that call fails.
         self._current: dict[str, Any] | None = None
         self._before: dict[str, Any] | None = None
         #: The last one called comes first, each with what keeps its device open if that is shared.
@@ -105,12 +110,13 @@ class ModelSession:
         loaded = self._loaded_for(model, arguments, named)
         if not loaded.state_names:
             return loaded(*arguments, **named)
-        state = self._state_on(loaded)
-        results = loaded(*arguments, **named, **state)
-        given = results if isinstance(results, tuple) else (results,)
-        left = dict(zip(loaded.output_names, given, strict=True))
-        # Atomic under the GIL: no call in between.
-        self._current = {name: left.pop(name) for name in loaded.state_names}
+        with self._lock:
+            state = self._state_on(loaded)
+            results = loaded(*arguments, **named, **state)
+            given = results if isinstance(results, tuple) else (results,)
+            left = dict(zip(loaded.output_names, given, strict=True))
+            self._before = state
+            self._current = {name: left.pop(name) for name in loaded.state_names}
         others = tuple(left.values())
         return others[0] if len(others) == 1 else others
 
@@ -118,13 +124,13 @@ class ModelSession:
         """The model's state as it is, as tensors."""
         last = next((one for one, _ in self._loaded if not one.device.is_closed), None)
         loaded = self._load(model, None) if last is None else last
-        state = self._state_on(loaded) if loaded.state_names else {}
-        if not all(isinstance(value, Tensor) for value in state.values()):
-            ports = {port.name: port for port in loaded.ports}
-            state = {
-                name: loaded.device.tensor(np.asarray(value, ports[name].dtype))
-                for name, value in state.items()
-            }
+        if not loaded.state_names:
+            return {}
+        with self._lock:
+            state = self._state_on(loaded)
+            for name, value in state.items():
+                if not isinstance(value, Tensor):
+                    state = {**state, name: loaded.device.tensor(value)}
             self._current = state
         return dict(state)
 
@@ -133,6 +139,7 @@ class ModelSession:
         program = model.binary.programs[0]
         types = {s.name: program.values[s.value].type for s in program.inputs}
         known = state_names(model.binary, program)
+        taken: dict[str, Any] = {}
         for name, value in values.items():
             if name not in known:
                 raise UsageError(
@@ -140,27 +147,38 @@ class ModelSession:
                     expected=", ".join(known) or "no state: the module writes no buffers",
                     remedy=closest(name, known) or None,
                 )
-            if tuple(np.shape(value)) != types[name].shape:
-                raise UsageError(
-                    f"state {name!r} of {program.name!r} has another shape",
-                    expected=types[name].text(), got=str(list(np.shape(value))),
-                )  # fmt: skip
-        copied = {n: v if isinstance(v, Tensor) else np.array(v) for n, v in values.items()}
-        self._before, self._current = None, copied
+            what = f"state {name!r} of {program.name!r}"
+            wanted = types[name]
+            if isinstance(value, Tensor):
+                value._record.check_usable()
+                given = ValueType(value.shape, value.layout.data_type)
+                if given != wanted:
+                    raise LinkError(f"{what} has another type",
+                                    expected=wanted.text(), got=given.text())  # fmt: skip
+                taken[name] = value
+            else:
+                taken[name] = capture(value, wanted.shape, wanted.data_type, False, what)
+        with self._lock:
+            self._before = self._current = taken
 
     def _state_on(self, loaded: LoadedProgram) -> dict[str, Any]:
         """The state that a call reads, on the device of its program."""
-        current, before = self._current, self._before
+        current = self._current
         if current is not None and any(_has_failed(value) for value in current.values()):
             # A call that fails leaves what there was before it.
-            current = before
+            current = self._before
+            if current is not None and any(_has_failed(value) for value in current.values()):
+                raise UsageError(
+                    f"the state of {loaded.name!r} is lost: calls that were queued one on another "
+                    "have failed",
+                    remedy="begin anew with reset_state(); a result that is read before the next "
+                    "call tells that it failed",
+                )
         if current is None or current.keys() != {*loaded.state_names}:
             current = {**loaded.initial_state(), **(current or {})}
         for name, value in current.items():
             if isinstance(value, Tensor) and value.device is not loaded.device:
                 current = {**current, name: value.numpy()}
-        if not any(isinstance(value, Tensor) and value.is_pending for value in current.values()):
-            self._before = current
         self._current = current
         return current
 

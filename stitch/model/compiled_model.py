@@ -233,7 +233,8 @@ class CompiledModel(ModelOfBinary):
         """The next call begins with these buffers (tensors, as `state` of a model gives them, or
         arrays, by name), and otherwise with those that the module had when it was compiled.
 
-        Raises `UsageError` for names that are none of its states, and for other shapes.
+        Raises `UsageError` for names that are none of its states, `LinkError` for other shapes and
+        types.
         """
         self.session.reset_state(self, values or {})
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 import stitch
 from stitch.compiler import split_graph
-from stitch.errors import CompileError, StitchError, UsageError
+from stitch.errors import CompileError, LinkError, StitchError, UsageError
 from stitch.program import InputKind
 
 EXECUTORS = ("numpy", "onnxruntime", "auto")
@@ -232,7 +234,7 @@ def test_a_state_stays_as_it_is_when_the_model_is_called_again() -> None:
     np.testing.assert_array_equal(model.state()["total"].numpy(), [0.5] * 3)
     with pytest.raises(UsageError, match=r"no state 'totl'(.|\n)*total"):
         model.reset_state({"totl": np.zeros(3)})
-    with pytest.raises(UsageError, match=r"another shape(.|\n)*3xf32"):
+    with pytest.raises(LinkError, match=r"another shape(.|\n)*\[3\]"):
         model.reset_state({"total": np.zeros(4)})
 
 
@@ -296,6 +298,80 @@ def test_a_call_that_fails_leaves_the_state_as_it_was(window: int) -> None:
             model(device.tensor(np.array([9])), x).numpy()
         found = model(device.tensor(np.array([2])), x).numpy()
         np.testing.assert_array_equal(found, eager(torch.tensor([2]), x))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 64])
+def test_calls_that_wait_when_a_later_one_fails_stay_in_the_state(window: int) -> None:
+    model: Any = stitch.compile(Cache(), (torch.tensor([0]), torch.ones(1, 2)), target="tiny")
+    eager, x = Cache(), torch.ones(1, 2)
+    with stitch.open_device("tiny", window=window) as device:
+        for at in (0, 1, 2):
+            model(device.tensor(np.array([at])), x)
+            eager(torch.tensor([at]), x)
+        with pytest.raises((StitchError, IndexError)):
+            model(device.tensor(np.array([9])), x)
+            device.flush()
+        found = model(device.tensor(np.array([3])), x).numpy()
+        np.testing.assert_array_equal(found, eager(torch.tensor([3]), x))
+
+
+def test_a_state_is_lost_where_calls_wait_on_one_that_fails_until_it_is_reset() -> None:
+    model: Any = stitch.compile(Cache(), (torch.tensor([0]), torch.ones(1, 2)), target="tiny")
+    x = torch.ones(1, 2)
+    with stitch.open_device("tiny", window=64) as device:
+        for at in (0, 9, 1):
+            model(device.tensor(np.array([at])), x)
+        with pytest.raises((StitchError, IndexError)):
+            device.flush()
+        for ask in (model.state, lambda: model(device.tensor(np.array([2])), x)):
+            with pytest.raises(UsageError, match=r"state of 'Cache' is lost(.|\n)*reset_state"):
+                ask()
+        model.reset_state()
+        found = model(device.tensor(np.array([2])), x).numpy()
+        np.testing.assert_array_equal(found, Cache()(torch.tensor([2]), x))
+
+
+def test_no_call_is_lost_where_threads_call_one_model() -> None:
+    model = compiled(target="tiny")
+    x, calls = np.zeros(3, np.float32), 60
+    before = sys.getswitchinterval()
+
+    def call() -> None:
+        for _ in range(calls):
+            model(x)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert model.state()["count"].item() == 4 * calls
+
+
+def test_a_state_is_reset_to_whatever_a_call_takes_and_to_nothing_else() -> None:
+    model = compiled(target="tiny")
+    for values in (torch.full((2,), 3.0, dtype=torch.bfloat16), np.full(2, 3.0), [3.0, 3.0]):
+        model.reset_state({"brain": values})
+        assert state_of(model)["brain"].tolist() == [3, 3]
+    model.reset_state({"total": torch.ones(3, requires_grad=True)})
+    kept = model.state()
+    for values in (
+        {"count": 1.5}, {"count": True}, {"total": np.ones(3, complex)}, {"total": ["a"] * 3},
+        {"total": [[1], [1, 2]]}, {"total": np.arange(3)}, {"total": kept["count"]},
+        {"bytes": kept["past"]},
+    ):  # fmt: skip
+        with pytest.raises(StitchError, match=f"'{next(iter(values))}'"):
+            model.reset_state(values)
+    assert state_of(model)["total"].tolist() == [1, 1, 1]
+    with stitch.open_device("tiny") as device:
+        gone = device.tensor(np.ones(3, np.float32))
+        gone.deallocate()
+        with pytest.raises(StitchError, match="freed"):
+            model.reset_state({"total": gone})
 
 
 def test_a_state_takes_the_buffer_of_the_one_before_where_a_wish_says_so() -> None:
