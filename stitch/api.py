@@ -122,7 +122,13 @@ def compile(
     """
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
-            raise UsageError("training needs both an optimizer and a loss")
+            raise UsageError(
+                "training needs both an optimizer and a loss",
+                got="a loss alone" if optimizer is None else "an optimizer alone",
+                remedy="compile(module, examples, optimizer='adam', loss='mse'), or neither of "
+                "them; a stitch.torch.nn.Module takes its loss at the first step: "
+                "module.compile(optimizer=...)",
+            )
         if schedule is not None:
             raise UsageError("compile takes schedule= only without optimizer= and loss=")
         if MathFidelity(math_fidelity) is not MathFidelity.BY_TYPE:
@@ -256,7 +262,7 @@ def _check_known(training: dict[str, Any]) -> None:
         machine = "target= names the machine" if {"device", "machine"} & {*unknown} else None
         raise UsageError(
             f"compile takes no {', '.join(unknown)}",
-            expected=", ".join(known),
+            expected=f"the parameters of stitch.compile, or of a training {', '.join(known)}",
             remedy=machine or closest(unknown[0], (*known, *every)) or None,
         )
 

@@ -151,10 +151,12 @@ def arranged(
     arguments: Sequence[Any],
     named: Mapping[str, Any],
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    states: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """The inputs of `what`, given by position and by name, in the order of `types` (name, type).
 
-    Raises `UsageError` naming what is missing, surplus or given twice.
+    Raises `UsageError` naming what is missing, surplus or given twice, and where those among them
+    that are `states` come from.
     """
     names = [name for name, _ in types]
     by_position = dict(zip(names, arguments, strict=False))
@@ -172,5 +174,7 @@ def arranged(
             + (f" ({near})" if near else ""),
             expected=", ".join(f"{name}: {kind}" for name, kind in types),
             got=f"{len(arguments)} by position, {len(named)} by name",
-        )
+            remedy="initial_state() of the program gives the states to begin with: "
+            "program(..., **state)" if {*missing} & {*states} else None,
+        )  # fmt: skip
     return tuple([given[name] for name in names])

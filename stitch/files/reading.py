@@ -139,7 +139,14 @@ def no_regular_file(path: str | Path, kind: str) -> FormatError:
 
 
 def unreadable(path: str | Path, error: Exception) -> FormatError:
-    """The error for a file that the system does not let us read."""
+    """The error for a file that the system does not let us read, or that is no text."""
+    if isinstance(error, UnicodeDecodeError):
+        return FormatError(
+            "the file is no text",
+            where=str(path), expected="text in UTF-8",
+            got=f"the byte {error.object[error.start]:#04x} at {error.start}",
+            remedy="check the path: is it the file that was meant?",
+        )  # fmt: skip
     return FormatError(
         "cannot read the file",
         where=str(path),

@@ -68,13 +68,13 @@ class EagerTensor(SymbolicTensor):
         """The data, which any graph may take."""
         return self._data
 
-    def tolist(self) -> Any:
+    def tolist(self) -> Any:  # type: ignore[override]  # here there is data
         """The elements as nested lists, or a number."""
         return self._data.tolist()
 
-    def item(self) -> Any:
-        """The one element, as Python's number."""
-        return self._data.item()
+    def item(self, *index: Any) -> Any:
+        """The one element, or that at an index, as Python's number."""
+        return self._data.item(*index)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # type: ignore[override]  # here there is data
         array = self._data if dtype is None else self._data.astype(dtype, copy=False)

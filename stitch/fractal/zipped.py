@@ -85,10 +85,13 @@ def as_nest(call: str, value: object) -> Nest:
         return value
     if type(value) is tuple and value:
         return zip(*value)
-    shown = " ".join(repr(value).split())[:60]
+    shown = " ".join(repr(value).split())
+    remedy = "FractalTensor(...) makes one of lists, arrays and tensors"
+    if callable(value):
+        remedy = f"the function comes first: {call}(function, nest)"
     raise TypeError(
-        f"{call} takes a FractalTensor (or several, zipped), not {type(value).__name__}: {shown}; "
-        "FractalTensor(...) makes one of lists, arrays and tensors"
+        f"{call} takes a FractalTensor (or several, zipped), not {type(value).__name__}: "
+        f"{shown if len(shown) <= 60 else shown[:57] + '...'}\n  try: {remedy}"
     )
 
 

@@ -77,6 +77,7 @@ def _read_other(
             raise CompileError(
                 f"no front end reads {str(module)!r}",
                 expected="a module in YAML (.yaml, .yml) or ONNX (.onnx)",
+                remedy="it is compiled: device.load(path)" if suffix == ".ttb" else None,
             )
         from stitch.frontend.yaml import load_module
 

@@ -7,6 +7,7 @@ NumPy itself says in which types a ufunc computes (`resolve_dtypes`), so promoti
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,8 @@ def checked(
         ) from error  # fmt: skip
     except (TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # Of Python's own errors without the name of the function here that stands for NumPy's.
+        said = re.sub(r"^[\w.<>]+\(\) ", "", said)
         raise mistake(
             f"{name} on symbolic tensors does not take these arguments: {said}",
             remedy="give what NumPy's documentation names, without out= or order=; compute the "

@@ -287,9 +287,9 @@ class SymbolicTensor:
     __index__ = __int__
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise self._no_data("its elements", "use the tensor's own methods, or NumPy's functions")
+        raise self._no_data("what it holds", "use the tensor's own methods, or NumPy's functions")
 
-    def item(self) -> NoReturn:
+    def item(self, *_: object) -> NoReturn:
         """Raises `CompileError`: the data does not exist yet."""
         raise self._no_data("its number", "return the tensor and read it after the program ran")
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stitch.argument_kinds import PATH, takes
+from stitch.argument_kinds import PATH, arranged, takes
 from stitch.errors import LinkError, UsageError, closest
 from stitch.live_objects import LiveObjects
 from stitch.machine import Machine, load_machine
@@ -110,11 +110,15 @@ class ModelSession:
         loaded = self._loaded_for(model, arguments, named)
         if not loaded.state_names:
             return loaded(*arguments, **named)
+        types = [(p.name, p.type.text()) for p in loaded.ports if p.name not in loaded.state_names]
+        inputs = arranged(f"model {loaded.name!r}", types, arguments, named)
+        given = {name: value for (name, _), value in zip(types, inputs, strict=True)}
         with self._lock:
             state = self._state_on(loaded)
-            results = loaded(*arguments, **named, **state)
-            given = results if isinstance(results, tuple) else (results,)
-            left = dict(zip(loaded.output_names, given, strict=True))
+            given.update(state)
+            results = loaded(*[given[port.name] for port in loaded.ports])
+            made = results if isinstance(results, tuple) else (results,)
+            left = dict(zip(loaded.output_names, made, strict=True))
             self._before = state
             self._current = {name: left.pop(name) for name in loaded.state_names}
         others = tuple(left.values())

@@ -136,7 +136,8 @@ class LoadedProgram:
         """
         if named or len(arguments) != self.takes:
             types = [(port.name, port.type.text()) for port in self.ports]
-            arguments = arranged(f"program {self.name!r}", types, arguments, named)
+            what = f"program {self.name!r}"
+            arguments = arranged(what, types, arguments, named, states=self.state_names)
         home = self._home
         tasks, runs_here, queues_here = home.tasks, home.runs_here, home.queues_here
         if runs_here() or queues_here() or len(home.deaths.dropped) > MANY_NOTES:

@@ -119,10 +119,11 @@ class CapturedModel:
         return self.train(False)
 
     def _evaluated(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """What the module gives in its evaluation mode: before the first step torch's own."""
+        """What the module gives in its evaluation mode: before the first step, and of a batch of
+        another size, torch's own."""
         training = None if self._model is None else self._model.training
         instance = None if training is None else training.instance
-        if instance is None:
+        if instance is None or not instance.takes_sizes_of(batch, named):
             with torch.no_grad():
                 return self.module(*batch, **named)
         plain = {name: _plain(value) for name, value in named.items()}

@@ -133,6 +133,17 @@ class TrainingInstance(TrainingTensors):
         return self.prediction
 
     @alone
+    def takes_sizes_of(self, batch: Sequence[Any], named: Mapping[str, Any]) -> bool:
+        """Whether no tensor of a batch has as many axes as its input, and other sizes."""
+        shapes = {port.name: port.shape for port in self._batch}
+        given = {**dict(zip(shapes, batch, strict=False)), **named}
+        sizes = {name: getattr(value, "shape", None) for name, value in given.items()}
+        return not any(
+            name in shapes and size is not None
+            and len(size) == len(shapes[name]) and tuple(size) != shapes[name]
+            for name, size in sizes.items()
+        )  # fmt: skip
+
     def predict(self, *batch: Any, **named: Any) -> Tensor:
         """Queue the program for evaluation on a batch: no gradients, nothing random, no changes.
 

@@ -132,6 +132,10 @@ def test_damaged_constants_are_found_when_the_program_is_first_run(tmp_path: Pat
 def test_what_cannot_be_compiled_says_why(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="no front end reads"):
         stitch.compile(tmp_path / "model.bin")
+    with pytest.raises(CompileError, match=r"it is compiled: device\.load"):
+        stitch.compile(tmp_path / "model.ttb")
+    with pytest.raises(UsageError, match="there is no executor 'ort'"):
+        stitch.compile(lambda x: x, [integers()], executor="ort")
     with pytest.raises(UsageError, match="a torch module or a function"):
         stitch.compile(42)
     with pytest.raises(UsageError, match="the function's parameters"):

@@ -99,6 +99,8 @@ def test_the_values_of_the_document(device: stitch.Device, name: str) -> None:
         assert lists(result) == expected, case
     with pytest.raises(TypeError, match="map takes a FractalTensor"):
         ops.map(even, [1, 2])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"the function comes first: map\(function, nest\)"):
+        ops.map(ops.FractalTensor([1, 2]), even)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("within")

@@ -84,7 +84,7 @@ def test_loading_says_which_operator_an_executor_cannot_run(executor: str) -> No
         words = rf"executor '{executor}' cannot run com.microsoft.CDist"
         with pytest.raises(CompileError, match=words) as caught:
             device.load(compiled)
-    assert "executor='onnxruntime'" in str(caught.value)
+    assert "executor='onnxruntime'" in str(caught.value) and "--executor" in str(caught.value)
 
 
 def test_a_file_names_the_feature_and_holds_the_version() -> None:

@@ -219,3 +219,23 @@ def test_the_command_compiles_what_a_factory_returns(
     program = stitch.load(tmp_path / "m.ttb").programs[0]
     assert program.input_desc(0).shape == (4, 3)
     assert program.output_desc(0).shape == (4, 2)
+
+
+class Keeps(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(())
+        self.seen: list[Any] = []
+
+    def forward(self, x: Any) -> Any:
+        self.total = self.total + x.sum()
+        self.seen.append(x)
+        return x * self.total + sum(self.seen)
+
+
+def test_what_forward_keeps_in_attributes_is_warned_of_and_the_module_stays_as_it_was() -> None:
+    module, x = Keeps(), torch.ones(2, 3)
+    with pytest.warns(UserWarning, match=r"(?s)self\.total.*register_buffer"):
+        stitch.compile(module, (x,), target="host")
+    assert module.seen == [] and module.total == 0
+    torch.testing.assert_close(module(x), x * 7)

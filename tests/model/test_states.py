@@ -192,6 +192,20 @@ def state_of(model: Any) -> dict[str, Any]:
     return {name: np.asarray(t.numpy(), np.float32) for name, t in model.state().items()}
 
 
+def test_missing_inputs_are_told_without_the_states_that_a_model_carries_itself() -> None:
+    model = compiled(Buffers(), target="tiny")
+    (name, *_) = model.state()
+    with pytest.raises(UsageError, match=r"(?s)missing: x.*0 by position, 0 by name") as caught:
+        model()
+    assert name not in str(caught.value)
+    with pytest.raises(UsageError, match=f"surplus: {name}"):
+        model(inputs()[0], **{name: 0})
+    with stitch.open_device("tiny") as device:
+        program = device.load(model)
+        with pytest.raises(UsageError, match=r"(?s)missing: .*try: initial_state\(\)"):
+            program(inputs()[0])
+
+
 @pytest.mark.parametrize("executor", [*EXECUTORS, "torch"])
 @pytest.mark.parametrize("target", ["tiny", "host"])
 def test_a_model_carries_its_buffers_from_call_to_call_and_leaves_the_modules_own(

@@ -123,6 +123,25 @@ def test_a_smaller_last_batch_is_one_error_that_says_what_to_do(parts: Any) -> N
     step(model, optimizer)
 
 
+def test_torch_evaluates_a_batch_of_another_size(parts: Any) -> None:
+    module, optimizer, model = parts
+    step(model, optimizer)
+    model.eval()
+    with torch.no_grad():
+        pred = model(X[:5])
+    torch.testing.assert_close(torch.as_tensor(pred.numpy()), module(X[:5]))
+    with pytest.raises(UsageError, match="has another shape"):
+        model(X[0])  # Another number of axes is a mistake.
+    model.train()
+    step(model, optimizer)
+
+
+def test_class_numbers_that_are_floats_are_told_what_they_are(parts: Any) -> None:
+    _, _, model = parts
+    with pytest.raises(UsageError, match=r"(?s)probabilities.*label\.long\(\)"):
+        loss_fn(model(X), Y.float())
+
+
 WORDS: dict[str, tuple[dict[str, Any], str]] = {
     "option": ({"precission": "bfloat16"}, "takes no precission(.|\n)*'precision'"),
     "algorithm": ({"algorithm": "serch"}, "did you mean 'search'"),

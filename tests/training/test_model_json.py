@@ -245,3 +245,10 @@ def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> N
         stitch.CompiledModel.load(tmp_path / "modle.json")
     assert caught.value.where == str(tmp_path / "modle.json")
     assert "model.json" in str(caught.value.remedy)
+
+
+def test_a_file_of_programs_is_told_to_be_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "line.ttb"
+    stitch.compile(mlp()).save(path)
+    with pytest.raises(FormatError, match=r"the file is no text"):
+        stitch.CompiledModel.load(path)

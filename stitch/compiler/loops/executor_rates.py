@@ -27,7 +27,7 @@ def check_executor(executor: str | None) -> None:
     """Raises `UsageError` for an executor of which no machine has rates."""
     if executor is not None and executor not in RATED_EXECUTORS:
         raise UsageError(
-            f"no rates of loops are known of an executor {executor!r}",
+            f"there is no executor {executor!r}",
             expected=", ".join(RATED_EXECUTORS),
             remedy=closest(executor, RATED_EXECUTORS)
             or "leave it out: those of the default are taken",

@@ -59,8 +59,11 @@ def exported(module: Any, examples: Examples) -> Capture:
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", category=UserWarning)
+        # What forward keeps in an attribute no program carries from call to call.
+        warnings.filterwarnings("default", message=r"(?s).*assigned during export")
         try:
-            capture = _captured(module, examples)
+            with _containers_kept(module):
+                capture = _captured(module, examples)
             return replace(capture, program=_decomposed(capture.program))
         except StitchError:
             raise
@@ -69,6 +72,25 @@ def exported(module: Any, examples: Examples) -> Capture:
             if shared:
                 raise refused_sharing(shared, type(module).__name__) from error
             raise _explained(error, type(module).__name__) from error
+
+
+@contextmanager
+def _containers_kept(module: Any) -> Iterator[None]:
+    """Lists and dictionaries of a module hold afterwards what they held before: a capture puts
+    tensors without data into them, where forward appends to them."""
+    parts = module.modules() if isinstance(module, torch.nn.Module) else ()
+    held = [value for part in parts for key, value in vars(part).items()
+            if type(value) in (list, dict) and not key.startswith("_")]  # fmt: skip
+    before = [value.copy() for value in held]
+    try:
+        yield
+    finally:
+        for value, items in zip(held, before, strict=True):
+            if type(value) is list:
+                value[:] = items
+            else:
+                value.clear()
+                value.update(items)
 
 
 def refused_sharing(names: Sequence[str], title: str) -> CompileError:

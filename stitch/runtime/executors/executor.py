@@ -238,8 +238,11 @@ class Executor(ABC):
                 f"{'it' if ',' not in listed else 'them'}",
                 where=f"program {program.name!r}"
                 + (f" at {found[0].location}" if found[0].location else ""),
-                remedy="open the device with executor='onnxruntime' or 'auto' (needs the package "
-                "onnxruntime)",
+                remedy="pip install stitch-runtime[onnx]"
+                if self.name in ("auto", "fastest")
+                else "executor='onnxruntime' or 'auto', of open_device or (for a model that is "
+                "called as a function) of compile; --executor=auto of stitch-run. Both need the "
+                "package onnxruntime",
             )
 
     @abstractmethod

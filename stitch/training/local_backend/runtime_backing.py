@@ -113,6 +113,9 @@ class ModelTrainingInstance:
         self.graph = graph
         self.backing = backing
 
+    def __repr__(self) -> str:
+        return f"<ModelTrainingInstance of {self.graph.name} by {self.backing!r}>"
+
     def forward(self) -> tuple[LayerTime, ...] | None:
         """Run the forward task of every operator, in topological order."""
         return self._run(Role.FORWARD)

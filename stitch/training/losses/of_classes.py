@@ -148,6 +148,12 @@ class CategoricalCrossEntropyLoss(Loss):
         require_classes(self, pred, self.weight)
         return ValueType(pred.shape, DataType.FLOAT32)
 
+    def refusal(self, what: str, expected: str, got: str) -> UsageError:
+        return UsageError(
+            f"{type(self).__name__}: {what}", expected=f"{expected}, the classes' probabilities",
+            got=got, remedy="class numbers are integers: give label.long() to CrossEntropyLoss",
+        )  # fmt: skip
+
     def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
         if self.label_smoothing:
             share = self.label_smoothing / pred.shape[1]

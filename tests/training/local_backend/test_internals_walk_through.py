@@ -239,6 +239,7 @@ def test_backward_before_forward_says_what_comes_first() -> None:
             backend.set_tensor("x", np.ones((4, 3), np.float32))
             with pytest.raises(UsageError, match=r"(?s)has been none.*try: forward\(\) first"):
                 instance.backward()
+            assert repr(instance).startswith(f"<ModelTrainingInstance of {graph.name} by ")
             instance.forward()
             name = "y.grad" if loss is None else "label"
             backend.set_tensor(name, np.ones((4, 1), np.float32))
