@@ -17,6 +17,7 @@ import onnx
 import pytest
 from onnx import defs, helper
 
+import stitch
 from stitch import ops
 from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx import from_onnx
@@ -324,3 +325,25 @@ def test_a_network_of_opset_9_is_what_onnx_runtime_makes_of_it() -> None:
 @pytest.mark.parametrize("path", NETWORKS, ids=lambda path: path.stem)
 def test_every_network_of_opset_9_is_what_onnx_runtime_makes_of_it(path: Path) -> None:
     check_network(path)
+
+
+@pytest.mark.parametrize("opset", [9, 10, 19])
+@pytest.mark.parametrize("length", [5, 7, 10])
+def test_scales_that_no_float32_is_give_the_lengths_and_places_of_onnx_runtime(
+    length: int, opset: int
+) -> None:
+    """5 elements by 1.4 are 7, the 11th by 2.2 is the 5th, and 5 by 1.1 stay what they are."""
+    ways = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    inputs = ["x", "scales"] if opset < 11 else ["x", "", "scales"]
+    one = node("Resize" if opset > 9 else "Upsample", inputs, ["y"], mode="nearest",
+               **(ways if opset > 10 else {}))  # fmt: skip
+    x = np.arange(length, dtype=np.float32).reshape(1, 1, 1, length)
+    for scale in np.arange(11, 33, dtype=np.float32) / 10:
+        scales = np.array([1, 1, 1, scale], np.float32)
+        proto = model([one], [info("x", x.shape)], ["y"], {"scales": scales}, opset=opset)
+        (wanted,) = runtime(proto, [x])
+        for executor in ("numpy", "onnxruntime"):
+            with stitch.open_device("host", executor=executor) as device:
+                made = device.load(stitch.compile(proto, (x,), target="host"))(x)
+                assert isinstance(made, stitch.Tensor)
+                np.testing.assert_array_equal(made.numpy(), wanted, err_msg=f"{executor} {scale}")

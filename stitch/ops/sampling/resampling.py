@@ -2,7 +2,8 @@
 
 Sizes, scales and the region of interest are known at compile time, so places and weights are found
 once. An element of no weight is not read, so what is no number stays where it is. Source: ONNX's
-Resize; coordinates are computed in float64.
+Resize. Lengths, and what is nearest, are decided in float32, the type of scales, as ONNX Runtime
+does (5 elements by 1.4 are 7); other coordinates are computed in float64.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class AxisResize:
     region: tuple[float, float]
 
 
+def _length(before: int, scale: float) -> float:
+    """The length of a resized axis, before it is rounded."""
+    return float(np.float32(before) * np.float32(scale))
+
+
 def _plan(
     attributes: Attributes,
     shape: Shape,
@@ -60,7 +66,7 @@ def _plan(
         regions = [(float(roi[i]), float(roi[len(axes) + i])) for i in range(len(axes))]
     if scales is not None and scales.size:
         factors = [float(value) for value in scales]
-        after = [math.floor(shape[a] * f) for a, f in zip(axes, factors, strict=True)]
+        after = [math.floor(_length(shape[a], f)) for a, f in zip(axes, factors, strict=True)]
     else:
         assert sizes is not None
         after = [int(value) for value in sizes]
@@ -87,6 +93,9 @@ def _changes(
     roi, scales, sizes = (None if a is None else a.reshape(-1) for a in known)
     crops = string_of(attributes, "coordinate_transformation_mode") == _COORDINATES[-1]
     plan = _plan(attributes, shape, axes, roi if crops else None, scales, sizes)
+    is_plain = string_of(attributes, "mode") != "cubic" and not int_of(attributes, "antialias")
+    if is_plain and not crops and all(one.before == one.after for one in plan):
+        return []  # copied whatever the scale, as ONNX Runtime and PyTorch do
     return sorted(
         (one for one in plan if one.before != one.after or one.scale != 1.0 or crops),
         key=lambda one: one.after / max(one.before, 1),
@@ -150,12 +159,12 @@ def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
     return (ValueType(tuple(shape), x.data_type),)
 
 
-def _places(mode: str, one: AxisResize) -> Array:
-    """Where each output element lies on the input axis."""
-    y = np.arange(one.after, dtype=np.float64)
-    width = one.scale * one.before
+def _places(mode: str, one: AxisResize, kind: type[np.floating[Any]]) -> Array:
+    """Where each output element lies on the input axis, computed in a type."""
+    y, scale, half = np.arange(one.after, dtype=kind), kind(one.scale), kind(0.5)
+    width = kind(_length(one.before, one.scale))
     if mode == "asymmetric":
-        return y / one.scale
+        return np.asarray(y / scale)
     if mode == "align_corners":
         return y * 0 if width == 1 else y * (one.before - 1) / (width - 1)
     if mode == "tf_crop_and_resize":
@@ -165,11 +174,11 @@ def _places(mode: str, one: AxisResize) -> Array:
             return y * 0 + (end - start) * last / 2 + start * last
         return y * (end - start) * last / (width - 1) + start * last
     if mode == "pytorch_half_pixel" and width == 1:
-        return y * 0 - 0.5
-    offset = 0.0
+        return np.asarray(y * 0 - half)
+    offset = kind(0)
     if mode == "half_pixel_symmetric":
-        offset = one.before / 2 * (1 - one.after / width)
-    return np.asarray(offset + (y + 0.5) / one.scale - 0.5)
+        offset = kind(one.before / 2) * (1 - one.after / width)
+    return np.asarray(offset + (y + half) / scale - half)
 
 
 def cubic_weight(distance: Array, a: float) -> Array:
@@ -217,7 +226,8 @@ def _taps(attributes: Attributes, place: Array, scale: float) -> tuple[Array, Ar
 def _weights(attributes: Attributes, one: AxisResize) -> tuple[Array, Array, Array]:
     """The input places and weights (after, taps) of an axis, and which outputs lie outside."""
     mode = string_of(attributes, "coordinate_transformation_mode")
-    place = _places(mode, one)
+    is_nearest = string_of(attributes, "mode") == "nearest"
+    place = _places(mode, one, np.float32 if is_nearest else np.float64)
     outside = np.zeros(one.after, np.bool_)
     if mode == "tf_crop_and_resize":
         outside = (place < 0) | (place > one.before - 1)

@@ -104,6 +104,8 @@ def _resize(writer: FormWriter, operation: Operation, attributes: Attributes) ->
     if scales is not None and scales.size:
         axes = attributes.get("axes") or range(len(before))
         assert isinstance(axes, range | tuple)
+        if (mode == "cubic" or attributes["antialias"]) and before == after and (scales != 1).any():
+            raise CompileError("it copies an image whose size stays")
         lengths = np.array([before[int(axis)] for axis in axes]) * scales
         is_whole = np.equal(np.mod(lengths, 1), 0).all()
         if coordinates in ("align_corners", "pytorch_half_pixel") and not is_whole:
