@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 import math
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from torch.nn import functional
 
 import stitch
 from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
+from tests.support.run_seed import SEED
 from tests.support.torch.agreement import Applied
 from tests.support.torch.operator_samples import (
     _as_function,
     _called,
     _failure,
+    _is_as_near,
     graph_module_of,
     operators,
     samples_of,
@@ -248,13 +251,17 @@ VALUES: dict[str, tuple[float, ...]] = {
 
 
 def listed_differences() -> list[tuple[str, frozenset[str]]]:
-    """Patterns of names of operators, with the values for which they may differ."""
+    """Rows of the table: patterns of operators' names, and the values for which they may differ."""
     rows = []
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 3 and set(cells[1].split(", ")) <= VALUES.keys():
-            rows += [(name, frozenset(cells[1].split(", "))) for name in cells[0].split(", ")]
+            rows.append((cells[0], frozenset(cells[1].split(", "))))
     return rows
+
+
+def is_in(name: str, patterns: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns.split(", "))
 
 
 def replaced(tensor: Any, values: tuple[float, ...], draw: random.Random) -> Any:
@@ -285,7 +292,7 @@ def is_compared(name: str, called: Any) -> bool:
     return called.is_dense and not is_random and not name.startswith(("empty", "new_empty"))
 
 
-def differences_of(name: str) -> dict[str, str]:
+def differences_of(name: str, seed: int = SEED) -> dict[str, str]:
     """For which values an operator's samples differ from eager torch's, and an example each."""
     found: dict[str, str] = {}
     for number, sample in enumerate(samples_of(operators()[name], 2)):
@@ -304,40 +311,51 @@ def differences_of(name: str) -> dict[str, str]:
             assert _failure(error)[0] != "wrong"
             continue
         for kind, values in VALUES.items():
-            draw = random.Random(f"{name} {number} {kind}")
+            draw = random.Random(f"{name} {number} {kind} {seed}")
             given = [replaced(tensor, values, draw) for tensor in tensors]
             try:
                 wanted = function(*[tensor.clone() for tensor in given])
             except Exception:
                 continue  # torch refuses such values.
-            pairs = zip(run(*given), wanted, strict=True)
-            told = [text for got, want in pairs if (text := difference(got, want))]
-            if told:
-                found.setdefault(kind, told[0])
+            got = run(*given)
+            told = [text for pair in zip(got, wanted, strict=True) if (text := difference(*pair))]
+            # Sums that cancel leave rounding alone, in which eager torch is as far from the truth.
+            if told and not (kind == "ordinary" and _is_as_near(function, given, got, wanted)):
+                found.setdefault(kind, f"sample {number}: {told[0]}")
     return found
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Without torch's warnings and traces, which are megabytes for a failing test."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logging.disable(before)
 
 
 def assert_differences_are_listed(names: list[str]) -> None:
     rows, told = listed_differences(), []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in names:
-            allowed = {
-                kind for pattern, kinds in rows if fnmatch.fnmatch(name, pattern) for kind in kinds
-            }
-            if allowed == VALUES.keys():
-                continue
-            for kind, text in differences_of(name).items():
-                if kind not in allowed:
-                    told.append(f"{name}, {kind}: {text}")
-    assert not told, "\n".join(told)
+    for name in names:
+        allowed = {kind for patterns, kinds in rows if is_in(name, patterns) for kind in kinds}
+        if allowed == VALUES.keys():
+            continue
+        for kind, text in differences_of(name).items():
+            if kind not in allowed:
+                told.append(f"{name}, {kind}, {text}")
+    if told:
+        pytest.fail("\n".join(told), pytrace=False)
 
 
+@pytest.mark.usefixtures("quiet")
 def test_some_operators_of_the_database_have_special_values_as_eager_torch() -> None:
-    assert_differences_are_listed(sorted(operators())[7::50])
+    assert_differences_are_listed(sorted(operators())[7::100])
 
 
 @pytest.mark.campaign("torch_numbers")
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("part", range(8))
 def test_every_operator_of_the_database_has_special_values_as_eager_torch(part: int) -> None:
     assert_differences_are_listed(sorted(operators())[part::8])
