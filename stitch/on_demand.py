@@ -43,13 +43,13 @@ def late_import() -> Iterator[None]:
 
 
 def names_on_demand(
-    face: str, homes: Mapping[str, str], modules: str = ""
+    face: str, homes: Mapping[str, str], modules: str = "", others: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` for a face.
 
     `homes` says of each file or folder beside the face which names it defines, `modules` which
     files and folders are names of the face themselves, as in `import stitch; stitch.graph.trace`.
-    Several names are divided by spaces.
+    Several names are divided by spaces. `others` tells where a name that is none of these may be.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
     own = frozenset(modules.split())
@@ -62,7 +62,7 @@ def names_on_demand(
             with late_import():
                 value = import_module(f"{face}.{name}")
         else:
-            raise AttributeError(f"module {face!r} has no attribute {name!r}")
+            raise AttributeError(f"module {face!r} has no attribute {name!r}{others}")
         # From now on it is an ordinary name of the face.
         setattr(sys.modules[face], name, value)
         return value

@@ -33,6 +33,7 @@ else:
             "json_loading": "load",
         },
         modules="nn",
+        others=": torch's own names, such as optim, are those of `import torch`",
     )
 
 __all__ = [

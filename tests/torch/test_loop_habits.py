@@ -136,6 +136,11 @@ def test_torch_evaluates_a_batch_of_another_size(parts: Any) -> None:
     step(model, optimizer)
 
 
+def test_a_name_of_torch_that_the_interface_lacks_says_where_it_is() -> None:
+    with pytest.raises(AttributeError, match=r"'optim': .* are those of `import torch`"):
+        stitch.torch.optim  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_class_numbers_that_are_floats_are_told_what_they_are(parts: Any) -> None:
     _, _, model = parts
     with pytest.raises(UsageError, match=r"(?s)probabilities.*label\.long\(\)"):
