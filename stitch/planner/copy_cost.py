@@ -25,8 +25,8 @@ def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple
 
 def foreseen_cost(plan: Plan) -> tuple[float, int]:
     """Simulated seconds of a plan's copies and moves, and then of bringing back to L1 what has been
-    there, is not when it is done, and is predicted to be read; then the bytes of both: of plans
-    that take as long the one is better that carries the fewest."""
+    there, is not when it is done, and is predicted to be read; then the bytes of both that pass
+    from one space to another."""
     request = plan.request
     seen = {(r.value, i.desc) for r in request.residents for i in r.instances}
     seen |= {(step.made, step.target.desc) for step in plan.steps if isinstance(step, Copy)}
@@ -38,6 +38,6 @@ def foreseen_cost(plan: Plan) -> tuple[float, int]:
         if value in predicted and desc.layout.space is Space.L1 and desc not in left[value]
     ]
     seconds = plan.seconds + sum(seconds for _, seconds in back)
-    nbytes = sum(step.nbytes for step in plan.copies) + sum(nbytes for nbytes, _ in back)
+    nbytes = plan.carried_nbytes + sum(nbytes for nbytes, _ in back)
     # To the femtosecond: the order of a sum is no difference.
     return round(seconds, 15), nbytes

@@ -237,6 +237,7 @@ def _bound(
         free_regions=needed_regions(claimed, holders),
         touched=touched,
         least_seconds=known.least_seconds,
+        fewest_bytes=known.fewest_bytes,
     )
 
 

@@ -209,7 +209,8 @@ class Plan:
     alive at the end with their instances. `free_regions` (space, address, size per bank) must be
     free at the start; `touched` are the resident buffers that the plan reads, moves or frees.
     `least_seconds`: what copies and moves take in any plan for the request that writes to DRAM only
-    what lies nowhere else; 0 where none is known.
+    what lies nowhere else; 0 where none is known. `fewest_bytes`: the bytes between spaces and the
+    seconds of a plan that carries fewer bytes than this one and takes clearly longer.
     """
 
     request: PlanRequest
@@ -219,6 +220,7 @@ class Plan:
     free_regions: tuple[Region, ...]
     touched: frozenset[int]
     least_seconds: float = 0.0
+    fewest_bytes: tuple[int, float] | None = None
 
     @property
     def gap(self) -> float | None:
@@ -239,6 +241,16 @@ class Plan:
     def seconds(self) -> float:
         """Simulated seconds of all copies and moves."""
         return sum(s.seconds for s in self.steps if isinstance(s, Copy | Relocate))
+
+    @property
+    def carried_nbytes(self) -> int:
+        """Bytes that copies and bounces carry from one space to another, each way counted."""
+        return sum(
+            2 * s.bounced_nbytes
+            if isinstance(s, Relocate)
+            else s.nbytes * (s.source.desc.layout.space is not s.target.desc.layout.space)
+            for s in self.copies
+        )
 
     @property
     def program_seconds(self) -> float:
@@ -381,4 +393,5 @@ class Plan:
             free_regions=tuple(regions),
             touched=self.touched & read,
             least_seconds=self.least_seconds,
+            fewest_bytes=self.fewest_bytes,
         )

@@ -53,9 +53,13 @@ class Residency:
         away: frozenset[tuple[int, int]] = frozenset(),
         *,
         spills: bool = True,
+        slack_seconds: float = 0.0,
     ) -> None:
         self.request = request
         self.rule = rule
+        #: So much longer may moves take together that stay inside their space, where bytes could
+        #: leave it.
+        self.slack_seconds = slack_seconds
         #: Views that the current task does not read where they lie, and how others could be read.
         self.otherwise: frozenset[OtherWay] = frozenset()
         self.views: frozenset[OtherWay] = frozenset()
@@ -111,14 +115,14 @@ class Residency:
         """Gives what takes back all changes from now on, once."""
         steps, claimed, following = len(self.steps), len(self.claimed), self._next_buffer
         buffers, made, touched = dict(self.buffers), dict(self.made), set(self.touched)
-        values, users = dict(self.values), dict(self.users)
+        values, users, slack = dict(self.values), dict(self.users), self.slack_seconds
         allocators = {space: allocator.clone() for space, allocator in self.allocators.items()}
 
         def take_back() -> None:
             del self.steps[steps:], self.claimed[claimed:]
             self._next_buffer, self.buffers, self.made = following, buffers, made
             self.touched, self.values, self.users = touched, values, users
-            self.allocators = allocators
+            self.allocators, self.slack_seconds = allocators, slack
 
         return take_back
 

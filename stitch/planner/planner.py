@@ -13,9 +13,8 @@ at other places takes the steps of a plan that is known (`placed`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.addresses import Want, allocate
@@ -37,7 +36,8 @@ from stitch.planner.shared_blocks import (
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
 
-#: A plan that takes no more than this times what any plan takes is good enough.
+#: A plan that takes no more than this times what any plan takes is good enough; of those that take
+#: no more than this times the quickest, the fewest bytes win.
 NEAR = 1.02
 #: The most looks at a tensor over a task that choosing who leaves takes for each task that is
 #: planned: some 50 tensors of which next uses are predicted are searched as a known chain is.
@@ -48,23 +48,23 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     """The steps that run a stretch of tasks from the given state.
 
     Where something has to leave a space, rules for choosing it are tried until a plan is near what
-    any plan takes, and the one whose copies and moves take the least simulated time is kept.
+    any plan takes. Of those whose copies and moves take the least simulated time or hardly more
+    (`NEAR`, of what not every plan takes), the one that carries the fewest bytes between spaces is
+    kept; bytes that leave only because that is quicker stay where the plan takes hardly more time.
     `spills`: tensors may wait on the host. Raises `OutOfMemoryError` or `LayoutError` where it
     cannot be done; nothing has changed then.
     """
-    best: Plan | None = None
-    cost: tuple[float, int] = (inf, 0)
+    found: list[_Candidate] = []
     refused: StitchError | None = None
-    away, least = frozenset[tuple[int, int]](), 0.0
+    away, first, least = frozenset[tuple[int, int]](), 0.0, 0.0
     named = NamedPlaces(request)
-    looked: NamedPlaces | None = None
     for rule in RULES:
         if rule == "chosen":
-            away, least = _chosen(request)
-        pressed = False
+            away, first, least = _chosen(request)
+        pressed, slack = False, least * (NEAR - 1)
         tries: list[NamedPlaces | None] = [named or None]
         for ahead in tries:
-            state = Residency(request, rule, away, spills=spills)
+            state = Residency(request, rule, away, spills=spills, slack_seconds=slack)
             candidate: Plan | None = None
             try:
                 candidate = _plan_by(state, ahead)
@@ -72,43 +72,85 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
                 if not state.foresaw:
                     refused = refused or error
             else:
-                candidate_cost = foreseen_cost(candidate)
-                if candidate_cost < cost:
-                    best, cost, looked = candidate, candidate_cost, ahead
+                found.append(
+                    _Candidate(
+                        candidate, *foreseen_cost(candidate), slack - state.slack_seconds, ahead
+                    )
+                )
             pressed |= state.pressed
             # What gives way though later tasks were looked at may do better without.
             gives_way = candidate is None or candidate.is_pressed
             if state.foresaw and gives_way and None not in tries:
                 tries.append(None)
-        if not pressed or cost[0] <= least * NEAR:
+        if not pressed or (found and min(c.seconds for c in found) <= least * NEAR):
             break
-    if best is None:
+    if not found:
         assert refused is not None
         try:
             raise refused
         finally:
             del refused  # Else it would keep itself alive, and all that its callers hold.
+    choice = _preferred(found, first)
+    best = choice.plan
     if not pressed:
-        best = _standing(best, looked, spills=spills)
-    # What comes later is not the plan's to pay, so then its own bound is not known.
-    return replace(best, least_seconds=0.0 if request.later else min(least, best.seconds))
+        best = _standing(best, choice.ahead, spills=spills)
+    if request.later:
+        # What comes later is not the plan's to pay, so then its own bound is not known.
+        return best
+    fewest = min(found, key=lambda c: (c.nbytes, c.seconds))
+    return replace(
+        best,
+        least_seconds=min(least, best.seconds),
+        fewest_bytes=(fewest.nbytes, fewest.seconds)
+        if fewest.nbytes < best.carried_nbytes
+        else None,
+    )
 
 
-def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float]:
-    """Which values had best leave L1 before which of their uses; the seconds that any plan takes,
-    with what is predicted to be read later, 0 where that is not known."""
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A plan, what it costs as foreseen, by how many seconds its moves take longer as they stay
+    inside their space, and what it looked at."""
+
+    plan: Plan
+    seconds: float
+    nbytes: int
+    longer: float
+    ahead: NamedPlaces | None
+
+
+def _preferred(found: Sequence[_Candidate], first: float) -> _Candidate:
+    """Of the plans that take hardly more time than the quickest, the one that carries the fewest
+    bytes; of those that carry as many, the quickest.
+
+    Every plan takes the `first` seconds. What leaves and comes back may take more by `NEAR` of the
+    rest, and bytes that stay inside their space by `NEAR` of the whole.
+    """
+    quickest = min(candidate.seconds for candidate in found)
+    most = first + (quickest - first) * NEAR
+    near = [c for c in found if c.seconds <= quickest * NEAR and c.seconds - c.longer <= most]
+    longest = min(near, key=lambda c: (c.nbytes, c.seconds)).seconds
+    # One that is as quick and carries less would have been near, were not its moves so short.
+    return min((c for c in found if c.seconds <= longest), key=lambda c: (c.nbytes, c.seconds))
+
+
+def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float, float]:
+    """Which values had best leave L1 before which of their uses; the seconds of copies that every
+    plan makes, and those that any plan takes, with what is predicted to be read later: 0 where
+    these are not known."""
     chain, end = chain_of(request), len(request.tasks)
     choice = choose(chain, looks=LOOKS_PER_TASK * end)
     if choice is None:
-        return frozenset(), 0.0
+        return frozenset(), 0.0, 0.0
     away = {
         (value, min(stay.end, end))
         for stay in choice.away
         if stay.first < end
         for value in chain.holders[stay.holder].values
     }
-    least = chain.first_seconds + choice.least_seconds if chain.is_whole else 0.0
-    return frozenset(away), least
+    if not chain.is_whole:
+        return frozenset(away), 0.0, 0.0
+    return frozenset(away), chain.first_seconds, chain.first_seconds + choice.least_seconds
 
 
 def _standing(made: Plan, ahead: NamedPlaces | None, *, spills: bool) -> Plan:

@@ -106,6 +106,7 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
     gap = max((g for g in gaps if g is not None), default=0.0)
     if gap > 0 and None not in gaps:
         out.append(f"  no plan for the same work saves more than {gap / (1 + gap):.1%} of its time")
+    out += trade_lines(account.plans)
     for line in (*copy_lines(account.plans), *other_lines(account)):
         proof = f" [{line.certificate}]" if line.certificate else ""
         out.append(
@@ -142,6 +143,24 @@ def lanes_line(device: RuntimeDevice, total: Totals) -> str:
         least = f"{LEAST:.0f} us at least by its counts"
         why = f"no plan that moves nothing has independent stretches of {least}"
     return f"{device.lanes} lanes, and nothing ran beside anything: {why}"
+
+
+def trade_lines(plans: Iterable[tuple[Plan, int]]) -> list[str]:
+    """Return a line of seconds and bytes where they disagree: plans that carry fewer bytes were
+    made and take clearly longer."""
+    longest = taken = 0.0
+    more = 0
+    for plan, times in plans:
+        if plan.fewest_bytes is not None:
+            nbytes, seconds = plan.fewest_bytes
+            longest, taken = longest + times * seconds, taken + times * plan.seconds
+            more += times * (plan.carried_nbytes - nbytes)
+    if not more:
+        return []
+    return [
+        f"  quicker by {1 - taken / longest:.1%} with {more} B more between spaces than by the "
+        "plans of fewest bytes"
+    ]
 
 
 def _programs_text(device: RuntimeDevice, total: Totals, plans: Sequence[tuple[Plan, int]]) -> str:

@@ -32,7 +32,7 @@ LATER = {
     "Cost": frozenset({"program_seconds"}),
     "CostCertificate": frozenset({"pieces"}),
     "Machine": frozenset({"compute"}),
-    "Plan": frozenset({"least_seconds"}),
+    "Plan": frozenset({"least_seconds", "fewest_bytes"}),
     "PlanRequest": frozenset({"later"}),
     "SpaceShape": frozenset({"granule", "policy"}),
     "Transformation": frozenset({"constants", "seconds"}),

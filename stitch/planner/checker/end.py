@@ -30,6 +30,16 @@ def end_problems(
     if not 0 <= plan.least_seconds <= plan.seconds * (1 + 1e-9):
         least, taken = plan.least_seconds * 1e6, plan.seconds * 1e6
         yield "bound", f"{least:g} us are claimed to be the least, and this plan takes {taken:g} us"
+    if plan.fewest_bytes is not None:
+        nbytes, seconds = plan.fewest_bytes
+        if not (0 <= nbytes < plan.carried_nbytes and seconds >= plan.seconds):
+            yield (
+                "bound",
+                (
+                    f"a plan of {nbytes} B in {seconds * 1e6:g} us is no trade for this one's "
+                    f"{plan.carried_nbytes} B in {plan.seconds * 1e6:g} us"
+                ),
+            )
     for number in sorted(read - plan.touched):
         yield "touched", f"resident buffer {number} is used and not listed"
     for number in sorted(plan.touched - {b.number for b in plan.request.buffers}):

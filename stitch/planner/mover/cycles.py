@@ -42,13 +42,20 @@ MANY = 1 << 30
 
 
 def break_cycles(
-    moves: Sequence[Move], free: Sequence[Span], outside: int, prices: Prices, granule: int
+    moves: Sequence[Move],
+    free: Sequence[Span],
+    outside: int,
+    prices: Prices,
+    granule: int,
+    *,
+    slack: float = 0.0,
 ) -> list[Move]:
     """Moves that carry out these, which form cycles, in order, at the least cost that was found.
 
     `free` are regions of the space that nothing uses; `outside` bytes per bank may be set aside in
     the space beside: they appear as `ASIDE` addresses. Pieces are multiples of `granule`. Where
-    nothing is free, inside the targets either, `outside` must be at least a granule.
+    nothing is free, inside the targets either, `outside` must be at least a granule. Bytes leave
+    the space where that takes less by the factor `CHEAPER` and `slack` seconds, or where they must.
 
     >>> from stitch.machine import load_machine
     >>> from stitch.program import Space
@@ -65,10 +72,10 @@ def break_cycles(
     room = nbytes_of(free)
     for patience in (PATIENCE, float("inf")):
         best, least = search.by_cut(outside, float("inf"), away=True)
-        stays, inside = search.by_cut(room, least * CHEAPER, away=False)
+        stays, inside = search.by_cut(room, least * CHEAPER + slack, away=False)
         stays, inside = search.by_pieces(stays, room, inside, patience, away=False)
         if stays is not None:
-            best, least = stays, inside / CHEAPER
+            best, least = stays, (inside - slack) / CHEAPER
         best, least = search.by_pieces(best, outside, least, patience, away=True)
         best, least = search.without_one(best, outside, least)
         if best is not None:

@@ -91,10 +91,17 @@ class _Relocation:
         prices = self.prices
         free = [] if prices.bounces else self._free_while_cycling()
         least = 0 if self.unused and not prices.bounces else self.shape.granule
-        done = break_cycles(self.core, free, self._outside(least), prices, self.shape.granule)
-        pieces = tuple(move.size for move in done if move.target >= ASIDE)
+        outside, granule = self._outside(least), self.shape.granule
+        done = break_cycles(self.core, free, outside, prices, granule)
+        pieces = _set_aside(done)
         if not pieces or prices.bounces:
             return done, None
+        if self.unused and (slack := self.state.slack_seconds) > 0:
+            inside = break_cycles(self.core, free, outside, prices, granule, slack=slack)
+            longer = prices.seconds(inside) - prices.seconds(done)
+            if not _set_aside(inside) and longer <= slack:
+                self.state.slack_seconds -= longer
+                return inside, None
         if not self.unused:
             return done, Certificate("cycle", pieces, (0,))
         nbytes = sum(move.size for move in self.core)
@@ -157,6 +164,11 @@ class _Relocation:
                 yield Transfer(there, stage, here, move.target, nbytes)
             else:
                 yield Transfer(here, move.source, here, move.target, nbytes)
+
+
+def _set_aside(moves: list[Move]) -> tuple[int, ...]:
+    """The sizes of what these moves set aside outside of the space."""
+    return tuple(move.size for move in moves if move.target >= ASIDE)
 
 
 def _pieces(move: Move, most: int) -> Iterator[Move]:
