@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import stitch
 from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
 from tests.support.torch.operator_samples import graph_module_of, results_and_gradients
 
@@ -314,3 +315,14 @@ def test_distances_of_many_rows_have_gradients_from_products() -> None:
     for got, want in zip(mine[1:], eager[1:], strict=True):
         # Sums of thousands of shares of one length at most.
         torch.testing.assert_close(got, want, rtol=1e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear", "nearest"])
+def test_an_axis_that_a_scale_leaves_as_long_is_copied(mode: str) -> None:
+    """By 1.1, five elements stay five, each its own; the last axis grows beside it."""
+    axes = {"linear": 1, "bilinear": 2, "trilinear": 3, "nearest": 2}[mode]
+    for scale in ((1.1,) * axes, (1.1,) * (axes - 1) + (2.0,)):
+        resized = torch.nn.Upsample(scale_factor=scale, mode=mode, recompute_scale_factor=False)
+        x = torch.randn((1, 2, *[5] * axes))
+        made = stitch.compile(resized, (x,))(x)
+        torch.testing.assert_close(torch.from_numpy(made.numpy()), resized(x))

@@ -177,7 +177,10 @@ def _uneven_max(spatial: int, call: Call, x: SymbolicTensor) -> Several:
 
 
 def _steps(length: int, size: int, scales: Scales, axis: int) -> float:
-    """How far the source moves for one step of the result."""
+    """How far the source moves for one step of the result: an axis that stays as long is copied
+    whatever its scale, as torch does."""
+    if length == size:
+        return 1.0
     return length / size if scales is None else 1.0 / scales[axis]
 
 
