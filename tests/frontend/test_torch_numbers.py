@@ -151,6 +151,37 @@ def test_halves_times_numbers_beyond_them_are_those_of_eager_torch(executor: str
         assert_equal([torch.from_numpy(model(x).numpy())], x * number, str(number))
 
 
+WITH_INTEGERS = (
+    "add", "mul", "number - x", "eq", "gt", "le", "add, alpha", "sub, alpha", "where",
+    "masked_fill", "full_like", "x * a tensor without axes",
+)  # fmt: skip
+BITWISE: dict[str, Scalar] = {
+    "and": lambda x, c: x & c, "or": lambda x, c: x | c, "number ^ x": lambda x, c: c ^ x,
+}  # fmt: skip
+INTEGERS = (3, -1, 0, True, 200, 300, -300, 70000, 2**31, 2**40)
+
+
+@pytest.mark.parametrize("dtype", (torch.uint8, torch.int8, torch.int64, torch.bool), ids=str)
+def test_numbers_beyond_an_integer_type_wrap_around_as_in_eager_torch(dtype: Any) -> None:
+    x = torch.tensor((0, 1, 2, -1, -128, 127, 100, 255, 0, 1)).to(dtype)
+    calls, wanted = [], []
+    for name, function in ({n: WITH_A_NUMBER[n] for n in WITH_INTEGERS} | BITWISE).items():
+        for number in INTEGERS:
+            try:
+                wanted.append(function(x, number))
+            except RuntimeError:
+                continue  # It does not fit into the type, which torch refuses.
+            calls.append((name, function, number))
+
+    def every(given: Any) -> list[Any]:
+        return [function(given, number) for _, function, number in calls]
+
+    for found, want, (name, _, number) in zip(
+        computed(every, "numpy", x), wanted, calls, strict=True
+    ):
+        assert_equal([found], want, f"{name} of {dtype} and {number}")
+
+
 # Nothing ---------------------------------------------------------------------------------------
 
 SHAPES = ((0, 4), (2, 0, 3), (0,))

@@ -81,7 +81,7 @@ def _by_type(of_flags: str, of_numbers: str, call: Call, a: Value, b: Value) -> 
 
 def _add(call: Call, a: Value, b: Value, alpha: Number = 1) -> SymbolicTensor:
     if call.data_type is DataType.BOOL:
-        return _binary("Or", call, a, b)
+        return _binary("Or", call, a, b if alpha else call.builder.op("And", call.cast(b), False))
     return _scaled_sum("Add", call, a, b, alpha)
 
 
