@@ -51,6 +51,7 @@ def test_what_dies_leaves_and_the_rest_stays() -> None:
     assert {*live} == {*sessions} and len([*live]) == 5
     del session, sessions[2:]
     assert {*live} == {*sessions} and len([*live]) == 2
+    assert len(live._references) == 2, "nothing is left of those that died"
 
 
 def test_an_interrupt_where_an_object_dies_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
