@@ -237,6 +237,13 @@ class Emitter:
             builder: Any = given.builder
             if given.written is not None:
                 return self.constant(given.written)
+            if given.overwritten:
+                raise mistake(
+                    f"{given!r} is read after its bytes were written to under another name "
+                    f"({given.overwritten}): NumPy would give what was written there",
+                    remedy="make a new tensor there, as in y = y + 1 in place of y += 1, or copy "
+                    "first, as in y = x.copy()",
+                )
             if builder is not self and not builder.is_inside(self):
                 builder._check_unfinished()
                 raise CompileError(

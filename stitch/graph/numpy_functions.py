@@ -65,7 +65,17 @@ def call_function(
     """The result of a NumPy function that is no ufunc; raises `CompileError` that names it."""
     module = str(getattr(function, "__module__", None) or "numpy")
     name = f"{module}.{function.__name__}"
-    return checked(name, _FUNCTIONS.get(function), (builder, *inputs), arguments)
+    found: Any = checked(name, _FUNCTIONS.get(function), (builder, *inputs), arguments)
+    given = next((one for one in inputs if isinstance(one, SymbolicTensor)), None)
+    if given is None:
+        return found
+    if function in _VIEWS:
+        parts = found if isinstance(found, list | tuple) else [found]
+        for part in parts:
+            part.view_of(given)
+    elif found is given and type(given) is SymbolicTensor:
+        return SymbolicTensor(given.builder, given.index)  # NumPy copies: another array.
+    return found
 
 
 def _zero(b: LayerMethods, x: SymbolicTensor) -> SymbolicTensor:
@@ -359,9 +369,18 @@ def _clip(
     without_out(out)
     low, high = a_min if min is None else min, a_max if max is None else max
     given = [each for each in (low, high) if each is not None]
+    known = as_tensor(b, a) if isinstance(a, SymbolicTensor) else None
+    if known is not None and known.dtype.kind in "iu":
+        # Whole numbers of Python's that are the ends of the type, or beyond them, bound nothing.
+        ends = np.iinfo(known.dtype)
+        low = None if type(low) is int and low <= ends.min else low
+        high = None if type(high) is int and high >= ends.max else high
+        given = [each for each in (low, high) if each is not None]
     x, *bounds = alike(b, a, *given)
     if dtype is not None:
         x, *bounds = [b.cast(each, np.dtype(dtype)) for each in (x, *bounds)]
+    if not bounds:
+        return x
     rest = iter(bounds)
     return b.clip(x, *[None if each is None else next(rest) for each in (low, high)])
 
@@ -589,6 +608,15 @@ def _signed_infinity(sign: float) -> Callable[..., Any]:
 
     return is_infinite
 
+
+#: Functions whose results NumPy lays on the bytes of what they are given.
+_VIEWS = frozenset({
+    np.reshape, np.ravel, np.transpose, np.matrix_transpose, np.linalg.matrix_transpose,
+    np.swapaxes, np.moveaxis, np.rollaxis, np.squeeze, np.expand_dims, np.broadcast_to, np.split,
+    np.array_split, np.hsplit, np.vsplit, np.dsplit, np.unstack, np.flip, np.fliplr, np.flipud,
+    np.rot90, np.diagonal, np.linalg.diagonal, np.real, np.atleast_1d, np.atleast_2d,
+    np.atleast_3d,
+})  # fmt: skip
 
 _FUNCTIONS: Mapping[Callable[..., object], Callable[..., Any]] = {
     np.where: _where, np.select: _select, np.clip: _clip, np.round: _round, np.around: _round,

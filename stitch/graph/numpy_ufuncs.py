@@ -269,7 +269,8 @@ def _extremes(op: str, ufunc: np.ufunc) -> Compute:
             raise ValueError("a reduction of no elements has no identity")
         wide = b.cast(x, DataType.INT32) if x.dtype in (np.bool_, np.int16, np.uint16) else x
         if not x.size:
-            result = b.broadcast(as_tensor(b, initial, x.dtype), _reduced_shape(x, axes, keepdims))
+            least = 0 if initial is None else initial  # Without one there are no results either.
+            result = b.broadcast(as_tensor(b, least, x.dtype), _reduced_shape(x, axes, keepdims))
         else:
             result = b.cast(b._reduce(op, wide, axis, bool(keepdims)), x.data_type)
         return result if initial is None else _call(b, ufunc, result, initial)

@@ -7,12 +7,13 @@ data does not exist: asking for it is an error that names the line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import EllipsisType
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from stitch.errors import CompileError
+from stitch.errors import CompileError, LayoutError
 from stitch.graph.source_location import mistake, user_location
 from stitch.graph.tensor_operations import Scalar, TensorOperations
 from stitch.program import Array, DataType, ValueType
@@ -36,6 +37,33 @@ def _operator(ufunc: np.ufunc) -> tuple[_Operator, _Operator]:
         return self.builder.numpy_ufunc(ufunc, "__call__", (other, self), {})  # type: ignore[return-value]
 
     return operator, reflected
+
+
+def _in_place(ufunc: np.ufunc) -> _Operator:
+    """Python's operator that writes: NumPy's array keeps its type and shape, and what else reads
+    its bytes is refused from then on."""
+    apply = _operator(ufunc)[0]
+
+    def operator(self: SymbolicTensor, other: Operand) -> SymbolicTensor:
+        found = apply(self, other)
+        if type(self) is not SymbolicTensor or not self.shape:
+            return found  # NumPy's single elements are never written to.
+        kinds = found.dtype, self.dtype
+        is_kept = found.data_type.is_floating and self.data_type.is_floating
+        if not (is_kept or np.can_cast(*kinds, "same_kind")) or found.shape != self.shape:
+            raise mistake(
+                f"the result of numpy.{ufunc.__name__} does not fit the tensor that it is to be "
+                "written into",
+                expected=self.type.text(), got=found.type.text(),
+                remedy="make a new tensor, as in x = x + y",
+            )  # fmt: skip
+        written: SymbolicTensor | None = self
+        while written is not None:
+            written.overwritten = user_location()
+            written = written.base
+        return self.builder.cast(found, self.data_type)
+
+    return operator
 
 
 def _unary(ufunc: np.ufunc) -> Callable[[SymbolicTensor], SymbolicTensor]:
@@ -86,12 +114,22 @@ class SymbolicTensor:
     Python scalars take this tensor's type. `==` gives a tensor of booleans, as in NumPy.
     """
 
-    __slots__ = ("builder", "index")
+    __slots__ = ("base", "builder", "index", "overwritten")
     __hash__ = object.__hash__
 
     def __init__(self, builder: Operations, index: int) -> None:
         self.builder = builder
         self.index = index
+        #: The tensor whose bytes NumPy's array would share, if it would those of one.
+        self.base: SymbolicTensor | None = None
+        #: The line that wrote to those bytes since (`x += 1`), else empty.
+        self.overwritten = ""
+
+    def view_of(self, base: SymbolicTensor) -> SymbolicTensor:
+        """The tensor itself, which NumPy would give as a view of another one."""
+        if self is not base:
+            self.base = base
+        return self
 
     @property
     def type(self) -> ValueType:
@@ -133,7 +171,7 @@ class SymbolicTensor:
     @property
     def T(self) -> SymbolicTensor:
         """All axes in reverse order."""
-        return self.builder.transpose(self)
+        return self.builder.transpose(self).view_of(self)
 
     def __repr__(self) -> str:
         return f"<symbolic {self.name}: {self.type.text()}>"
@@ -162,6 +200,11 @@ class SymbolicTensor:
     __and__, __rand__ = _operator(np.bitwise_and)
     __or__, __ror__ = _operator(np.bitwise_or)
     __xor__, __rxor__ = _operator(np.bitwise_xor)
+    __iadd__, __isub__, __imul__ = map(_in_place, (np.add, np.subtract, np.multiply))
+    __itruediv__, __ifloordiv__ = _in_place(np.true_divide), _in_place(np.floor_divide)
+    __imod__, __ipow__, __imatmul__ = map(_in_place, (np.remainder, np.power, np.matmul))
+    __ilshift__, __irshift__ = _in_place(np.left_shift), _in_place(np.right_shift)
+    __iand__, __ior__, __ixor__ = map(_in_place, (np.bitwise_and, np.bitwise_or, np.bitwise_xor))
     __neg__, __abs__ = _unary(np.negative), _unary(np.absolute)
     __pos__, __invert__ = _unary(np.positive), _unary(np.invert)
 
@@ -179,7 +222,10 @@ class SymbolicTensor:
     # Shape -------------------------------------------------------------------------------------
 
     def __getitem__(self, key: IndexPart | tuple[IndexPart, ...]) -> SymbolicTensor:
-        return self.builder.index(self, key)
+        found = self.builder.index(self, key)
+        parts = key if isinstance(key, tuple) else (key,)
+        is_view = all(isinstance(p, int | slice | EllipsisType | None) for p in parts)
+        return found.view_of(self) if is_view and found.shape else found
 
     def reshape(
         self, *shape: int | Sequence[int], order: str = "C", copy: bool | None = None
@@ -201,7 +247,10 @@ class SymbolicTensor:
         casting: str = "unsafe", subok: bool = True, copy: bool = True,
     ) -> SymbolicTensor:  # fmt: skip
         """With another data type, as NumPy's arrays say it."""
-        return self.cast(np.dtype(dtype) if isinstance(dtype, Class) else dtype)
+        with suppress(TypeError, LayoutError):  # As for a name that is none of NumPy's.
+            dtype = DataType.from_dtype(np.dtype(dtype))
+        found = self.cast(dtype)
+        return self.copy() if found is self else found
 
     @property
     def mT(self) -> SymbolicTensor:
@@ -235,11 +284,15 @@ class SymbolicTensor:
     cumprod, cumsum = _method(np.cumprod), _method(np.cumsum)
     diagonal, dot = _method(np.diagonal), _method(np.dot)
     max, min, mean, prod = _method(np.max), _method(np.min), _method(np.mean), _method(np.prod)
-    ravel = flatten = _method(np.ravel)
+    ravel = _method(np.ravel)
     repeat, round = _method(np.repeat), _method(np.round)
     squeeze, swapaxes = _method(np.squeeze), _method(np.swapaxes)
     std, sum, take = _method(np.std), _method(np.sum), _method(np.take)
     trace, var = _method(np.trace), _method(np.var)
+
+    def flatten(self, order: str = "C") -> SymbolicTensor:
+        """A copy with one axis."""
+        return self.copy().ravel(order)
 
     def compress(self, condition: Any, axis: int | None = None, out: None = None) -> Any:
         """As `numpy.compress` of the tensor."""

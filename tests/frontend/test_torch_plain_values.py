@@ -402,3 +402,13 @@ def test_narrow_tensors_are_taken_by_programs_of_other_front_ends(name: str) -> 
     builder.output("y", builder.cast(x, "float32"))
     given = X.to(getattr(torch, name))
     assert_close(run(stitch.compile(builder.build()), given), [given.float()])
+
+
+def test_the_keys_of_a_dictionary_may_come_in_another_order() -> None:
+    model: Any = stitch.compile(Applied(lambda d: d["b"] - d["a"]["k"][0]), (
+        {"b": X, "a": {"k": [2 * X], "rest": X}},
+    ))  # fmt: skip
+    found = model({"a": {"rest": X, "k": [2 * X]}, "b": X})
+    assert_close([found], [-X])
+    with pytest.raises(UsageError):
+        model({"a": {"rest": X, "k": [2 * X]}, "c": X})

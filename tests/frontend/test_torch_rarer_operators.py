@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import stitch
 from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
+from tests.support.run_seed import SEED
+from tests.support.torch.agreement import outcomes_of
 from tests.support.torch.operator_samples import graph_module_of, results_and_gradients
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce")
@@ -326,3 +329,62 @@ def test_an_axis_that_a_scale_leaves_as_long_is_copied(mode: str) -> None:
         x = torch.randn((1, 2, *[5] * axes))
         made = stitch.compile(resized, (x,))(x)
         torch.testing.assert_close(torch.from_numpy(made.numpy()), resized(x))
+
+
+BYTES = torch.tensor([-128, -7, 0, 1, 7, 127], dtype=torch.int8)
+COUNTS = torch.tensor([1, 2, 4, 8, 31, -1], dtype=torch.int8)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32)
+
+
+def _whole(kind: Any) -> Any:
+    """Shifts, powers and products of whole numbers of a type."""
+    x, counts = BYTES.to(kind), COUNTS.to(kind)
+    generator = torch.Generator().manual_seed(SEED)
+    left, right = (
+        torch.randint(-128, 127, shape, generator=generator).to(kind)
+        for shape in ((2, 4, 40), (2, 40, 3))
+    )
+    return (
+        lambda x, counts, a, b: (
+            *(moved for n in (0, 1, 4, 7, 8, 31, 33, -1) for moved in (x << n, x >> n)),
+            x << counts, x >> counts, 2 << counts, 100 >> counts, (x >> 4) & 15,
+            -x, x**2, x**3, x.square(), 2 ** x.clamp(0, 5),
+            a @ b, a[0] @ b[0], torch.einsum("bij,bjk->ik", a, b),
+            torch.addmm(a[0][:, :3], a[0], b[0], beta=2, alpha=3),
+            torch.nn.functional.linear(a[0], b[0].t()),
+        ), (x, counts, left, right),
+    )  # fmt: skip
+
+
+def test_narrow_whole_numbers_are_shifted_multiplied_and_raised_modulo_their_range() -> None:
+    for name, (got, want) in outcomes_of(
+        {str(kind): _whole(kind) for kind in INTEGERS}, False
+    ).items():
+        for number, (result, expected) in enumerate(zip(got, want, strict=True)):
+            assert result.dtype == expected.numpy().dtype, (name, number)
+            np.testing.assert_array_equal(result, expected, f"{name}, result {number}")
+
+
+def test_a_scaling_by_a_power_beyond_the_type_is_within_it() -> None:
+    numbers = torch.tensor([1.0, -3, math.inf, 0, 1, 1e-40, -0.0, math.nan, 2])
+    exponents = torch.tensor([3, -130, -200, 140, 200, 140, 500, 3, -2000], dtype=torch.int32)
+    kinds = (torch.float32, torch.float16, torch.float64)
+    cases: dict[str, Case] = {
+        str(kind): (torch.ldexp, (numbers.to(kind), exponents)) for kind in kinds
+    }
+    for name, ((got,), (want,)) in outcomes_of(cases, False).items():
+        np.testing.assert_array_equal(np.asarray(got, np.float64), want.double(), name)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_a_variance_corrected_by_all_elements_or_more_is_infinite() -> None:
+    cases: dict[str, Case] = {
+        f"{correction}": (
+            lambda x, c=correction: (x.var(0, correction=c), x.std(0, correction=c)),
+            (torch.tensor([[1.0, 2.0], [3.0, 2.0], [7.0, 2.0]]),),
+        )
+        for correction in (2, 3, 4)
+    }
+    for name, (got, want) in outcomes_of(cases, False).items():
+        for result, expected in zip(got, want, strict=True):
+            np.testing.assert_allclose(result, expected, 1e-6, err_msg=name)

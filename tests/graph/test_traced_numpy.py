@@ -287,3 +287,89 @@ def test_every_attribute_of_an_array_is_numpys_or_an_error_that_names_it(
 def _called(tensor: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     said = getattr(tensor, name)
     return said(*arguments) if callable(said) else said
+
+
+def accumulated(x: Array) -> Any:
+    total = x.copy()
+    total += 1
+    total *= x.astype(np.float64)
+    other = x.astype(np.float32)
+    other -= total
+    flat = x.flatten()
+    flat /= 2
+    joined = np.concatenate([x])
+    joined **= 2
+    single = x.sum()
+    kept = single
+    single += 1.5
+    part = x[1:]
+    part = part * 2
+    part += 1
+    return x, total, other, flat, joined, kept, single, part
+
+
+def test_what_is_written_in_place_keeps_its_type_and_copies_stay_as_they_are(run: Run) -> None:
+    check(run, accumulated, drawn("f4"))
+
+
+def under_another_name(x: Array) -> Any:
+    y = x + 1
+    z = y
+    z += 1
+    return y
+
+
+def through_a_part(x: Array) -> Any:
+    y = x + 1
+    part = y.reshape(-1)[2:]
+    part += 1
+    return y
+
+
+def through_the_transpose(x: Array) -> Any:
+    y = x + 1
+    for row in np.split(y.T, 2):
+        row *= 2
+    return y
+
+
+@pytest.mark.parametrize("f", [under_another_name, through_a_part, through_the_transpose])
+def test_bytes_written_to_under_another_name_are_refused_and_not_stale(
+    f: Callable[..., Any],
+) -> None:
+    with pytest.raises(CompileError, match=r"written to under another name(.|\n)*x\.copy\(\)"):
+        trace(f, drawn("f4"))
+
+
+@pytest.mark.parametrize("kind", ["i4", "u1"])
+def test_a_result_of_another_kind_is_not_written_into_whole_numbers(kind: str, run: Run) -> None:
+    def halved(x: Array) -> Array:
+        x /= 2
+        return x
+
+    def mixed(x: Array) -> Array:
+        x += 1.5
+        return x
+
+    check(run, halved, drawn(kind))
+    check(run, mixed, drawn(kind))
+
+
+def test_types_are_called_by_numpys_names(run: Run) -> None:
+    def cast(x: Array) -> Any:
+        return tuple(
+            x.astype(name) for name in ("f8", "i8", "u8", "<f4", "double", "i2", "float32")
+        )
+
+    check(run, cast, np.abs(drawn("f4")) * 100)
+
+
+def test_whole_numbers_are_clipped_by_bounds_beyond_their_type(run: Run) -> None:
+    check(run, lambda x: (np.clip(x, -1, 300), x.clip(10, 2**40)), drawn("u1"))
+    check(run, lambda x: x.clip(-5, -1), drawn("u1"))
+    check(run, lambda x: (np.clip(x, -1000, 1000), x.clip(-3, 300)), drawn("i1"))
+
+
+def test_extremes_along_axes_with_elements_of_nothing_are_nothing(run: Run) -> None:
+    nothing = np.zeros((0, 4), np.float32)
+    check(run, lambda x: (x.max(1), np.min(x, axis=1, keepdims=True)), nothing)

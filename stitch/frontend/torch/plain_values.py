@@ -105,7 +105,15 @@ class CallStructure:
             named = {name: named[name] for name in self.names}
         leaves, structure = flattened((arguments, dict(named)))
         if structure != self.arguments:
-            return None
+            # The keys of a dictionary may come in another order.
+            tree = self.arguments.tree
+            try:
+                ordered = tree.unflatten(tree.flatten_up_to((arguments, dict(named))))
+            except (ValueError, TypeError):
+                return None
+            leaves, structure = flattened(ordered)
+            if structure != self.arguments:
+                return None
         slots: dict[str, Any] = {}
         for slot, leaf in zip(self.inputs, leaves, strict=True):
             if isinstance(slot, str):

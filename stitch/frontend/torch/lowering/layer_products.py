@@ -12,22 +12,34 @@ from typing import Any
 
 import torch
 
-from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row, built
+from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row
 from stitch.frontend.torch.lowering.window_operators import spread
-from stitch.graph import ComputationGraphBuilder as Builder
 from stitch.graph import SymbolicTensor
+from stitch.program import DataType
 
 aten = torch.ops.aten
-_matmul = built(Builder.matmul, cast=True)
+
+
+def _matmul(call: Call, a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
+    kind = _summed_type(call)
+    return call.cast(call.builder.matmul(call.cast(a, kind), call.cast(b, kind)))
+
+
+def _summed_type(call: Call) -> DataType:
+    """The type in which products are summed: ONNX multiplies no matrices of narrow integers, and
+    torch's sums are those of int32 modulo the range of the type."""
+    is_narrow = not call.data_type.is_floating and call.data_type.dtype.itemsize < 4
+    return DataType.INT32 if is_narrow else call.data_type
 
 
 def _linear(
     call: Call, x: SymbolicTensor, weight: SymbolicTensor, bias: SymbolicTensor | None = None
 ) -> SymbolicTensor:
     b = call.builder
-    if len(weight.shape) == 2 and x.shape:
+    is_matrix = len(weight.shape) == 2 and x.shape
+    if is_matrix and call.data_type.is_floating:
         return b.linear(x, weight, bias)
-    product = b.matmul(x, weight)
+    product = _matmul(call, x, b.transpose(weight, (1, 0)) if is_matrix else weight)
     return product if bias is None else b.add(product, bias)
 
 
@@ -48,7 +60,7 @@ def _add_product(
         }
         kept = tensors if beta != 0 else tensors[:2]
         return b.apply("Gemm", kept, 1, attributes)[0]
-    product = b.matmul(tensors[0], tensors[1])
+    product = _matmul(call, tensors[0], tensors[1])
     scaled = product if alpha == 1 else b.mul(product, call.cast(alpha))
     if beta == 0:
         return b.broadcast(scaled, call.shape)

@@ -76,8 +76,11 @@ def _variance(
     axes, count = _axes(dim), _reduced_count(x, dim)
     divisor = count - (1 if correction is None else correction)
     mean = call.builder.variance(x, axes, keepdim)
-    factor = count / divisor if divisor > 0 else math.nan
-    return mean if factor == 1 else call.builder.mul(mean, factor)
+    if divisor > 0:
+        factor = count / divisor
+        return mean if factor == 1 else call.builder.mul(mean, factor)
+    # The sum of squares over nothing: infinite, and NaN where it is zero.
+    return call.builder.div(mean, 0.0)
 
 
 def _variance_dim(

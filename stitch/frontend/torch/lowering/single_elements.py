@@ -37,6 +37,13 @@ def _unary(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
     return call.builder.op(op, call.cast(x))
 
 
+def _negative(call: Call, x: SymbolicTensor) -> SymbolicTensor:
+    """-x, of whole numbers without a sign modulo their range."""
+    if call.data_type.dtype.kind == "u":
+        return call.builder.sub(call.cast(0), call.cast(x))
+    return _unary("Neg", call, x)
+
+
 def _whole(op: str, call: Call, x: SymbolicTensor) -> SymbolicTensor:
     """Roundings, which leave integers as they are."""
     return _unary(op, call, x) if x.data_type.is_floating else x
@@ -169,7 +176,9 @@ def _truncate(call: Call, x: SymbolicTensor) -> SymbolicTensor:
 
 def _power(call: Call, base: Value, exponent: Value) -> SymbolicTensor:
     b = call.builder
-    is_number = not isinstance(exponent, SymbolicTensor) and call.data_type.is_floating
+    if not call.data_type.is_floating:
+        return _whole_power(call, base, exponent)
+    is_number = not isinstance(exponent, SymbolicTensor)
     # In float16 torch has no other ways for exponents that are small whole numbers.
     if not is_number or call.data_type is DataType.FLOAT16:
         return _binary("Pow", call, base, exponent)
@@ -183,6 +192,35 @@ def _power(call: Call, base: Value, exponent: Value) -> SymbolicTensor:
     if exponent == -0.5:
         return b.rsqrt(x)
     return b.reciprocal(x) if exponent == -1 else b.pow(x, call.cast(exponent))
+
+
+def _whole_power(call: Call, base: Value, exponent: Value) -> SymbolicTensor:
+    """A power of whole numbers modulo the range of their type."""
+    b = call.builder
+    if type(exponent) is int and exponent in (2, 3):
+        x = call.cast(base)
+        return b.mul(x, x) if exponent == 2 else b.mul(b.mul(x, x), x)
+    is_narrow = call.data_type.dtype.itemsize < 4
+    wide = DataType.INT32 if is_narrow or call.data_type is DataType.INT32 else DataType.INT64
+    return call.cast(b.op("Pow", *(call.cast(call.cast(v), wide) for v in (base, exponent))))
+
+
+def _shift(op: str, call: Call, a: Value, by: Value) -> SymbolicTensor:
+    """Bits moved to the left ("mul") or right ("floordiv"); a count that the type has no bits for
+    moves all of them out. In two halves, whose powers of two are of the type."""
+    b, x, dtype = call.builder, call.cast(a), call.data_type.dtype
+    last = dtype.itemsize * 8 - int(op == "floordiv" and dtype.kind == "i")
+    powers = [[1 << n for n in (count // 2, count - count // 2)] for count in range(last + 1)]
+    if isinstance(by, int):
+        halves = [b.constant(np.asarray(n, dtype)) for n in powers[by if 0 <= by <= last else last]]
+    else:
+        count = call.cast(by, DataType.INT64)
+        is_outside = b.logical_or(b.less(count, 0), b.greater(count, last))
+        place, table = b.where(is_outside, last, count), np.asarray(powers, dtype)
+        halves = [b.gather(b.constant(column), place, 0) for column in table.T.copy()]
+    for half in halves:
+        x = b.mul(x, half) if op == "mul" else b.floordiv(x, half)
+    return x
 
 
 def _clamp(
@@ -227,9 +265,20 @@ def _times_logarithm(call: Call, x: Value, y: Value) -> SymbolicTensor:
 
 
 def _scaled_by_power(call: Call, x: Value, exponent: SymbolicTensor) -> SymbolicTensor:
-    wide = computing_type(call.data_type)
-    power = call.builder.pow(call.cast(2.0, wide), call.cast(exponent, wide))
-    return call.cast(call.builder.mul(call.cast(call.cast(x), wide), power))
+    """x times two to the exponent; to a whole one in three steps, as that power alone may be beyond
+    the type."""
+    b, wide = call.builder, computing_type(call.data_type)
+    if exponent.data_type.is_floating:
+        power = b.pow(call.cast(2.0, wide), call.cast(exponent, wide))
+        return call.cast(b.mul(call.cast(call.cast(x), wide), power))
+    # Beyond this every product is zero or infinite.
+    end = 300.0 if wide is DataType.FLOAT32 else 2200.0
+    rest = b.clip(call.cast(exponent, wide), -end, end)
+    part, scaled = b.floor(b.div(rest, 3.0)), call.cast(call.cast(x), wide)
+    two = call.cast(2.0, wide)
+    power = b.pow(two, part)
+    scaled = b.mul(b.mul(scaled, power), power)
+    return call.cast(b.mul(scaled, b.pow(two, b.sub(rest, b.mul(part, 2.0)))))
 
 
 def _cast(call: Call, x: SymbolicTensor, *_: Any, **__: Any) -> SymbolicTensor:
@@ -255,7 +304,7 @@ def _to_data_type(call: Call, x: SymbolicTensor, dtype: Any, *_: Any) -> Symboli
 
 _UNARY = {
     "Relu": aten.relu, "Sigmoid": aten.sigmoid, "Tanh": aten.tanh, "Exp": aten.exp,
-    "Log": aten.log, "Sqrt": aten.sqrt, "Neg": aten.neg, "Abs": aten.abs, "Sin": aten.sin,
+    "Log": aten.log, "Sqrt": aten.sqrt, "Abs": aten.abs, "Sin": aten.sin,
     "Cos": aten.cos, "Tan": aten.tan, "Asin": aten.asin, "Acos": aten.acos, "Atan": aten.atan,
     "Sinh": aten.sinh, "Cosh": aten.cosh, "Asinh": aten.asinh, "Acosh": aten.acosh,
     "Atanh": aten.atanh, "Erf": aten.erf, "Reciprocal": aten.reciprocal,
@@ -286,7 +335,19 @@ LOWERINGS: dict[Any, Row] = {
         packet.Scalar_Tensor: lowering for packet, lowering in _OF_TWO.items()
         if "Scalar_Tensor" in packet.overloads()
     },
-    aten.sign.default: _sign, aten.hardswish.default: KeptWhole(partial(_unary, "HardSwish")),
+    aten.sign.default: _sign,
+    aten.neg.default: _negative,
+    **{
+        getattr(packet, overload): partial(_shift, op)
+        for op, packets in (
+            ("mul", (aten.bitwise_left_shift, aten.__lshift__)),
+            ("floordiv", (aten.bitwise_right_shift, aten.__rshift__)),
+        )
+        for packet in packets
+        for overload in packet.overloads()
+        if overload in ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor")
+    },
+    aten.hardswish.default: KeptWhole(partial(_unary, "HardSwish")),
     aten.mish.default: KeptWhole(partial(_unary, "Mish")),
     aten.div.Tensor: _divide, aten.div.Scalar: _divide, aten.div.Tensor_mode: _divide,
     aten.div.Scalar_mode: _divide,
@@ -315,7 +376,7 @@ LOWERINGS: dict[Any, Row] = {
     aten._to_copy.default: _cast, aten.to.dtype: _cast, aten.to.device: _cast,
     aten.to.other: _cast, aten.to.dtype_layout: _cast, aten.type_as.default: _cast,
     torch.ops.prims.convert_element_type.default: _to_data_type,
-    aten._neg_view.default: partial(_unary, "Neg"), aten.resolve_neg.default: _same,
+    aten._neg_view.default: _negative, aten.resolve_neg.default: _same,
     aten.clone.default: _same, aten.contiguous.default: _same, aten.alias.default: _same,
     aten.detach.default: _same, aten.detach_.default: _same, aten.lift_fresh_copy.default: _same,
     aten.lift_fresh.default: _same, aten.dropout.default: _dropout,
