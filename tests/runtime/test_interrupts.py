@@ -3,7 +3,9 @@ single places: the next call finds everything as it was before or after."""
 
 from __future__ import annotations
 
+import _thread
 import gc
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import stitch
 from stitch.program import Array
 from stitch.runtime.backends import local_backend
+from stitch.runtime.locks import InterruptDeferred
 from stitch.runtime.queue import task_queue
 from stitch.runtime.recording import Recordings
 from stitch.runtime.values import Lease, Records
@@ -275,3 +278,21 @@ def test_an_interrupt_before_the_records_know_of_a_move_loses_nothing_that_is_he
     name: str, behind: bool
 ) -> None:
     moved_and_interrupted(Records, name, behind=behind)
+
+
+def test_a_deferred_interrupt_is_raised_once_at_the_end_of_the_outermost_block() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    passed: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        with InterruptDeferred():
+            _thread.interrupt_main()
+            passed.append("after the first")
+            with InterruptDeferred():
+                _thread.interrupt_main()
+                passed.append("inside")
+            passed.append("between the ends")
+        passed.append("behind")
+    assert passed == ["after the first", "inside", "between the ends"]
+    assert signal.getsignal(signal.SIGINT) is handler
+    with InterruptDeferred():
+        pass  # Nothing is left that would be raised at its end.
