@@ -97,12 +97,10 @@ class TensorAccess(Lifetime):
         return wanted == tensor.layout
 
     def _lies_so(self, tensor: Tensor, wanted: Layout) -> bool:
-        """As `has_layout`, without running anything; an array outside of the device lies nowhere
-        in it, and has no address."""
+        """As `has_layout`, without running anything; what is pending has no address yet."""
         layout = tensor.layout
         if tensor.is_pending or wanted.address is None:
-            is_inside = tensor.is_pending or layout.address is not None
-            return is_inside and wanted == layout.without_address()
+            return wanted == layout.without_address()
         return wanted == layout
 
     def read(self, value: ValueRecord) -> Array:

@@ -88,7 +88,7 @@ def test_to_layout_keeps_shape_volume_and_numbers_there_and_back(
 ) -> None:
     array = integers(shape)
     with stitch.open_device("wormhole_n150", debug=True) as device:
-        there = device.tensor(array).to_layout(LAYOUTS[name])
+        there = device.tensor(array).to_layout(LAYOUTS[name], copy=True)
         assert (there.shape, there.volume) == (shape, array.size)
         assert there.layout.without_address() == LAYOUTS[name]
         back = there.to_layout(host(F32))
@@ -321,7 +321,10 @@ def test_tensors_are_compared_with_tensors_only_and_are_equal_to_themselves() ->
 def test_to_the_layout_that_it_has_a_tensor_is_itself_unless_a_copy_is_asked_for(name: str) -> None:
     layout, array = LAYOUTS[name], np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
     with stitch.open_device("tiny", debug=True) as device:
-        tensor = stitch.to_layout(device.tensor(array), layout)
+        given = device.tensor(array)
+        with stitch.forbid_copies(device):
+            assert stitch.to_layout(given, given.layout) is given
+        tensor = stitch.to_layout(given, layout, copy=True)
         assert stitch.to_layout(tensor, layout) is tensor  # While it is pending, too.
         stitch.wait(tensor)
         with stitch.forbid_copies(device):

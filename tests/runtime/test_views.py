@@ -19,7 +19,7 @@ TILES = Layout(F32, Space.L1, TILE_SHAPE)
 
 def settled(tensor: stitch.Tensor, layout: Layout) -> stitch.Tensor:
     """The elements in another layout, where they are: views of what is pending share nothing."""
-    there = tensor.to_layout(layout)
+    there = tensor.to_layout(layout, copy=True)
     there.settle()
     return there
 
@@ -190,7 +190,7 @@ def test_views_of_a_host_array_see_what_is_written_to_it() -> None:
 @pytest.mark.parametrize("space", [Space.HOST, Space.DRAM, Space.L1])
 def test_dlpack_shows_the_very_bytes_and_pins_them_until_let_go(space: Space) -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        tensor = device.tensor(integers()).to_layout(Layout(F32, space))
+        tensor = device.tensor(integers()).to_layout(Layout(F32, space), copy=True)
         address = tensor.address
         outside = np.from_dlpack(tensor)
         region = device.memory(space)[device.footprint_of(tensor)]
@@ -198,7 +198,7 @@ def test_dlpack_shows_the_very_bytes_and_pins_them_until_let_go(space: Space) ->
         assert outside[0, 0] == 77
         del tensor, region
         assert used(device)[space.value] > 0
-        other = device.tensor(integers(start=9)).to_layout(Layout(F32, space))
+        other = device.tensor(integers(start=9)).to_layout(Layout(F32, space), copy=True)
         assert other.address != address
         assert outside[0, 0] == 77
         np.testing.assert_array_equal(outside[1:], integers()[1:])

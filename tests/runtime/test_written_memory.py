@@ -17,7 +17,7 @@ def test_what_is_written_into_a_space_changes_the_next_result(space: Space) -> N
     compiled = scaled("a", 2.0, wishes=(f"input.x.space={space.value}",))
     with stitch.open_device("tiny", debug=True) as device:
         a = device.load(compiled)
-        tensor = device.tensor(integers()).to_layout(Layout(F32, space))
+        tensor = device.tensor(integers()).to_layout(Layout(F32, space), copy=True)
         np.testing.assert_array_equal(one(a(tensor)).numpy(), integers() * 2 + 1)
         banks = device.machine.shape.space(space).banks
         assert tensor.address is not None
