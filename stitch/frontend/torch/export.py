@@ -10,10 +10,12 @@ import functools
 import io
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,7 @@ def exported(module: Any, examples: Examples) -> Capture:
         warnings.filterwarnings("ignore", category=UserWarning)
         # What forward keeps in an attribute no program carries from call to call.
         warnings.filterwarnings("default", message=r"(?s).*assigned during export")
+        _load_exporter()
         try:
             with _containers_kept(module):
                 capture = _captured(module, examples)
@@ -164,6 +167,18 @@ def _captured(module: Any, examples: Examples) -> Capture:
     with torch.no_grad():
         program = torch.export.export(twin, arguments, named)
     return Capture(program, given, calls.results)
+
+
+@functools.cache
+def _load_exporter() -> None:
+    """Import what torch loads at its first export, on the stack of a thread.
+
+    That import keeps the frames that it runs under, and with them the locals of every caller: a
+    compiled model would not end with its last reference.
+    """
+    thread = threading.Thread(target=import_module, args=("torch.export._trace",))
+    thread.start()
+    thread.join()
 
 
 def _decomposed(program: Any) -> Any:
