@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from stitch.errors import StitchError
-
 
 @contextmanager
 def late_import() -> Iterator[None]:
@@ -34,6 +32,9 @@ def late_import() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # `import stitch` loads this file alone.
+        from stitch.errors import StitchError
+
         raise StitchError(
             "a module of Stitch cannot be loaded",
             where=error.filename,

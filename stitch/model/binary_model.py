@@ -154,7 +154,8 @@ class ModelSession:
             what = f"state {name!r} of {program.name!r}"
             wanted = types[name]
             if isinstance(value, Tensor):
-                value._record.check_usable()
+                if _has_failed(value):
+                    value.settle()  # Raises TaskError, which says why it is gone.
                 given = ValueType(value.shape, value.layout.data_type)
                 if given != wanted:
                     raise LinkError(f"{what} has another type",

@@ -412,3 +412,9 @@ def test_the_keys_of_a_dictionary_may_come_in_another_order() -> None:
     assert_close([found], [-X])
     with pytest.raises(UsageError):
         model({"a": {"rest": X, "k": [2 * X]}, "c": X})
+
+
+def test_a_recurrent_layer_compiles_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    model = stitch.compile(nn.LSTM(4, 4), (torch.zeros(2, 3, 4),), target="host")
+    assert model.program.outputs
+    assert [str(one.message) for one in recwarn if "during export" in str(one.message)] == []

@@ -63,6 +63,8 @@ def exported(module: Any, examples: Examples) -> Capture:
         warnings.filterwarnings("ignore", category=UserWarning)
         # What forward keeps in an attribute no program carries from call to call.
         warnings.filterwarnings("default", message=r"(?s).*assigned during export")
+        # Recurrent layers of torch list their own parameters anew.
+        warnings.filterwarnings("ignore", message=r"(?s).*_flat_weights.*assigned during export")
         _load_exporter()
         try:
             with _containers_kept(module):
