@@ -243,3 +243,12 @@ def test_channels_that_a_window_reaches_all_are_normalized_as_by_the_widest(size
     row = Row("LRN", ["f32[2,3,4]"], {"size": size, "alpha": 0.5})
     x = one_operation(row).operands
     np.testing.assert_allclose(computed(row, *x)[0], of_numpy(row, *x)[0], rtol=1e-5)
+
+
+def test_a_window_of_padding_alone_is_refused_at_load() -> None:
+    # ONNX Runtime gives the least number of the type there, PyTorch and NumPy's kernel -inf.
+    how = {"kernel_shape": (2,), "strides": (2,), "dilations": (2,), "pads": (1, 1)}
+    row, x = Row("MaxPool", ["f32[2,3,1]"], how), np.ones((2, 3, 1), np.float32)
+    with pytest.raises(CompileError, match="a window of padding alone"):
+        computed(row, x)
+    np.testing.assert_array_equal(of_numpy(row, x)[0], np.full((2, 3, 1), -np.inf))

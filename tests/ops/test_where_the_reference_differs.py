@@ -254,3 +254,16 @@ def test_an_empty_image_is_not_sampled_by_offsets() -> None:
     operands = [np.zeros(s, np.float32) for s in ((1, 1, 0, 4), (1, 1, 2, 2), (1, 8, 1, 3))]
     with pytest.raises(CompileError, match="empty image"):
         evaluate("DeformConv", operands, attributes={"pads": (1, 0, 1, 0)})
+
+
+@pytest.mark.parametrize("inverse", [0, 1])
+@pytest.mark.parametrize("onesided", [0, 1])
+def test_a_transform_of_nothing_but_padding_is_zeros(inverse: int, onesided: int) -> None:
+    # NumPy's irfft of no elements leaves its result as the memory was.
+    parts = 1 if onesided and not inverse else 2
+    operands = [np.zeros((3, 0, parts), np.float32), np.array(5), np.array(1)]
+    how = {"inverse": inverse, "onesided": onesided}
+    for _ in range(3):
+        (made,) = evaluate("DFT", operands, attributes=how)
+        assert made.shape[1] == (3 if onesided and not inverse else 5)
+        np.testing.assert_array_equal(made, np.zeros(made.shape, np.float32))

@@ -74,7 +74,7 @@ class Walk:
             tensor, truth = self.choose()
             if isinstance(tensor, stitch.Tensor):
                 layout = LAYOUTS[self.rng.integers(len(LAYOUTS))]
-                self.alive.append((tensor.to_layout(layout), truth))
+                self.alive.append((tensor.to_layout(layout, copy=True), truth))
         elif kind < 0.75 and self.alive:
             self.view(*self.alive[self.rng.integers(len(self.alive))])
         elif kind < 0.88 and self.alive:

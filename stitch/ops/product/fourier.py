@@ -102,6 +102,9 @@ def _dft(arguments: KernelArguments) -> Sequence[Thunk]:
     else:
         transform = np.fft.rfft if onesided else np.fft.fft
 
+    if not x.shape[axis]:
+        # All zeros, as the signal is padding; NumPy's irfft leaves its result unwritten there.
+        return (lambda: out.fill(0),)
     outer, inner = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 : -1])
     signals = x.reshape(outer, x.shape[axis], inner, x.shape[-1])
     results = out.reshape(outer, out.shape[axis], inner, out.shape[-1])

@@ -27,6 +27,9 @@ def pool(writer: FormWriter, operation: Operation, attributes: Attributes) -> bo
     """A pool with the pads that `auto_pad` means: ONNX Runtime (1.32) forgets dilations in them,
     and takes pads below 0 where strides are longer than windows."""
     check_kernel(writer.type_of(operation.inputs[0]), attributes)
+    size = writer.type_of(operation.inputs[0]).shape[2:]
+    if operation.op == "MaxPool" and not all_see_something(attributes, size):
+        raise CompileError("of a window of padding alone it gives the least number, not -inf")
     laid = laid_out(writer, operation, attributes)
     if _is_of_planes(writer, operation, laid):
         return _by_planes(writer, operation, laid)
