@@ -7,7 +7,6 @@ handles, nor whose turn it is: whoever runs the queue holds the device's lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 from stitch.errors import StitchError, TaskError
@@ -221,10 +220,12 @@ class TaskQueue:
             return None
         if binding is None:
             return None
+        done = Done(binding, form, window, kept, device.linking)
+        if not binding.recording.overwrites:
+            return self._run_bound(window, kept, done, linked)
         # What overwrites values is not interrupted half-way: they are as before it or as after it.
-        with InterruptDeferred() if binding.recording.overwrites else nullcontext():
-            return self._run_bound(window, kept, Done(
-                binding, form, window, kept, device.linking), linked)  # fmt: skip
+        with InterruptDeferred():
+            return self._run_bound(window, kept, done, linked)
 
     def _run_bound(
         self, window: Window, kept: tuple[bool, ...], done: Done, linked: Linked | None
