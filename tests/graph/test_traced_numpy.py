@@ -127,7 +127,7 @@ def test_a_number_beyond_a_type_is_compared_and_not_added(run: Run) -> None:
         trace(lambda x: x + 300, x)
 
 
-#: The functions that people use (issue 30), each with the arguments that they give it.
+#: The functions that people use most, each with the arguments that they give it.
 CASES: dict[str, Callable[..., Any]] = {
     "round": lambda x: (np.round(x, 1), x.round(2), np.round(x, -1)),
     "isnan": lambda x: (np.isnan(x / x), np.isfinite(x), np.isinf(1 / (x - x))),
