@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import pytest
 from onnx import AttributeProto, defs, helper
 
 from stitch.errors import CompileError, FormatError, StitchError
-from stitch.frontend.onnx import classical, contrib, from_onnx
+from stitch.frontend.onnx import from_onnx
+from stitch.frontend.onnx.composed_operators import LOWERINGS
 from stitch.program import Array
 from tests.support.onnx.models import BOOL, FLOAT, INT64, drawn, info, model
 from tests.support.onnx.operator_nodes import CASES, built, opsets_of, schemas
@@ -122,17 +123,23 @@ def of_operators() -> Iterator[tuple[Model, int, str]]:
                     yield made, len(made[0].graph.node) - 1, name
 
 
+def of_node(
+    op: str, domain: str, version: int, operands: int, names: Iterable[str]
+) -> Iterator[tuple[Model, int, str]]:
+    one = node(op, ["x", "w", "w"][: max(1, min(3, operands))], ["y"], domain=domain)
+    made = model([one], [info("x", [2, 3]), info("w", [3])], ["y"], domains={domain: version})
+    for name in (*sorted(names), "strange"):
+        yield (made, [drawn(2, 3), drawn(3)]), 0, name
+
+
 def of_other_domains() -> Iterator[tuple[Model, int, str]]:
     """Operators of other domains, and those on sequences."""
-    for domain, table in (
-        ("ai.onnx.ml", classical.LOWERINGS),
-        ("com.microsoft", contrib.LOWERINGS),
-    ):
-        for op, row in table.items():
-            one = node(op, ["x", "w", "w"][: max(1, min(3, row.operands))], ["y"], domain=domain)
-            made = model([one], [info("x", [2, 3]), info("w", [3])], ["y"], domains={domain: 1})
-            for name in (*sorted(row.attributes), "strange"):
-                yield (made, [drawn(2, 3), drawn(3)]), 0, name
+    for (domain, op), row in LOWERINGS.items():
+        if domain:
+            yield from of_node(op, domain, 1, row.operands, row.attributes)
+    for op in ("LinearClassifier", "Scaler", "SVMClassifier", "SVMRegressor", "TreeEnsemble",
+               "TreeEnsembleClassifier", "TreeEnsembleRegressor"):  # fmt: skip
+        yield from of_node(op, "ai.onnx.ml", 5, 1, defs.get_schema(op, 5, "ai.onnx.ml").attributes)
     for op, operand in (("SplitToSequence", "x"), ("ConcatFromSequence", "s"), ("Optional", "x"),
                         ("SequenceEmpty", ""), ("RandomNormal", ""), ("NonZero", "x"),
                         ("MelWeightMatrix", ""), ("NonMaxSuppression", "x")):  # fmt: skip

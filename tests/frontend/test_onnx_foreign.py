@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import (
@@ -233,6 +234,52 @@ def test_pipelines_of_encoders_of_numbers_compile(tmp_path: Path) -> None:
     inputs = [info("x", [2, 2], TensorProto.INT64), info("y", [2, 2])]
     proto = model(nodes, inputs, ["z"], opset=17, domains=DOMAINS)
     assert_same(proto, [np.array([[3, 5], [7, 3]]), drawn(2, 2)], tmp_path)
+
+
+def test_a_pipeline_as_scikit_learn_exports_it_gives_labels_and_a_tensor_of_chances() -> None:
+    nodes = [
+        node("Imputer", ["x"], ["i"], "ai.onnx.ml", imputed_value_floats=[0.5, 1.5, 2.5],
+             replaced_value_float=float("nan")),
+        node("Scaler", ["i"], ["s"], "ai.onnx.ml", offset=[0.1, 0.2, 0.3], scale=[2.0] * 3),
+        node("LinearClassifier", ["s"], ["label", "scores"], "ai.onnx.ml",
+             classlabels_ints=[3, 5, 8], coefficients=drawn(9).tolist(),
+             intercepts=drawn(3).tolist(), post_transform="LOGISTIC", multi_class=1),
+        node("Cast", ["label"], ["output_label"], "", to=7),
+        node("Normalizer", ["scores"], ["chances"], "ai.onnx.ml", norm="L1"),
+        node("ZipMap", ["chances"], ["output_probability"], "ai.onnx.ml",
+             classlabels_int64s=[3, 5, 8]),
+    ]  # fmt: skip
+    names = ["output_label", "output_probability"]
+    proto = model(nodes, [info("x", ["N", 3])], names, opset=9, domains={"ai.onnx.ml": 1})
+    x = drawn(9, 3)
+    x[2, 1] = np.nan
+    label, chances = results(stitch.compile(proto, (x,)).binary, [x], "auto")
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    wanted, maps = session.run(None, {"x": x})
+    np.testing.assert_array_equal(label, wanted)
+    columns = np.array([[row[key] for key in (3, 5, 8)] for row in maps])
+    np.testing.assert_allclose(chances, columns, rtol=1e-4, atol=1e-6)
+
+
+def test_an_attribute_that_is_a_tensor_is_held_as_text_and_checked_when_it_is_read() -> None:
+    split = 1 + 2.0**-40
+    numbers = {"nodes_values": [split, 0, 0], "target_weights": [1.0, 2.0]}
+    tensors = {f"{k}_as_tensor": numpy_helper.from_array(np.array(v)) for k, v in numbers.items()}
+    case: Drawn = ([np.array([[1.0], [split], [1 + 2.0**-39]])], 1, {
+        "nodes_treeids": [0] * 3, "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0] * 3,
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0], "target_treeids": [0] * 2, "target_nodeids": [1, 2],
+        "target_ids": [0] * 2, "n_targets": 1, **tensors,
+    })  # fmt: skip
+    proto, arrays = one_node("TreeEnsembleRegressor", case, "ai.onnx.ml", 3)
+    binary = stitch.compile(proto, tuple(arrays)).binary
+    assert results(binary, arrays, "onnxruntime")[0].tolist() == [[1], [1], [2]]
+    program = binary.programs[0]
+    (tree,) = program.operations
+    broken = replace(tree, attributes={**tree.attributes, "nodes_values_as_tensor": "no tensor"})
+    lying = replace(binary, programs=(replace(program, operations=(broken,)),))
+    with pytest.raises((FormatError, CompileError), match="not the text of a tensor"):
+        results(lying, arrays, "onnxruntime")
 
 
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "Gemm"])

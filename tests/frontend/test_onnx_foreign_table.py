@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as library
 
 import stitch
@@ -107,6 +108,77 @@ def attended(d: Drawer) -> Drawn:
     )  # fmt: skip
 
 
+def linear(rows: int, kind: Any = np.float32, **attributes: Any) -> Callable[[Drawer], Drawn]:
+    """So many rows of coefficients, for three features and an intercept."""
+    return lambda d: (
+        [d.f(4, 3).astype(kind)], 1 + ("classlabels_ints" in attributes),
+        {"coefficients": d.f(rows * 3).tolist(), "intercepts": d.f(rows).tolist(), **attributes},
+    )  # fmt: skip
+
+
+def vectors(classes: int, *, with_chances: bool = False) -> Callable[[Drawer], Drawn]:
+    """A machine of two support vectors for each class."""
+
+    def draw(d: Drawer) -> Drawn:
+        pairs = classes * (classes - 1) // 2
+        chances = {name: d.f(pairs).tolist() for name in ("prob_a", "prob_b") if with_chances}
+        return [d.f(4, 3)], 2, {
+            "kernel_type": "RBF", "kernel_params": [0.3, 0.2, 2.0], "rho": d.f(pairs).tolist(),
+            "classlabels_ints": [5, 3, 8, 1][:classes], "vectors_per_class": [2] * classes,
+            "support_vectors": d.f(2 * classes * 3).tolist(),
+            "coefficients": d.f(2 * classes * (classes - 1)).tolist(), **chances,
+        }  # fmt: skip
+
+    return draw
+
+
+def vector_regressor(d: Drawer) -> Drawn:
+    attributes = {
+        "kernel_type": "POLY", "kernel_params": [0.3, 0.2, 2.0], "n_supports": 2,
+        "support_vectors": d.f(6).tolist(), "coefficients": d.f(2).tolist(), "rho": [0.1],
+    }  # fmt: skip
+    return [d.f(4, 3)], 1, attributes
+
+
+def trees(side: str, many: int, kind: Any = np.float32) -> Callable[[Drawer], Drawn]:
+    """Two trees of one question each, whose leaves count for `many` targets or classes; of float64
+    with their numbers as tensors."""
+
+    def draw(d: Drawer) -> Drawn:
+        ends = [(tree, leaf, one) for tree in (0, 1) for leaf in (1, 2) for one in range(many)]
+        of_trees, leaves, ids = (list(column) for column in zip(*ends, strict=True))
+        attributes = {
+            "nodes_treeids": [0, 0, 0, 1, 1, 1], "nodes_nodeids": [0, 1, 2] * 2,
+            "nodes_featureids": [1, 0, 0, 2, 0, 0],
+            "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"] * 2,
+            "nodes_truenodeids": [1, 0, 0] * 2, "nodes_falsenodeids": [2, 0, 0] * 2,
+            f"{side}_treeids": of_trees, f"{side}_nodeids": leaves, f"{side}_ids": ids,
+        }  # fmt: skip
+        for name, numbers in (("nodes_values", d.f(6)), (f"{side}_weights", d.f(len(ends)))):
+            wide = numpy_helper.from_array(numbers.astype(np.float64))
+            given = {name: numbers.tolist()} if kind is np.float32 else {f"{name}_as_tensor": wide}
+            attributes |= given
+        told = {"n_targets": many} if side == "target" else {"classlabels_int64s": [7, 4, 9][:many]}
+        return [d.f(5, 3).astype(kind)], 1 + (side == "class"), attributes | told
+
+    return draw
+
+
+def newest_trees(d: Drawer) -> Drawn:
+    """Two trees of one question: is it at most a number, is it one of a set."""
+    members = np.array([-1, 1, np.nan], np.float32)
+    attributes = {
+        "tree_roots": [0, 1], "n_targets": 2, "nodes_featureids": [0, 2],
+        "nodes_modes": numpy_helper.from_array(np.array([0, 6], np.uint8)),
+        "nodes_splits": numpy_helper.from_array(np.zeros(2, np.float32)),
+        "nodes_truenodeids": [0, 2], "nodes_trueleafs": [1, 1],
+        "nodes_falsenodeids": [1, 3], "nodes_falseleafs": [1, 1],
+        "leaf_targetids": [0, 1, 1, 0], "leaf_weights": numpy_helper.from_array(d.f(4)),
+        "membership_values": numpy_helper.from_array(members),
+    }  # fmt: skip
+    return [d.i(4, 9, 3, kind=np.float32) - 1], 1, attributes
+
+
 CASES = (
     Case("Attention", lambda d: (attention_operands(d), 1, {"num_heads": 2})),
     Case("Attention", lambda d: ([*attention_operands(d), None, d.f(2, 2, 2, 2, 4)], 2,
@@ -195,7 +267,6 @@ CASES = (
     Case("Trilu", lambda d: ([d.f(3, 4), np.array(1)], 1, {"upper": 0})),
     Case("UnfoldTensor", lambda d: ([d.f(2, 8)], 1, {"dim": -1, "size": 3, "step": 2})),
     Case("ArrayFeatureExtractor", lambda d: ([d.f(2, 4), np.array([1, 3])], 1, {}), [1], CLASSICAL),
-    Case("Binarizer", lambda d: ([d.f(2, 4)], 1, {"threshold": 0.1}), (), CLASSICAL),
     Case("FeatureVectorizer", lambda d: ([d.f(2, 4), d.f(2, 3)], 1, {"inputdimensions": [4, 3]}),
          (), CLASSICAL),
     Case("Imputer", lambda d: ([d.f(2, 4)], 1, {"imputed_value_floats": [1.0],
@@ -205,6 +276,25 @@ CASES = (
          (), CLASSICAL, 2),
     Case("LinearRegressor", lambda d: ([d.f(2, 3)], 1, {"coefficients": [1.0, 2.0, 3.0],
                                                         "intercepts": [0.5]}), (), CLASSICAL),
+    Case("LinearRegressor", linear(2, targets=2), (), CLASSICAL),
+    Case("LinearClassifier", linear(3, classlabels_ints=[4, 2, 9], post_transform="SOFTMAX"), (),
+         CLASSICAL),
+    Case("LinearClassifier", linear(1, np.int64, classlabels_ints=[4, 2]), (), CLASSICAL),
+    *(Case("SVMClassifier", vectors(count, with_chances=with_chances), (), CLASSICAL)
+      for count in (2, 3, 4) for with_chances in (False, True)),
+    Case("SVMClassifier", lambda d: ([d.f(4, 3)], 2, {
+        "kernel_type": "LINEAR", "kernel_params": [0.0] * 3, "rho": [0.1],
+        "classlabels_ints": [2, 1, 3], "coefficients": d.f(9).tolist()}), (), CLASSICAL),
+    Case("SVMRegressor", vector_regressor, (), CLASSICAL),
+    Case("TreeEnsemble", newest_trees, (), CLASSICAL, 5),
+    Case("TreeEnsembleClassifier", trees("class", 2), (), CLASSICAL),
+    Case("TreeEnsembleClassifier", trees("class", 3), (), CLASSICAL),
+    Case("TreeEnsembleRegressor", trees("target", 2), (), CLASSICAL),
+    Case("TreeEnsembleRegressor", trees("target", 1, np.float64), (), CLASSICAL, 3),
+    Case("LabelEncoder", lambda d: ([d.i(4, 5, kind=np.int64)], 1, {
+        "keys_tensor": numpy_helper.from_array(np.arange(3)), "values_tensor":
+        numpy_helper.from_array(np.array([4, 5, 6])), "default_tensor":
+        numpy_helper.from_array(np.array([9]))}), (), CLASSICAL, 4),
     Case("Normalizer", lambda d: ([d.f(2, 4)], 1, {"norm": "L2"}), (), CLASSICAL),
     Case("OneHotEncoder", lambda d: ([d.i(4, 2, 3)], 1, {"cats_int64s": [0, 1, 2], "zeros": 1}), (),
          CLASSICAL),
@@ -222,7 +312,7 @@ _STRINGS = "strings"
 _DATA = "sizes that depend on data"
 _RANDOM = "random numbers without a key"
 _OLD = "an operator of opsets before 7, which later ones do not have"
-_OWN = "lowered; `test_onnx_classical`, `test_onnx_trees` and `test_onnx_fused` compare it"
+_OWN = "composed of ONNX's operators; `test_onnx_composed` compares it"
 _RECENT = "an operator of models that are exported for ONNX Runtime's own generation loop"
 #: Operators without a case, and why.
 WITHOUT = {
@@ -250,9 +340,7 @@ WITHOUT = {
     **dict.fromkeys(("AffineGrid", "Attention", "BlackmanWindow", "HammingWindow",
                      "RotaryEmbedding"),
                     "a function of ONNX's, expanded by its body; `tests/conformance` compares it"),
-    **dict.fromkeys((f"{CLASSICAL}.{name}" for name in
-                     ("LinearClassifier", "SVMClassifier", "SVMRegressor", "TreeEnsemble",
-                      "TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap")), _OWN),
+    **dict.fromkeys((f"{CLASSICAL}.Binarizer", f"{CLASSICAL}.ZipMap"), _OWN),
     f"{MICROSOFT}.SparseToDenseMatMul": "a sparse operand, which no tensor here is",
     f"{MICROSOFT}.WordConvEmbedding": "its result's shape is for the model to say; see "
     "`test_a_shape_that_onnx_runtime_does_not_infer_is_what_the_model_says`",

@@ -1,4 +1,4 @@
-"""ONNX's Gradient of training previews, and operators of its domain for classical learning."""
+"""ONNX's Gradient of training previews."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import helper
 
 from stitch.errors import CompileError
 from stitch.frontend.onnx import from_onnx
-from tests.support.onnx.models import INT64, drawn, info, model, ours
+from tests.support.onnx.models import drawn, info, model, ours
 
 node = helper.make_node
 TRAINING, ML = "ai.onnx.preview.training", "ai.onnx.ml"
@@ -73,32 +73,3 @@ def test_a_gradient_that_cannot_be_taken_is_refused_by_name(nodes: list[Any], wo
     inputs = [info("x", [3]), info("m", [2, 2])]
     with pytest.raises(CompileError, match=words):
         from_onnx(model(nodes, inputs, ["d"], domains={TRAINING: 1}))
-
-
-def test_columns_are_extracted() -> None:
-    proto = model([node("ArrayFeatureExtractor", ["x", "i"], ["y"], domain=ML)],
-                  [info("x", [2, 4]), info("i", [1, 2], INT64)], ["y"],
-                  domains={ML: 3})  # fmt: skip
-    x, i = drawn(2, 4), np.array([[3, 1]])
-    np.testing.assert_array_equal(ours(proto, [x, i])[0], x[:, [3, 1]])
-
-
-def test_numbers_are_made_binary() -> None:
-    proto = model([node("Binarizer", ["x"], ["y"], domain=ML, threshold=0.5)], [info("x", [4])],
-                  ["y"], domains={ML: 3})  # fmt: skip
-    found = ours(proto, [np.array([0.5, 0.6, -1, np.nan], np.float32)])[0]
-    assert found.dtype == np.float32
-    assert found.tolist() == [0, 1, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("threshold", "wanted"),
-    [(0.5, [0, 0, 1, 1]), (-0.5, [0, 1, 1, 1]), (-9e30, [1, 1, 1, 1]), (9e30, [0, 0, 0, 0])],
-)
-def test_whole_numbers_are_compared_with_the_threshold_itself(
-    threshold: float, wanted: list[int]
-) -> None:
-    nodes = [node("Binarizer", ["x"], ["y"], domain=ML, threshold=threshold)]
-    proto = model(nodes, [info("x", [4], INT64)], ["y"], domains={ML: 3})
-    limits = np.iinfo(np.int64)
-    assert ours(proto, [np.array([limits.min, 0, 1, limits.max])])[0].tolist() == wanted

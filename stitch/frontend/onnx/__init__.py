@@ -4,7 +4,7 @@ Comes in: a path or a `ModelProto`, example inputs, shapes. Goes out: a `Computa
 the package onnx (an optional extra). The way of the data: `protos` read the file, `graph_inputs`
 get their shapes, `node_walk` goes through the nodes, whose operands are `values`; each becomes one
 of the `calls` of plain operators, a body (`control_nodes`), or is said in plain operators
-(`classical`, `contrib`). Must not know: machines.
+(`composed_operators`), or is a foreign operation (`foreign_nodes`). Must not know: machines.
 """
 
 from stitch.frontend.onnx.graph_inputs import batched_shapes

@@ -22,12 +22,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto
+from onnx import GraphProto, TensorProto
 
 from stitch.errors import CompileError
 from stitch.frontend.onnx.calls import NodeCall
 from stitch.frontend.onnx.node_refusals import Unsupported, is_refused_by_name
-from stitch.frontend.onnx.protos import NEWEST_OPSET
+from stitch.frontend.onnx.protos import NEWEST_OPSET, tensor_array
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
 from stitch.program import Array, DataType, Operation, ValueType
 
@@ -101,8 +101,9 @@ def lower_foreign(
             "operators take an explicit key in Stitch"
         )
     operation = Operation(
-        call.op, (), (), _attributes(call, title), call.domain, call.where, opset=version
-    )
+        call.op, (), (), _attributes(call, title, onnx_runtime.tensor_text), call.domain,
+        call.where, opset=version,
+    )  # fmt: skip
     known = [None if t is None else builder.known_data(t) for t in call.inputs]
     if any(data is not None and not data.size for data in known):
         # Some kernels of ONNX Runtime end the process: they read a first element unchecked.
@@ -183,16 +184,24 @@ def _version(defining_version: Callable[[str, str, int], int], call: NodeCall) -
     return version
 
 
-def _attributes(call: NodeCall, title: str) -> Mapping[str, Any]:
-    """The attributes as operations hold them; an empty list is left out, as it means the same."""
+def _attributes(
+    call: NodeCall, title: str, tensor_text: Callable[[Array], str]
+) -> Mapping[str, Any]:
+    """The attributes as operations hold them: a tensor is a text (`tensor_text`); an empty list is
+    left out, as it means the same."""
+    held: dict[str, Any] = {}
     for name, value in call.attributes.items():
-        if not isinstance(value, int | float | str | tuple):
+        if isinstance(value, TensorProto):
+            held[name] = tensor_text(tensor_array(value, None, f"{call.where}, attribute {name!r}"))
+        elif not isinstance(value, int | float | str | tuple):
             kind = type(value).__name__.removesuffix("Proto").lower()
             raise call.refused(
                 f"operator {title} is not supported with a {kind} as attribute {name!r}",
-                expected="numbers, strings, or lists of either",
+                expected="numbers, strings, a tensor of numbers, or lists of numbers or strings",
             )
-    return {name: value for name, value in call.attributes.items() if value != ()}
+        elif value != ():
+            held[name] = value
+    return held
 
 
 def _merged(found: Dimensions | None, declared: Dimensions | None) -> tuple[int, ...] | None:
@@ -288,6 +297,28 @@ def _attended(
     return [(x[0], weights[0], x[1], hidden), last, last]
 
 
+def _rows(operands: _Types) -> int:
+    """How many rows a model of `ai.onnx.ml` sees; a vector is one."""
+    shape = _shapes(operands)[0]
+    return shape[0] if len(shape) > 1 else 1
+
+
+def _scored(count: str, operands: _Types, attributes: Mapping[str, Any]) -> Sequence[Dimensions]:
+    """A row of scores for each row; the attribute `count` says how many, one if it is absent."""
+    return [(_rows(operands), int(attributes.get(count, 1)))]
+
+
+def _classified(operands: _Types, _: _Data, attributes: Mapping[str, Any]) -> Sequence[Dimensions]:
+    """The label of each row, and its scores: one a class; of support vectors without probabilities
+    one for each pair of three classes or more."""
+    words = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
+    count = max(len(attributes.get(name, ())) for name in words)
+    if attributes.get("vectors_per_class") and not attributes.get("prob_a") and count > 2:
+        count = count * (count - 1) // 2
+    rows = _rows(operands)
+    return [(rows,), (rows, count)]
+
+
 #: Shapes of results by operators for which ONNX Runtime has no function that infers them, as their
 #: documentation says.
 _SHAPES: Mapping[tuple[str, str], _Rule] = {
@@ -297,6 +328,13 @@ _SHAPES: Mapping[tuple[str, str], _Rule] = {
     ("com.microsoft", "Pad"): _padded,
     ("ai.onnx.ml", "FeatureVectorizer"): _features,
     ("ai.onnx.ml", "Imputer"): _same,
+    ("ai.onnx.ml", "LinearRegressor"): lambda types, _, given: _scored("targets", types, given),
     ("ai.onnx.ml", "Normalizer"): _same,
+    ("ai.onnx.ml", "SVMClassifier"): _classified,
+    ("ai.onnx.ml", "SVMRegressor"): lambda types, _, __: [(_rows(types), 1)],
     ("ai.onnx.ml", "Scaler"): _same,
+    ("ai.onnx.ml", "TreeEnsembleClassifier"): _classified,
+    ("ai.onnx.ml", "TreeEnsembleRegressor"): lambda types, _, given: _scored(
+        "n_targets", types, given
+    ),
 }

@@ -16,7 +16,6 @@ from onnx import SparseTensorProto
 
 from stitch import ops
 from stitch.errors import CompileError, FormatError, StitchError
-from stitch.frontend.onnx import classical, contrib
 from stitch.frontend.onnx.calls import (
     Expansion,
     Functions,
@@ -26,6 +25,7 @@ from stitch.frontend.onnx.calls import (
     reference_results,
     upgraded,
 )
+from stitch.frontend.onnx.composed_operators import LOWERINGS, ONNX_RUNTIME
 from stitch.frontend.onnx.control_calls import ControlCall
 from stitch.frontend.onnx.control_nodes import CONTROL_OPERATORS, lower_control
 from stitch.frontend.onnx.foreign_nodes import DeclaredValues, lower_foreign, may_be_foreign
@@ -64,14 +64,7 @@ MAX_DEPTH = 50
 MAX_BODIES = 1 << 14
 
 GRADIENT = ("ai.onnx.preview.training", "Gradient")
-ONNX_RUNTIME = "com.microsoft"
 _KNOWN = frozenset((d.domain, d.name) for d in ops.operators())
-#: Those of other domains, and what ONNX Runtime puts among ONNX's own, by their lowerings.
-_LOWERINGS = {
-    **{("ai.onnx.ml", name): row for name, row in classical.LOWERINGS.items()},
-    **{("com.microsoft", name): row for name, row in contrib.LOWERINGS.items()},
-    **{("", name): row for name, row in contrib.OWN_DOMAIN_LOWERINGS.items()},
-}
 _OWN = frozenset(("", name) for name in {"Constant"} | CONTROL_OPERATORS | LIST_OPERATORS)
 
 
@@ -167,7 +160,7 @@ class Walk:
             return self._constant(call)
         if (domain, call.op) == GRADIENT:
             return self._gradient(call, scope)
-        if (domain, call.op) in _LOWERINGS:
+        if (domain, call.op) in LOWERINGS:
             return self._lowered(call)
         made = upgraded(self.builder, call)
         if not isinstance(made, NodeCall):
@@ -187,7 +180,7 @@ class Walk:
                 )
 
     def _is_supported(self, op: str, domain: str, version: int) -> bool:
-        known = (domain, op) in _KNOWN | _OWN | {GRADIENT} | _LOWERINGS.keys()
+        known = (domain, op) in _KNOWN | _OWN | {GRADIENT} | LOWERINGS.keys()
         known |= not domain and is_upgraded(op)
         if known or self._functions.has_schema(op, domain, version):
             return True
@@ -247,7 +240,7 @@ class Walk:
     def _lowered(self, call: NodeCall) -> Sequence[Bound]:
         """What an operator of another domain is made of; what a lowering does not know of ONNX
         Runtime's own operators may still be a foreign operator: they mean what it computes."""
-        lowering = _LOWERINGS[call.domain, call.op]
+        lowering = LOWERINGS[call.domain, call.op]
         deciding = call.operand(lowering.decides) if lowering.decides >= 0 else None
         if deciding is not None and self.builder.known_data(deciding) is None:
             self.dependencies.want(deciding)

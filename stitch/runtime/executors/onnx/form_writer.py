@@ -6,6 +6,7 @@ large constants, which the model names but does not hold. Must not know sessions
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from typing import Literal
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from stitch.errors import CompileError
+from stitch.errors import CompileError, FormatError
 from stitch.ops import lookup, onnx_code
 from stitch.program import (
     ABSENT,
@@ -27,7 +29,7 @@ from stitch.program import (
     ValueType,
 )
 from stitch.runtime.executors.host import computable, compute_type
-from stitch.runtime.executors.onnx.operator_schemas import defining_version
+from stitch.runtime.executors.onnx.operator_schemas import defining_version, is_tensor_attribute
 
 Attributes = Mapping[str, AttributeValue]
 
@@ -94,10 +96,29 @@ def placeholder(name: str, data: Array) -> TensorProto:
     return tensor
 
 
-def attribute_proto(attribute: tuple[str, AttributeValue]) -> onnx.AttributeProto:
-    """An attribute of a foreign operator, by name and value."""
-    name, value = attribute
-    return helper.make_attribute(name, list(value) if isinstance(value, tuple) else value)
+def attribute_protos(operation: Operation) -> Iterator[onnx.AttributeProto]:
+    """The attributes of a foreign operation; raises `FormatError` for one that is not the text of
+    a tensor, where its operator has a tensor."""
+    for name, value in sorted(operation.attributes.items()):
+        if is_tensor_attribute(operation.op, operation.domain, operation.opset, name):
+            yield helper.make_attribute(name, _tensor_of(str(value), name, operation))
+        else:
+            yield helper.make_attribute(name, list(value) if isinstance(value, tuple) else value)
+
+
+def tensor_text(data: Array) -> str:
+    """A tensor as the value of an attribute of a foreign operation: its proto in base64."""
+    return base64.b64encode(numpy_helper.from_array(data).SerializeToString()).decode()
+
+
+def _tensor_of(text: str, name: str, operation: Operation) -> TensorProto:
+    try:
+        return TensorProto.FromString(base64.b64decode(text, validate=True))
+    except (ValueError, DecodeError) as error:
+        raise FormatError(
+            f"attribute {name!r} of {operation.title} is not the text of a tensor",
+            where=operation.location, expected="a TensorProto in base64", got=text[:40],
+        ) from error  # fmt: skip
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -308,7 +329,7 @@ class FormWriter:
                 rounded.append((name, value))
             outputs.append(name)
         node = helper.make_node(operation.op, inputs, outputs, domain=operation.domain)
-        node.attribute.extend(map(attribute_proto, sorted(operation.attributes.items())))
+        node.attribute.extend(attribute_protos(operation))
         self.nodes.append(node)
         for name, value in rounded:
             self.cast(name, compute_type(self.type_of(value)), value_name(value))

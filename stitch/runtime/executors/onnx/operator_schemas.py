@@ -1,4 +1,5 @@
-"""The schemas of operators that ONNX Runtime knows: by which version of its domain each is defined.
+"""The schemas of operators that ONNX Runtime knows: by which version of its domain each is defined,
+and which of its attributes are tensors.
 
 A model imports one version of a domain, and an operator means what the newest definition that is
 not newer says.
@@ -9,29 +10,38 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from onnxruntime.capi import onnxruntime_pybind11_state as library
 
 
 @cache
-def _definitions() -> tuple[Mapping[tuple[str, str], list[int]], frozenset[tuple[str, str]]]:
-    """By domain and name, the versions that define an operator anew, in rising order; and the
-    operators that take the seed of random numbers."""
-    found: dict[tuple[str, str], list[int]] = {}
-    seeded = set()
+def _definitions() -> Mapping[tuple[str, str], Mapping[int, Mapping[str, Any]]]:
+    """By domain and name, the versions that define an operator anew, in rising order, each with the
+    kinds of its attributes."""
+    found: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for schema in library.get_all_operator_schema():
-        key = (schema.domain, schema.name)
-        found.setdefault(key, []).append(int(schema.since_version))
-        seed = schema.attributes.get("seed")
-        # Whole numbers are the seeds of hash functions.
-        if seed is not None and seed.type == library.schemadef.OpSchema.AttrType.FLOAT:
-            seeded.add(key)
-    return {key: sorted(versions) for key, versions in found.items()}, frozenset(seeded)
+        kinds = {name: attribute.type for name, attribute in schema.attributes.items()}
+        found.setdefault((schema.domain, schema.name), {})[int(schema.since_version)] = kinds
+    return {key: dict(sorted(versions.items())) for key, versions in found.items()}
 
 
 def draws_random_numbers(op: str, domain: str) -> bool:
     """Whether an operator's results differ from run to run."""
-    return (domain, op) in _definitions()[1]
+    # Whole numbers are the seeds of hash functions.
+    real = library.schemadef.OpSchema.AttrType.FLOAT
+    versions = _definitions().get((domain, op), {})
+    return any(kinds.get("seed") == real for kinds in versions.values())
+
+
+def is_tensor_attribute(op: str, domain: str, version: int, name: str) -> bool:
+    """Whether an attribute of an operator, as this version defines it, is a tensor.
+
+    >>> is_tensor_attribute("LabelEncoder", "ai.onnx.ml", 4, "keys_tensor")
+    True
+    """
+    kinds = _definitions().get((domain, op), {}).get(version, {})
+    return bool(kinds.get(name) == library.schemadef.OpSchema.AttrType.TENSOR)
 
 
 def defining_version(op: str, domain: str, opset: int) -> int:
@@ -40,6 +50,6 @@ def defining_version(op: str, domain: str, opset: int) -> int:
     >>> defining_version("LabelEncoder", "ai.onnx.ml", 3), defining_version("Nothing", "", 20)
     (2, 0)
     """
-    versions = _definitions()[0].get((domain, op), [])
+    versions = list(_definitions().get((domain, op), {}))
     index = bisect_right(versions, opset)
     return versions[index - 1] if index else 0

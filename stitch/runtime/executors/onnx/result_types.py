@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from stitch.errors import CompileError
 from stitch.ops import data_type_of_code, onnx_code
 from stitch.program import Array, DataType, Operation, ValueType
-from stitch.runtime.executors.onnx.form_writer import IR_VERSION, OPSET, attribute_proto
+from stitch.runtime.executors.onnx.form_writer import IR_VERSION, OPSET, attribute_protos
 from stitch.runtime.executors.onnx.session import (
     SESSION_ERRORS,
     declared_outputs,
@@ -95,7 +95,7 @@ def _model(
     names = ["" if kind is None else f"x{i}" for i, kind in enumerate(operands)]
     results = [f"y{i}" if each else "" for i, each in enumerate(wanted)]
     node = helper.make_node(operation.op, names, results, domain=operation.domain)
-    node.attribute.extend(map(attribute_proto, sorted(operation.attributes.items())))
+    node.attribute.extend(attribute_protos(operation))
     inputs, initializers = [], []
     for name, kind, data in zip(names, operands, known, strict=True):
         if data is not None and name:

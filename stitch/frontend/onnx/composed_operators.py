@@ -1,18 +1,23 @@
-"""Operators that ONNX Runtime's optimizer makes of several (`com.microsoft`), as several again.
-
-Comes in: a node. Goes out: what plain operations make of its operands. Must not know: scopes,
-files, heads of attention.
+"""Operators of other domains that are a few operations of ONNX: those that ONNX Runtime's
+optimizer writes into most models (`com.microsoft`), and two of `ai.onnx.ml` that ONNX Runtime does
+not compute for every type. Every executor runs these, and they have gradients. All others are
+foreign operators.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError
-from stitch.frontend.onnx.calls import NodeCall
+from stitch.frontend.onnx.calls import Lowering, NodeCall, to_one, to_several
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor
-from stitch.program import Array, DataType
+from stitch.program import Array
 
 #: Activations that follow a Conv or Gemm, with the numbers that each takes, in this order.
 _ACTIVATIONS = {
@@ -30,12 +35,12 @@ _ACTIVATIONS = {
 }
 
 
-def as_own_operator(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+def _as_own_operator(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """ONNX's operator of this name: it means the same, and has come to take the same types."""
     return builder.apply(call.op, call.inputs, 1, call.attributes)[0]
 
 
-def product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+def _product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """A scaled product of matrices, perhaps transposed."""
     both = [call.required(0), call.required(1)]
     batched = call.whole("transBatchA") or call.whole("transBatchB")
@@ -66,7 +71,7 @@ def _turned(
     return x if axes == sorted(axes) else builder.op("Transpose", x, perm=axes)
 
 
-def gemm(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+def _gemm(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """Gemm, then an activation."""
     plain = {k: v for k, v in call.attributes.items() if not k.startswith("activation")}
     sums = builder.apply("Gemm", call.inputs, 1, plain)[0]
@@ -81,7 +86,7 @@ def gemm(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     return builder.apply(str(name), [sums], 1, {k: v for k, v in numbers.items() if k in takes})[0]
 
 
-def convolution(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+def _convolution(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """Conv, then another tensor added, then an activation."""
     plain = {k: v for k, v in call.attributes.items() if not k.startswith("activation")}
     result = builder.apply("Conv", call.inputs[:3], 1, plain)[0]
@@ -108,12 +113,12 @@ def _strange_activation(call: NodeCall, name: object) -> CompileError:
     )  # fmt: skip
 
 
-def gelu(builder: ComputationGraphBuilder, call: NodeCall, **attributes: str) -> SymbolicTensor:
+def _gelu(builder: ComputationGraphBuilder, call: NodeCall, **attributes: str) -> SymbolicTensor:
     """Gelu, of a sum if there are two operands."""
     return builder.apply("Gelu", [_sum(call, 0, 1)], 1, attributes)[0]
 
 
-def quick_gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+def _quick_gelu(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """Gelu by a Sigmoid; with alpha 1 it is Swish."""
     x = call.required(0)
     return builder.op("Swish", x, alpha=call.real("alpha", 1.702))
@@ -128,7 +133,7 @@ def _sum(call: NodeCall, *indices: int) -> SymbolicTensor:
     return total
 
 
-def normalized_sum(
+def _normalized_sum(
     op: str, bias: int, builder: ComputationGraphBuilder, call: NodeCall
 ) -> list[SymbolicTensor | None]:
     """A sum of up to three, normalized; and the sum. Operand `bias` is the third to be added; scale
@@ -140,31 +145,13 @@ def normalized_sum(
     return [normalized, None, None, added]
 
 
-def root_mean_square(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+def _root_mean_square(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """RMSNormalization, as ONNX Runtime called it before ONNX had it."""
     both = [call.required(0), call.required(1)]
     return builder.apply("RMSNormalization", both, 1, call.attributes)[0]
 
 
-def scaled_product(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
-    """A product of small whole numbers, scaled, with a bias."""
-    a, b = call.required(0), call.required(1)
-    points = [_zero_point(call, index) for index in (4, 5)]
-    counted = builder.op("MatMulInteger", a, b, *points)
-    bias = call.operand(6)
-    result = builder.op("Cast", counted, to=ops.onnx_code(DataType.FLOAT32))
-    result = result * (call.required(2) * call.required(3))
-    return result if bias is None else result + bias
-
-
-def _zero_point(call: NodeCall, index: int) -> SymbolicTensor | None:
-    point = call.operand(index)
-    if point is not None and point.size != 1 and point.ndim != 1:
-        raise call.malformed(f"operand {index} of {call.op} is a number or a vector")
-    return point
-
-
-def affine_grid(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+def _affine_grid(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
     """Places of a grid, as PyTorch has them: each is its homogeneous coordinates times theta.
 
     ONNX's body drops the batch axis where it is 1, and divides by 0 where an axis of 1 has its
@@ -197,3 +184,60 @@ def _places(length: int, corners: bool) -> Array:
     if corners:
         return np.linspace(-1, 1, length) if length != 1 else np.zeros(1)
     return (2 * np.arange(length) + 1) / max(length, 1) - 1
+
+
+def _binarizer(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """1 where a number is above the threshold, else 0, in its own type (ONNX Runtime: of float32
+    alone)."""
+    data, threshold = call.required(0), call.real("threshold")
+    kind = data.data_type
+    op, limit = "Greater", threshold
+    if not kind.is_floating and not math.isnan(threshold):
+        least, most = kind.limits
+        # Whole numbers are above a number where they are above what it rounds down to.
+        whole = math.floor(min(max(threshold, least - 1), most))
+        op, limit = ("GreaterOrEqual", least) if whole < least else ("Greater", whole)
+    above = builder.op(op, data, np.asarray(limit).astype(kind.dtype))
+    return builder.op("Cast", above, to=ops.onnx_code(kind))
+
+
+def _zip_map(builder: ComputationGraphBuilder, call: NodeCall) -> SymbolicTensor:
+    """The numbers that ONNX Runtime gives as one map a row: a tensor, its columns in the order of
+    the labels."""
+    x = call.required(0)
+    count = len(call.wholes("classlabels_int64s")) or len(call.words("classlabels_strings"))
+    if count != (x.shape[-1] if x.ndim else 1):
+        raise call.unfit("classlabels", f"{list(x.shape)[-1:]} labels", count)
+    return builder.op("Identity", x)
+
+
+ONNX_RUNTIME, CLASSICAL = "com.microsoft", "ai.onnx.ml"
+_CONV = "auto_pad dilations group kernel_shape pads strides activation activation_params"
+_GEMM = "alpha beta transA transB activation activation_alpha activation_beta activation_gamma"
+_PRODUCT = "alpha transA transB transBatchA transBatchB"
+_LABELS = "classlabels_int64s classlabels_strings"
+
+#: The operators by their domains and names. ONNX Runtime puts SimplifiedLayerNormalization among
+#: ONNX's own; the body of ONNX's AffineGrid is wrong for some sizes.
+LOWERINGS: Mapping[tuple[str, str], Lowering] = {
+    ("", "AffineGrid"): replace(to_one(_affine_grid, 2, "align_corners"), decides=1),
+    ("", "SimplifiedLayerNormalization"): to_one(_root_mean_square, 2, "axis epsilon stash_type"),
+    (CLASSICAL, "Binarizer"): to_one(_binarizer, 1, "threshold"),
+    (CLASSICAL, "ZipMap"): to_one(_zip_map, 1, _LABELS),
+    (ONNX_RUNTIME, "BiasGelu"): to_one(_gelu, 2),
+    (ONNX_RUNTIME, "DequantizeLinear"): to_one(_as_own_operator, 3, "axis"),
+    (ONNX_RUNTIME, "FastGelu"): to_one(partial(_gelu, approximate="tanh"), 2),
+    (ONNX_RUNTIME, "FusedConv"): to_one(_convolution, 4, _CONV),
+    (ONNX_RUNTIME, "FusedGemm"): to_one(_gemm, 3, _GEMM),
+    (ONNX_RUNTIME, "FusedMatMul"): to_one(_product, 2, _PRODUCT),
+    (ONNX_RUNTIME, "Gelu"): to_one(_gelu, 1),
+    (ONNX_RUNTIME, "QuantizeLinear"): to_one(_as_own_operator, 3, "axis"),
+    (ONNX_RUNTIME, "QuickGelu"): to_one(_quick_gelu, 1, "alpha"),
+    (ONNX_RUNTIME, "SkipLayerNormalization"): to_several(
+        partial(_normalized_sum, "LayerNormalization", 4), 5, "epsilon", (0, 3)
+    ),
+    (ONNX_RUNTIME, "SkipSimplifiedLayerNormalization"): to_several(
+        partial(_normalized_sum, "RMSNormalization", 3), 4, "epsilon", (0, 3)
+    ),
+    (ONNX_RUNTIME, "TransposeMatMul"): to_one(_product, 2, "alpha transA transB"),
+}  # fmt: skip
