@@ -34,22 +34,13 @@ from stitch.ttb import recognize
 TTB = "a .ttb module"
 NPY = "a NumPy array (.npy)"
 NPZ = "NumPy arrays (.npz)"
-SAFETENSORS = "a safetensors file"
 RESULT = "the results of a run"
-LINES = "the results of a training"
 TRACE = "a Chrome trace"
 RECORD = "a record of a run"
 DATABASE = "an SQLite database"
 JSON = "JSON text"
 TEXT = "text (YAML, source code, ...)"
 _PACKED = "gzip-compressed data"
-#: By suffix; what has no form of its own is told from other files only.
-_PICTURES = {
-    "png": "a PNG image", "jpg": "a JPEG image", "jpeg": "a JPEG image", "pdf": "a PDF document",
-    "svg": "an SVG image", "svgz": _PACKED, "gif": "a GIF image",
-    "eps": "PostScript", "ps": "PostScript", "tif": "a TIFF image", "tiff": "a TIFF image",
-    "webp": "a WebP image", "pgf": "a PGF picture",
-}  # fmt: skip
 _RAW = "data of an unknown kind"
 
 _HEAD_NBYTES = 4096
@@ -57,7 +48,6 @@ _FORMS = (
     (RESULT, rb'\s*\{\s*"result":'),
     (TRACE, rb'\s*\{\s*"traceEvents":'),
     (RECORD, rb'\s*\{\s*"stitch":\s*"run"'),
-    (LINES, rb'\{"kind": "(?:step|epoch|final)"'),
     (DATABASE, rb"SQLite format 3\0"),
     (TTB, rb"(?s:.{8})STCH"),
     # A zip archive whose first member is an array, or that has none.
@@ -69,15 +59,6 @@ _FORMS = (
     ("a PGF picture", rb"%% Creator: Matplotlib, PGF"),
 )
 _KINDS = tuple((name, re.compile(form)) for name, form in _FORMS)
-
-
-def picture_kind(path: str | Path) -> str:
-    """The kind of a picture, by the suffix of its file.
-
-    >>> picture_kind("loss.png")
-    'a PNG image'
-    """
-    return _PICTURES.get(Path(path).suffix.lower().removeprefix("."), _RAW)
 
 
 def array_kind(path: str | Path) -> str:
@@ -92,11 +73,6 @@ def trace_kind(path: str | Path | None) -> str:
     'gzip-compressed data'
     """
     return _PACKED if path is not None and is_compressed(path) else TRACE
-
-
-def model_kind(path: str | Path) -> str:
-    """`.safetensors` or `.ttb`."""
-    return SAFETENSORS if Path(path).suffix.lower() == ".safetensors" else TTB
 
 
 def kind_of_file(path: Path) -> str | None:

@@ -91,13 +91,12 @@ def cost_of(total: Totals) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Changes, as words by program, and what all costs now and with them (per `period`)."""
+    """Changes, as words by program, and what one pass costs now and with them."""
 
     changes: tuple[SlotChange, ...]
     words: tuple[str, ...]
     now: Cost
     then: Cost
-    period: str
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -105,7 +104,7 @@ class Advice:
         firsts = ("compile", *["and"] * (len(self.words) - 1))
         together = "together " if len(self.words) > 1 else ""
         said = [f"{first} {word}" for first, word in zip(firsts, self.words, strict=True)]
-        saved = f"{difference_text(self.then - self.now)} a {self.period}"
+        saved = f"{difference_text(self.then - self.now)} a pass"
         return (*said[:-1], f"{said[-1]}: {together}{saved}")
 
 
@@ -145,11 +144,11 @@ def advise(
         places = {at: changed[first] for at, first in enumerate(known.firsts) if first in changed}
         return plan(programs=places).cost
 
-    return chosen(known, price, period="pass", most=most)
+    return chosen(known, price, most=most)
 
 
 def chosen(
-    now: Rehearsal, price: Callable[[Sequence[SlotChange]], Cost | None], *, period: str,
+    now: Rehearsal, price: Callable[[Sequence[SlotChange]], Cost | None], *,
     most: int = MOST_CHANGES, allowed: Callable[[Slot], bool] = lambda slot: True,
 ) -> Advice | None:  # fmt: skip
     """The advice that `best_changes` gives; what cannot be compiled or planned has no price."""
@@ -169,7 +168,7 @@ def chosen(
     for change in best[0]:
         by_program.setdefault(change.slot.program, []).append(change)
     words = tuple(_words(now.programs[number], its) for number, its in by_program.items())
-    return Advice(best[0], words, best[1], best[2], period)
+    return Advice(best[0], words, best[1], best[2])
 
 
 def _words(program: Program, changes: Sequence[SlotChange]) -> str:

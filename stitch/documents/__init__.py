@@ -1,8 +1,7 @@
-"""Documents: files that say what to run, a pipeline or a training.
+"""Documents: YAML files that say what to run.
 
-Comes in: paths of YAML files. Goes out: frozen descriptions of what they say, checked; a pipeline
-that can be called, the data of a training. Must not know: commands. Names are loaded when they are
-asked for: a pipeline needs no trainings.
+A pipeline's file is read into a checked, frozen description that can be called; other files are
+recognised by their keys. Names are loaded when they are asked for.
 """
 
 from __future__ import annotations
@@ -23,41 +22,19 @@ if TYPE_CHECKING:
         MACHINE,
         MODULE,
         PIPELINE,
-        TRAINING,
         form_of,
         form_of_text,
-    )
-    from stitch.documents.trainings import (
-        OUTPUTS,
-        DataPart,
-        Every,
-        ModelTypes,
-        TrainData,
-        TrainDraft,
-        TrainFile,
-        completed_schedule,
-        data_defects,
-        parse_every,
-        read_data,
-        read_training,
-        shuffled,
     )
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "pipelines": "CheckedPipeline PipelineFile YamlPipeline load_pipeline read_pipeline",
-            "recognition": "MACHINE MODULE PIPELINE TRAINING form_of form_of_text",
-            "trainings": "OUTPUTS DataPart Every ModelTypes TrainData TrainDraft TrainFile "
-            "completed_schedule data_defects parse_every read_data read_training "
-            "shuffled",
+            "recognition": "MACHINE MODULE PIPELINE form_of form_of_text",
         },
     )
 
 __all__ = [
-    "MACHINE", "MODULE", "OUTPUTS", "PIPELINE", "TRAINING", "CheckedPipeline", "DataPart",
-    "Every", "ModelTypes", "PipelineFile", "TrainData", "TrainDraft", "TrainFile",
-    "YamlPipeline", "completed_schedule", "data_defects", "form_of", "form_of_text",
-    "load_pipeline", "parse_every", "read_data", "read_pipeline",
-    "read_training", "shuffled",
+    "MACHINE", "MODULE", "PIPELINE", "CheckedPipeline", "PipelineFile", "YamlPipeline", "form_of",
+    "form_of_text", "load_pipeline", "read_pipeline",
 ]  # fmt: skip

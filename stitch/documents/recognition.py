@@ -12,22 +12,16 @@ from pathlib import Path
 from stitch.files import read_text
 from stitch.forms import read_yaml
 
-PIPELINE, TRAINING, MODULE, MACHINE = "pipeline", "training", "module", "machine"
+PIPELINE, MODULE, MACHINE = "pipeline", "module", "machine"
 
 
 def _keys_of_forms() -> dict[str, Iterable[str]]:
     """Every form and its keys; what reads them is loaded when there is a file to recognize."""
     from stitch.documents.pipelines import PIPELINE_KEYS
-    from stitch.documents.trainings import TRAINING_KEYS
     from stitch.frontend import MODULE_KEYS
     from stitch.machine import MACHINE_KEYS
 
-    return {
-        PIPELINE: PIPELINE_KEYS,
-        TRAINING: TRAINING_KEYS,
-        MODULE: MODULE_KEYS,
-        MACHINE: MACHINE_KEYS,
-    }
+    return {PIPELINE: PIPELINE_KEYS, MODULE: MODULE_KEYS, MACHINE: MACHINE_KEYS}
 
 
 def form_of(path: str | Path, otherwise: str = PIPELINE) -> str:
@@ -45,8 +39,8 @@ def form_of(path: str | Path, otherwise: str = PIPELINE) -> str:
 def form_of_text(text: str, file: str, otherwise: str = PIPELINE) -> str:
     """The form of a text.
 
-    >>> form_of_text("name: x\\nmodel: m.yaml\\nepochs: 3", "a.yaml")
-    'training'
+    >>> form_of_text("name: x\\ninputs: {}\\noperations: []", "a.yaml")
+    'module'
     """
     root, _ = read_yaml(text, file)
     keys = set(root.data) if isinstance(root.data, Mapping) else set()

@@ -8,7 +8,7 @@ a machine needs none.
 
 from typing import TYPE_CHECKING
 
-from stitch.forms.combined_kinds import ByKey, Either, Entries, ListOf, Pairs, Tagged, Tried
+from stitch.forms.combined_kinds import ByKey, Entries, ListOf, Pairs, Tagged
 from stitch.forms.kinds import (
     AsWritten,
     Choice,
@@ -58,11 +58,11 @@ else:
     )
 
 __all__ = [
-    "NUMPY_SUFFIXES", "AsWritten", "ByKey", "Choice", "Either", "ElementType", "Entries",
+    "NUMPY_SUFFIXES", "AsWritten", "ByKey", "Choice", "ElementType", "Entries",
     "Flag", "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "NpzWriter",
     "Number",
     "Pairs", "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged",
-    "Tried", "Whole", "Word", "archived_arrays", "as_written", "form_text", "is_word", "npy_bytes",
+    "Whole", "Word", "archived_arrays", "as_written", "form_text", "is_word", "npy_bytes",
     "npz_bytes", "number_of", "read_array", "read_array_file", "read_yaml",
     "read_entry", "read_yaml_bytes", "typed",
 ]  # fmt: skip

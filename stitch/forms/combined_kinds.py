@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from stitch.errors import UsageError
 from stitch.forms.kinds import Kind, is_name, is_word
 from stitch.forms.nodes import Node
 from stitch.forms.places import Place
@@ -21,15 +20,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(eq=False, repr=False)
 class ListOf(Kind[tuple[T_co, ...]], Generic[T_co]):
-    """A list of values of one kind; `or_one`: or a single one without brackets."""
+    """A list of values of one kind."""
 
     kind: Kind[T_co]
     wanted: str
     least: int = 0
-    or_one: bool = False
 
     def value(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
-        items = (node,) if self.or_one and not isinstance(node.data, tuple) else node.data
+        items = node.data
         if not isinstance(items, tuple) or len(items) < self.least:
             return None
         values = [self.kind.read(item, place.item(i, item)) for i, item in enumerate(items)]
@@ -88,26 +86,6 @@ class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
 
 
 @dataclass(eq=False, repr=False)
-class Either(Kind[T_co], Generic[T_co]):
-    """One kind where a number is written, one for words, one for mappings; None: not allowed."""
-
-    wanted: str
-    number: Kind[T_co] | None = None
-    word: Kind[T_co] | None = None
-    mapping: Kind[T_co] | None = None
-
-    def value(self, node: Node, place: Place) -> T_co | None:
-        kind = self.word
-        if isinstance(node.data, Mapping):
-            kind = self.mapping
-        elif isinstance(node.data, int | float):
-            kind = self.number
-        if kind is None or isinstance(node.data, tuple):
-            return None
-        return kind.read(node, place)
-
-
-@dataclass(eq=False, repr=False)
 class ByKey(Kind[T_co], Generic[T_co]):
     """One of several forms: the first whose key is there.
 
@@ -154,24 +132,3 @@ class Tagged(Kind[T_co], Generic[T_co]):
             inner.at(self.tag).unknown_word(tag, forms)
             return None
         return form.read(node, place)
-
-
-@dataclass(eq=False, repr=False)
-class Tried(Kind[T_co], Generic[T_co]):
-    """A value that a function takes: what the function says of it is noted."""
-
-    kind: Kind[T_co]
-    attempt: Callable[[object], object]
-
-    def __post_init__(self) -> None:
-        self.wanted = self.kind.wanted
-
-    def value(self, node: Node, place: Place) -> T_co | None:
-        value = self.kind.read(node, place)
-        if value is not None:
-            try:
-                self.attempt(value)
-            except UsageError as error:
-                place.reading.log.note("refused", place.line, str(error))
-                return None
-        return value

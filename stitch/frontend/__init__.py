@@ -7,7 +7,6 @@ a folder of its own and is loaded when it is asked for. Must not know: compiler,
 from typing import TYPE_CHECKING
 
 from stitch.frontend.modules import (
-    batched_shapes,
     graph_of_torch_call,
     is_torch,
     read_graph,
@@ -41,7 +40,7 @@ else:
     )
 
 __all__ = [
-    "MODULE_KEYS", "CallStructure", "Explanation", "ParameterHomes", "array_on", "batched_shapes",
+    "MODULE_KEYS", "CallStructure", "Explanation", "ParameterHomes", "array_on",
     "explain",
     "from_fx", "graph_counts", "graph_of_torch_call", "is_torch", "load_module", "loop_over",
     "module_from_text", "read_graph", "read_module", "read_trainable", "tensor_on", "torch_device",

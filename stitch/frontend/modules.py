@@ -125,21 +125,6 @@ def torch_device(options: Mapping[str, Any] | None) -> Device:
     return device_of(options)
 
 
-def batched_shapes(path: Path, batch_size: int | None) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of an ONNX model's inputs where batches have this size, if one is said; None for other
-    modules.
-
-    None as well where the package onnx is missing: `read_graph` says so. Raises `FormatError`.
-    """
-    if batch_size is None or path.suffix.lower() != ".onnx":
-        return None
-    try:
-        from stitch.frontend import onnx
-    except ModuleNotFoundError:
-        return None
-    return onnx.batched_shapes(path, batch_size)
-
-
 def _by_position(
     function: Callable[..., Any], examples: Sequence[Any] | Mapping[str, Any]
 ) -> Sequence[Any]:

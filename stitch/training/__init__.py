@@ -100,7 +100,6 @@ if TYPE_CHECKING:
         Checkpoint,
         CheckpointFolder,
         differences,
-        is_checkpoint,
         read_checkpoint,
         read_tensors,
         refuse_other,
@@ -130,7 +129,7 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "checkpoints": "Checkpoint CheckpointFolder differences is_checkpoint read_checkpoint "
+            "checkpoints": "Checkpoint CheckpointFolder differences read_checkpoint "
             "read_tensors refuse_other write_tensors",
             "local_backend": "LayerTask LocalTaskBackend ModelTrainingInstance RuntimeArgument "
             "RuntimeBacking SlotKind TaskArgumentAccessor TaskBinding TaskImplementation "
@@ -154,7 +153,7 @@ __all__ = [
     "TensorSlot", "TorchOptimizer", "Trainable", "TrainingGraphs", "TrainingInstance",
     "TrainingOptions", "TrainingPrograms", "WarmupLR", "as_trainable", "backward_binding",
     "backward_signature", "check_algorithm", "compile_model", "constants_of", "differences",
-    "evaluation_form", "execute", "graph_of", "home_space", "is_checkpoint", "is_rate",
+    "evaluation_form", "execute", "graph_of", "home_space", "is_rate",
     "is_loss_call", "is_torch_optimizer", "loss_from_config", "loss_of", "loss_of_call", "losses",
     "optimize",
     "optimizer_from_config", "owner_of", "parameter_names", "part_of", "place_inference",

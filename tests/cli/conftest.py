@@ -13,7 +13,6 @@ from stitch.cli import compile as compile_command
 from stitch.cli import inspect as inspect_command
 from stitch.cli import link as link_command
 from stitch.cli import run as run_command
-from tests.support.training.commands import NET, TRAIN
 
 COMMANDS = {
     "compile": compile_command.main,
@@ -116,17 +115,3 @@ def cli(here: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         return Outcome(code, seen.out, seen.err)
 
     return run
-
-
-@pytest.fixture
-def small(here: Path) -> Path:
-    """A folder with a small training: 120 rows in three classes, 20 of them held out."""
-    rng = np.random.default_rng(9)
-    xs = rng.standard_normal((120, 4)).astype(np.float32)
-    ys = np.argmax(xs[:, :3] + 0.1 * xs[:, 3:], axis=1).astype(np.int32)
-    np.savez(
-        "data.npz", xs=xs, ys=ys, out=np.arange(100, 120), bad=ys + 1, few=ys[:20], real=xs[:, 0]
-    )
-    (here / "net.yaml").write_text(NET)
-    (here / "train.yaml").write_text(TRAIN)
-    return here

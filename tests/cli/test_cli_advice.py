@@ -27,7 +27,6 @@ from stitch.machine import load_machine
 from stitch.planner import Cost, Slot, SlotChange
 from stitch.program import Layout, Space
 from stitch.report import read_copies
-from tests.support.training.commands import DIGITS
 
 Cli = Callable[..., Any]
 
@@ -73,7 +72,8 @@ def assert_kept(lines: Sequence[str], now: Cost, then: Cost) -> None:
 
 
 def test_advice_on_the_demo_saves_what_it_says(cli: Cli) -> None:
-    features, classifier = (str(DIGITS / f"{name}.yaml") for name in ("features", "classifier"))
+    digits = Path(__file__).resolve().parents[2] / "examples" / "digits"
+    features, classifier = (str(digits / f"{name}.yaml") for name in ("features", "classifier"))
     assert cli("compile", features, "-o", "f.ttb").code == 0
     assert cli("compile", classifier, "-o", "c.ttb").code == 0
     assert ran(cli, "f.ttb", "c.ttb")[0] == []
@@ -111,47 +111,6 @@ def test_advice_on_a_transformer_in_six_saves_what_it_says(cli: Cli) -> None:
     assert found["advice"] == lines
     more, promise = then - now, Cost(**found["advice_adds"])
     assert more.order == promise.order and more.program_seconds < 0
-
-
-@pytest.mark.parametrize(
-    ("image", "scores", "words", "saved"),
-    [
-        ("", "space: l1", "with --set output.scores.space=dram", (-1, -1280)),
-        ("", "space: l1, address: 0x40000", "with --set output.scores.space=dram and without its "
-         "wish for output.scores.address", (-1, -1280)),
-        (", space: l1", "space: dram", "with --set input.image.space=dram", (-1, -8192)),
-        (", layout: tile", "space: dram",
-         "with --set input.image.space=dram --set input.image.layout=row_major", (-1, -8192)),
-        (", address: 0x60000", "address: 0x40000",
-         "with --set input.image.space=dram --set output.scores.space=dram and without its wish "
-         "for input.image.address and without its wish for output.scores.address", (-2, -9472)),
-    ],
-)  # fmt: skip
-def test_advice_on_the_digits_training_saves_in_each_step_what_it_says(
-    cli: Cli, image: str, scores: str, words: str, saved: tuple[int, int]
-) -> None:
-    for name in ("network.yaml", "digits.npz", "train.yaml"):
-        Path(name).write_bytes((DIGITS / name).read_bytes())
-    text = Path("network.yaml").read_text()
-
-    def trained(image: str, scores: str) -> tuple[str, int, int, float]:
-        placed = text.replace("outputs: [scores]", f"outputs: {{scores: {{{scores}}}}}")
-        Path("network.yaml").write_text(placed.replace("type: float32}", f"type: float32{image}}}"))
-        done = cli("run", "train.yaml", "--epochs=2", "--explain")
-        assert done.code == 0, done.err
-        head = re.search(r"(\d+) copies, (\d+) B, (\S+) us simulated \(last 40 steps", done.out)
-        assert head is not None, done.out
-        return done.out, int(head[1]), int(head[2]), float(head[3])
-
-    out, copies, nbytes, time = trained(image, scores)
-    line = next(line for line in out.splitlines() if line.startswith("  advice: "))
-    assert line.startswith(f"  advice: compile network {words}: ")
-    assert line.endswith(" a step")
-    promise = promised([line])
-    out, fewer, less, sooner = trained(", space: dram" if image else "", "space: dram")
-    assert "advice" not in out
-    assert ((fewer - copies) / 40, (less - nbytes) / 40) == promise[:2] == saved
-    assert f"{(sooner - time) / 40:+.1f}" == promise[2]
 
 
 # -- brute force -----------------------------------------------------------------------------------

@@ -102,19 +102,8 @@ OTHERS = {
     "mine.yaml": "name: m\ncore_grid: [1, 1]\nhost: {banks: 1, bank_nbytes: 64, alignment: 64}\n",
     "pipe.yaml": "modules: {a: a.ttb}\ninputs: {}\nsteps: []\noutputs: {}\n",
     "unsound.yaml": "modules: {a: a.ttb}\nsteps: 3\noutputs: 4\n",
-    "teach.yaml": "model: a.yaml\nloss: mse\noptimizer: sgd\n",
     "made.py": FACTORIES,
 }
-
-
-def test_a_training_is_no_pipeline_to_place_a_module_for(cli: Cli, here: Path) -> None:
-    (here / "teach.yaml").write_text(OTHERS["teach.yaml"])
-    done = cli("compile", "a.yaml", "-o", "o.ttb", "--for=teach.yaml")
-    assert done.code == 2 and done.err == (
-        "stitch-compile: error: 'teach.yaml' is a training, and --for takes a pipeline\n"
-        "  expected: a pipeline that runs o.ttb\n  try: stitch-run teach.yaml\n"
-    )
-    assert not (here / "o.ttb").exists()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +111,7 @@ def test_a_training_is_no_pipeline_to_place_a_module_for(cli: Cli, here: Path) -
     [
         (("mine.yaml",), 2, "try: stitch-compile module.yaml --target=mine.yaml"),
         (("pipe.yaml",), 2, "'pipe.yaml' is a pipeline, and only modules are compiled"),
-        (("teach.yaml", "--split=2"), 2, "try: stitch-run teach.yaml"),
+        (("pipe.yaml", "--split=2"), 2, "try: stitch-run pipe.yaml"),
         (("a.yaml", "--for=mine.yaml"), 2, "stitch-compile module.yaml --target=mine.yaml"),
         (("a.yaml", "--for=a.yaml"), 2, "'a.yaml' is a module, and --for takes a pipeline"),
         (("a.yaml", "--for=unsound.yaml"), 3, "unsound.yaml is not a sound pipeline: 2 defects"),
@@ -265,9 +254,7 @@ def test_help_has_examples_and_exit_codes(cli: Cli, command: str) -> None:
     assert version.code == 0 and version.out.startswith(f"stitch-{command} ")
 
 
-@pytest.mark.parametrize(
-    ("package", "extra"), [("torch", "torch"), ("onnxruntime", "onnx"), ("matplotlib", "plot")]
-)
+@pytest.mark.parametrize(("package", "extra"), [("torch", "torch"), ("onnxruntime", "onnx")])
 def test_a_factory_without_its_package_says_what_to_install(
     cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shlex
@@ -12,15 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from stitch.api import load
 from stitch.cli import compile as compile_command
 from stitch.cli import link as link_command
-from stitch.cli import run as run_command
-from stitch.training import TrainingInstance
-from tests.support.training.commands import changed, ran, started, wait_for_step
 
 Cli = Callable[..., Any]
 RUN = ("run", "--module=a.ttb", "--input=x=@x.npy")
@@ -161,127 +156,32 @@ def test_compiled_and_linked_modules_go_to_standard_output(
 
 
 def test_a_folder_that_is_missing_is_said_before_anything_is_computed(
-    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("computed")
 
     monkeypatch.setattr("stitch.cli.run.run_session.run_passes", never)
-    monkeypatch.setattr("stitch.cli.train.train_command.build_model", never)
     for words in ((*RUN, "--output=@gone/y.npy"), (*RUN, "--trace=gone/t.json"),
-                  ("run", "train.yaml", "--output=gone/m.ttb"),
-                  ("run", "train.yaml", "--checkpoint_dir=c", "--plot=x.npy/l.png")):  # fmt: skip
+                  (*RUN, "--record=x.npy/r.json")):  # fmt: skip
         done = cli(*words)
         assert done.code == 6 and "cannot write the file" in done.err, done.err
-    monkeypatch.undo()
-    os.chdir(small)
-    inside = ("--checkpoint_dir=c", "--output=c/m.ttb", "--epochs=1")
-    assert cli("run", "train.yaml", *inside).code == 0 and load("c/m.ttb").programs
-
-
-# -- trainings -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--result_file=train.yaml",), READ),
-        (("--result_file=data.npz",), OTHER),
-        (("--output=net.yaml.ttb",), OTHER),
-        (("--output=start.safetensors",), READ),
-        (("--output=linked.safetensors",), READ),
-        (("--plot=x.png",), OTHER),
-        (("--checkpoint_dir=c", "--output=c/step-00000001.safetensors"), "name of a checkpoint"),
-        (("--output=o.ttb", "--output=./o.ttb"), "two outputs go to one file"),
-        (("--result_file=-", "--output=-"), "two outputs want standard output"),
-        (("--checkpoint_dir=-",), "takes a folder"),
-    ],
-)
-def test_a_training_refuses_what_would_be_lost_before_it_compiles(
-    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
-) -> None:
-    (small / "net.yaml.ttb").write_text("mine\n")
-    (small / "x.png").write_bytes(b"GIF89a")
-    w = np.zeros((4, 16), np.float32)
-    header = json.dumps({"w1": {"dtype": "F32", "shape": [4, 16], "data_offsets": [0, w.nbytes]}})
-    data = len(header).to_bytes(8, "little") + header.encode() + w.tobytes()
-    (small / "start.safetensors").write_bytes(data)
-    (small / "linked.safetensors").symlink_to("start.safetensors")
-    changed(("model: net.yaml", "model: net.yaml\nweights: start.safetensors"))
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("compiled")
-
-    monkeypatch.setattr("stitch.cli.train.train_command.build_model", never)
-    _refused(cli, small, ("run", "train.yaml", *words), said)
-
-
-def test_a_trainings_results_or_model_go_to_standard_output(
-    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = cli("run", "train.yaml", "--epochs=1", "--result_file=-")
-    kinds = [json.loads(line)["kind"] for line in done.out.splitlines()]
-    assert done.code == 0 and kinds[0] == "step" and kinds[-1] == "final"
-    assert "plans made" in done.err
-    taken = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(taken, write_through=True))
-    assert run_command.main(["train.yaml", "--epochs=1", "--output=-"]) == 0
-    assert load(taken.getvalue()).programs
-
-
-def test_the_second_training_in_a_folder_is_refused_and_told_who_has_it(
-    cli: Cli, small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = TrainingInstance.update
-    seen: list[Any] = []
-
-    def and_another(instance: TrainingInstance) -> None:
-        if not seen:
-            seen.append(cli("run", "train.yaml", "--checkpoint_dir=c", "--resume"))
-        plain(instance)
-
-    monkeypatch.setattr(TrainingInstance, "update", and_another)
-    first = cli("run", "train.yaml", "--checkpoint_dir=c", "--resume", "--epochs=1")
-    assert first.code == 0, first.err
-    assert seen[0].code == 2 and f"got: process {os.getpid()} on" in seen[0].err, seen[0]
-    again = cli("run", "train.yaml", "--checkpoint_dir=c", "--resume", "--epochs=2")
-    assert again.code == 0 and "resumed after step 10" in again.err, again.err
 
 
 # -- campaigns -------------------------------------------------------------------------------------
 
 
 @pytest.mark.campaign("files")
-def test_commands_killed_after_any_system_call_leave_whole_files_and_go_on(small: Path) -> None:
+def test_commands_killed_after_any_system_call_leave_whole_files_and_go_on(here: Path) -> None:
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.files.killed_commands", str(small)],
+        [sys.executable, "-m", "tests.support.files.killed_commands", str(here)],
         capture_output=True, text=True, check=False,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert all(one["kills"] >= 10 and one["parts"] for one in found.values()), found
-    # Whatever the moment, a resumed training ends with the same weights, bit for bit.
-    assert found["training"]["weights"] == 1, found
-
-
-@pytest.mark.campaign("files")
-def test_of_two_processes_that_train_in_one_folder_the_second_is_refused_until_the_first_is_killed(
-    small: Path,
-) -> None:
-    words = ("train.yaml", "--checkpoint_dir=c", "--checkpoint_every=1", "--resume")
-    first = started(*words, "--result_file=r.jsonl", "--epochs=100000")
-    wait_for_step(first, small / "r.jsonl", 3)
-    code, _, err = ran(*words, "--epochs=100000")
-    assert code == 2 and f"process {first.pid} on" in err, err
-    first.kill()
-    first.communicate()
-    saved = int(max(path.name for path in (small / "c").glob("step-*"))[5:13])
-    epochs = saved // 10 + 1
-    code, _, err = ran(*words, f"--epochs={epochs}")
-    assert code == 0 and f"resumed after step {saved}" in err, err
-    assert {path.suffix for path in (small / "c").iterdir()} == {".safetensors"}
 
 
 STITCH_RUN = "import sys; from stitch.cli.run import main; sys.exit(main())"
@@ -297,19 +197,19 @@ def in_shell(handles: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("words", [("--explain",), ("--output=-",), ("--trace=-",)])
 def test_a_closed_standard_output_is_an_error_of_the_system(
-    small: Path, words: tuple[str, ...]
+    here: Path, words: tuple[str, ...]
 ) -> None:
     done = in_shell(">&-", *words)
     assert (done.returncode, done.stdout) == (6, "")
     assert "Bad file descriptor" in done.stderr and "internal" not in done.stderr
 
 
-def test_what_goes_to_a_closed_standard_error_goes_nowhere_else(small: Path) -> None:
+def test_what_goes_to_a_closed_standard_error_goes_nowhere_else(here: Path) -> None:
     done = in_shell("2>&-", "--trace=missing/t.json")
     assert (done.returncode, done.stdout, done.stderr) == (6, "", "")
 
 
-def test_standard_output_that_leads_into_a_source_is_not_written_to(small: Path) -> None:
+def test_standard_output_that_leads_into_a_source_is_not_written_to(here: Path) -> None:
     before = Path("a.ttb").read_bytes()
     done = in_shell(">> a.ttb", "--trace=-")
     assert done.returncode == 2 and "does not write over it" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 NEAR = [
     ("run", ("--exeutor=numpy",), "there is no option --exeutor: did you mean '--executor'?"),
-    ("run", ("--cheeckpoint-dir", "x"), "--cheeckpoint_dir: did you mean '--checkpoint_dir'?"),
+    ("run", ("--artifact-dri", "x"), "--artifact_dri: did you mean '--artifact_dir'?"),
     ("run", ("--executor=nump",), "or null, not 'nump': did you mean 'numpy'?"),
     ("run", ("--init", "foo"), "--init takes randn, arange, zeros or ones, not 'foo'"),
     ("run", ("--loops=x",), "--loops takes a whole number from 1 on, not 'x'"),
@@ -21,13 +21,10 @@ NEAR = [
     ("run", ("a.ttb", "--pcc=1"), "--pcc has no effect without --expected_output"),
     ("run", ("a.ttb", "--atol=0"), "--atol has no effect without --expected_output"),
     ("run", ("a.ttb", "--artifact_dir=x"), "--artifact_dir has no effect without --save_artifacts"),
-    ("run", ("--epochs=many",), "--epochs takes a whole number from 1 on, not 'many'"),
-    ("run", ("--checkpoint_every=z",), "such as 50, 50steps or 2epochs, not 'z'"),
     ("run", ("--module",), "--module needs a value"),
     ("run", ("a.ttb", "--visualizer="), "--visualizer needs a value"),
     ("run", ("a.ttb", "--expected_operations", ""), "--expected_operations needs a value"),
     ("run", ("a.ttb", "--save_artifacts", "--artifact_dir="), "--artifact_dir needs a value"),
-    ("run", ("t.yaml", "--checkpoint_dir="), "--checkpoint_dir needs a value"),
     ("compile", ("a.yaml", "-o", "a.ttb", "--cache="), "--cache needs a value"),
     ("run", ("--ouput=x",), "there is no option --ouput: did you mean '--output'?"),
     ("compile", ("a.yaml", "--tarrget=x"), "did you mean '--target'?"),

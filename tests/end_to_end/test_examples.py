@@ -129,9 +129,9 @@ def test_a_network_over_nests_says_what_came_out(name: str) -> None:
 def test_every_example_is_run_here() -> None:
     scripts = {p.relative_to(EXAMPLES).as_posix() for p in EXAMPLES.rglob("*.py")}
     tested = set(re.findall(r'output_of\("([^"]+)"\)', Path(__file__).read_text(encoding="utf-8")))
-    # Of the digits, what makes data and weights is tested in test_digits_data.py, and what reads
-    # sheets in test_sheets_of_digits.py.
+    # Of the digits, what makes data and weights is tested in test_digits_data.py, the training in
+    # test_digits_training.py, and what reads sheets in test_sheets_of_digits.py.
     elsewhere = {"prepare", "train_weights", "read_sheets", "sheets", "sheet_networks",
-                 "train_sheets"}  # fmt: skip
+                 "train", "train_sheets"}  # fmt: skip
     tested |= {f"fractal/{name}.py" for name in OVER_NESTS}
     assert scripts - {f"digits/{name}.py" for name in elsewhere} == tested

@@ -126,10 +126,7 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
         "local_backend.md",
         "tasks.md",
         "training.md",
-        *(
-            pytest.param(name, marks=LONG)
-            for name in ("torch_compile.md", "tracing.md", "training_from_the_shell.md")
-        ),
+        *(pytest.param(name, marks=LONG) for name in ("torch_compile.md", "tracing.md")),
     ],
 )
 def test_every_block_of_a_page_runs_in_an_empty_folder(
@@ -157,7 +154,7 @@ def test_no_page_has_a_block_that_no_test_runs() -> None:
     run = {"README.md", "docs/devices.md", "docs/tasks.md", "docs/training.md"}
     run |= {"docs/compile_cache.md", "docs/fractal.md", "docs/local_backend.md"}
     run.add("docs/foreign_operators.md")
-    run |= {"docs/torch_compile.md", "docs/training_from_the_shell.md", "docs/tracing.md"}
+    run |= {"docs/torch_compile.md", "docs/tracing.md"}
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
     run.add("examples/fractal/README.md")
     strangers = []

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.documents import load_pipeline, read_training
+from stitch.documents import load_pipeline
 from stitch.errors import StitchError
 from stitch.files import FolderLock, LineFile, write_file
 from stitch.forms import read_array
@@ -26,7 +26,6 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "a machine": lambda here: stitch.open_device("tiny"),
     "a module": lambda here: read_graph(here / "a.yaml"),
     "a pipeline": lambda here: load_pipeline(here / "a.yaml"),
-    "a training": lambda here: read_training(here / "a.yaml"),
     "an array": lambda here: read_array(here / "x.npy"),
     "a binary": lambda here: stitch.load(here / "a.ttb"),
     "the newest checkpoint": lambda here: CheckpointFolder(here / "c").newest(print),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.documents import load_pipeline, read_training
+from stitch.documents import load_pipeline
 from stitch.errors import FormatError
 from stitch.files import (
     files_read,
@@ -37,7 +37,6 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "m.onnx": read_graph,
     "m.yaml": read_graph,
     "p.yaml": load_pipeline,
-    "t.yaml": read_training,
     "machine.yaml": load_machine,
     "r.json": read_text,
 }

@@ -17,7 +17,7 @@ import stitch
 from stitch.cli.module_files import ModuleFile
 from stitch.cli.wire_words import deal, wires_of
 from stitch.compiler import compile_graph
-from stitch.documents import YamlPipeline, read_pipeline, read_training
+from stitch.documents import YamlPipeline, read_pipeline
 from stitch.errors import FormatError
 from stitch.frontend import module_from_text, read_graph
 from stitch.graph import ComputationGraph, as_json, from_json
@@ -238,21 +238,6 @@ def test_nested_repeats_are_walked_once_more_for_each_level_only(
     nested(1)()
     shallow, deep = lines_run(nested(2)), lines_run(nested(6))
     assert deep <= 4 * shallow
-
-
-def test_reading_a_training_is_linear(tmp_path: Path) -> None:
-    def work_on(count: int) -> Work:
-        text = (
-            "model: m.yaml\ndata: {file: d.npz, labels: y, inputs: {"
-            + ", ".join(f"x{i}: {{array: a{i}, scale: 0.5}}" for i in range(count))
-            + "}}\nloss: mse\noptimizer: sgd\ntrainable: ["
-            + ", ".join(f"w{i}" for i in range(count)) + "]\n"
-        )  # fmt: skip
-        file = tmp_path / f"{count}.yaml"
-        file.write_text(text)
-        return lambda: read_training(file)
-
-    assert_linear(work_on)
 
 
 def test_naming_the_defects_of_a_machine_is_linear() -> None:

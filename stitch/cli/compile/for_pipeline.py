@@ -74,7 +74,7 @@ def compiled_for(
         return rehearse(machine, plan, dict.fromkeys(own, program), None).cost
 
     advice = chosen(
-        now, price, period="pass", most=len(graph.inputs) + len(graph.outputs),
+        now, price, most=len(graph.inputs) + len(graph.outputs),
         allowed=lambda slot: slot.program == own[0] and (slot.side, slot.index) not in fixed,
     )  # fmt: skip
     return (model, None) if advice is None else (compiled(advice.changes), advice)

@@ -18,16 +18,11 @@ from stitch.files import open_file, unreadable
 from stitch.graph import ComputationGraph
 
 #: The extra with which a package is installed that a factory may need.
-_EXTRAS = {
-    "torch": "torch", "onnx": "onnx", "onnxruntime": "onnx", "safetensors": "onnx",
-    "matplotlib": "plot",
-}  # fmt: skip
+_EXTRAS = {"torch": "torch", "onnx": "onnx", "onnxruntime": "onnx", "safetensors": "onnx"}
 
 
-def from_entry(
-    source: str | None, entry: str, folder: Path | None = None
-) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
-    """What a factory returns: a graph, or a module and its examples; `folder` is looked in first.
+def from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
+    """Call a factory: it returns a graph, or a module and its examples.
 
     Raises `UsageError`, `CompileError`, `FormatError`.
     """
@@ -44,7 +39,7 @@ def from_entry(
             "SOURCE and the module of --entry both say where the factory is",
             expected=f"SOURCE and --entry={name}, or --entry={entry} alone",
         )
-    module = _file_module(Path(source)) if source is not None else _imported(entry, folder)
+    module = _file_module(Path(source)) if source is not None else _imported(entry)
     factory = getattr(module, name, None)
     if not callable(factory):
         known = [key for key, value in vars(module).items() if callable(value)]
@@ -74,12 +69,12 @@ def from_entry(
     )
 
 
-def _imported(entry: str, folder: Path | None) -> Any:
+def _imported(entry: str) -> Any:
     name, _, factory = entry.rpartition(":")
     # As with `python -m`: the user's own modules lie in the current folder.
-    for place in (str(Path.cwd()), *([] if folder is None else [str(folder.resolve())])):
-        if place not in sys.path:
-            sys.path.insert(0, place)
+    place = str(Path.cwd())
+    if place not in sys.path:
+        sys.path.insert(0, place)
     try:
         return importlib.import_module(name)
     except Exception as error:

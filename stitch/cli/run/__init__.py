@@ -1,8 +1,4 @@
-"""`stitch-run`: modules in a chain, a pipeline file, a training file, a recorded run, an example.
-
-Comes in: words. Goes out: `main`, which runs what they name, writes results and reports (all files
-or none), and gives an exit code. Must not know: how a training goes on.
-"""
+"""`stitch-run`: run modules in a chain, a pipeline file or a recorded run; write out an example."""
 
 from stitch.cli.command import entry_point
 

@@ -1,10 +1,9 @@
 """`stitch-run`: run `.ttb` modules one after the other on a simulated device, stitched.
 
-A YAML file is a pipeline or a training; trainings are in `stitch/cli/train/`. Modules are
-connected by position, or by `--wire`. `--max_copies=N` bounds, for each pass, the
-writes that the memories of the spaces saw, less those that brought host arrays in: copies between
-programs, moves, evictions, bounces. Without data (`--dry_run`, `--executor=null`) memory sees
-nothing, and the copies of the plan are counted instead.
+A YAML file is a pipeline. Modules are connected by position, or by `--wire`. `--max_copies=N`
+bounds, for each pass, the writes that the memories of the spaces saw, less those that bring host
+arrays in: copies between programs, moves, evictions, bounces. Without data (`--dry_run`,
+`--executor=null`) memory sees nothing, and the copies of the plan are counted instead.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from stitch.cli.module_files import read_document
 from stitch.cli.parser import make_parser
 from stitch.cli.run.examples import write_example
 from stitch.cli.run.run_session import run_session
-from stitch.cli.run.run_words import EXAMPLES, add_run_words, refuse_strangers
-from stitch.documents import MACHINE, MODULE, PIPELINE, TRAINING, form_of
+from stitch.cli.run.run_words import EXAMPLES, add_run_words, refuse_without_effect
+from stitch.documents import MACHINE, MODULE, form_of
 from stitch.errors import UsageError
 from stitch.files import nearest_file
 from stitch.machine import load_machine, machine_names
@@ -29,7 +28,7 @@ _MODULES = (".ttb", ".onnx", ".ttnn")
 
 
 def command() -> Command:
-    """`stitch-run`, with the words of every form of run."""
+    """`stitch-run` and its options."""
     parser = make_parser(
         "stitch-run", "Run .ttb modules, stitched, on a simulated device.", EXAMPLES
     )
@@ -62,12 +61,8 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
                 remedy=f"stitch-run --replay={words.replay}",
             )
         return _replay(words.replay)
-    form = _take_files(words)
-    refuse_strangers(parser, words, form)
-    if form == TRAINING:
-        from stitch.cli.train import run_training  # What trains is loaded for trainings only.
-
-        return run_training(words)
+    _take_files(words)
+    refuse_without_effect(parser, words)
     return run_session(words)
 
 
@@ -87,8 +82,8 @@ def _replay(path: str) -> int:
     return EXIT_OK
 
 
-def _take_files(words: argparse.Namespace) -> str:
-    """Sorts `words.files` into `words.pipeline` and `words.module`; gives the form of the run.
+def _take_files(words: argparse.Namespace) -> None:
+    """Sort `words.files` into `words.pipeline` and `words.module`.
 
     Raises `UsageError` for files that do not go together, or that no run is made of.
     """
@@ -96,11 +91,10 @@ def _take_files(words: argparse.Namespace) -> str:
     documents = [path for path in words.files if Path(path).suffix.lower() in _YAML]
     if not documents:
         _take_modules(words)
-        return PIPELINE
+        return
     if len(words.files) > 1 or words.module or words.wire or words.function:
         raise UsageError(
-            "a pipeline or a training runs alone: its file says which modules run, and how they "
-            "are connected",
+            "a pipeline runs alone: its file says which modules run, and how they are connected",
             got=", ".join([*words.files, *(f"--module={path}" for path in words.module)]),
             remedy=f"stitch-run {documents[0]}, without other files, --module, --function, --wire",
         )
@@ -117,7 +111,6 @@ def _take_files(words: argparse.Namespace) -> str:
             f"{words.pipeline!r} is a module, and modules are compiled before they run",
             remedy=f"stitch-compile {words.pipeline} -o {binary}, then stitch-run {binary}",
         )
-    return form
 
 
 def _take_modules(words: argparse.Namespace) -> None:
@@ -126,13 +119,13 @@ def _take_modules(words: argparse.Namespace) -> None:
         raise UsageError(
             f"{strangers[0]!r} is a folder, which nothing runs" if Path(strangers[0]).is_dir()
             else f"there is no file {strangers[0]!r}",
-            expected="modules (.ttb, .onnx, .ttnn), or one pipeline or training (.yaml)",
+            expected="modules (.ttb, .onnx, .ttnn), or one pipeline (.yaml)",
             remedy=nearest_file(strangers[0], (*_MODULES, *_YAML)) or None,
         )  # fmt: skip
     if strangers:
         raise UsageError(
             f"{strangers[0]!r} is nothing that runs, by its name",
-            expected="modules (.ttb, .onnx, .ttnn), or one pipeline or training (.yaml)",
+            expected="modules (.ttb, .onnx, .ttnn), or one pipeline (.yaml)",
             remedy=f"to run it as a module all the same, write --module={strangers[0]}",
         )
     if words.files and words.module:

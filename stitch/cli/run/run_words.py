@@ -1,14 +1,8 @@
-"""The words of `stitch-run`: its options, what they take, how they are explained; and which go with
-which form of run.
-
-Comes in: a parser, parsed words. Goes out: the parser, knowing them, or `UsageError` naming a word
-that would be ignored. Must not know: what the words ask for.
-"""
+"""The options of `stitch-run`: what each takes, and which have no effect without another."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from stitch.cli.parser import add_options, count, not_negative, place, positive, real
 from stitch.cli.run.run_outputs import EXPECTED_FORM, OUTPUT_FORM
@@ -26,17 +20,14 @@ EXAMPLES = """\
   stitch-run --module=a.ttb --init=randn --num_runs=100 --warmup_runs=5 --print_statistics
   stitch-run pipeline.yaml --input=x=@x.npy --trace=trace.json --record=run.json
   stitch-run --replay=run.json
-  stitch-run --example=digits
-  stitch-run train.yaml --checkpoint_dir=checkpoints --result_file=results.jsonl
-  stitch-run train.yaml --checkpoint_dir=checkpoints --resume"""
+  stitch-run --example=digits"""
 
 
 def add_run_words(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of all forms of run."""
+    """Add the options of `stitch-run`."""
     _add_what(parser)
     _add_how(parser)
     _add_reports(parser)
-    _add_training_words(parser)
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +35,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         parser,
         ("files", {"nargs": "*", "metavar": "FILE",
                    "help": "modules (.ttb; an .onnx model is compiled first; a .ttnn is planned "
-                   "only) in the order of the run, or one .yaml: a pipeline or a training, its "
-                   "keys say which"}),
+                   "only) in the order of the run, or one pipeline (.yaml)"}),
         ("--module", {"action": "append", "default": [], "metavar": "FILE",
                       "help": "a module, whatever its name, - for standard input; again for the "
                       "next one"}),
@@ -132,7 +122,7 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
         ("--print_statistics", {"action": "store_true", "help": "p50, p90, p99 of the passes"}),
         ("--result_file", {"nargs": "?", "const": "run_results.json", "metavar": "FILE",
                            "help": "everything as JSON (default name: %(const)s); here, as for "
-                           "--trace, --record and --plot, - is standard output"}),
+                           "--trace and --record, - is standard output"}),
         ("--save_artifacts", {"action": "store_true",
                               "help": "inputs, outputs, programs, plans and reports as files"}),
         ("--artifact_dir", {"default": "stitch-artifacts", "metavar": "FOLDER", "type": place,
@@ -147,55 +137,8 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-if TYPE_CHECKING:
-    from stitch.documents import Every
-
-#: Words of all kinds of runs that a training takes as well; `output` has another form there.
-SHARED = (
-    "pipeline", "files", "debug", "max_memory", "device", "list_devices", "executor", "threads",
-    "prices", "window",
-    "check_memory", "max_copies", "explain", "memory", "result_file", "output", "trace",
-)  # fmt: skip
-TRAINING = (
-    "checkpoint_dir", "checkpoint_every", "keep_checkpoints", "resume", "epochs", "plot",
-)  # fmt: skip
-
-
-def _add_training_words(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "training (stitch-run train.yaml)",
-        "The form of the file: python -m pydoc stitch.documents.trainings.training_form. "
-        "--output=FILE.ttb writes the trained model for inference, --output=FILE.safetensors its "
-        "weights; --result_file is written as JSON lines; --max_copies counts for each step after "
-        "the third. Ctrl-C finishes the step, saves, and ends with exit code 130 (SIGTERM: 143).",
-    )
-    add_options(
-        group,
-        ("--checkpoint_dir", {"metavar": "FOLDER", "type": place,
-                              "help": "save checkpoints there"}),
-        ("--checkpoint_every", {"type": _every, "metavar": "N[steps|epochs]",
-                                "help": "how often (default: 1epoch)"}),
-        ("--keep_checkpoints", {"type": positive, "metavar": "N",
-                                "help": "how many of the newest stay (default: 3)"}),
-        ("--resume", {"action": "store_true",
-                      "help": "go on from the newest checkpoint, bit for bit; from the start if "
-                      "there is none"}),
-        ("--epochs", {"type": positive, "metavar": "N", "help": "instead of the file's"}),
-        ("--plot", {"metavar": "FILE", "help": "a picture of the loss, such as loss.png (needs "
-                    "matplotlib: the extra plot)"}),
-    )  # fmt: skip
-
-
-def refuse_strangers(parser: argparse.ArgumentParser, words: argparse.Namespace, form: str) -> None:
-    """Raise `UsageError` for words that mean nothing in this form of run."""
-    for word, value in vars(words).items():
-        given = value != parser.get_default(word)
-        if given and form == "training" and word not in (*SHARED, *TRAINING):
-            raise UsageError(f"--{word} has no meaning for a training", where=words.pipeline)
-        if given and form != "training" and word in TRAINING:
-            raise UsageError(
-                f"--{word} is for trainings", remedy="stitch-run train.yaml", where=words.pipeline
-            )
+def refuse_without_effect(parser: argparse.ArgumentParser, words: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that have no effect without others that are absent."""
     alone = [w for w in ("atol", "rtol", "pcc") if getattr(words, w) is not None]
     if alone and not (words.expected_output or words.expected_operations):
         raise UsageError(
@@ -210,14 +153,3 @@ def _correlation(text: str) -> float:
     if not -1 <= number <= 1:
         raise argparse.ArgumentTypeError(f"takes a number from -1 to 1, not {text!r}")
     return number
-
-
-def _every(text: str) -> Every:
-    from stitch.documents import parse_every
-
-    every = parse_every(text)
-    if every is None:
-        raise argparse.ArgumentTypeError(
-            f"takes a number of steps or epochs such as 50, 50steps or 2epochs, not {text!r}"
-        )
-    return every

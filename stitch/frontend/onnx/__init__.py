@@ -7,7 +7,6 @@ of the `calls` of plain operators, a body (`control_nodes`), or is said in plain
 (`composed_operators`), or is a foreign operation (`foreign_nodes`). Must not know: machines.
 """
 
-from stitch.frontend.onnx.graph_inputs import batched_shapes
 from stitch.frontend.onnx.translation import from_onnx
 
-__all__ = ["batched_shapes", "from_onnx"]
+__all__ = ["from_onnx"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import onnx
 
 from stitch.errors import CompileError, FormatError, StitchError, closest
-from stitch.frontend.onnx.protos import element_type, read_model
+from stitch.frontend.onnx.protos import element_type
 from stitch.frontend.onnx.values import NOTHING, Given, TensorList
 from stitch.graph import SymbolicTensor, Wish, wishes_of
 from stitch.program import Array, DataType, TensorDesc, ValueType
@@ -238,21 +237,6 @@ def _bound(
 
 def _shape_text(dimensions: Sequence[Dimension]) -> str:
     return "[" + ", ".join("?" if d is None else str(d) for d in dimensions) + "]"
-
-
-def batched_shapes(path: Path, batch_size: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs that leave their first dimension open; raises `FormatError`."""
-    graph = read_model(path).proto.graph
-    weights = {tensor.name for tensor in graph.initializer}
-    shapes = {}
-    for info in graph.input:
-        kind = info.type.tensor_type
-        if info.name in weights or not kind.HasField("shape") or not kind.shape.dim:
-            continue
-        sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
-        if sizes[0] is None and None not in sizes[1:]:
-            shapes[info.name] = (batch_size, *(size for size in sizes[1:] if size is not None))
-    return shapes
 
 
 #: For each input that is no plain tensor: the names of its tensors; None where it is left out.

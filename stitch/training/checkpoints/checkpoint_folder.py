@@ -20,7 +20,7 @@ from typing import Any, final
 import numpy as np
 
 from stitch.errors import FormatError, IncompatibleError, StitchError
-from stitch.files import FolderLock, make_folder, resolved, sweep_folder, write_file
+from stitch.files import FolderLock, make_folder, sweep_folder, write_file
 from stitch.program import Array
 from stitch.training.checkpoints.checkpoint_format import read_tensors, write_tensors
 
@@ -47,11 +47,6 @@ class Checkpoint:
     identity: Facts = field(default_factory=dict)
     settings: Facts = field(default_factory=dict)
     progress: Facts = field(default_factory=dict)
-
-
-def is_checkpoint(path: Path, folder: Path) -> bool:
-    """Whether a path is the place of a checkpoint in this folder."""
-    return _NAME.fullmatch(path.name) is not None and path.parent == resolved(folder)
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -94,7 +89,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise FormatError(
             f"this is no checkpoint of a training: {error}", where=str(path),
-            remedy="files with weights only are given as weights: in the training file",
+            remedy="values to start from are given by name: stitch.compile(..., weights=)",
         ) from error  # fmt: skip
     if checksum != _checksum(stored.tensors):
         raise FormatError("the checkpoint is damaged: its checksum is another", where=str(path))
@@ -135,7 +130,7 @@ def refuse_other(checkpoint: Checkpoint, identity: Facts, path: Path) -> None:
             + "\n    ".join([*differing[:MAX_SHOWN], *more]),
             where=str(path),
             remedy="resume with the model, data and batches that it was made with, or start anew "
-            "in another --checkpoint_dir",
+            "in another folder",
         )
 
 

@@ -1,1 +1,1 @@
-"""Trainings: small models, and small trainings from the shell."""
+"""Small models to train."""
