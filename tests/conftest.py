@@ -26,6 +26,8 @@ TESTS = Path(__file__).parent
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 plans_that_ran.watch()
+# Modules and tests that are collected stay to the end: see `pytest_collection_finish`.
+gc.disable()
 # On a busy machine anything takes long.
 settings.register_profile(
     "stitch", deadline=None, database=None,
@@ -81,6 +83,7 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: no collection of garbage looks at it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ import stitch
 from stitch.documents import YamlPipeline, read_pipeline
 from stitch.documents.pipelines.collecting import MOST_JOINED
 from stitch.errors import FormatError
-from tests.support.grids import in_turn
+from tests.support.grids import every, in_turn
 from tests.support.stitched_models import consuming, model
 
 Cli = Callable[..., Any]
@@ -52,8 +52,10 @@ def opened(text: str, count: int, device: stitch.Device) -> YamlPipeline:
     return YamlPipeline(read_pipeline("p.yaml"), device)
 
 
-@pytest.mark.parametrize("window", [1, 64])
-@pytest.mark.parametrize("count", [1, 2, MOST_JOINED - 1, MOST_JOINED, MOST_JOINED + 1, 200])
+@pytest.mark.parametrize(
+    ("window", "count"),
+    in_turn([1, 64], [1, 2, MOST_JOINED - 1, MOST_JOINED, MOST_JOINED + 1, 200]),
+)
 def test_what_rounds_made_becomes_one_tensor(here: Path, count: int, window: int) -> None:
     h, xs = arrays(count)
     with stitch.open_device("wormhole_n150", window=window) as device:
@@ -305,7 +307,7 @@ def test_long_repeats_collect_from_rounds_that_run_as_one(
         assert device.statistics().plans_made == before.plans_made
 
 
-@pytest.mark.parametrize("count", [128, 129, 300])
+@pytest.mark.parametrize("count", every(3, [128, 129, 300]))
 def test_a_long_repeat_collects_what_it_gives_away(here: Path, count: int) -> None:
     consuming("eat", 0.5, (4, 8), target="wormhole_n150").save("cell.ttb")
     text = """\

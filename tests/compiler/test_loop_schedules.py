@@ -18,6 +18,7 @@ from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import load_machine
 from stitch.program import Body, DataType, Operation, Value, ValueType
 from stitch.ttb import Binary
+from tests.support.grids import in_turn
 
 HOST = load_machine("host")
 
@@ -56,8 +57,7 @@ def loops_in_a_loop(rounds: int, width: int = 2, *, product: bool = False) -> Co
     return b.build()
 
 
-@pytest.mark.parametrize("schedule", [None, *SCHEDULES])
-@pytest.mark.parametrize("rounds", [0, 1, 2])
+@pytest.mark.parametrize(("schedule", "rounds"), in_turn([None, *SCHEDULES], [0, 1, 2]))
 def test_loops_in_a_loop_of_few_rounds_or_none(rounds: int, schedule: str | None) -> None:
     xs = np.arange(rounds * 6, dtype=np.float32).reshape(rounds, 3, 2)
     start = np.ones(2, np.float32)

@@ -26,6 +26,7 @@ from tests.support.gradients.scans import (
     loop_gradients,
     loop_graph,
 )
+from tests.support.grids import in_turn
 
 COUNTS = [0, 1, 2, 7]
 Results = Mapping[str, SymbolicTensor]
@@ -73,8 +74,7 @@ def lstm_feeds(count: int, dtype: Any = np.float64) -> Feeds:
     return drawn(5, dtype, x=(count, 2, 3), h=(2, 4), c=(2, 4), w=(3, 16), r=(4, 16), bias=(16,))
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("count", "dtype"), in_turn(COUNTS, [np.float32, np.float64]))
 def test_a_layer_of_lstm_cells(count: int, dtype: Any) -> None:
     tolerance = 1e-12 if dtype is np.float64 else 1e-5
     check_against_torch(lstm, lstm_in_torch, lstm_feeds(count, dtype), tolerance)
@@ -90,8 +90,7 @@ def test_a_layer_of_lstm_cells_computed_again(recompute: Any) -> None:
     assert len(scans_of(both.backward)) == (2 if recompute == "all" else 1)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3, 7, 9])
-@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(("every", "count"), in_turn([1, 2, 3, 7, 9], COUNTS))
 def test_stretches_of_rounds_computed_again(count: int, every: int) -> None:
     feeds, recompute = lstm_feeds(count), f"every {every}"
     both = check_against_torch(lstm, lstm_in_torch, feeds, 1e-12, recompute=recompute)
@@ -102,8 +101,7 @@ def test_stretches_of_rounds_computed_again(count: int, every: int) -> None:
     assert saved == sorted(shapes * 2)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("given_back", [False, True])
+@pytest.mark.parametrize(("count", "given_back"), in_turn(COUNTS, [False, True]))
 def test_stretches_in_both_directions(count: int, given_back: bool) -> None:
     loop, in_torch = opposite(given_back)
     check_against_torch(loop, in_torch, opposite_feeds(count), 1e-12, recompute="every 3")

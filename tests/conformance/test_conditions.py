@@ -14,6 +14,7 @@ from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, choose, repeat_while, scan
 from stitch.program import Array, ScanForm, is_scan
 from stitch.ttb import binary, encode, load
+from tests.support.grids import in_turn
 from tests.support.stitched_models import one, several
 
 EXECUTORS = ("numpy", "onnxruntime", "torch", "auto")
@@ -46,8 +47,7 @@ def by_hand(x: Array, factor: Array, limit: float = 1.0) -> tuple[Array, int]:
     return x, times
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("size", [0.0, 0.5, 1.0, 9.0, 1e6])
+@pytest.mark.parametrize(("executor", "size"), in_turn(EXECUTORS, [0.0, 0.5, 1.0, 9.0, 1e6]))
 def test_a_loop_ends_where_its_data_say(executor: str, size: float) -> None:
     x, factor = np.full(ROW, size, np.float32), np.full(ROW, 0.5, np.float32)
     last, times = run(halved(), executor, x, factor)
@@ -173,9 +173,7 @@ CHOICES: dict[str, tuple[Callable[..., Any], Callable[[Array, int], list[Any]]]]
 }
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("index", [1, 4, 99])
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(("executor", "index", "name"), in_turn(EXECUTORS, [1, 4, 99], CHOICES))
 def test_a_choice_gives_the_side_that_is_taken(name: str, index: int, executor: str) -> None:
     write, wanted = CHOICES[name]
     x = np.arange(6, dtype=np.float32) + 1

@@ -10,6 +10,7 @@ from stitch.graph import ComputationGraph
 from stitch.program import Array, DataType
 from stitch.runtime import HookContext
 from tests.support.bodied_graphs import bodied_graph, plain_graph
+from tests.support.grids import in_turn, named
 from tests.support.stitched_models import several
 
 #: Relative to the largest element of a result.
@@ -32,9 +33,10 @@ def results(
         return [tensor.numpy().astype(np.float32) for tensor in several(device.load(model)(*given))]
 
 
-@pytest.mark.parametrize("executor", TOLERANCES)
-@pytest.mark.parametrize("data_type", [DataType.FLOAT32, DataType.BFLOAT16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("executor", "data_type", "shape"),
+    in_turn(TOLERANCES, named(str, [DataType.FLOAT32, DataType.BFLOAT16]), named(str, SHAPES)),
+)
 def test_a_body_gives_what_it_comes_to(
     executor: str, data_type: DataType, shape: tuple[int, ...]
 ) -> None:

@@ -12,6 +12,7 @@ from stitch import ComputationGraphBuilder
 from stitch.errors import CompileError
 from stitch.program import Array
 from stitch.runtime.executors import make_executor
+from tests.support.grids import in_turn, rows
 from tests.support.operators.one_operation import MACHINE, Binding, Row, one_operation
 from tests.support.stitched_models import integers, model, one, several
 
@@ -46,9 +47,14 @@ def test_signs_of_whole_numbers_beyond_32_bits() -> None:
     np.testing.assert_array_equal(computed(Row("Sign", ["i64[24]"]), WIDE)[0], np.sign(WIDE))
 
 
-@pytest.mark.parametrize(("op", "function"), [("ReduceMax", np.max), ("ReduceMin", np.min)])
-@pytest.mark.parametrize("axes", [None, [0], [1, 2], [2, 0], [0, 1, 2]])
-@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize(
+    ("op", "function", "axes", "keepdims"),
+    in_turn(
+        rows([("ReduceMax", np.max), ("ReduceMin", np.min)]),
+        [None, [0], [1, 2], [2, 0], [0, 1, 2]],
+        [0, 1],
+    ),
+)
 def test_extremes_along_axes_of_whole_numbers_beyond_32_bits(
     op: str, function: Any, axes: list[int] | None, keepdims: int
 ) -> None:
@@ -186,9 +192,14 @@ def test_a_clip_bounds_what_the_cell_of_an_lstm_is_given_to() -> None:
         np.testing.assert_allclose(h.ravel(), [gate * np.tanh(1)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("executor", ["onnxruntime", "fastest", "auto", "torch", "numpy"])
-@pytest.mark.parametrize(("op", "gates", "states"), [("RNN", 1, 1), ("GRU", 3, 1), ("LSTM", 4, 2)])
-@pytest.mark.parametrize(("steps", "batch"), [(3, 0), (0, 2), (0, 0)])
+@pytest.mark.parametrize(
+    ("executor", "op", "gates", "states", "steps", "batch"),
+    in_turn(
+        ["onnxruntime", "fastest", "auto", "torch", "numpy"],
+        rows([("RNN", 1, 1), ("GRU", 3, 1), ("LSTM", 4, 2)]),
+        rows([(3, 0), (0, 2), (0, 0)]),
+    ),
+)
 def test_recurrent_layers_over_nothing_give_their_states(
     executor: str, op: str, gates: int, states: int, steps: int, batch: int
 ) -> None:

@@ -22,6 +22,7 @@ from stitch.runtime.executors.automatic import AutomaticExecutor, points
 from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor
 from stitch.runtime.executors.onnx.session import bound_call
 from tests.support.executors.named_prices import FILE
+from tests.support.grids import in_turn
 from tests.support.stitched_models import integers, model, one, several
 
 MACHINE = load_machine("host").shape
@@ -142,8 +143,10 @@ def test_an_output_that_is_read_by_later_operations() -> None:
     np.testing.assert_array_equal(h, integers((3, 4)) + 1)
 
 
-@pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
-@pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64", "uint8", "bool"])
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    in_turn([(), (0, 3), (1,)], ["float32", "float64", "int32", "int64", "uint8", "bool"]),
+)
 def test_scalars_and_empty_tensors_of_many_types_run(shape: tuple[int, ...], kind: str) -> None:
     def build(b: ComputationGraphBuilder) -> None:
         x, y = b.input("x", shape, kind), b.input("y", shape, kind)

@@ -18,6 +18,7 @@ from stitch.runtime.executors.automatic import points
 from stitch.runtime.executors.division import divide
 from stitch.runtime.executors.host.host_bytes import repacked_nbytes
 from tests.support.executors.named_prices import TABLE
+from tests.support.grids import in_turn, named
 from tests.support.scan_cases import (
     CASES,
     ScanCase,
@@ -56,15 +57,17 @@ def run(case: ScanCase, count: int, executor: str, target: str = "host") -> list
         return [tensor.numpy().copy() for tensor in all_of(device.load(model)(*given))]
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("executor", "count", "case"),
+    in_turn(EXECUTORS, [1, 2, 5], named(lambda case: case.name, CASES)),
+)
 def test_a_scan_gives_what_its_rounds_come_to(case: ScanCase, count: int, executor: str) -> None:
     check(case, run(case, count, executor), expected_of(case, count))
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("executor", "case"), in_turn(EXECUTORS, named(lambda case: case.name, CASES))
+)
 def test_no_round_gives_the_first_states_and_nothing(case: ScanCase, executor: str) -> None:
     states = given_to(case, 0)[0]
     found = run(case, 0, executor)
@@ -74,8 +77,7 @@ def test_no_round_gives_the_first_states_and_nothing(case: ScanCase, executor: s
     assert [given.shape for given in found[len(states) :]] == [(0, *shape) for shape in elements]
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", ["lstm", "nested", "bfloat16"])
+@pytest.mark.parametrize(("executor", "name"), in_turn(EXECUTORS, ["lstm", "nested", "bfloat16"]))
 def test_a_device_with_memory_of_its_own_runs_scans(name: str, executor: str) -> None:
     case = BY_NAME[name]
     check(case, run(case, 5, executor, "wormhole_n150"), expected_of(case, 5))

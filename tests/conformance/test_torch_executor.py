@@ -35,6 +35,7 @@ from stitch.runtime.executors.torch_executor import (
 )
 from tests.support.executors.named_prices import ATEN, ATEN_PRICES, TABLE
 from tests.support.executors.suite import ExecutorSuite
+from tests.support.grids import in_turn, named
 from tests.support.stitched_models import model, one
 
 
@@ -142,8 +143,9 @@ def test_every_kernel_has_a_row() -> None:
     assert {(row.domain, row.op) for row in ROWS} == set(KERNELS)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.op)
+@pytest.mark.parametrize(
+    ("dtype", "row"), in_turn([np.float32, np.float64], named(lambda row: row.op, ROWS))
+)
 def test_a_kernel_agrees_with_numpys_in_every_run(row: Row, dtype: Any) -> None:
     operands = [a.astype(dtype) for a in row.operands]
     for array in operands:

@@ -21,6 +21,7 @@ from stitch.program import SCAN
 from stitch.ttb import Binary
 from tests.support import plain_nests as plain
 from tests.support.gradients.scans import loop_gradients
+from tests.support.grids import every, in_turn
 from tests.support.plain_nests import assert_same, lists_of
 
 HOST = load_machine("host")
@@ -76,7 +77,7 @@ def of_the_map(nest: CompiledNest, count: int) -> Any:
     return next(note for note in nest.loops if note.count == count)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 12, 13, 31, 36, 97])
+@pytest.mark.parametrize("count", every(3, [1, 2, 3, 4, 5, 7, 8, 12, 13, 31, 36, 97]))
 def test_attention_of_any_number_of_queries(count: int, devices: list[stitch.Device]) -> None:
     device = devices[count % len(devices)]
     nest = compiled(count, target=device.machine)
@@ -193,9 +194,14 @@ def test_a_map_in_a_map_is_scheduled_as_well() -> None:
     assert all((o.domain, o.op) != SCAN for o in scheduled.program.operations)
 
 
-@pytest.mark.parametrize("taken", [(False, False), (True, True), (True, False)])
-@pytest.mark.parametrize("given", [(False,), (True,)])
-@pytest.mark.parametrize("schedule", ["batch", "blocks", "rounds"])
+@pytest.mark.parametrize(
+    ("taken", "given", "schedule"),
+    in_turn(
+        [(False, False), (True, True), (True, False)],
+        [(False,), (True,)],
+        ["batch", "blocks", "rounds"],
+    ),
+)
 def test_rounds_from_the_last_to_the_first(
     schedule: str, given: tuple[bool, ...], taken: tuple[bool, ...]
 ) -> None:

@@ -26,7 +26,7 @@ from stitch.frontend import read_graph
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime import LoadedProgram
-from tests.support.grids import in_turn
+from tests.support.grids import in_turn, named
 
 RUN = "import sys; from stitch.cli import run; sys.exit(run.main(sys.argv[1:]))"
 Build = Callable[[ComputationGraphBuilder], None]
@@ -193,15 +193,24 @@ def storing(*wishes: str) -> Callable[[stitch.Device], LoadedProgram]:
 
 
 @pytest.mark.parametrize(
-    "wishes",
-    [
-        ("input.x.data_type=bfloat16",), ("output.z.data_type=float16",),
-        ("output.y.data_type=bfloat16",),
-        ("input.s.data_type=bfloat16", "input.x.data_type=float16", "output.y.data_type=bfloat16"),
-    ],
-    ids=lambda wishes: f"{len(wishes)} {wishes[0]}",
-)  # fmt: skip
-@pytest.mark.parametrize("target", ["host", "wormhole_n150"])
+    ("wishes", "target"),
+    in_turn(
+        named(
+            lambda wishes: f"{len(wishes)} {wishes[0]}",
+            [
+                ("input.x.data_type=bfloat16",),
+                ("output.z.data_type=float16",),
+                ("output.y.data_type=bfloat16",),
+                (
+                    "input.s.data_type=bfloat16",
+                    "input.x.data_type=float16",
+                    "output.y.data_type=bfloat16",
+                ),
+            ],
+        ),
+        ["host", "wormhole_n150"],
+    ),
+)
 def test_what_is_stored_otherwise_is_rounded_as_a_run_rounds_it(
     target: str, wishes: tuple[str, ...]
 ) -> None:

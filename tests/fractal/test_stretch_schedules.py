@@ -18,7 +18,7 @@ from stitch.fractal import FractalTensor
 from stitch.graph import trace
 from tests.support import plain_nests as plain
 from tests.support.gradients.scans import loop_gradients
-from tests.support.grids import in_turn
+from tests.support.grids import in_turn, named
 from tests.support.plain_nests import assert_same, lists_of
 
 WIDTH = 3
@@ -146,8 +146,10 @@ def schedules_of(compiled: Any) -> list[str]:
     return [note.schedule for note in compiled.loops]
 
 
-@pytest.mark.parametrize("name", ["scanl", "scanr", "foldl", "foldr"])
-@pytest.mark.parametrize("cell", [step, sums], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    in_turn(["scanl", "scanr", "foldl", "foldr"], named(lambda f: f.__name__, [step, sums])),
+)
 def test_rows_of_any_lengths_run_together(cell: Any, name: str) -> None:
     def states(o: Any, nest: Any) -> Any:
         return o.map(lambda row: getattr(o, name)(cell, row, START), nest)

@@ -15,6 +15,7 @@ import stitch
 from stitch.errors import CompileError, FormatError, TaskError
 from stitch.frontend.onnx import from_onnx
 from stitch.program import Array
+from tests.support.grids import in_turn
 from tests.support.onnx.models import BOOL, INT64, drawn, info, model, ours, runtime, theirs
 from tests.support.stitched_models import one
 
@@ -354,9 +355,10 @@ def until_hundred(
 SMALL, LARGE, THREE = ([np.array(x, np.float32)] for x in ([1, 2], [90, 20], [3, -40]))
 
 
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("first", [None, True, False, "computed"])
-@pytest.mark.parametrize("limit", [2, 60, 2**62, "computed"])
+@pytest.mark.parametrize(
+    ("counted", "first", "limit"),
+    in_turn([False, True], [None, True, False, "computed"], [2, 60, 2**62, "computed"]),
+)
 def test_a_loop_ends_where_its_condition_or_its_computed_trip_count_says(
     limit: int | str, first: bool | str | None, counted: bool
 ) -> None:

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 
 import stitch
 from stitch.program import Array
+from tests.support.grids import in_turn
 from tests.support.run_seed import SEED
 
 #: Operands, those that are constants, attributes, number of results, opset.
@@ -141,12 +142,14 @@ def test_a_function_agrees_with_onnx_runtime_on_many_short_axes(op: str) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*affine_grid behavior has changed.*")
-@pytest.mark.parametrize("align_corners", [0, 1])
 @pytest.mark.parametrize(
-    "size",
-    [(1, 2, 3, 4), (1, 2, 1, 4), (3, 1, 2, 1), (1, 1, 1, 1), (1, 1, 2, 3, 4), (2, 1, 1, 1, 2)],
+    ("align_corners", "size", "known"),
+    in_turn(
+        [0, 1],
+        [(1, 2, 3, 4), (1, 2, 1, 4), (3, 1, 2, 1), (1, 1, 1, 1), (1, 1, 2, 3, 4), (2, 1, 1, 1, 2)],
+        [True, False],
+    ),
 )
-@pytest.mark.parametrize("known", [True, False])
 def test_an_affine_grid_is_the_one_of_pytorch(
     size: tuple[int, ...], align_corners: int, known: bool
 ) -> None:

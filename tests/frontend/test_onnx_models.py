@@ -18,6 +18,7 @@ from stitch.errors import CompileError, TaskError
 from stitch.frontend.onnx import from_onnx
 from stitch.ops import onnx_code
 from stitch.program import ValueType
+from tests.support.grids import in_turn
 from tests.support.onnx.models import (
     BOOL,
     FLOAT,
@@ -210,12 +211,39 @@ def test_constant_nodes_of_every_form_of_numbers(attributes: dict[str, Any], exp
     assert found.tolist() == expected
 
 
-@pytest.mark.parametrize("raw", [True, False])
+TENSOR_TYPES = [
+    "float32",
+    "float16",
+    "bfloat16",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float4_e2m1fn",
+    "int4",
+    "uint4",
+    "int2",
+    "uint2",
+]
+
+
 @pytest.mark.parametrize(
-    "name", ["float32", "float16", "bfloat16", "float64", "int8", "int16", "int32", "int64",
-             "uint8", "uint16", "uint32", "uint64", "bool", "float8_e4m3fn", "float8_e4m3fnuz",
-             "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn", "int4", "uint4", "int2", "uint2"],
-)  # fmt: skip
+    ("raw", "name"),
+    in_turn(
+        [True, False],
+        TENSOR_TYPES,
+    ),
+)
 def test_initializers_of_every_type_and_form(name: str, raw: bool) -> None:
     data_type = stitch.DataType.parse(name)
     array = np.array([[1, 0, 1]]).astype(data_type.dtype)

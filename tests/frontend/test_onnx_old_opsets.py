@@ -23,6 +23,7 @@ from stitch.errors import CompileError, FormatError
 from stitch.frontend.onnx import from_onnx
 from stitch.frontend.onnx.calls import is_upgraded
 from stitch.program import Array
+from tests.support.grids import in_turn
 from tests.support.onnx.models import (
     BOOL,
     INT64,
@@ -327,8 +328,7 @@ def test_every_network_of_opset_9_is_what_onnx_runtime_makes_of_it(path: Path) -
     check_network(path)
 
 
-@pytest.mark.parametrize("opset", [9, 10, 19])
-@pytest.mark.parametrize("length", [5, 7, 10])
+@pytest.mark.parametrize(("opset", "length"), in_turn([9, 10, 19], [5, 7, 10]))
 def test_scales_that_no_float32_is_give_the_lengths_and_places_of_onnx_runtime(
     length: int, opset: int
 ) -> None:

@@ -11,6 +11,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.grids import in_turn
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 X = torch.linspace(-2, 3, 56).view(7, 8)
@@ -35,8 +36,9 @@ def assert_equal(found: list[Any], wanted: list[Any]) -> None:
         assert got.dtype is want.dtype and torch.equal(got, want)
 
 
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 1.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("p", "dtype"), in_turn([0.1, 0.3, 0.5, 1.0], [torch.float32, torch.float16, torch.bfloat16])
+)
 def test_dropout_is_that_of_eager_torch_to_the_bit(dtype: Any, p: float) -> None:
     def dropout(x: Any) -> Any:
         return F.dropout(x, p)

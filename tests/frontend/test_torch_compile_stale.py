@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.support.grids import in_turn
 from tests.support.run_seed import SEED
 from tests.support.torch.agreement import TOLERANCE
 from tests.support.torch.compiled import assert_same, compiled, storage_of, train
@@ -182,8 +183,7 @@ def test_no_write_is_missed_in_ten_thousand_steps() -> None:
         _walk(2500, 100 + SEED + part)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("way", WRITERS)
+@pytest.mark.parametrize(("target", "way"), in_turn(TARGETS, WRITERS))
 def test_a_parameter_that_was_written_is_read_anew(way: str, target: str) -> None:
     _read_anew(way, target)
 

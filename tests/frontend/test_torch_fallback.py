@@ -14,6 +14,7 @@ from torch._dynamo import config as dynamo_config
 from torch.utils.checkpoint import checkpoint
 
 from stitch.torch import explain
+from tests.support.grids import in_turn
 from tests.support.torch.compiled import (
     assert_same,
     assert_trains_alike,
@@ -128,8 +129,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, of its branches
-@pytest.mark.parametrize("least", [1, 8])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("least", "name"), in_turn([1, 8], CASES))
 def test_results_and_gradients_are_those_of_eager_torch(name: str, least: int) -> None:
     function, shape = CASES[name]
     torch.manual_seed(1)

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import stitch
 from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
+from tests.support.grids import in_turn, named
 from tests.support.run_seed import SEED
 from tests.support.torch.agreement import Applied
 from tests.support.torch.operator_samples import (
@@ -123,8 +124,7 @@ def assert_numbers_agree(name: str, dtype: Any, numbers: Any, executor: str) -> 
         assert_equal([found], wanted, f"{name} of {dtype} and {number} by {executor}")
 
 
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize("name", WITH_A_NUMBER)
+@pytest.mark.parametrize(("dtype", "name"), in_turn(named(str, NARROW), WITH_A_NUMBER))
 def test_a_number_beside_narrow_floats_is_rounded_where_torch_rounds_it(
     name: str, dtype: Any
 ) -> None:

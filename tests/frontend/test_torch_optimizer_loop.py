@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 import stitch
 from stitch.errors import UsageError
 from stitch.frontend import ParameterHomes
+from tests.support.grids import in_turn, rows
 
 TARGETS = ("host", "wormhole_n150")
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -78,8 +79,7 @@ def made(name: str, **options: Any) -> Callable[[Any], Any]:
     return lambda net: getattr(torch.optim, name)(net.parameters(), **options)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+@pytest.mark.parametrize(("target", "name", "options"), in_turn(TARGETS, rows(OPTIMIZERS)))
 def test_steps_are_those_of_torch(name: str, options: dict[str, Any], target: str) -> None:
     twins = Twins(made(name, **options), target)
     twins.step(20)

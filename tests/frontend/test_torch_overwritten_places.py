@@ -15,6 +15,7 @@ from torch import nn
 import stitch
 from stitch.runtime import PreparedGraph
 from stitch.runtime.recording import RecordingMaker
+from tests.support.grids import in_turn, rows
 
 TARGETS = ("host", "wormhole_n150")
 
@@ -113,14 +114,19 @@ def _row_major(state: Any) -> Any:
     return state
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("change", [
-    lambda net: setattr(net.weight, "data", net.weight.data.clone().mul_(0.5)),
-    # The same bytes, seen in another order.
-    lambda net: setattr(net.weight, "data", net.weight.data.t()),
-    lambda net: net.weight.data.resize_(0).resize_(4, 4).copy_(torch.ones(4, 4)),
-    lambda net: net.bias.set_(torch.full((4,), 0.25)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "change"),
+    in_turn(
+        TARGETS,
+        [
+            lambda net: setattr(net.weight, "data", net.weight.data.clone().mul_(0.5)),
+            # The same bytes, seen in another order.
+            lambda net: setattr(net.weight, "data", net.weight.data.t()),
+            lambda net: net.weight.data.resize_(0).resize_(4, 4).copy_(torch.ones(4, 4)),
+            lambda net: net.bias.set_(torch.full((4,), 0.25)),
+        ],
+    ),
+)
 def test_a_parameter_that_torch_puts_elsewhere_is_stepped_there(
     change: Callable[[Any], object], target: str
 ) -> None:
@@ -239,13 +245,20 @@ def test_a_step_that_was_interrupted_before_it_ran_does_not_run_later(
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("kind", "word", "on", "off"), [
-    (torch.optim.Adam, "amsgrad", True, False),
-    (torch.optim.RMSprop, "momentum", 0.5, 0.0),
-    (torch.optim.RMSprop, "centered", True, False),
-    (torch.optim.SGD, "momentum", 0.9, 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "kind", "word", "on", "off"),
+    in_turn(
+        TARGETS,
+        rows(
+            [
+                (torch.optim.Adam, "amsgrad", True, False),
+                (torch.optim.RMSprop, "momentum", 0.5, 0.0),
+                (torch.optim.RMSprop, "centered", True, False),
+                (torch.optim.SGD, "momentum", 0.9, 0.0),
+            ]
+        ),
+    ),
+)
 def test_a_state_that_is_not_used_for_a_while_waits_where_it_is(
     kind: Any, word: str, on: object, off: object, target: str
 ) -> None:

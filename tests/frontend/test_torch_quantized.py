@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import stitch
 from stitch.errors import CompileError
+from tests.support.grids import in_turn, rows
 
 quantized = torch.ops.quantized_decomposed
 EXECUTORS = ("numpy", "onnxruntime", "auto")
@@ -52,18 +53,22 @@ def assert_equal(function: Callable[..., Any], *given: torch.Tensor,
                 np.testing.assert_array_equal(mine.numpy(), eager.numpy(), err_msg=executor)
 
 
-@pytest.mark.parametrize("scale", [0.037, 0.25])
 @pytest.mark.parametrize(
-    ("dtype", "least", "most", "zero"),
-    [
-        (torch.uint8, 0, 255, 128),
-        (torch.int8, -128, 127, 0),
-        (torch.int8, -127, 127, 5),
-        (torch.uint8, 0, 127, 60),
-        (torch.uint8, 0, 15, 7),
-        (torch.int16, -100, 100, 3),
-        (torch.int32, -1000, 1000, 7),
-    ],
+    ("scale", "dtype", "least", "most", "zero"),
+    in_turn(
+        [0.037, 0.25],
+        rows(
+            [
+                (torch.uint8, 0, 255, 128),
+                (torch.int8, -128, 127, 0),
+                (torch.int8, -127, 127, 5),
+                (torch.uint8, 0, 127, 60),
+                (torch.uint8, 0, 15, 7),
+                (torch.int16, -100, 100, 3),
+                (torch.int32, -1000, 1000, 7),
+            ]
+        ),
+    ),
 )
 def test_tensors_are_quantized_as_by_eager_torch(
     dtype: torch.dtype, least: int, most: int, zero: int, scale: float

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import stitch
 from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
+from tests.support.grids import in_turn
 from tests.support.run_seed import SEED
 from tests.support.torch.agreement import outcomes_of
 from tests.support.torch.operator_samples import graph_module_of, results_and_gradients
@@ -271,8 +272,7 @@ def test_results_and_gradients_are_those_of_eager_torch(
     assert_as_eager(outcomes(family, executor)[name])
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", ODDITIES)
+@pytest.mark.parametrize(("executor", "name"), in_turn(EXECUTORS, ODDITIES))
 def test_what_is_not_finite_is_as_in_eager_torch(
     name: str, executor: str, outcomes: Callable[[str, str], Outcomes]
 ) -> None:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stitch
 from stitch.runtime import HookContext
-from tests.support.grids import in_turn
+from tests.support.grids import in_turn, rows
 from tests.support.torch.agreement import tensors_of
 from tests.support.torch.compiled import compiled, gradients
 
@@ -74,9 +74,14 @@ class Normalized(nn.Module):  # type: ignore[misc]
         )
 
 
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize(("running", "training"), [(True, True), (False, True), (True, False)])
-@pytest.mark.parametrize("shape", [(6, 3), (2, 3, 7), (4, 3, 5, 6), (1, 3, 2, 2, 2)])
+@pytest.mark.parametrize(
+    ("affine", "running", "training", "shape"),
+    in_turn(
+        [True, False],
+        rows([(True, True), (False, True), (True, False)]),
+        [(6, 3), (2, 3, 7), (4, 3, 5, 6), (1, 3, 2, 2, 2)],
+    ),
+)
 def test_batches_are_normalized_as_eager_does_it(
     shape: tuple[int, ...], running: bool, training: bool, affine: bool
 ) -> None:

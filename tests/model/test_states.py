@@ -18,6 +18,7 @@ import stitch
 from stitch.compiler import split_graph
 from stitch.errors import CompileError, LinkError, StitchError, UsageError
 from stitch.program import InputKind
+from tests.support.grids import in_turn
 
 EXECUTORS = ("numpy", "onnxruntime", "auto")
 LAYERS, HEADS, WIDTH, WORDS, LENGTH = 2, 2, 16, 40, 32
@@ -109,8 +110,7 @@ def prompt_and_word(llama: Llama, **options: Any) -> tuple[Any, Any]:
     return prompt, stitch.compile(llama, (one, one), name="word", **options)
 
 
-@pytest.mark.parametrize("target", ["wormhole_n150", "host"])
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(("target", "executor"), in_turn(["wormhole_n150", "host"], EXECUTORS))
 def test_a_llama_with_a_cache_in_buffers_gives_eagers_tokens(
     llama: Llama, expected: list[int], executor: str, target: str
 ) -> None:

@@ -16,6 +16,7 @@ from stitch.errors import TaskError
 from stitch.ops import operators
 from stitch.program import SCAN, Array
 from stitch.runtime.executors import make_executor
+from tests.support.grids import CAMPAIGN, in_pairs
 from tests.support.operators.against_onnx import assert_close
 from tests.support.operators.lanes import HOST, Way, lifted_program, rows, ways_of
 from tests.support.operators.one_operation import Binding, Row, one_operation
@@ -49,16 +50,24 @@ def test_operators_without_a_rule_are_these() -> None:
     assert not any(list(ways_of(row)) for row in rows() if row.op in WITHOUT_RULE)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in WITHOUT_RULE])
-def test_all_lanes_at_once_are_one_after_the_other(name: str) -> None:
-    ways = [way for row in rows() if row.op == name for way in ways_of(row)]
+@pytest.mark.parametrize(
+    ("which", "name"),
+    in_pairs(
+        ["some", pytest.param("all", marks=CAMPAIGN)],
+        [name for name in NAMES if name not in WITHOUT_RULE],
+    ),
+)
+def test_all_lanes_at_once_are_one_after_the_other(name: str, which: str) -> None:
+    """Of some rows, every third of an operator."""
+    rows_of = [row for row in rows() if row.op == name][:: 1 if which == "all" else 3]
+    ways = [way for row in rows_of for way in ways_of(row)]
     assert any(way.has_rule for way in ways)
     for way in ways:
         check(way)
         assert way.has_rule == (not NOT_FOR.get(name, set()) & set(way.varying)), way.row
 
 
-@pytest.mark.parametrize("lanes", [1, 5])
+@pytest.mark.parametrize("lanes", [1, pytest.param(5, marks=CAMPAIGN)])
 def test_any_number_of_lanes(lanes: int) -> None:
     firsts = {row.op: row for row in reversed(rows())}
     for row in firsts.values():

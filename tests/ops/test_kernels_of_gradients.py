@@ -15,6 +15,7 @@ from stitch.ops import bind, evaluate, kernel_workspace, lookup, resolve_attribu
 from stitch.ops.window import convolution_gradients
 from stitch.ops.window.windows import Windows, pool_windows
 from stitch.program import Array, DataType, ValueType
+from tests.support.grids import in_turn, named
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:
@@ -154,19 +155,23 @@ def first_maxima(x: Array, windows: Windows) -> Array:
     return counts
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
-    "attributes",
-    [
-        {"kernel_shape": (2, 2), "strides": (2, 2)},
-        {"kernel_shape": (2, 3), "strides": (3, 3), "dilations": (2, 1)},
-        {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)},
-        {"kernel_shape": (3, 2), "strides": (2, 1), "pads": (1, 0, 0, 1), "ceil_mode": 1},
-        {"kernel_shape": (2, 2), "strides": (3, 2), "ceil_mode": 1},
-        {"kernel_shape": (1, 1), "strides": (2, 2)},
-        {"kernel_shape": (3, 3), "auto_pad": "SAME_LOWER", "strides": (2, 2)},
-    ],
-    ids=lambda attributes: "".join(f"{k[0]}{v}" for k, v in attributes.items()),
+    ("dtype", "attributes"),
+    in_turn(
+        [np.float32, np.float64],
+        named(
+            lambda attributes: "".join(f"{k[0]}{v}" for k, v in attributes.items()),
+            [
+                {"kernel_shape": (2, 2), "strides": (2, 2)},
+                {"kernel_shape": (2, 3), "strides": (3, 3), "dilations": (2, 1)},
+                {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)},
+                {"kernel_shape": (3, 2), "strides": (2, 1), "pads": (1, 0, 0, 1), "ceil_mode": 1},
+                {"kernel_shape": (2, 2), "strides": (3, 2), "ceil_mode": 1},
+                {"kernel_shape": (1, 1), "strides": (2, 2)},
+                {"kernel_shape": (3, 3), "auto_pad": "SAME_LOWER", "strides": (2, 2)},
+            ],
+        ),
+    ),
 )
 def test_each_gradient_goes_to_the_first_of_the_maxima(
     attributes: dict[str, Any], dtype: Any

@@ -14,6 +14,7 @@ from stitch.errors import CompileError
 from stitch.ops import bind, evaluate, infer_types, kernel_workspace
 from stitch.ops.window import convolution_tiles
 from stitch.program import Array, DataType, ValueType
+from tests.support.grids import in_turn
 
 MIB = 1 << 20
 
@@ -49,8 +50,10 @@ axes = st.tuples(
 )
 
 
-@pytest.mark.parametrize("op", ["Conv", "ConvTranspose", "ConvWeightGradient"])
-@pytest.mark.parametrize("nbytes", [1, 100, 1000, 10_000])
+@pytest.mark.parametrize(
+    ("op", "nbytes"),
+    in_turn(["Conv", "ConvTranspose", "ConvWeightGradient"], [1, 100, 1000, 10_000]),
+)
 @settings(max_examples=60, deadline=None)
 @given(
     drawn=st.lists(axes, min_size=1, max_size=3),

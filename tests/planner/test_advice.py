@@ -10,6 +10,7 @@ import pytest
 
 from stitch.planner import Cost, Slot, SlotChange, best_changes
 from stitch.program import DataType, Layout, Space
+from tests.support.grids import every
 
 PLACES = (Space.L1, Space.DRAM)
 
@@ -62,7 +63,7 @@ def test_few_changes_give_the_best_of_all_sets(seed: int, most: int) -> None:
     assert (Cost(100, 0, 1e-4).order[0] if found is None else found[2].order[0]) == least
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", every(4, range(20)))
 def test_many_changes_keep_to_the_budget_and_never_cost_more(seed: int) -> None:
     price = Priced(seed, 30)
     found = best_changes(price.changes, price, most=3, trials=64)

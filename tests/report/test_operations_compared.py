@@ -20,6 +20,7 @@ from stitch.runtime.executors import BoundProgram, Executor, PreparedProgram, ma
 from stitch.runtime.executors.executor import ProgramBytes, Workspace
 from stitch.runtime.executors.onnx import foreign_calls, session
 from tests.support.bodied_graphs import bodied_graph
+from tests.support.grids import in_turn
 from tests.support.scan_cases import CASES, graph_of, inputs_of
 from tests.support.stitched_models import integers, model, one, scaled
 
@@ -93,14 +94,16 @@ def test_a_correlation_alone_replaces_the_elementwise_rule(
     assert compared.first is None
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(
-    "wishes",
-    [
-        ("output.y.data_type=bf16",),
-        ("output.y.data_type=bfp8", "output.y.layout=tile"),
-        ("input.x.data_type=bfp4", "input.x.layout=tile"),
-    ],
+    ("executor", "wishes"),
+    in_turn(
+        EXECUTORS,
+        [
+            ("output.y.data_type=bf16",),
+            ("output.y.data_type=bfp8", "output.y.layout=tile"),
+            ("input.x.data_type=bfp4", "input.x.layout=tile"),
+        ],
+    ),
 )
 def test_narrow_values_agree_once_they_are_rounded(executor: str, wishes: tuple[str, ...]) -> None:
     given = np.random.default_rng(2).normal(size=SHAPE).astype(np.float32) * 50
@@ -128,8 +131,7 @@ def test_an_operation_that_overwrites_its_operand_is_compared_with_what_it_was_g
     assert compared.lines[0].runs == 3
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", ["lstm", "nested", "bfloat16"])
+@pytest.mark.parametrize(("executor", "name"), in_turn(EXECUTORS, ["lstm", "nested", "bfloat16"]))
 def test_a_scan_is_compared_as_one_operation(name: str, executor: str) -> None:
     (case,) = (case for case in CASES if case.name == name)
     compiled = stitch.compile(graph_of(case, 5), target="host", schedule="rounds")

@@ -31,6 +31,7 @@ from tests.support.executors.blocked_checks import (
 from tests.support.executors.blocked_networks import Net, drawn, random_net, residual
 from tests.support.executors.blocked_reference import blocked_results
 from tests.support.executors.named_prices import TABLE
+from tests.support.grids import in_turn
 from tests.support.run_seed import SEED
 
 CAMPAIGN = pytest.param(300, marks=pytest.mark.campaign("executors"), id="long")
@@ -93,8 +94,7 @@ def test_channels_that_fill_no_block(channels: tuple[int, int, int], blocked: in
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("block", [8, 16])
-@pytest.mark.parametrize("first", [1, 3, 7, 8, 9, 12, 15, 16, 20, 24])
+@pytest.mark.parametrize(("block", "first"), in_turn([8, 16], [1, 3, 7, 8, 9, 12, 15, 16, 20, 24]))
 def test_blocks_of_every_processor(first: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With AVX2 blocks have 8 channels: 8 of an image fill one, and 24 of a result fill three."""
     net = Net()

@@ -22,6 +22,7 @@ from tests.support.executors.blocked_checks import (
 from tests.support.executors.blocked_networks import Net, drawn
 from tests.support.executors.blocked_reference import blocked_results
 from tests.support.executors.named_prices import TABLE
+from tests.support.grids import in_turn
 
 
 @pytest.fixture
@@ -43,16 +44,12 @@ def transposed(
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize(
-    "attributes",
-    [
+@pytest.mark.parametrize(("attributes", "kernel"), in_turn([
         {}, {"pads": [1, 1, 1, 1]}, {"pads": [1, 0, 1, 2]}, {"dilations": [2, 1]},
         {"dilations": [1, 2], "pads": [0, 3, 1, 1]}, {"auto_pad": "SAME_UPPER"},
         {"auto_pad": "SAME_LOWER", "dilations": [2, 1]}, {"output_shape": [7, 8]},
         {"dilations": [2, 2], "output_padding": [1, 0]},
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("kernel", [(3, 3), (2, 3), (1, 1)])
+    ], [(3, 3), (2, 3), (1, 1)]))  # fmt: skip
 def test_one_without_strides_is_a_convolution_in_blocks(
     kernel: tuple[int, int], attributes: dict[str, Any]
 ) -> None:

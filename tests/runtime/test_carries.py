@@ -9,6 +9,7 @@ import stitch
 from stitch.graph import ComputationGraphBuilder
 from stitch.machine import Machine
 from stitch.program import Space
+from tests.support.grids import in_turn
 from tests.support.stitched_models import Wishes, consuming, model
 
 SHAPE = (4, 64)
@@ -98,9 +99,7 @@ WAYS: dict[str, tuple[tuple[str, ...], bool]] = {
 }
 
 
-@pytest.mark.parametrize("window", [1, 8, 64])
-@pytest.mark.parametrize("count", [1, 2, 8, 65])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("window", "count", "way"), in_turn([1, 8, 64], [1, 2, 8, 65], WAYS))
 def test_feeding_back_settles(way: str, count: int, window: int) -> None:
     wishes, donates = WAYS[way]
     make = consuming if donates else doubled

@@ -20,6 +20,7 @@ from stitch.runtime.backends import BoundStep, LocalBackend
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import lend, take_back
 from stitch.runtime.recording import bound_parts, recording, recording_maker, recordings
+from tests.support.grids import in_turn
 from tests.support.lines_run import lines_run
 from tests.support.stitched_models import integers, model, one, scaled, several, used
 
@@ -125,8 +126,7 @@ def test_pipelines_in_turn_take_nothing_from_each_other_for_ever(
             still(device, run, 20, 20)
 
 
-@pytest.mark.parametrize("machine", ["wormhole_n150", "tiny"])
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize(("machine", "seed"), in_turn(["wormhole_n150", "tiny"], range(16)))
 def test_pipelines_in_turn_settle_however_their_results_are_held(machine: str, seed: int) -> None:
     drawn = random.Random(seed)
     with stitch.open_device(machine) as device:
@@ -168,8 +168,7 @@ def test_results_that_are_fed_back_settle_however_they_are_held() -> None:
             np.testing.assert_array_equal(tensor.numpy(), array)
 
 
-@pytest.mark.parametrize("window", [1, 8, 64])
-@pytest.mark.parametrize("length", [1, 2, 65])
+@pytest.mark.parametrize(("window", "length"), in_turn([1, 8, 64], [1, 2, 65]))
 def test_ways_of_holding_that_take_turns_settle(length: int, window: int) -> None:
     """What one holds for long takes no place from the others, as long as there is memory."""
     with stitch.open_device("wormhole_n150", window=window) as device:
@@ -267,8 +266,7 @@ KEPT: dict[str, Callable[[int], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("window", [1, 64])
-@pytest.mark.parametrize("way", KEPT)
+@pytest.mark.parametrize(("window", "way"), in_turn([1, 64], KEPT))
 def test_a_pass_takes_no_more_work_the_more_results_are_kept(way: str, window: int) -> None:
     with stitch.open_device("wormhole_n150", window=window) as device:
         pipe = stitch.Pipeline([device.load(two_outputs())])
@@ -320,8 +318,7 @@ def test_places_that_are_shared_find_their_way_back() -> None:
         assert used(device) == empty
 
 
-@pytest.mark.parametrize("debug", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("debug", "seed"), in_turn([False, True], range(6)))
 def test_bound_steps_are_those_of_their_places(
     seed: int, debug: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

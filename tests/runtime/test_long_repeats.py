@@ -13,6 +13,7 @@ from stitch.documents import YamlPipeline, read_pipeline
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Array
 from stitch.runtime import HookContext, PlanRun
+from tests.support.grids import in_turn
 from tests.support.stitched_models import consuming, integers, model, used
 
 SHAPE = (4, 64)
@@ -184,8 +185,7 @@ def loaded(device: stitch.Device, loop: str) -> YamlPipeline:
     return YamlPipeline(read_pipeline("p.yaml"), device)
 
 
-@pytest.mark.parametrize("window", [1, 3, 64])
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(("window", "loop"), in_turn([1, 3, 64], LOOPS))
 def test_a_long_repeat_is_planned_once_and_computes_the_same(
     files: Path, loop: str, window: int
 ) -> None:
@@ -229,9 +229,10 @@ def test_the_runs_of_a_long_repeat_go_past_the_queue(files: Path, loop: str) -> 
         assert device.statistics().windows - before <= 4
 
 
-@pytest.mark.parametrize("at", [1, 64, 65, 200, 390])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("loop", ["one", "donated"])
+@pytest.mark.parametrize(
+    ("at", "error", "loop"),
+    in_turn([1, 64, 65, 200, 390], [RuntimeError, KeyboardInterrupt], ["one", "donated"]),
+)
 def test_a_long_repeat_that_is_stopped_leaves_the_device_as_it_was(
     files: Path, loop: str, error: type[BaseException], at: int
 ) -> None:

@@ -14,6 +14,7 @@ from stitch.ops import KernelMemory
 from stitch.program import Array, Program
 from stitch.runtime import make_executor
 from stitch.runtime.executors import BoundProgram, ProgramBytes, Workspace, quietly
+from tests.support.grids import in_turn
 from tests.support.scanned_graphs import FORMS, scanned_graph
 
 #: Rows that kernels go through at once, and rows that they go through in pieces.
@@ -53,8 +54,7 @@ def measured(program: Program, machine: MachineShape) -> tuple[ProgramBytes, int
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("width", "form"), in_turn(WIDTHS, FORMS))
 def test_a_scan_takes_no_more_than_is_said(form: str, width: int) -> None:
     width = min(width, 600) if form == "cell" else width
     model = stitch.compile(scanned_graph(form, width), target="host", schedule="rounds")

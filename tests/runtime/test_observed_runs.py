@@ -16,6 +16,7 @@ from stitch.program import Array
 from stitch.report import ChromeTrace
 from stitch.runtime import HookContext, PlanRun, PlanStopped
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
+from tests.support.grids import in_turn
 from tests.support.stitched_models import integers, one, scaled, tiny
 
 MOMENTS = ("before_program", "after_program", "before_operation", "after_operation")
@@ -60,8 +61,7 @@ def arrays() -> Iterator[Array]:
     yield from (integers(SHAPE, start) / np.float32(7) for start in range(8))
 
 
-@pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("how", OBSERVERS)
+@pytest.mark.parametrize(("name", "how"), in_turn(WAYS, OBSERVERS))
 def test_plans_copies_and_bits_are_those_of_the_bare_runs(how: str, name: str) -> None:
     results, accounts, counts = [], [], []
     for who in ("nobody", how):
@@ -154,10 +154,10 @@ def broken_at(moment: str, program: str, error: type[BaseException]) -> dict[str
     return {moment: hook}
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("settled", [0, 5])
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("program", ["a", "b", "c"])
+@pytest.mark.parametrize(
+    ("error", "settled", "moment", "program"),
+    in_turn([ValueError, KeyboardInterrupt], [0, 5], MOMENTS, ["a", "b", "c"]),
+)
 def test_a_run_that_a_hook_ends_has_done_the_steps_before_it(
     program: str, moment: str, settled: int, error: type[BaseException]
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
 from stitch.runtime.executors.onnx.model_form import onnx_form
+from tests.support.grids import in_turn
 
 
 def gelu_by_tanh(
@@ -73,9 +74,9 @@ def test_what_only_looks_like_a_gelu_stays_as_it_is(graph: ComputationGraph) -> 
     assert_agrees(graph)
 
 
-@pytest.mark.parametrize("is_constant", [True, False])
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("is_constant", "momentum", "kind"), in_turn([True, False], [0.0, 0.5], ["float32", "float64"])
+)
 def test_statistics_that_ran_before_are_one_value_and_what_follows_each_is_another(
     kind: str, momentum: float, is_constant: bool
 ) -> None:

@@ -18,6 +18,7 @@ from stitch.program import Array, DataType, Space, TensorDesc, host_layout
 from stitch.runtime.recording.placed_objects import PlacedObjects
 from stitch.ttb import Binary
 from tests.support.executors.drawn_programs import DrawnProgram, drawn_program
+from tests.support.grids import in_turn
 
 NBYTES = 256
 
@@ -114,8 +115,7 @@ def kept_equals_single(seed: int, machine: str, executor: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("machine", ["tiny", "host", "wormhole_n150"])
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(("machine", "part"), in_turn(["tiny", "host", "wormhole_n150"], range(4)))
 def test_kept_results_of_random_programs_are_those_of_single_runs(machine: str, part: int) -> None:
     seeds = range(20 * part, 20 * part + 20)
     assert sum(kept_equals_single(seed, machine, "numpy") for seed in seeds) > 5

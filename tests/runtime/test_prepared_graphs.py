@@ -13,6 +13,7 @@ from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layo
 from stitch.report import Device
 from stitch.runtime import lend
 from stitch.tasks import TaskGraph, task
+from tests.support.grids import in_turn
 from tests.support.stitched_models import consuming, one, scaled, several, used
 
 SHAPE = (4, 64)
@@ -227,8 +228,9 @@ def compiled(name: str, f: Any, count: int, machine: str) -> stitch.CompiledMode
     return stitch.compile(f, [X] * count, target=machine, name=name)
 
 
-@pytest.mark.parametrize("machine", ["host", "tiny"])
-@pytest.mark.parametrize("kind", ["arrays", "tensors", "mixed", "turned"])
+@pytest.mark.parametrize(
+    ("machine", "kind"), in_turn(["host", "tiny"], ["arrays", "tensors", "mixed", "turned"])
+)
 def test_inputs_may_be_read_in_any_order(machine: str, kind: str) -> None:
     # Programs alone: with a host function among the tasks every run would go by way of the queue.
     subtract = compiled("less", lambda a, b: a - b, 2, machine)

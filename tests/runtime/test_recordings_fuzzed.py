@@ -29,7 +29,7 @@ from stitch.report import ChromeTrace, Recorder
 from stitch.runtime import RuntimeDevice
 from stitch.runtime.recording import recording, recording_maker, recordings
 from stitch.runtime.values import Status
-from tests.support.grids import every
+from tests.support.grids import every, in_turn
 from tests.support.stitched_models import binary_op, consuming, held_by, model, tiny
 
 F32 = DataType.FLOAT32
@@ -573,8 +573,7 @@ def test_nothing_that_is_held_changes(seed: int, fails: bool) -> None:
     drilled(MACHINES[seed % 4], seed, 80, window=window, debug=debug, fails=fails)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", GRANULES)
+@pytest.mark.parametrize(("seed", "name"), in_turn(range(4), GRANULES))
 def test_granules_and_policies_change_nothing_that_is_held(name: str, seed: int) -> None:
     drilled(name, 300 + seed, 60, window=(4, 64)[seed % 2], debug=seed == 3, fails=seed == 2)
 

@@ -12,6 +12,7 @@ import stitch
 from stitch.program import Array, DataType
 from stitch.runtime import HookContext
 from tests.support.files.scanned_specimens import by_hand, scanned_binary
+from tests.support.grids import in_turn
 from tests.support.scanned_graphs import FORMS, scanned_graph
 
 FIRST = np.linspace(-1, 1, 8, dtype=np.float32)
@@ -25,8 +26,7 @@ def results(made: stitch.Tensor | tuple[stitch.Tensor, ...]) -> list[Array]:
     return [t.numpy().copy() for t in (made if isinstance(made, tuple) else (made,))]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize(("form", "debug"), in_turn(FORMS, [False, True]))
 def test_hooks_see_a_scan_as_one_operation_and_change_nothing(form: str, debug: bool) -> None:
     model = stitch.compile(scanned_graph(form), target="host", schedule="rounds")
     rng = np.random.default_rng(1)

@@ -7,7 +7,7 @@ Comes in: the values of each parameter, or points one by one. Goes out: all poin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -33,6 +33,34 @@ def every(step: int, values: Iterable[Any]) -> list[Any]:
     return [_param((v,), number % step == 0) for number, v in enumerate(values)]
 
 
+def every_row(step: int, rows: Iterable[Any]) -> list[Any]:
+    """All rows, of several parameters each. The quick run has the first of each `step`."""
+    return [
+        _param((row,) if hasattr(row, "marks") else row, number % step == 0)
+        for number, row in enumerate(rows)
+    ]
+
+
+def first_of_each(key: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+    """All values. The quick run has the first of each key: of each operator, of each kind."""
+    seen: set[Any] = set()
+    made = []
+    for value in values:
+        made.append(_param((value,), key(value) not in seen))
+        seen.add(key(value))
+    return made
+
+
+def named(name: Callable[[Any], str], values: Iterable[Any]) -> list[Any]:
+    """Values of one parameter with what they are called."""
+    return [pytest.param(value, id=name(value)) for value in values]
+
+
+def rows(values: Iterable[Sequence[Any]]) -> list[Any]:
+    """Values of several parameters that belong together, as one axis of a grid."""
+    return [pytest.param(*row) for row in values]
+
+
 def _marked(axes: Sequence[Iterable[Any]], strength: int) -> list[Any]:
     values = [tuple(axis) for axis in axes]
     usual = [[at for at, value in enumerate(axis) if not _is_long(value)] for axis in values]
@@ -53,12 +81,20 @@ def _param(values: Sequence[Any], is_quick: bool) -> Any:
     """Values may be params themselves: what they are called and marked with stays."""
     parts = [v if hasattr(v, "marks") else pytest.param(v) for v in values]
     marks = [mark for part in parts for mark in part.marks]
-    named = [part.id for part in parts if isinstance(part.id, str)]
+    ids = [_id_of(part) for part in parts]
     return pytest.param(
         *(value for part in parts for value in part.values),
         marks=marks + [CAMPAIGN] * (not is_quick),
-        id="-".join(named) if len(named) == len(parts) else None,
+        id=None if None in ids else "-".join(map(str, ids)),
     )
+
+
+def _id_of(part: Any) -> str | None:
+    """What a value is called: by its param, or as pytest calls plain values."""
+    if isinstance(part.id, str):
+        return part.id
+    is_plain = all(isinstance(v, str | int | float | bool) for v in part.values)
+    return "-".join(map(str, part.values)) if is_plain else None
 
 
 def covering(sizes: Sequence[int], strength: int) -> set[Point]:

@@ -15,6 +15,7 @@ import stitch
 from stitch.program import Array, DataType
 from stitch.runtime import HookContext
 from stitch.training import TrainingInstance
+from tests.support.grids import in_turn, named
 from tests.support.training.models import batches, compiled, mlp, values_of
 
 STEPS = 14
@@ -95,15 +96,10 @@ def raise_the_rate(instance: TrainingInstance, step: int, what: Any) -> None:
     instance.optimizer.lr = 0.01 + step / 1000
 
 
-@pytest.mark.parametrize(
-    "meddle",
-    [
+@pytest.mark.parametrize(("meddle", "options"), in_turn(named(lambda meddle: meddle.__name__, [
         nothing, keep_everything, read_and_write, reads_inside, predict_in_between,
         profile_some_steps, allocate_and_free, copy_the_handle, raise_the_rate,
-    ],
-    ids=lambda meddle: meddle.__name__,
-)  # fmt: skip
-@pytest.mark.parametrize("options", [{}, {"target": "host"}, {"precision": DataType.BFLOAT16}])
+    ]), [{}, {"target": "host"}, {"precision": DataType.BFLOAT16}]))  # fmt: skip
 def test_a_caller_who_meddles_sees_what_the_queue_would_give(
     meddle: Meddling, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,8 +112,12 @@ def test_a_caller_who_meddles_sees_what_the_queue_would_give(
         np.testing.assert_array_equal(state[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("options", [{}, {"target": "host"}, {"target": "tiny"}])
-@pytest.mark.parametrize("meddle", [nothing, copy_the_handle, raise_the_rate])
+@pytest.mark.parametrize(
+    ("options", "meddle"),
+    in_turn(
+        [{}, {"target": "host"}, {"target": "tiny"}], [nothing, copy_the_handle, raise_the_rate]
+    ),
+)
 def test_a_settled_step_does_nothing_but_run(meddle: Meddling, options: dict[str, Any]) -> None:
     _, _, done = run(meddle, **options)
     assert done[6:] == done[6:7] * (STEPS - 6)

@@ -16,6 +16,7 @@ from stitch.ttb.envelope import collect_segments
 from tests.support.files.random_programs import binaries
 from tests.support.files.specimens import rich_binary
 from tests.support.flatc.encoder import flatc_metadata
+from tests.support.grids import in_turn, named
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -44,8 +45,10 @@ def test_every_frozen_file_and_specimen() -> None:
         assert_both_write_the_same(binary)
 
 
-@pytest.mark.parametrize("target", ["wormhole_n150", "blackhole_p150"])
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    ("target", "path"),
+    in_turn(["wormhole_n150", "blackhole_p150"], named(lambda path: path.stem, MODULES)),
+)
 def test_every_module_of_the_examples(path: Path, target: str) -> None:
     assert_both_write_the_same(stitch.compile(path, target=target).binary)
 

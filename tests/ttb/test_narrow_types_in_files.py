@@ -11,6 +11,7 @@ from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.graph.json_form import as_json, from_json
 from stitch.program import DataType
 from stitch.ttb import encode, load
+from tests.support.grids import in_turn, named
 from tests.support.stitched_models import several
 
 NARROW = [t for t in DataType if not t.is_block and t.is_narrow]
@@ -27,8 +28,9 @@ def graph_of(kind: DataType) -> ComputationGraph:
     return builder.build()
 
 
-@pytest.mark.parametrize("kind", NARROW, ids=lambda t: t.value)
-@pytest.mark.parametrize("space", ["host", "l1"])
+@pytest.mark.parametrize(
+    ("kind", "space"), in_turn(named(lambda t: t.value, NARROW), ["host", "l1"])
+)
 def test_every_code_goes_through_a_file_and_a_device(kind: DataType, space: str) -> None:
     target = "host" if space == "host" else "tiny"
     model = stitch.compile(graph_of(kind), target=target)

@@ -24,6 +24,7 @@ from stitch.planner import (
 )
 from stitch.planner.lanes import HANDING, LEAST
 from stitch.program import DataType, Layout, Space, TensorDesc
+from tests.support.grids import every
 from tests.support.planner.small_requests import machine_with
 
 MACHINE = machine_with(l1_nbytes=1 << 16)
@@ -149,10 +150,10 @@ def drawn(draw: Random) -> tuple[Plan, list[float | None]]:
     return plan(steps, results, 2), costs
 
 
-@pytest.mark.parametrize("most", [2, 3, 5])
+@pytest.mark.parametrize("most", every(3, [2, 3, 5]))
 def test_any_order_of_the_lanes_gives_what_the_plan_gives(most: int) -> None:
     forked = 0
-    for seed in range(400):
+    for seed in range(100):
         draw = Random(seed)
         made, costs = drawn(draw)
         found = lanes_of(made, costs, most)
@@ -170,7 +171,7 @@ def test_any_order_of_the_lanes_gives_what_the_plan_gives(most: int) -> None:
         expected = bytes_after(made, Lanes(), [*range(len(made.steps))])
         for _ in range(4):
             assert bytes_after(made, found, shuffled(made, found, draw)) == expected, seed
-    assert forked > 100
+    assert forked > 25
 
 
 def shuffled(made: Plan, found: Lanes, draw: Random) -> list[int]:

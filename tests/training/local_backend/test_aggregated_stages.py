@@ -15,6 +15,7 @@ from stitch.program import Array, InputKind, Program, Role
 from stitch.runtime import RuntimeDevice
 from stitch.tasks import aggregate
 from stitch.training import LocalTaskBackend, ModelTrainingInstance
+from tests.support.grids import in_turn
 from tests.support.training.aggregated import linked, run
 from tests.support.training.models import mlp
 
@@ -122,8 +123,9 @@ def check(role: Role, backend: LocalTaskBackend, whole: Program, spelled: Callab
         assert mine not in ours or ours[mine].tobytes() == array.tobytes(), name
 
 
-@pytest.mark.parametrize("make", [mlp, branches, convolution, attention])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("make", "optimizer"), in_turn([mlp, branches, convolution, attention], ["sgd", "adam"])
+)
 def test_the_aggregated_tasks_are_the_programs_of_the_training(
     make: Callable[[], ComputationGraph], optimizer: str
 ) -> None:
