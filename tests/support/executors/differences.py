@@ -13,6 +13,8 @@ from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "executor_differences.md"
 HEADER = ["operators", "kernels", "values", "differ in", "why"]
+#: Said of kernels that differ only where a library splits sums so.
+SOMEWHERE = " on some processors"
 #: Of the table of nodes as they are written.
 ORIGINALS = ["operators", "other", "differs in", "what Stitch computes, and why"]
 
@@ -26,6 +28,8 @@ class Line:
     classes: tuple[str, ...]
     way: str
     reason: str
+    #: Of the kernels, those that differ on some processors and not on others.
+    optional: tuple[str, ...] = ()
 
 
 def lines(text: str | None = None) -> tuple[Line, ...]:
@@ -38,10 +42,13 @@ def lines(text: str | None = None) -> tuple[Line, ...]:
         if cells == HEADER or set(cells[0]) <= set("-:"):
             continue
         operators, kernels, classes, way, reason = cells
-        installed = tuple(name for word in _listed(kernels) for name in _installed(word))
-        if installed:
-            words = _listed(operators), installed, _listed(classes)
-            found.append(Line(*words, way, reason))
+        named = [(word, name) for word in _listed(kernels) for name in _installed(word)]
+        if named:
+            installed = tuple(name for _, name in named)
+            optional = tuple(name for word, name in named if word.endswith(SOMEWHERE))
+            found.append(
+                Line(_listed(operators), installed, _listed(classes), way, reason, optional)
+            )
     return tuple(found)
 
 
@@ -57,9 +64,10 @@ def originals() -> set[tuple[str, str]]:
 
 
 def _installed(word: str) -> Iterator[str]:
-    """The kernels of a word: `name`, `name < version`, `name with flag`, `name without flag`; none
-    where another version is there, or a processor that is not so (flags and vendors as in
-    `/proc/cpuinfo`)."""
+    """The kernels of a word: `name`, `name < version`, `name with flag`, `name without flag`,
+    `name on some processors`; none where another version is there, or a processor that is not so
+    (flags as in `/proc/cpuinfo`)."""
+    word = word.removesuffix(SOMEWHERE)
     word, _, missing = word.partition(" without ")
     word, _, flag = word.partition(" with ")
     if missing in _processor() or (flag and flag not in _processor()):
@@ -71,9 +79,9 @@ def _installed(word: str) -> Iterator[str]:
 
 @cache
 def _processor() -> frozenset[str]:
-    """What the processor can do, and whose it is, in Linux' words."""
+    """What the processor can do, in Linux' words."""
     told = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    said = (line for line in told.splitlines() if line.startswith(("flags", "vendor_id")))
+    said = (line for line in told.splitlines() if line.startswith("flags"))
     return frozenset(word for line in said for word in line.split())
 
 

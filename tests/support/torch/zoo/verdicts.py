@@ -186,7 +186,27 @@ def _errors(
         max(distance(wanted, truth), distance(wanted_results, true_results)),
         distance(wanted_gradients, true_gradients),
     )
+    for what, mine, wide in (
+        ("forward", found, truth), ("results", results, true_results),
+        ("gradients", gradients, true_gradients),
+    ):  # fmt: skip
+        if distance(mine, wide) == math.inf and math.inf not in theirs:
+            raise AssertionError(f"draw {draw}, {what}: {unlike(mine, wide)}")
     return ours, theirs
+
+
+def unlike(found: list[Any], wanted: list[Any]) -> str:
+    """Return why these results are infinitely far from each other."""
+    if len(found) != len(wanted):
+        return f"{len(found)} tensors, expected {len(wanted)}"
+    for index, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        if distance([a], [b]) == math.inf:
+            finite = int(a.isfinite().sum())
+            return (
+                f"tensor {index}: {a.dtype} {tuple(a.shape)}, {finite} finite elements {a}, "
+                f"expected {b.dtype} {tuple(b.shape)}, {int(b.isfinite().sum())} finite"
+            )
+    return "nothing"
 
 
 def _in(kind: Any, examples: Any) -> Any:
