@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         losses,
         schedules,
     )
-    from stitch.tuning import tune
     from stitch.version import __version__
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -61,12 +60,11 @@ else:
             "runtime": "LoadedProgram Tensor",
             "tasks": "TaskGraph aggregate compose task",
             "training": "Adam AdamW LossTensor SGD TensorFuture TrainingInstance losses schedules",
-            "tuning": "tune",
             "version": "__version__",
         },
         modules="api argument_kinds budget cli compile_cache compiler documents errors files "
         "flatbuffer forms fractal frontend graph linker linking machine memory model on_demand ops "
-        "packing planner program report runtime tasks torch training ttb tuning version",
+        "packing planner program report runtime tasks torch training ttb version",
     )
 
 __all__ = [
@@ -77,5 +75,5 @@ __all__ = [
     "StitchError", "TaskError", "TaskGraph", "Tensor", "TensorDesc", "TensorFuture",
     "TrainingInstance", "__version__", "aggregate", "compile", "compose", "device_of",
     "forbid_copies", "get_layout", "has_layout", "link", "load", "losses", "open_device",
-    "schedules", "submit", "task", "to_layout", "trace", "tune", "wait",
+    "schedules", "submit", "task", "to_layout", "trace", "wait",
 ]  # fmt: skip

@@ -49,24 +49,24 @@ def open_device(
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
 
-    `executor`: who computes: `numpy`, `onnxruntime`, `auto` (either, by operation), `torch` (`auto`
-    with PyTorch's kernels too), `fastest` (of these the one that a clock says, by program), `null`
-    (nobody); `threads`: on how many threads ONNX Runtime computes one operation (default 1).
-    `window`: tasks queued before they run; 1 runs each call at once. `debug`: poison freed bytes
-    and guard padding.
-    `strict_types`: links may not change the floating storage type. `max_memory`: bytes (or a text,
-    `"2GiB"`) of the host's memory that all devices of the process may take together when this one
-    asks for more (default: 80 % of the machine's, or of its control group's); over it, plans and
-    tensors raise `OutOfMemoryError` before anything of them is allocated. `spill`: tensors for
-    which DRAM has no room wait on the host, and constants in their file; without, that is an
+    `executor`: who computes: `numpy`, `onnxruntime`, `auto` (either, by operation), `torch`
+    (`auto` with PyTorch's kernels too), `null` (nobody); `threads`: on how many threads ONNX
+    Runtime computes one operation (default 1). `window`: tasks queued before they run; 1 runs
+    each call at once. `debug`: poison freed bytes and guard padding. `strict_types`: links may
+    not change the floating storage type. `max_memory`: bytes (or a text, `"2GiB"`) of the
+    host's memory that all devices of the process may take together when this one asks for more
+    (default: 80 % of the machine's, or of its control group's); over it, plans and tensors
+    raise `OutOfMemoryError` before anything of them is allocated. `spill`: tensors for which
+    DRAM has no room wait on the host, and constants in their file; without, that is an
     `OutOfMemoryError`. `aggregate`: whether programs that feed each other are linked and run as
-    one: `auto` (where the executor promises the same bits, once the same calls have come back so
-    often that it pays: after 100 times at most), `never`, or `always` (at once, also where sums may
-    differ). Results of which somebody still has a handle are kept; `explain` says what was linked.
+    one: `auto` (where the executor promises the same bits, once the same calls have come back
+    so often that it pays: after 100 times at most), `never`, or `always` (at once, also where
+    sums may differ). Results of which somebody still has a handle are kept; `explain` says what
+    was linked.
     `lanes`: on how many threads independent stretches of a plan run beside each
     other, where each takes 100 us at least by its counts; results and copies are those of one lane.
     `prices`: the table by which `auto` and `torch` choose who computes an operation: the name of a
-    family of processors (`x86_avx512_intel`), or the path of a file that `stitch.tune` wrote
+    family of processors (`x86_avx512_intel`), or the path of a file that `tools/prices` wrote
     (default: the family nearest to this processor). The choice, and with it the last digits of
     results, follows from it alone; name one to have the same on every machine.
     """

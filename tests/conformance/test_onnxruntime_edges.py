@@ -195,7 +195,7 @@ def test_a_clip_bounds_what_the_cell_of_an_lstm_is_given_to() -> None:
 @pytest.mark.parametrize(
     ("executor", "op", "gates", "states", "steps", "batch"),
     in_turn(
-        ["onnxruntime", "fastest", "auto", "torch", "numpy"],
+        ["onnxruntime", "auto", "torch", "numpy"],
         rows([("RNN", 1, 1), ("GRU", 3, 1), ("LSTM", 4, 2)]),
         rows([(3, 0), (0, 2), (0, 0)]),
     ),

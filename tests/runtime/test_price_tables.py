@@ -7,7 +7,6 @@ import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -372,27 +371,7 @@ def test_a_device_takes_the_table_of_a_file_also_on_several_threads(tmp_path: Pa
 def test_an_executor_that_has_no_choice_takes_no_prices(executor: str) -> None:
     with pytest.raises(UsageError, match=f"{executor!r} takes no prices") as failure:
         stitch.open_device("host", executor=executor, prices="x86_avx512_intel")
-    assert "auto or torch or fastest" in str(failure.value)
-
-
-def test_the_fastest_is_looked_for_among_those_that_choose_by_the_table(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(text_of().replace("name: round_prices", "name: mine"))
-    with stitch.open_device("host", executor="fastest", prices=file) as device:
-        executor: Any = device.backend.executor
-        chosen = {one.name: one.prices and one.prices.name for one in executor.tried}
-        assert "by the prices 'mine'" in device.explain()
-    assert chosen == {"numpy": None, "auto": "mine", "onnxruntime": None, "torch": "mine"}
-
-
-def test_a_table_that_is_not_sound_is_refused_where_the_fastest_is_looked_for(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "mine.yaml").write_text("name: mine\n")
-    with pytest.raises(FormatError, match="not a sound table of prices"):
-        stitch.open_device("host", executor="fastest", prices=tmp_path / "mine.yaml")
-    with pytest.raises(UsageError, match="cannot read the prices"):
-        stitch.open_device("host", executor="fastest", prices=tmp_path / "none.yaml")
+    assert "auto or torch" in str(failure.value)
 
 
 def test_an_executor_that_is_made_already_takes_no_other_prices() -> None:

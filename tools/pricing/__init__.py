@@ -1,5 +1,2 @@
-"""How good choices by a table of prices are, on whole networks.
-
-Comes in: networks, a table. Goes out: what each executor takes beside the best of NumPy and ONNX
-Runtime. Uses the public face only; must not know how operations are priced.
-"""
+"""Tables of prices: measuring one on this machine (`tuner`), and how good choices by one are on
+whole networks (`choices`)."""

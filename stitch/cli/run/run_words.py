@@ -84,8 +84,8 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
                        "PyTorch's are set by OMP_NUM_THREADS"}),
         ("--prices", {"metavar": "NAME|prices.yaml",
                       "help": "the table by which --executor=auto and torch choose who computes an "
-                      "operation: that of a family of processors, or a file that stitch.tune "
-                      "wrote (default: the family nearest to this processor)"}),
+                      "operation: that of a family of processors, or a file of that "
+                      "form (default: the family nearest to this processor)"}),
         ("--window", {"type": positive, "default": DEFAULT_WINDOW,
                       "help": "tasks queued before they run; 1: each call at once"}),
         ("--aggregate", {"choices": ("auto", "never", "always"), "default": "auto",

@@ -16,7 +16,6 @@ DEFAULT_EXECUTOR = "numpy"
 #: Names of executors that compute as another does, or as the cheapest of others.
 _COMPUTE_AS = {
     "auto": ("numpy", "onnxruntime"),
-    "fastest": ("numpy", "onnxruntime"),
     "null": (DEFAULT_EXECUTOR,),
 }
 #: The names by which rates are asked for.

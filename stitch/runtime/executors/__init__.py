@@ -3,7 +3,6 @@
 Comes in: programs and regions of bytes. Goes out: steps to call. Must not know plans or devices.
 """
 
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -48,7 +47,6 @@ EXECUTORS: dict[str, tuple[str, str]] = {
     "onnxruntime": ("stitch.runtime.executors.onnx", "OnnxRuntimeExecutor"),
     "auto": ("stitch.runtime.executors.automatic", "AutomaticExecutor"),
     "torch": ("stitch.runtime.executors.torch_executor", "TorchExecutor"),
-    "fastest": ("stitch.runtime.executors.measured", "MeasuredExecutor"),
     "null": ("stitch.runtime.executors.null", "NullExecutor"),
 }
 
@@ -57,8 +55,8 @@ EXECUTORS: dict[str, tuple[str, str]] = {
 THREADED = ("onnxruntime", "auto")
 #: Those that may fuse operations across seams.
 FUSING = ("onnxruntime", "auto")
-#: Those that choose by a table of prices, and the one that tries those.
-PRICED = ("auto", "torch", "fastest")
+#: Those that choose by a table of prices.
+PRICED = ("auto", "torch")
 _THREADS_ELSEWHERE = {
     "numpy": "NumPy's threads are set before it is loaded, as in OMP_NUM_THREADS=4",
     "torch": "PyTorch's threads are those of torch.set_num_threads, or of OMP_NUM_THREADS",
@@ -108,10 +106,7 @@ def make_executor(
         return name
     module, class_name = EXECUTORS[name]
     words: dict[str, Any] = {} if threads is None else {"intra_op_threads": threads}
-    if name == "fastest":
-        # Read once, and here: an executor that refuses a table is not one that is not installed.
-        words["make"] = partial(_tried, None if prices is None else load_prices(prices))
-    elif prices is not None:
+    if prices is not None:
         words["prices"] = prices
     if fuse_across_seams and name in FUSING:
         words["fuse_across_seams"] = True
@@ -127,11 +122,6 @@ def make_executor(
         ) from error
     assert isinstance(executor, Executor)
     return executor
-
-
-def _tried(prices: PriceTable | None, name: str) -> Executor:
-    """One that `fastest` tries, by the table if it chooses by one."""
-    return make_executor(name, prices=prices if name in PRICED else None)
 
 
 __all__ = [

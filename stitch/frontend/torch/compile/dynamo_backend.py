@@ -62,8 +62,7 @@ from stitch.runtime import Executor
 #: What `algorithm` said before it said what it says everywhere.
 _PASSES = {"optimize": True, "as_written": False}
 FALLBACKS = ("torch", "error")
-MEASURING_MODES = ("max-autotune", "max-autotune-no-cudagraphs")
-MODES = ("default", "reduce-overhead", *MEASURING_MODES)
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 #: What `open_device` takes beside the machine.
 DEVICE_OPTIONS = tuple(inspect.signature(open_device).parameters)[1:]
 GENERATORS = ("stitch", "torch")
@@ -187,10 +186,9 @@ def stitch_backend(
 ) -> Callable[..., Any]:
     """What torch's entry point `stitch` names: a graph of dynamo as a function of torch tensors.
 
-    `mode`: one of torch's. "reduce-overhead" is what is always done: a plan is recorded, and runs
-    again without being made. "max-autotune", with or without "-no-cudagraphs", is the executor
-    `fastest`: each program by whichever is fastest here, by a clock. Raises `UsageError` for
-    unknown options and modes, `CompileError` with all operators that are lacking.
+    `mode`: one of torch's, all of which are the same: a plan is recorded, and runs again without
+    being made; who computes follows from a table of prices, and nothing is tuned by a clock. Raises
+    `UsageError` for unknown options and modes, `CompileError` with all operators that are lacking.
     """
     settings = CompileSettings.of(options)
     if mode not in (None, *MODES):
@@ -199,8 +197,6 @@ def stitch_backend(
             expected=", ".join(MODES),
             remedy=closest(str(mode), MODES) or None,
         )
-    if mode in MEASURING_MODES:
-        settings = replace(settings, executor="fastest")
     return compiled_graph(module, examples, settings)
 
 

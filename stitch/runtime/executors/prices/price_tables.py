@@ -27,7 +27,7 @@ products_per_us: ..}` of PyTorch. A library without prices is not used. What eac
 (multiply-adds, elements) to numbers, between which they go by the logarithm of the size. Any figure
 may be written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
 tables that Stitch ships name the source of every figure (a test keeps that). `tools/prices` and
-`stitch.tune` write such files. Must not know programs.
+`tools/prices` write such files. Must not know programs.
 """
 
 from __future__ import annotations

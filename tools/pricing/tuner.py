@@ -1,16 +1,14 @@
-"""`tune`: the prices of this machine as a file.
-
-Comes in: where to write, how large operands are. Goes out: a YAML file that `open_device(prices=)`
-takes, checked as any. Must not know: how operations are measured.
-"""
+"""The prices of this machine as a file that `open_device(prices=)` takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from stitch.argument_kinds import PATH, TEXT, WHOLE, optional, takes
+from pricing.figures import Figure, Section, points_of, section_of
+from pricing.operations import measured_operations
+from pricing.timing import installed, times_of
 from stitch.errors import UsageError
 from stitch.files import write_file
 from stitch.runtime import (
@@ -21,9 +19,6 @@ from stitch.runtime import (
     processor_name,
     this_processor,
 )
-from stitch.tuning.figures import Figure, Section, points_of, section_of
-from stitch.tuning.operations import measured_operations
-from stitch.tuning.timing import installed, times_of
 
 #: Elements of the largest operands, and how often all is tried.
 LARGEST, TRIES = 1 << 20, 15
@@ -32,12 +27,11 @@ LEAST_LARGEST, MOST_LARGEST = 1 << 6, 1 << 26
 _PACKAGES = {"numpy": "numpy", "onnxruntime": "onnxruntime", "torch": "torch"}
 
 
-@takes(path=PATH, name=optional(TEXT), largest=WHOLE, tries=WHOLE)
 def tune(
-    path: str | Path, *, name: str | None = None, largest: int = LARGEST, tries: int = TRIES
+    file: Path, *, name: str | None = None, largest: int = LARGEST, tries: int = TRIES
 ) -> PriceTable:
     """Measure what operations take on this machine, by each library that is installed, and write
-    that as a file for `open_device(prices=path)`.
+    that as a file for `open_device(prices=file)`.
 
     It takes about a minute, on one thread, and is best done while nothing else runs. `name`: what
     `explain` calls the table (default: as the file is called). `largest`: elements of the largest
@@ -45,7 +39,6 @@ def tune(
     uses the file but where it is named. Raises `UsageError` for sizes that tell nothing,
     `StitchError` where the file cannot be written.
     """
-    file = Path(path)
     if file.suffix not in (".yaml", ".yml"):
         raise UsageError(
             "a table of prices is a .yaml file", got=str(file),
@@ -71,15 +64,14 @@ def measured_text(name: str, largest: int = LARGEST, tries: int = TRIES) -> str:
     functions = [n for n in dict.fromkeys(o.name for o in operations) if n[0].isupper() or "." in n]
     sections = {library: section_of(library, times, functions) for library in executors}
     head = [
-        f"# The prices of one machine, as `stitch.tune` and `tools/prices` measure them.\n"
-        f"name: {name}",
+        f"# The prices of one machine, as `tools/prices` measures them.\nname: {name}",
         f"processor:\n{_processor_lines()}",
     ]
     points = points_of(sections)
     head.append("points:\n" + _lines(points) + '\n  source: "where ONNX Runtime\'s call is paid '
                 'back, by the prices below"')  # fmt: skip
     head.append("gains:\n" + _gains_lines())
-    source = f"measured by stitch.tune, {processor_name()}, one thread, up to {largest} elements"
+    source = f"measured by tools/prices, {processor_name()}, one thread, up to {largest} elements"
     body = [
         f'{library}:\n{_lines(section)}\n  source: "{source}, {_version(library)}"'
         for library, section in sections.items()
@@ -140,6 +132,3 @@ def _number(value: float) -> str:
         return str(value)
     rounded = float(f"{value:.3g}")
     return f"{int(rounded)}" if rounded == int(rounded) else repr(rounded)
-
-
-__all__: Sequence[str] = ["measured_text", "tune"]

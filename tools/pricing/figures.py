@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from stitch.runtime import LIBRARY_PRICES, Curve
-from stitch.tuning.operations import (
+from pricing.operations import (
     BATCH,
     BLOCK_PRODUCTS,
     CHAIN,
@@ -20,7 +19,8 @@ from stitch.tuning.operations import (
     POINT_PRODUCTS,
     ROUNDS,
 )
-from stitch.tuning.timing import Times
+from pricing.timing import Times
+from stitch.runtime import LIBRARY_PRICES, Curve
 
 Figure = float | Mapping[int, float]
 #: Its figures by name, and those of functions by operator.

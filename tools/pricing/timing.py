@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
+from pricing.operations import MACHINE, MeasuredOperation
 from stitch.errors import CompileError, UsageError
 from stitch.runtime import Executor, make_executor, running_alone
-from stitch.tuning.operations import MACHINE, MeasuredOperation
 
 #: Seconds that one turn takes at least: many calls of what is short.
 TURN = 0.001

@@ -1,4 +1,4 @@
-"""`stitch.tune` writes the prices of this machine, and `tools/prices` judges a table's choices."""
+"""`tools/prices` writes the prices of this machine, and judges a table's choices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.errors import StitchError, UsageError
+from stitch.errors import UsageError
 from stitch.runtime.executors import load_prices
 from stitch.runtime.executors.blocked import NO_BLOCKS, blocked_part
-from stitch.tuning import figures, tuner
-from stitch.tuning.operations import measured_operations
 from tests.support.stitched_models import model, one
 
 LONG = pytest.mark.campaign("benchmarks")
@@ -26,14 +25,21 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALLEST = 64
 
 
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that measures; what it imports is found beside it."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return import_module("pricing.tuner")
+
+
 def layer(b: stitch.ComputationGraphBuilder) -> None:
     x, w = b.input("x", (64, 256), "float32"), np.full((256, 256), 0.01, np.float32)
     b.output("y", b.op("Erf", b.matmul(x, b.parameter("w", w))))
 
 
-def test_what_is_measured_is_a_file_that_devices_take(tmp_path: Path) -> None:
+def test_what_is_measured_is_a_file_that_devices_take(tuner: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    table = stitch.tune(file, largest=SMALLEST, tries=1)
+    table = tuner.tune(file, largest=SMALLEST, tries=1)
     assert table.name == "mine" and load_prices(file) == table
     assert table.onnxruntime is not None and table.torch is not None
     with (
@@ -46,72 +52,44 @@ def test_what_is_measured_is_a_file_that_devices_take(tmp_path: Path) -> None:
         assert "by the prices 'mine'" in device.explain()
 
 
-@LONG
-def test_every_figure_of_a_measured_file_has_a_source(tmp_path: Path) -> None:
-    table = stitch.tune(tmp_path / "mine.yaml", name="a name", largest=SMALLEST, tries=1)
-    assert table.name == "a name"
-    assert {place for place, _ in table.sources} == {
-        "processor", "points", "gains", "numpy", "onnxruntime", "torch",
-    }  # fmt: skip
-
-
-@LONG
-def test_what_is_measured_is_used_only_where_it_is_named(tmp_path: Path) -> None:
-    before = load_prices()
-    stitch.tune(tmp_path / "mine.yaml", largest=SMALLEST, tries=1)
-    assert load_prices() is before
-
-
 def test_a_library_that_is_not_installed_has_no_prices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tuner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "LIBRARY_PRICES", ["numpy"])
-    table = stitch.tune(tmp_path / "mine.yaml", largest=SMALLEST, tries=1)
+    table = tuner.tune(tmp_path / "mine.yaml", largest=SMALLEST, tries=1)
     assert table.onnxruntime is None and table.torch is None
 
 
-def test_operations_are_measured_at_several_sizes() -> None:
-    sizes = sorted({o.size for o in measured_operations(1 << 12) if o.name == "Erf"})
+def test_operations_are_measured_at_several_sizes(tuner: Any) -> None:
+    sizes = sorted({o.size for o in tuner.measured_operations(1 << 12) if o.name == "Erf"})
     assert sizes == [64, 256, 4096]
 
 
-def test_convolutions_that_are_priced_out_of_blocks_are_in_none() -> None:
+def test_convolutions_that_are_priced_out_of_blocks_are_in_none(tuner: Any) -> None:
     """Else ONNX Runtime would be measured in the layout that has another price."""
-    found = [o for o in measured_operations(1 << 20) if o.name == "unblocked_convolutions"]
-    assert len(found) == 3
-    for measured in found:
-        assert blocked_part(measured.program) == NO_BLOCKS
+    measured = tuner.measured_operations(1 << 20)
+    found = [o.program for o in measured if o.name == "unblocked_convolutions"]
+    assert [blocked_part(program) for program in found] == [NO_BLOCKS] * 3
 
 
-def test_the_points_of_a_table_are_where_the_call_is_paid_back() -> None:
+def test_the_points_of_a_table_are_where_the_call_is_paid_back(tuner: Any) -> None:
     numpy = {"call_us": 1.0, "function_us": 1.0, "products_per_us": 100.0,
              "functions_ns": {"Sigmoid": 1000.0}}  # fmt: skip
     onnx = {"call_us": 4.0, "node_us": 1.0, "packed_products_per_us": 200.0, "round_node_us": 0.5,
             "functions_ns": {"Sigmoid": {1: 500.0}}}  # fmt: skip
     # Half of 1/100 us for each multiply-add, and of 1 us for each element, pay for 4 us more.
-    assert figures.points_of({"numpy": numpy, "onnxruntime": onnx}) == {
+    assert tuner.points_of({"numpy": numpy, "onnxruntime": onnx}) == {
         "multiply_adds": 1024, "elements": 16, "round_calls": 8,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("words", [{"largest": 1}, {"largest": 1 << 40}, {"tries": 0}])
 def test_sizes_that_tell_nothing_are_refused_and_no_file_is_written(
-    words: dict[str, Any], tmp_path: Path
+    tuner: Any, words: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="nothing to be told"):
-        stitch.tune(tmp_path / "mine.yaml", **words)
+        tuner.tune(tmp_path / "mine.yaml", **words)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_of_another_ending_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"a \.yaml file") as failure:
-        stitch.tune(tmp_path / "mine.json")
-    assert "mine.yaml" in str(failure.value)
-
-
-def test_a_folder_that_is_not_there_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(StitchError, match="none"):
-        stitch.tune(tmp_path / "none" / "mine.yaml", largest=SMALLEST, tries=1)
 
 
 def prices(*words: str | Path) -> subprocess.CompletedProcess[str]:
