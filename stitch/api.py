@@ -341,13 +341,14 @@ def submit(
 def wait(tensors: Any) -> None:
     """Run the queues that these are in: tensors, predictions and losses of a training, one or
     several; raises what a failed task raised."""
-    is_one = not isinstance(tensors, Iterable) or hasattr(tensors, "wait")
-    for each in (tensors,) if is_one else tensors:
-        if hasattr(each, "wait"):
+    is_several = isinstance(tensors, Iterable) and not hasattr(tensors, "wait")
+    for each in tensors if is_several else (tensors,):
+        if isinstance(each, Tensor):
+            each.settle()
+        elif hasattr(each, "wait"):
             each.wait()
-            continue
-        TENSOR.check("wait", "tensors", each)
-        each.settle()
+        else:
+            TENSOR.check("wait", "tensors", each)
 
 
 @takes(tensor=TENSOR)
