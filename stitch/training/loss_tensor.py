@@ -1,16 +1,15 @@
-"""`LossTensor`: the loss of a batch, which is read, computed with, and gone back from.
+"""`LossTensor`: the loss of a batch, read as a number and gone back from.
 
-Comes in: a loss's tensor and the training that it belongs to; numbers. Goes out: the loss as a
-number; further losses by arithmetic, whose `backward` goes back by the chain rule. Must not know:
-programs.
+Sums, differences, products and quotients with numbers are losses too. Whatever else is to be
+computed with a loss is computed with its number, `float(loss)`.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -44,70 +43,39 @@ def still_on(training: _T | None) -> _T:
     return training
 
 
-@dataclass(frozen=True, slots=True)
-class _Arithmetic:
-    """What is done with operands, and by how much the result changes with each of them.
-
-    Derivatives are given the operands as they are: one that needs no value reads none.
-    """
-
-    value: Callable[..., Any]
-    derivatives: tuple[Callable[..., float], ...]
-
-
-def _real(operand: Any) -> Any:
-    """As a number whose quotient by 0 is infinite, as that of torch's numbers is."""
-    return np.float64(float(operand))
-
-
-_ADD = _Arithmetic(np.add, (lambda a, b: 1.0, lambda a, b: 1.0))
-_SUB = _Arithmetic(np.subtract, (lambda a, b: 1.0, lambda a, b: -1.0))
-_MUL = _Arithmetic(np.multiply, (lambda a, b: _real(b), lambda a, b: _real(a)))
-_DIV = _Arithmetic(np.divide, (lambda a, b: 1.0 / _real(b), lambda a, b: -_real(a) / _real(b) ** 2))
-_POW = _Arithmetic(
-    np.power,
-    (
-        # What is constant does not change, where the rule would be 0 times infinity.
-        lambda a, b: _real(b) * _real(a) ** (_real(b) - 1.0) if float(b) else 0.0,
-        lambda a, b: _real(a) ** _real(b) * np.log(_real(a)) if float(a) or float(b) < 0 else 0.0,
-    ),
-)
-_NEG = _Arithmetic(np.negative, (lambda a: -1.0,))
-_ABS = _Arithmetic(np.abs, (lambda a: np.sign(_real(a)),))
-_DETACHED = _Arithmetic(np.positive, ())
-
-
-def _operator(arithmetic: _Arithmetic, *, reflected: bool = False) -> Any:
+def _operator(compute: Callable[[Any, Any], Any], change: Callable[[float], float]) -> Any:
     def method(self: LossTensor, other: Any) -> Any:
-        operand = _operand(other)
-        if operand is None:
+        number = _number(other)
+        if number is None:
             return NotImplemented
-        return ComputedLoss(arithmetic, (operand, self) if reflected else (self, operand))
+        return ComputedLoss(self, lambda loss: compute(loss, np.float32(number)), change(number))
 
     return method
 
 
 def _comparison(compare: Callable[[float, float], bool]) -> Any:
     def method(self: LossTensor, other: Any) -> Any:
-        operand = _operand(other)
-        return NotImplemented if operand is None else compare(float(self), float(operand))
+        if isinstance(other, LossTensor):
+            return compare(self.item(), other.item())
+        number = _number(other)
+        return NotImplemented if number is None else compare(self.item(), number)
 
     return method
 
 
-def _operand(value: Any) -> LossTensor | float | None:
-    """A loss or a number; raises `UsageError` for what has a gradient, which is not gone back to.
+def _number(value: Any) -> float | None:
+    """A number, also of NumPy or torch; None for what is none.
 
-    None for what is neither.
+    Raises `UsageError` for another loss, and for what has a gradient: backward goes to neither.
     """
-    if isinstance(value, LossTensor):
-        return value
-    if isinstance(value, PendingValue) or getattr(value, "requires_grad", False):
+    has_gradient = isinstance(value, PendingValue) or getattr(value, "requires_grad", False)
+    if has_gradient or isinstance(value, LossTensor):
         raise UsageError(
-            "a loss is computed with numbers and other losses: nothing goes back to this value",
+            "a loss is computed with numbers only: backward() goes back from one loss",
             got=type(value).__name__,
-            remedy="make it a part of the module (loss=stitch.losses.IdentityLoss() takes what it "
-            "gives as the loss), or give its number: .item()",
+            remedy="float(value) is its number; backward() of each loss, before the next call of "
+            "the model, adds up gradients; a penalty on weights or outputs belongs into the module "
+            "(loss=stitch.losses.IdentityLoss() takes what it gives as the loss)",
         )
     is_scalar = getattr(value, "ndim", None) == 0 and hasattr(value, "item")
     number = value.item() if is_scalar else value
@@ -117,7 +85,7 @@ def _operand(value: Any) -> LossTensor | float | None:
 class LossTensor:
     """A scalar loss. `item` reads it; `backward` queues the backward program, once.
 
-    Arithmetic with numbers gives losses too: `(loss / 4).backward()` goes back with a quarter of
+    `+ - * /` with a number gives a loss too: `(loss / 4).backward()` goes back with a quarter of
     the gradients.
     """
 
@@ -159,50 +127,34 @@ class LossTensor:
         assert self._value is not None
         return self._value
 
-    def tolist(self) -> float:
-        """The same."""
-        return self.item()
-
     def numpy(self) -> Array:
         """The loss as an array without axes."""
         return np.asarray(self.item(), np.float32)
 
     def detach(self) -> LossTensor:
         """Its number as a loss that nothing goes back from."""
-        return ComputedLoss(_DETACHED, (self,))
+        return ComputedLoss(self, None, None)
 
     def cpu(self) -> LossTensor:
         """Itself: what reads it has its number."""
         return self
 
-    __add__, __radd__ = _operator(_ADD), _operator(_ADD, reflected=True)
-    __sub__, __rsub__ = _operator(_SUB), _operator(_SUB, reflected=True)
-    __mul__, __rmul__ = _operator(_MUL), _operator(_MUL, reflected=True)
-    __truediv__, __rtruediv__ = _operator(_DIV), _operator(_DIV, reflected=True)
-    __pow__, __rpow__ = _operator(_POW), _operator(_POW, reflected=True)
-    __lt__, __le__ = _comparison(lambda a, b: a < b), _comparison(lambda a, b: a <= b)
-    __gt__, __ge__ = _comparison(lambda a, b: a > b), _comparison(lambda a, b: a >= b)
+    __add__ = __radd__ = _operator(operator.add, lambda number: 1.0)
+    __sub__ = _operator(operator.sub, lambda number: 1.0)
+    __rsub__ = _operator(lambda loss, number: number - loss, lambda number: -1.0)
+    __mul__ = __rmul__ = _operator(operator.mul, lambda number: number)
+    __truediv__ = _operator(operator.truediv, lambda number: 1.0 / number if number else math.inf)
+    __lt__, __le__ = _comparison(operator.lt), _comparison(operator.le)
+    __gt__, __ge__ = _comparison(operator.gt), _comparison(operator.ge)
 
     def __neg__(self) -> LossTensor:
-        return ComputedLoss(_NEG, (self,))
-
-    def __pos__(self) -> LossTensor:
-        return self
-
-    def __abs__(self) -> LossTensor:
-        return ComputedLoss(_ABS, (self,))
-
-    def __round__(self, digits: int | None = None) -> float:
-        return round(self.item(), digits)
+        return ComputedLoss(self, operator.neg, -1.0)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self.item(), dtype or np.float32)
 
     def __float__(self) -> float:
         return self.item()
-
-    def __int__(self) -> int:
-        return int(self.item())
 
     def __bool__(self) -> bool:
         return bool(self.item())
@@ -221,80 +173,49 @@ class LossTensor:
 
 
 class ComputedLoss(LossTensor):
-    """What was computed from losses and numbers, in float32 as the losses are."""
+    """A loss after operations with numbers, in float32 as losses are.
 
-    __slots__ = ("_arithmetic", "_operands")
+    `change`: by how much it changes with `loss`; None where it was detached.
+    """
 
-    def __init__(self, arithmetic: _Arithmetic, operands: Sequence[LossTensor | float]) -> None:
+    __slots__ = ("_change", "_loss", "_steps")
+
+    def __init__(
+        self, loss: LossTensor, step: Callable[[Any], Any] | None, change: float | None
+    ) -> None:
         super().__init__(None, None)
-        self._arithmetic, self._operands = arithmetic, tuple(operands)
+        self._loss = loss
+        self._steps: tuple[Callable[[Any], Any], ...] = () if step is None else (step,)
+        self._change = change
+        # What is computed from a computed loss continues its steps: chains do not get deeper.
+        if isinstance(loss, ComputedLoss):
+            self._loss, self._steps = loss._loss, loss._steps + self._steps
+            if change is not None:
+                self._change = None if loss._change is None else loss._change * change
 
     def item(self) -> float:
-        """Its number; sums that grew over many steps are as deep, so no call goes into another."""
-        stack = [self]
-        while stack:
-            node = stack[-1]
-            if node._value is None:
-                waited_for = [
-                    o for o in node._operands if isinstance(o, ComputedLoss) and o._value is None
-                ]
-                if waited_for:
-                    stack += waited_for
-                    continue
-                numbers = [np.float32(float(operand)) for operand in node._operands]
-                with np.errstate(all="ignore"):
-                    node._value = float(node._arithmetic.value(*numbers))
-            stack.pop()
-        assert self._value is not None
+        """Its number; runs what is queued, the first time."""
+        if self._value is None:
+            value = np.float32(self._loss.item())
+            with np.errstate(all="ignore"):
+                for step in self._steps:
+                    value = step(value)
+            self._value = float(value)
         return self._value
 
     def backward(self) -> None:
-        """Go back from the loss that it was computed from, by the chain rule.
+        """Go back from the loss that it was computed from.
 
-        Raises `UsageError` where that is none, or more than one, and as that loss does.
+        Raises `UsageError` where it was detached, and as that loss does.
         """
-        changes: dict[LossTensor, float] = {self: 1.0}
-        for node in self._in_order():
-            change = changes.pop(node)
-            pairs = zip(node._operands, node._arithmetic.derivatives, strict=False)
-            for operand, derivative in pairs:
-                if isinstance(operand, LossTensor):
-                    with np.errstate(all="ignore"):
-                        more = float(change * derivative(*node._operands))
-                    changes[operand] = changes.get(operand, 0.0) + more
-        if not changes:
+        if self._change is None:
             raise UsageError(
                 "there is nothing to go back from: this loss was detached",
                 remedy="call backward() of the loss itself",
             )
-        if len(changes) > 1:
-            raise UsageError(
-                "backward() goes back from one loss: a later batch replaces the activations of "
-                "the one before",
-                got=f"a value that is computed from {len(changes)} losses",
-                remedy="call backward() of each, before the model is called again: gradients are "
-                "added up",
-            )
-        ((judged, change),) = changes.items()
-        if not math.isfinite(change):
+        if not math.isfinite(self._change):
             raise UsageError(
                 "this value does not change with its loss by a finite number",
-                got=f"{change}, where the loss is {judged.item()}",
+                got=f"{self._change}, where the loss is {self._loss.item()}",
             )
-        judged.training.backward_of(judged, change)
-
-    def _in_order(self) -> list[ComputedLoss]:
-        """This and what it was computed from by arithmetic, each before its own operands."""
-        order: list[ComputedLoss] = []
-        entered: set[LossTensor] = set()
-        stack: list[tuple[ComputedLoss, bool]] = [(self, False)]
-        while stack:
-            node, is_done = stack.pop()
-            if is_done:
-                order.append(node)
-            elif node not in entered:
-                entered.add(node)
-                stack.append((node, True))
-                ways = zip(node._operands, node._arithmetic.derivatives, strict=False)
-                stack += [(o, False) for o, _ in ways if isinstance(o, ComputedLoss)]
-        return order[::-1]
+        self._loss.training.backward_of(self._loss, self._change)

@@ -41,14 +41,10 @@ def assert_gradients(net: Any, model: Any, rtol: float = 1e-5) -> None:
 
 COMPUTED: list[Callable[[Any], Any]] = [
     lambda loss: loss / 4, lambda loss: loss * 0.5, lambda loss: 3 * loss, lambda loss: -loss,
-    lambda loss: loss + 1.5, lambda loss: 2 - loss, lambda loss: loss + loss * 2,
-    lambda loss: +loss,
-    lambda loss: loss**2, lambda loss: 1 / loss, lambda loss: 2**loss, lambda loss: loss * loss,
-    lambda loss: abs(loss - 0.9) + 0.9, lambda loss: abs(loss - 9.0),
+    lambda loss: loss + 1.5, lambda loss: 2 - loss, lambda loss: (1 + loss - 0.5) * 3 / 7,
     lambda loss: loss * np.float32(0.3), lambda loss: loss * torch.tensor(0.3),
     lambda loss: torch.tensor(0.3) * loss, lambda loss: np.float64(0.25) * loss,
-    lambda loss: loss * loss.detach(), lambda loss: 0**loss + loss,
-    lambda loss: (loss - loss.detach()) ** 0 + loss,
+    lambda loss: torch.tensor(2.0) - loss, lambda loss: np.float32(0.25) - loss,
 ]  # fmt: skip
 
 
@@ -90,10 +86,9 @@ def test_a_loss_is_read_in_every_way_that_a_number_is() -> None:
     loss = LOSS(model(x), y)
     number = loss.item()
     assert float(loss) == number == loss.detach().item() == loss.detach().cpu().numpy()
-    assert loss.tolist() == number and np.asarray(loss) == np.float32(number)
-    assert round(loss, 2) == round(number, 2) and not math.isnan(loss)
+    assert np.asarray(loss) == np.float32(number) and bool(loss) and not math.isnan(loss)
     assert loss < number + 1 and loss <= number and loss > 0 and loss >= loss.detach()
-    assert int(loss * 100) == int(np.float32(number) * np.float32(100))
+    assert (loss * 100).item() == float(np.float32(number) * np.float32(100))
     assert f"{loss / 2:.3f}" == f"{number / 2:.3f}"
 
 
@@ -109,28 +104,16 @@ def test_factors_that_differ_from_step_to_step_compile_nothing() -> None:
     assert len(set(loaded[3:])) == 1
 
 
-def test_a_running_sum_over_many_steps_is_read() -> None:
-    _, model = made()
+def test_operations_with_numbers_may_be_many() -> None:
+    net, model = made()
     x, y = batch()
-    loss = LOSS(model(x), y)
-    total: Any = 0
-    for _ in range(5000):
-        total += loss
-    assert total.item() == pytest.approx(5000 * loss.item(), rel=1e-3)
-    total.backward()
-    assert model.instance.get_tensor("bias.grad").shape == (5,)
-
-
-def test_a_sum_of_two_batches_is_read_and_not_gone_back_from() -> None:
-    _, model = made()
-    first = LOSS(model(batch(0)[0]), batch(0)[1])
-    second = LOSS(model(batch(1)[0]), batch(1)[1])
-    total = first + second
-    assert total.item() == pytest.approx(first.item() + second.item())
-    with pytest.raises(UsageError, match="goes back from one loss") as caught:
-        total.backward()
-    assert "gradients are added up" in str(caught.value)
-    second.backward()
+    found, expected = LOSS(model(x), y), LOSS(net(x), y)
+    for _ in range(2000):
+        found, expected = found + 0.001, expected + 0.001
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    found.backward()
+    expected.backward()
+    assert_gradients(net, model)
 
 
 def test_a_computed_loss_goes_back_once_and_only_from_the_last_batch() -> None:
@@ -165,15 +148,23 @@ def test_what_cannot_go_back_says_why_and_the_loss_still_does(
     assert_gradients(net, model)
 
 
-def test_what_has_a_gradient_of_its_own_is_named_with_what_to_do() -> None:
+def test_what_is_no_number_is_refused_and_the_loss_still_goes_back() -> None:
     net, model = made()
     x, y = batch()
     pred = model(x)
     loss = LOSS(pred, y)
     penalty = net.weight.square().sum()
-    for with_gradient in (penalty, pred.sum()):
-        for left, right in ((loss, with_gradient), (with_gradient, loss)):
-            with pytest.raises(UsageError, match="nothing goes back to this value"):
+    for other in (penalty, pred.sum(), loss, loss.detach(), loss / 2):
+        for left, right in ((loss, other), (other, loss)):
+            with pytest.raises(UsageError, match="computed with numbers only") as caught:
                 left + right
-    with pytest.raises(TypeError):
-        loss + "1"
+            assert "float(value) is its number" in str(caught.value)
+    others: list[Callable[[], Any]] = [
+        lambda: loss**2, lambda: 1 / loss, lambda: abs(loss), lambda: loss + "1",
+    ]  # fmt: skip
+    for compute in others:
+        with pytest.raises(TypeError):
+            compute()
+    loss.backward()
+    LOSS(net(x), y).backward()
+    assert_gradients(net, model)
