@@ -19,6 +19,8 @@ from stitch.frontend.torch.lowering import CHECKS, COMPLEX_LOWERINGS, KEYED, LOW
 LEFT_TO_TORCH = {
     "aten.nonzero.default": "how many results it has depends on data",
     "aten.resize_.default": "it changes the size of memory that is not the graph's",
+    "aten._cdist_forward.default": "no network of the zoo has distances of all pairs",
+    "aten._pdist_forward.default": "no network of the zoo has distances of all pairs",
     "aten.atan2.out": "aot_autograd makes it atan2 and a copy; it is in no graph",
 }
 

@@ -102,3 +102,37 @@ def test_who_compiles_a_module_is_told_of_eval() -> None:
 
     with pytest.raises(CompileError, match="eval"):
         stitch.compile(torch.nn.Dropout(0.5).train(), (torch.rand(3),))
+
+
+def test_two_dropouts_of_one_tensor_are_two() -> None:
+    """Where there are gradients aot_autograd makes one of nodes that are alike."""
+
+    def twice(x: Any) -> Any:
+        y = x.sin()
+        return torch.cat([F.dropout(y, 0.3), F.dropout(y, 0.3)])
+
+    first, second = compiled(twice)(torch.ones(7, 8, requires_grad=True)).chunk(2)
+    assert not torch.equal(first, second)
+
+
+def test_two_draws_of_one_custom_operator_are_two() -> None:
+    """Torch runs them; aot_autograd must not make one of them."""
+    tags = (torch.Tag.nondeterministic_seeded,)
+    library = torch.library.Library("stitch_draws", "FRAGMENT")
+    library.define("noise(Tensor x) -> Tensor", tags=tags)
+    library.impl("noise", torch.rand_like, "CompositeExplicitAutograd")
+    library.impl("noise", torch.empty_like, "Meta")
+
+    def twice(x: Any) -> Any:
+        y = x.sin()
+        noise = torch.ops.stitch_draws.noise
+        return torch.cat([y * noise(y.detach()), y * noise(y.detach())])
+
+    x = torch.linspace(-2, 3, 56, requires_grad=True)
+    try:
+        torch.manual_seed(11)
+        found = compiled(twice, fallback="torch")(x)
+        torch.manual_seed(11)
+        torch.testing.assert_close(found, twice(x))
+    finally:
+        library._destroy()

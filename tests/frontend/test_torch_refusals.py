@@ -64,6 +64,15 @@ def test_unsupported_operators_are_reported_at_once_each_with_its_line() -> None
     assert line_of(Unsupported, "torch.nonzero(x)") in text and "depends on data" in text
 
 
+def test_distances_of_all_pairs_are_refused_by_name() -> None:
+    class Distances(nn.Module):  # type: ignore[misc]  # torch has no types here
+        def forward(self, x: Any) -> Any:
+            return torch.cdist(x, x)
+
+    with pytest.raises(CompileError, match=r"_cdist_forward\.default is not supported"):
+        stitch.compile(Distances(), (X,))
+
+
 def test_a_number_read_out_of_a_tensor_is_refused() -> None:
     with pytest.raises(CompileError, match="depends on data"):
         stitch.compile(Applied(lambda x: x * x.sum().item()), (X,))

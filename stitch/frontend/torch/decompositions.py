@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
-from stitch.frontend.torch.eager_dropout import dropout_as_eager, dropout_gradient_as_eager
 from stitch.frontend.torch.lowering import KEPT_BY_AUTOGRAD
 from stitch.frontend.torch.pool_gradients import DECOMPOSITIONS
 
@@ -102,9 +101,8 @@ def _in_one_type(operator: Any, apart: Any) -> Any:
 
 
 @functools.cache
-def decompositions(*, torch_draws: bool = False) -> dict[Any, Any]:
-    """The table for aot_autograd; built once. `torch_draws`: random operators stay as they are, for
-    torch to draw from its generator what it would without being compiled."""
+def decompositions() -> dict[Any, Any]:
+    """The table for aot_autograd; built once."""
     # As `core_aten_decompositions`, which looks through all operators for such as are made of
     # others: that takes 0.06 s, and aot_autograd takes those apart anyway.
     table = dict(_core_aten_decompositions_post_autograd())
@@ -115,10 +113,4 @@ def decompositions(*, torch_draws: bool = False) -> dict[Any, Any]:
         table[operator] = _in_one_type(operator, table.get(operator))
     table[aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     table.update(DECOMPOSITIONS)
-    if torch_draws:
-        for draw in (aten.bernoulli, *_DRAWS):
-            for overload in draw.overloads():
-                table.pop(getattr(draw, overload), None)
-        table[aten.native_dropout.default] = dropout_as_eager
-        table[aten.native_dropout_backward.default] = dropout_gradient_as_eager
     return table

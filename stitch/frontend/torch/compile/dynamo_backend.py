@@ -13,9 +13,9 @@ such as `window`, `max_memory`, `prices`; `passes`: whether the compiler's passe
 `algorithm`: `none`, `greedy` or `search`; `optimizer`: an optimizer of torch.optim whose `step` is
 a program from then on (`optimizer_loop`); `fallback`: who runs what Stitch cannot compile, `torch`,
 or nobody, an `error`; `min_operations`: where a graph is cut for that, parts with fewer operations
-are left to torch as well; `rng`: random numbers follow from a key that torch draws for each call,
-`stitch`, or are those that eager torch draws, `torch`; `cache`: a folder in which what was compiled
-is kept for the next process, or True for torch's own (`TORCHINDUCTOR_CACHE_DIR`).
+are left to torch as well; `cache`: a folder in which what was compiled is kept for the next
+process, or True for torch's own (`TORCHINDUCTOR_CACHE_DIR`). Random numbers follow from a key that
+torch draws for each call.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ FALLBACKS = ("torch", "error")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 #: What `open_device` takes beside the machine.
 DEVICE_OPTIONS = tuple(inspect.signature(open_device).parameters)[1:]
-GENERATORS = ("stitch", "torch")
 #: A program costs some ten microseconds a call, an operator of torch two: parts that are smaller
 #: than this are faster where torch runs them between its own (tools/bench/torch_fallback.py).
 MIN_OPERATIONS = 4
@@ -81,7 +80,6 @@ class CompileSettings:
     algorithm: str = "none"
     fallback: str = "torch"
     min_operations: int = MIN_OPERATIONS
-    rng: str = "stitch"
     #: A folder, True for torch's own, or None.
     cache: str | bool | None = None
     passes: bool = True
@@ -108,13 +106,12 @@ class CompileSettings:
         if settings.algorithm != "none":
             _check_algorithm(settings.algorithm)
         BOOL.check("backend 'stitch'", "passes", settings.passes)
-        for option, choices in (("fallback", FALLBACKS), ("rng", GENERATORS)):
-            if getattr(settings, option) not in choices:
-                raise UsageError(
-                    f"backend 'stitch' has no such {option}",
-                    expected=", ".join(choices),
-                    got=repr(getattr(settings, option)),
-                )
+        if settings.fallback not in FALLBACKS:
+            raise UsageError(
+                "backend 'stitch' has no such fallback",
+                expected=", ".join(FALLBACKS),
+                got=repr(settings.fallback),
+            )
         if settings.cache is False:
             settings = replace(settings, cache=None)
         if not isinstance(settings.cache, str | bool | None):
@@ -225,7 +222,7 @@ def compiled_graph(
         run = by_aot_autograd(
             module, examples, fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"), partition_fn=partition,
-            decompositions=decompositions(torch_draws=settings.rng == "torch"),
+            decompositions=decompositions(),
         )  # fmt: skip
     while made:
         graph, straight = made.pop()
@@ -270,7 +267,7 @@ def _compiler(
         wanted = GraphSettings(
             f"{role}_{next(_count)}", static, visible, settings.passes,
             Space.DRAM in storage.device.machine.shape.spaces, role,
-            settings.fallback == "error", settings.min_operations, settings.rng == "torch",
+            settings.fallback == "error", settings.min_operations,
             None if settings.cache is None else program_cache(_folder(settings)),
             copies_results=role == "inference",
         )  # fmt: skip

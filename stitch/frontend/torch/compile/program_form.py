@@ -72,9 +72,8 @@ class GraphSettings:
     strides of eager torch. `optimize`: run the passes. `role`: forward, backward, inference, or a
     part of one. `shares_outputs`: outputs that are views of one value are to share its bytes.
     `raises`: what cannot be compiled is an error. `min_operations`: where a graph is cut, parts
-    with fewer are left to torch. `torch_draws`: random numbers are those that eager torch would
-    draw. `programs`: where programs are kept on disk. `copies_results`: torch may get copies of
-    results, for no backward pass reads them.
+    with fewer are left to torch. `programs`: where programs are kept on disk.
+    `copies_results`: torch may get copies of results, for no backward pass reads them.
     """
 
     name: str
@@ -85,7 +84,6 @@ class GraphSettings:
     role: str = "inference"
     raises: bool = False
     min_operations: int = 1
-    torch_draws: bool = False
     programs: CompileCache | None = None
     copies_results: bool = False
     fresh: frozenset[int] = frozenset()

@@ -15,12 +15,6 @@ from typing import Any
 import torch
 
 from stitch.errors import CompileError, InternalError
-from stitch.frontend.torch.compile.drawn_numbers import (
-    DRAWN_BY_DATA,
-    random_nodes,
-    take_draws,
-    with_draws,
-)
 from stitch.frontend.torch.compile.graph_cut import (
     ORIGIN,
     GraphPart,
@@ -91,8 +85,6 @@ def stitched(
             remedy=REMEDY,
         )
     reasons.update({unit_of(node): DEPENDS_ON_DATA for node in dependent})
-    if reasons and settings.torch_draws:
-        _refuse_draws(random_nodes(module.graph), settings, reasons)
 
     def by_shapes(part: Any, wanted: GraphSettings) -> Run:
         # Not `stitched` again: sizes of nested tensors stay symbols, and are torch's.
@@ -120,30 +112,7 @@ def _output_count(graph: Any) -> int:
     return len(next(reversed(graph.nodes)).args[0])
 
 
-def _refuse_draws(nodes: Sequence[Any], settings: GraphSettings, reasons: dict[Any, str]) -> None:
-    if nodes and settings.raises:
-        raise CompileError(
-            f"operator {name_of(nodes[0])} draws by data, or after what does",
-            where=location_of(nodes[0]),
-            remedy='rng="stitch" draws from a key, fallback="torch" lets torch run it',
-        )
-    reasons.update({unit_of(node): DRAWN_BY_DATA for node in nodes})
-
-
 def _sized(
-    module: Any,
-    storage: SharedStorage,
-    settings: GraphSettings,
-    heard: Heard,
-    reasons: dict[Any, str],
-) -> Run:
-    draws, in_turn = take_draws(module.graph) if settings.torch_draws else ((), [])
-    _refuse_draws(in_turn, settings, reasons)
-    run = _without_draws(module, storage, settings, heard, reasons)
-    return with_draws(run, draws) if draws else run
-
-
-def _without_draws(
     module: Any,
     storage: SharedStorage,
     settings: GraphSettings,

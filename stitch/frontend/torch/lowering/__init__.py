@@ -24,7 +24,6 @@ from stitch.frontend.torch.lowering import (
     attention,
     backward_operators,
     complex_numbers,
-    distances,
     embedding_bags,
     grid_samples,
     grouped_products,
@@ -57,7 +56,7 @@ _FAMILIES: tuple[Mapping[Any, Row], ...] = tuple(
     family.LOWERINGS for family in (
         single_elements, activations, reductions, shapes, picked_elements, layer_products,
         attention, norms, window_operators, backward_operators, random_numbers,
-        strided_views, special_functions, ordered_elements, distances, embedding_bags, grid_samples,
+        strided_views, special_functions, ordered_elements, embedding_bags, grid_samples,
         grouped_products, quantized,
     )
 )  # fmt: skip
