@@ -113,21 +113,31 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
             code = _exit_code(load, words)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return _failed(prog, "interrupted", EXIT_INTERRUPTED, debug)
     except BrokenPipeError:
         _leave_standard_output()
         return EXIT_BROKEN_PIPE
-    except StitchError as error:
-        return _failed(prog, f"error: {error}", error.exit_code, debug)
-    except MemoryError:
-        return _failed(prog, "error: out of host memory", EXIT_OUT_OF_MEMORY, debug)
-    except OSError as error:
-        return _failed(prog, f"error: {os_error_text(error)}", EXIT_FAILURE, debug)
-    except Exception as error:
-        what = f"internal error: {type(error).__name__}: {error}"
-        hint = "" if debug else "\n  try: --debug shows the traceback; please report it"
-        return _failed(prog, what + hint, EXIT_FAILURE, debug)
+    except (Exception, KeyboardInterrupt) as error:
+        what, code = failure_of(error)
+        if what.startswith("internal error") and not debug:
+            what += "\n  try: --debug shows the traceback; please report it"
+        elif isinstance(error, StitchError | MemoryError | OSError):
+            what = f"error: {what}"
+        return _failed(prog, what, code, debug)
+
+
+def failure_of(error: BaseException) -> tuple[str, int]:
+    """What is said of an exception that ends a command, and the exit code."""
+    if isinstance(error, StitchError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", EXIT_INTERRUPTED
+    if isinstance(error, MemoryError):
+        return "out of host memory", EXIT_OUT_OF_MEMORY
+    if isinstance(error, BrokenPipeError):
+        return os_error_text(error), EXIT_BROKEN_PIPE
+    if isinstance(error, OSError):
+        return os_error_text(error), EXIT_FAILURE
+    return f"internal error: {type(error).__name__}: {error}", EXIT_FAILURE
 
 
 def _exit_code(load: Callable[[], Command], words: Sequence[str]) -> int:

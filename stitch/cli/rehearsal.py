@@ -156,7 +156,7 @@ def chosen(
     def priced(changes: Sequence[SlotChange]) -> Cost | None:
         try:
             return price(changes)
-        except StitchError:
+        except (StitchError, MemoryError):
             return None
 
     trials = min(MOST_TRIALS, MOST_RUNS // max(1, now.runs))

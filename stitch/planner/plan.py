@@ -320,6 +320,16 @@ class Plan:
         )
 
     @property
+    def overwrites(self) -> bool:
+        """Whether tasks take over values that were there before, and may overwrite them."""
+        there = {resident.value for resident in self.request.residents}
+        return any(
+            task.inputs[position] in there
+            for task in self.request.tasks
+            for position in task.transformation.donated
+        )
+
+    @property
     def is_pressed(self) -> bool:
         """Whether anything gives way in it: is evicted or dropped, comes back, or moves."""
         moves = any(not isinstance(s, Copy) or s.kind != "copy" for s in self.copies)

@@ -31,8 +31,8 @@ from stitch.training.stitching import NamedCells, Stitched, fitted, wiring_of
 from stitch.training.tensors import TrainingTensors, alone
 from stitch.ttb import Binary
 
-#: Who took a tensor that an update did not finish.
-INTERRUPTED = "an update that was interrupted"
+#: What is said of tensors that an update has overwritten in part.
+HALF_UPDATED = "an update failed after it had overwritten a part of the weights"
 
 
 class TrainingInstance(TrainingTensors):
@@ -87,7 +87,7 @@ class TrainingInstance(TrainingTensors):
         cells, programs, device = self._cells, self.programs, self.device
         self._loss = Stitched(_loaded(device, programs.loss), cells, entering={LABEL})
         self._backward = Stitched(_loaded(device, programs.backward), cells)
-        self._update = Stitched(_loaded(device, programs.update), cells, lost_by=INTERRUPTED)
+        self._update = Stitched(_loaded(device, programs.update), cells, lost_by=HALF_UPDATED)
         self._more: tuple[Stitched, Stitched] | None = None
         self._evaluation = _loaded(device, programs.evaluation)
         self._wiring = wiring_of(programs, cells, self._forward, self._loss, self._backward)
@@ -298,8 +298,15 @@ class TrainingInstance(TrainingTensors):
                 if rate_name(number) in self._cells.numbers:
                     self._cells.put(rate_name(number), np.float32(rate))
             self._rates = rates
-        times = self._run(self._update, then=partial(self._stepped, self.steps + 1))
-        self.device.flush()
+        before = self.steps, self._before, self._losses
+        try:
+            times = self._run(self._update, then=partial(self._stepped, self.steps + 1))
+            self.device.flush()
+        except BaseException:
+            if self._update.run.take_back():
+                self.steps, self._before, self._losses = before
+            raise
+        self._update.run.replaced = []
         self._show(self._parameter_names)
         return times
 
@@ -311,7 +318,7 @@ class TrainingInstance(TrainingTensors):
                 remedy="compile the model again",
             )
         program = self._compile_update(self.programs, self.optimizer)
-        self._update = Stitched(_loaded(self.device, program), self._cells, lost_by=INTERRUPTED)
+        self._update = Stitched(_loaded(self.device, program), self._cells, lost_by=HALF_UPDATED)
         self.programs = replace(self.programs, update=program)
         self._start_states({})
         self._rates, self._changes = (), self.optimizer.changes

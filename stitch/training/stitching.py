@@ -93,7 +93,8 @@ class Stitched:
 
     def __init__(
         self, agent: LoadedProgram, cells: NamedCells, prefix: str = "",
-        entering: Container[str] = (), lost_by: str = "a program that was interrupted",
+        entering: Container[str] = (),
+        lost_by: str = "a program failed after it had overwritten a part",
     ) -> None:  # fmt: skip
         """`prefix` stands before the names of the cells that take the outputs; `entering`: inputs
         that a call is given."""

@@ -22,6 +22,7 @@ import pytest
 
 import stitch
 from stitch.cli.chain import Chain, RunInput
+from stitch.cli.run import run_session
 from stitch.cli.run_inputs import INITS, made_up
 from stitch.program import DataType, InputKind, ValueType
 from stitch.ttb import encode
@@ -552,6 +553,29 @@ def test_a_failure_is_in_the_result_file_too(cli: Cli) -> None:
     assert done.code == 2
     results = json.loads(Path("r.json").read_text())
     assert results["exit_code"] == 2 and "missing" in results["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [(MemoryError(), 5, "out of host memory"), (KeyboardInterrupt(), 130, "interrupted"),
+     (RuntimeError("odd"), 6, "internal error: RuntimeError: odd"),
+     (OSError(24, "full"), 6, "full")],
+)  # fmt: skip
+def test_whatever_ends_a_run_replaces_the_result_of_an_earlier_one(
+    error: BaseException, code: int, said: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--module=b.ttb", "--init=ones", "--result_file=r.json")
+    assert cli("run", *words).code == 0
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_session, "_run", fail)
+    done = cli("run", *words)
+    assert done.code == code and said in done.err
+    results = json.loads(Path("r.json").read_text())
+    assert (results["result"], results["exit_code"]) == ("error", code)
+    assert said in results["error"]
 
 
 def test_the_results_survive_a_mismatch(cli: Cli) -> None:

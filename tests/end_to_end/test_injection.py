@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = re.compile(
-    r"^(\w+) +(interrupt|memory|visit|closing) +(\d+) broken / (\d+) places", re.MULTILINE
+    r"^(\w+) +(interrupt|timer|memory|visit|closing) +(\d+) broken / (\d+) places", re.MULTILINE
 )
 
 
@@ -40,7 +40,7 @@ def test_nothing_is_found_between_a_lock_and_its_with() -> None:
     assert counts["interrupt"][1] >= 2 and counts["memory"][1] >= 1
 
 
-STOPPED, COME_IN = ("interrupt", "memory"), ("visit", "closing")
+STOPPED, COME_IN = ("interrupt", "timer", "memory"), ("visit", "closing")
 #: Every how many places are tried in a long campaign; those of the others are few.
 EVERY = {"first_call": 2, "load": 2, "moving_call": 10, "fetching_call": 20,
          "second_training_step": 20}  # fmt: skip
@@ -64,7 +64,7 @@ COMING_EVERY = {"first_call": 100, "load": 120, "queued_calls": 4, "forked_calls
                 "moving_call": 1500, "fetching_call": 1500}  # fmt: skip
 
 
-def nothing_is_broken(scenario: str, every: int, faults: tuple[str, str]) -> None:
+def nothing_is_broken(scenario: str, every: int, faults: tuple[str, ...]) -> None:
     chosen = [f"--fault={fault}" for fault in faults]
     done = inject(f"--scenario={scenario}", f"--every={every}", "--check", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -84,14 +84,17 @@ def test_wherever_a_run_is_stopped_nothing_is_broken(scenario: str) -> None:
 
 
 def no_weight_is_lost(scenario: str, every: int) -> None:
-    done = inject(f"--scenario={scenario}", f"--every={every}", "--check", "--fault=interrupt")
+    done = inject(f"--scenario={scenario}", f"--every={every}", "--check",
+                  "--fault=interrupt", "--fault=timer", "--fault=memory")  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "that say what was lost" not in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("scenario", ["training_step", "training_step_on_host"])
-def test_interrupts_of_a_training_step_leave_the_weights_before_or_after_it(scenario: str) -> None:
-    no_weight_is_lost(scenario, 12)
+def test_a_training_step_stopped_anywhere_leaves_the_weights_before_or_after_it(
+    scenario: str,
+) -> None:
+    no_weight_is_lost(scenario, 24)
 
 
 @pytest.mark.campaign("injection")
@@ -99,7 +102,7 @@ def test_interrupts_of_a_training_step_leave_the_weights_before_or_after_it(scen
     ("scenario", "every"),
     [("training_step", 1), ("training_step_on_host", 1), ("second_training_step", 5)],
 )
-def test_wherever_a_training_is_interrupted_its_weights_are_those_before_or_after_a_step(
+def test_wherever_a_training_is_stopped_its_weights_are_those_before_or_after_a_step(
     scenario: str, every: int
 ) -> None:
     no_weight_is_lost(scenario, every)

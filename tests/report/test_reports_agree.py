@@ -21,6 +21,7 @@ from stitch.report import ChromeTrace, VisualizerFolder
 from stitch.report.record_replay import read_record, replay
 from stitch.report.run_record import Recorder
 from stitch.runtime import RuntimeDevice
+from stitch.runtime.recording import Straight
 from tests.support.machines import without_path
 from tests.support.report_database import check_references, copies_told
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
@@ -255,7 +256,7 @@ def test_copies_of_a_plan_that_fails_half_way_are_counted(way: str) -> None:
             binding = None if known is None else known.binding(pipeline.device)
             assert binding is not None
             code = binding.straight
-            assert code is not None
+            assert isinstance(code, Straight)
 
             def broken(arrays: Any, sure: bool) -> bool:
                 raise ValueError("told to")

@@ -130,7 +130,7 @@ def test_feeding_back_settles(way: str, count: int, window: int) -> None:
         assert after.code_written == settled.code_written
 
 
-def test_a_donated_state_that_is_lost_in_a_run_says_so() -> None:
+def test_a_donated_state_is_the_callers_still_where_a_hook_raises_after_the_run() -> None:
     with stitch.open_device("wormhole_n150") as device:
         pipe = stitch.Pipeline([device.load(consuming("eat", 2.0, SHAPE, target=device.machine))])
         state = one(pipe(np.ones(SHAPE, np.float32)))
@@ -144,8 +144,7 @@ def test_a_donated_state_that_is_lost_in_a_run_says_so() -> None:
         with pytest.raises(RuntimeError, match="no"):
             pipe(state)
         undo()
-        with pytest.raises(stitch.TaskError, match=r"(?s)lost in a failure.*donated to 'eat'"):
-            state.numpy()
+        np.testing.assert_array_equal(state.numpy(), np.full(SHAPE, 2.0**7))
         again = one(pipe(np.ones(SHAPE, np.float32)))
         np.testing.assert_array_equal(again.numpy(), np.full(SHAPE, 2.0))
 

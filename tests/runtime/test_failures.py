@@ -338,12 +338,8 @@ def test_an_interrupt_while_tasks_run_one_by_one_leaves_nothing_pending(
             with pytest.raises(stitch.TaskError):
                 a(y)
         del in_the_way
-        if error is KeyboardInterrupt:
-            np.testing.assert_array_equal(given.numpy(), integers())
-        else:
-            # Each met the hook by itself, the one that overwrites it too.
-            with pytest.raises(stitch.TaskError, match="lost"):
-                given.numpy()
+        # Whoever was to overwrite it met the hook, and had not begun to.
+        np.testing.assert_array_equal(given.numpy(), integers())
         np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)
 
 

@@ -93,15 +93,18 @@ class _Pending(int):
     soon = property(_thread.interrupt_main)
 
 
-_SIGNAL = _Pending(signal.SIGINT)
+class Overdue(Exception):
+    """What the handler of a timer raises, as those of test runners do."""
 
 
 class Interrupts(Fault):
-    """KeyboardInterrupt wherever the interpreter delivers a signal."""
+    """KeyboardInterrupt wherever the interpreter delivers a signal; `is_timer`: an exception out of
+    the handler of SIGALRM instead, which nothing defers."""
 
-    name = "interrupt"
-
-    def __init__(self) -> None:
+    def __init__(self, *, is_timer: bool = False) -> None:
+        self.name = "timer" if is_timer else "interrupt"
+        self._signal = _Pending(signal.SIGALRM if is_timer else signal.SIGINT)
+        self._raised: type[BaseException] = Overdue if is_timer else KeyboardInterrupt
         self._count = 0
         self._target: int | None = None
         self._delivered: list[tuple[int, CodeType, int]] = []
@@ -120,11 +123,11 @@ class Interrupts(Fault):
         return self._run(act)
 
     def is_expected(self, error: BaseException) -> bool:
-        return isinstance(error, KeyboardInterrupt)
+        return isinstance(error, self._raised)
 
     def _run(self, act: Act) -> BaseException | None:
         self._count, self._delivered = 0, []
-        before = signal.signal(signal.SIGINT, self._deliver)
+        before = signal.signal(int(self._signal), self._deliver)
         try:
             self._runs = True
             self._tracing.start()
@@ -134,7 +137,7 @@ class Interrupts(Fault):
         finally:
             self._runs = False
             self._tracing.stop()
-            signal.signal(signal.SIGINT, before)
+            signal.signal(int(self._signal), before)
         return None
 
     def _wants(self, code: CodeType) -> bool:
@@ -143,14 +146,14 @@ class Interrupts(Fault):
     def _step(self, frame: FrameType) -> None:
         self._count += 1
         if self._target is None or self._count == self._target:
-            _SIGNAL.soon  # noqa: B018  # Nothing but returns stand behind it.
+            self._signal.soon  # noqa: B018  # Nothing but returns stand behind it.
 
     def _deliver(self, number: int, frame: FrameType | None) -> None:
         assert frame is not None
         if not self._runs or frame.f_code is _RUN:
             return  # The act has not begun, or is over.
         if frame.f_code in _OWN:
-            _SIGNAL.soon  # noqa: B018  # It arrived while tracing: let the traced frame have it.
+            self._signal.soon  # noqa: B018  # It arrived while tracing: let the traced frame have it.
         elif self._target is None:
             self._delivered.append((self._count, frame.f_code, frame.f_lineno or 0))
         else:
@@ -159,7 +162,7 @@ class Interrupts(Fault):
             self._struck()
 
     def _struck(self) -> None:
-        raise KeyboardInterrupt
+        raise self._raised
 
 
 _RUN = Interrupts._run.__code__

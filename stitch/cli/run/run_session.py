@@ -16,7 +16,7 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.chain import Chain, Runnable
-from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, say, say_aside
+from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, failure_of, say, say_aside
 from stitch.cli.device_costs import check_room, copies_inside, memory_text, planned_copies
 from stitch.cli.module_files import (
     lacking_lines,
@@ -55,7 +55,7 @@ from stitch.cli.run.run_report import (
 )
 from stitch.cli.run_inputs import gather_inputs, given_names
 from stitch.cli.wire_words import wires_of
-from stitch.errors import StitchError, UsageError
+from stitch.errors import UsageError
 from stitch.files import FileBatch, write_file
 from stitch.program import Array
 from stitch.report import (
@@ -110,9 +110,11 @@ def run_session(words: argparse.Namespace) -> int:
                        own_folder=words.visualizer)  # fmt: skip
     try:
         return _run(words, checks)
-    except StitchError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        # Whatever it is: else the result of an earlier run would stay there.
         if words.result_file is not None and not checks.is_read(words.result_file):
-            body = {"result": "error", "exit_code": error.exit_code, "error": str(error)}
+            what, code = failure_of(error)
+            body = {"result": "error", "exit_code": code, "error": what}
             write_file(words.result_file, json.dumps(body, indent=2) + "\n")
         raise
 

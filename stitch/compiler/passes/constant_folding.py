@@ -116,7 +116,7 @@ def _fold(
         claimed = claim(taken + 2 * sum(kind.nbytes for kind in types), f"folding {operation.op}")
         with np.errstate(all="ignore"):
             results = ops.evaluate_operation(operation, arrays)
-    except StitchError:
+    except (StitchError, MemoryError):
         return None  # what fails must fail where it runs, with its own words
     folded = {
         v: np.array(data, order="C")

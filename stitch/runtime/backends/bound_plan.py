@@ -47,7 +47,8 @@ class BoundPlan:
     `thunks` run it; `arguments` receives the host arrays of this run before it starts, in the
     order of `argument_values` (numbers of the values outside the spaces). `positions`: of buffers
     outside the spaces, among the arguments. `progress[0]`: how many steps are done at least, while
-    a plan runs that changes more than its results.
+    a plan runs that changes more than its results; `progress[1]`: how far it is with what it
+    overwrites (see `OverwritingRun`).
     """
 
     steps: tuple[BoundStep, ...]

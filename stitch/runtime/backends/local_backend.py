@@ -149,7 +149,7 @@ class _PlanBinding:
     #: Of the step that is being bound.
     index: int = 0
     thunks: list[Thunk] = field(default_factory=list)
-    progress: list[int] = field(default_factory=lambda: [0])
+    progress: list[int] = field(default_factory=lambda: [0, 0])
     arguments: list[Any] = field(default_factory=list)
     positions: dict[int, int] = field(default_factory=dict)
     argument_values: list[int] = field(default_factory=list)

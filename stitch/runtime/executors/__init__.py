@@ -8,7 +8,7 @@ from typing import Any
 
 from stitch.errors import UsageError, closest
 from stitch.on_demand import late_import
-from stitch.runtime.executors.calls import CallBox, CallKernel, FunctionCall
+from stitch.runtime.executors.calls import CallBox, CallKernel, FunctionCall, call_in_turn
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
@@ -129,7 +129,8 @@ __all__ = [
     "FunctionCall",
     "LinkTerms", "OperationReferences", "PreparedProgram", "PriceTable", "Prices", "ProgramBytes",
     "Workspace",
-    "as_bytes", "committed_nbytes", "dense_view", "found_once", "ignore_errors", "is_own",
+    "as_bytes", "call_in_turn", "committed_nbytes", "dense_view", "found_once",
+    "ignore_errors", "is_own",
     "least_copy_microseconds", "least_microseconds", "load_prices", "make_executor",
     "parse_prices", "price_names", "processor_name", "program_peak", "quietly", "running_alone",
     "this_processor",

@@ -23,15 +23,26 @@ from stitch.runtime.graphs.placed_graph import PlacedGraph
 from stitch.runtime.known_work import Entries, KnownWork
 from stitch.runtime.queue import Done
 from stitch.runtime.recording import (
+    BEGUN,
+    COMPLETE,
+    UNTOUCHED,
     Binding,
     Ran,
+    Straight,
     perform,
     stopped_by,
     tell_run,
     tell_stopped,
 )
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
-from stitch.runtime.values import Lease, LeaseHolder, Status, ValueRecord
+from stitch.runtime.values import (
+    InstanceRecord,
+    InstanceRef,
+    Lease,
+    LeaseHolder,
+    Status,
+    ValueRecord,
+)
 from stitch.tasks import TaskTable
 
 
@@ -235,7 +246,7 @@ class PreparedGraph:
             raise
         results = self._results(lease, binding, known.details, ran)
         straight = binding.straight
-        if straight is not None and all_given and not known.exports:
+        if isinstance(straight, Straight) and all_given and not known.exports:
             note = None
             if lease.is_single and isinstance(results, Tensor) and known.details.order is None:
                 note = results.__del__
@@ -252,7 +263,11 @@ class PreparedGraph:
         arrays: list[Array],
     ) -> Tensor | tuple[Tensor, ...] | None:  # fmt: skip
         """Run what takes entries over, which are gone then, with whatever they shared; None where
-        somebody else refers to their bytes."""
+        somebody else refers to their bytes.
+
+        Where it raises they stay the caller's: as they were, or as a run that had begun to
+        overwrite them has left them.
+        """
         device, records = self.device, self.device.records
         given = [(value, by) for at, by in self._donated if (value := entries[at]) is not None]
         for value, _ in given:
@@ -260,43 +275,68 @@ class PreparedGraph:
                 buffer = instance.buffer
                 if len(buffer.users) != 1 or not buffer.is_open:
                     return None
-        gone = partial(self._take_over, given)
-        # All at once: nothing can come in between these. From here on they are lost, unless all
-        # comes to its end.
-        records.unfinished = gone
+        lying = [value.instances for value, _ in given]
+        #: A result lies there as the entry did.
+        same = {at for at, ref, _ in details.carried if _lies_as(entries[at], ref)}
+        overwritten = [value for at, value in enumerate(entries) if at not in same]
+        progress = binding.bound.progress if binding.recording.overwrites else [0, UNTOUCHED]
+        undo = partial(self._give_back, given, lying, progress, overwritten)
+        # Atomic: no call in between.
+        progress[1] = UNTOUCHED
+        records.unfinished = undo
         records.is_whole = False
         try:
             ran = perform(device, binding, arrays)
+            now = device.tasks.queued.number
+            values = [ValueRecord(device, *output) for output in details.own]
+            lease.take(values, now)
+            for position, ref, output in details.carried:
+                entry, value = entries[position], ValueRecord(device, *output)
+                assert entry is not None, "an array of the call is overwritten by nobody"
+                records.hand_on(entry, value, ref)
+                value.last_used = now
+                values.append(value)
+            results = handles_on(values)
         except BaseException as error:
-            gone()
-            tell_stopped(device, binding, stopped_by(error))
+            stopped = stopped_by(error)
+            undo()
+            tell_stopped(device, binding, stopped)
             raise
-        now = device.tasks.queued.number
-        values = [ValueRecord(device, *output) for output in details.own]
-        lease.take(values, now)
-        for position, ref, output in details.carried:
-            entry, value = entries[position], ValueRecord(device, *output)
-            assert entry is not None, "an array of the call is overwritten by nobody"
-            records.hand_on(entry, value, ref)
-            value.last_used = now
-            values.append(value)
-        results = handles_on(values)
-        gone(Status.FREED)
+        records.unfinished = partial(self._take_over, given)
+        self._take_over(given)
         if ran is not True:
             tell_run(device, binding, ran)
         return _in_order(results, details.order)
 
-    def _take_over(
-        self, given: Sequence[tuple[ValueRecord, str]], status: Status = Status.LOST
-    ) -> None:
+    def _give_back(
+        self, given: Sequence[tuple[ValueRecord, str]],
+        lying: Sequence[Sequence[InstanceRecord]], progress: Sequence[int],
+        overwritten: Sequence[ValueRecord | None],
+    ) -> None:  # fmt: skip
+        """What was donated is the caller's again, with what lies there; it is lost where that is
+        half a result, or one of another kind (`overwritten`). Twice does no harm."""
+        records = self.device.records
+        for (value, by), instances in zip(given, lying, strict=True):
+            for instance in instances:
+                instance.buffer.users = [value]
+            value.instances, value.status = instances, Status.READY
+            if progress[1] == BEGUN or (progress[1] == COMPLETE and value in overwritten):
+                records.release(value)
+                value.by, value.status = by, Status.LOST
+        # Atomic: no call in between.
+        records.unfinished = None
+        # What the run made beside them has no handles: mending drops it.
+        records.is_whole = progress[1] != COMPLETE
+
+    def _take_over(self, given: Sequence[tuple[ValueRecord, str]]) -> None:
         """What was donated is the caller's no more; twice does no harm."""
         records = self.device.records
         for value, by in given:
             records.release(value)
             value.consumed, value.by = True, by
             self.device.lost_all(value)
-            value.status = status
-        # Both at once: nothing can come in between these.
+            value.status = Status.FREED
+        # Atomic: no call in between.
         records.unfinished = None
         records.is_whole = True
 
@@ -404,6 +444,11 @@ class PreparedGraph:
     def _input_types(self) -> list[tuple[str, str]]:
         kinds = [port.type.text() for port in self._ports]
         return list(zip(self.input_names, kinds, strict=True))
+
+
+def _lies_as(entry: ValueRecord | None, ref: InstanceRef) -> bool:
+    """Whether a result lies in an entry's buffer as the entry does."""
+    return entry is not None and [i.desc_key for i in entry.instances] == [ref.desc_key]
 
 
 def _in_order(

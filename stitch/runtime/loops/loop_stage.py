@@ -21,10 +21,18 @@ from stitch.program import TensorDesc
 from stitch.runtime.arguments import link_argument
 from stitch.runtime.graphs import PlacedGraph
 from stitch.runtime.known_work import Entries, KnownRun, KnownWork
-from stitch.runtime.locks import InterruptDeferred
 from stitch.runtime.loops.cell_states import Cells, State, Then
-from stitch.runtime.recording import Binding, Stopped, perform, stopped_by, tell_run, tell_stopped
-from stitch.runtime.tensor import Tensor
+from stitch.runtime.recording import (
+    BEGUN,
+    COMPLETE,
+    UNTOUCHED,
+    Binding,
+    perform,
+    stopped_by,
+    tell_run,
+    tell_stopped,
+)
+from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import AnyLease, InputPort, Status, ValueRecord
 from stitch.tasks import TaskTable
 
@@ -90,8 +98,8 @@ class LoopStage:
     """Runs of a task graph between cells, called in one go with what it is given.
 
     `reads`: for each input of the graph its cell, None for what a call is given. `writes`: for each
-    output its cell. `lost_by`: what is said of entries that were being overwritten when a run was
-    interrupted.
+    output its cell. `lost_by`: what is said of entries that a run had overwritten in part when it
+    failed.
     """
 
     def __init__(
@@ -100,7 +108,7 @@ class LoopStage:
         table: TaskTable,
         reads: Sequence[int | None],
         writes: Sequence[int],
-        lost_by: str = "a run that was interrupted",
+        lost_by: str = "a run failed after it had overwritten a part",
     ) -> None:
         self.cells, self.device, self.lost_by = cells, cells.device, lost_by
         self._graph = PlacedGraph(cells.device, table)
@@ -114,6 +122,15 @@ class LoopStage:
         #: The cells that it reads as they were before it, and those that it writes.
         self.reads, self.writes = tuple([n for n in reads if n is not None]), tuple(writes)
         self._known: KnownWork[_Details] = KnownWork(self.device)
+        self._read_names = [
+            name for name, cell in zip(self._graph.input_names, reads, strict=True)
+            if cell is not None
+        ]  # fmt: skip
+        #: The cells whose values it may overwrite, and handles on those that runs which wait in the
+        #: queue do: until it is known that they have run.
+        taken = [reads[at] for at in self._graph.taken_over if at < len(reads)]
+        self._overwritten = tuple([cell for cell in taken if cell is not None])
+        self.replaced: list[tuple[int, Tensor]] = []
         #: Which of the runs from a state are its own. (Itself would keep the cells alive.)
         self._key = object()
         #: Host functions may fail by themselves: the queue knows what runs nevertheless.
@@ -165,29 +182,54 @@ class LoopStage:
 
     def _run(self, run: _RunFromState, arguments: Sequence[Any], then: Then) -> None:
         """Run what is known into values that rest, and hand these over. What overwrites entries
-        is not interrupted half-way: they are as before the run or as after it."""
-        if run.carried:
-            with InterruptDeferred():
-                self._run_to_end(run, arguments, then)
-        else:
-            self._run_to_end(run, arguments, then)
-
-    def _run_to_end(self, run: _RunFromState, arguments: Sequence[Any], then: Then) -> None:
+        is completed once it has begun to: they are as before the run or as after it."""
         device, binding = self.device, run.binding
+        records, commit = device.records, None
         run.lease.last_run = device.tasks.queued.number
+        if run.carried:
+            progress = binding.bound.progress
+            commit = partial(self._commit, run, progress, then)
+            # Atomic: no call in between. From here on it is committed, whatever is raised.
+            progress[1] = UNTOUCHED
+            records.unfinished = commit
+            records.is_whole = False
         try:
             ran = perform(device, binding, arguments)
-            if then is None and not run.gone:
+            if commit is not None:
+                commit()
+            elif then is None and not run.gone:
                 self.cells.held.state = run.after
             else:
                 self.cells.become(run.after, (), run.gone, then)
         except BaseException as error:
             stopped = stopped_by(error)
-            if device.records.is_whole:
-                self._stopped(run, stopped)
+            if records.unfinished is commit is not None:
+                commit()
+            if records.is_whole:
+                tell_stopped(device, binding, stopped)
             raise
         if ran is not True:
             tell_run(device, binding, ran)
+
+    def _commit(self, run: _RunFromState, progress: Sequence[int], then: Then) -> None:
+        """What a run that overwrites entries has left: all that it makes, or nothing, or these are
+        lost; may be called twice."""
+        device, cells = self.device, self.cells
+        records, held, dropped = device.records, cells.held, device.deaths.dropped
+        after, gone = held.state, run.gone[:0]
+        if progress[1] == COMPLETE:
+            after, gone = run.after, run.gone
+            if then is not None:
+                then()
+        lost = run.carried if progress[1] == BEGUN else ()
+        for position, value in zip(run.known.details.carried, lost, strict=False):
+            device.deaths.free(value, f"{self._read_names[position]!r}: {self.lost_by}")
+            value.status = Status.LOST
+        # Atomic: no call in between.
+        held.state = after
+        dropped += gone
+        records.unfinished = None
+        records.is_whole = True
 
     def _run_from_here(self) -> _RunFromState | None:
         """What runs from here on, in places of an idle lease; None where nothing is known of it, or
@@ -230,13 +272,6 @@ class LoopStage:
                 return None
         return known
 
-    def _stopped(self, run: _RunFromState, stopped: Stopped) -> None:
-        """A run ended half-way: what it was overwriting is lost."""
-        for value in run.carried:
-            self.device.give_up(value, self.lost_by)
-            value.status = Status.LOST
-        tell_stopped(self.device, run.binding, stopped)
-
     # -- by way of the queue ---------------------------------------------------------------------
 
     def _queue(self, given: Sequence[ValueRecord], then: Then) -> None:
@@ -267,9 +302,25 @@ class LoopStage:
         elif cells and forms is not None:
             self._remember(done.binding, forms, entries, numbers, cells)
 
+    def take_back(self) -> bool:
+        """After a failure, cells hold again what they held, where what was to replace it was never
+        made, and it is as it was; whether that is so of all."""
+        is_back = bool(self.replaced)
+        with self.device.lock:
+            self.device.check_whole()
+            for number, tensor in self.replaced:
+                held, before = self.cells.values[number], tensor._record
+                is_missing = held is None or held.status is Status.FAILED
+                is_back = is_back and is_missing and before.is_usable
+        for number, tensor in self.replaced if is_back else ():
+            self.cells.hold(number, tensor)
+        self.replaced = []
+        return is_back
+
     def _append(self, given: Sequence[ValueRecord], then: Then) -> None:
         """Put it into the queue, whose lock is held."""
-        cells = self.cells
+        cells, held = self.cells, self.cells.values
+        self.replaced = [(n, handle_on(v)) for n in self._overwritten if (v := held[n]) is not None]
         values = self._graph.queue(self._inputs(given))
         outputs = [values[number] for number in self._graph.outputs]
         after, gone = cells.changed(dict(zip(self.writes, outputs, strict=True)), rests=False)

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from stitch.errors import StitchError
 from stitch.runtime.locks import Lock
-from stitch.runtime.recording import Window, said_of
-from stitch.runtime.values import Records, Status, ValueRecord
+from stitch.runtime.recording import Window, said_of, undo_donation
+from stitch.runtime.values import Records, Status
 from stitch.tasks import NumberedTask
 
 
@@ -37,7 +37,7 @@ def run_one_by_one(
     if error is not None and len(tasks) == 1:
         _fail_task(window, 0, tasks[0], error)
         for number in tasks[0].inputs:
-            _undo_donation(values[number], tasks[0].transformation.name)
+            undo_donation(values[number], tasks[0].transformation.name)
         drop_dead(queue, window, kept)
         try:
             raise error
@@ -78,7 +78,7 @@ def _cancel_from(window: Window, index: int, error: BaseException) -> None:
     for late, task in enumerate(window.graph.tasks[index:], index):
         _fail_task(window, late, task, error)
         for number in task.inputs:
-            _undo_donation(window.values[number], task.transformation.name)
+            undo_donation(window.values[number], task.transformation.name)
 
 
 def run_the_rest(queue: Queue, window: Window, kept: Sequence[bool], left: Sequence[int]) -> None:
@@ -126,11 +126,6 @@ def _run_alone(
     queue.run_window(alone, tuple([kept[n] or n in later or n in task.outputs for n in numbers]))
 
 
-def _undo_donation(value: ValueRecord, name: str) -> None:
-    if value.consumed and value.by == f"donated to {name!r}" and value.handles:
-        value.consumed = False
-
-
 def drop_dead(queue: Queue, window: Window, kept: Sequence[bool]) -> None:
     """Free what nobody wants: neither when the window left the queue, nor now (a donation that did
     not happen is taken back), nor what is in the queue."""
@@ -157,7 +152,10 @@ def reads_what_failed(window: Window) -> bool:
 def cancel(window: Window, error: BaseException) -> None:
     """What was queued in it and has not run never will."""
     for index, task in enumerate(window.graph.tasks):
+        is_made = all(window.values[number].status is not Status.PENDING for number in task.outputs)
         _fail_task(window, index, task, error)
+        for number in () if is_made else task.inputs:
+            undo_donation(window.values[number], task.transformation.name)
 
 
 def _fail_task(window: Window, index: int, task: NumberedTask, error: BaseException) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from stitch.errors import StitchError, TaskError
 from stitch.program import TensorDesc
 from stitch.runtime.backends import InstanceBytes
-from stitch.runtime.locks import InterruptDeferred, Lock
+from stitch.runtime.locks import Lock
 from stitch.runtime.queue.cutting import Cutting, run_in_pieces
 from stitch.runtime.queue.deaths import Deaths
 from stitch.runtime.queue.exposure import forget_stale_copies
@@ -220,18 +220,6 @@ class TaskQueue:
             return None
         if binding is None:
             return None
-        done = Done(binding, form, window, kept, device.linking)
-        if not binding.recording.overwrites:
-            return self._run_bound(window, kept, done, linked)
-        # What overwrites values is not interrupted half-way: they are as before it or as after it.
-        with InterruptDeferred():
-            return self._run_bound(window, kept, done, linked)
-
-    def _run_bound(
-        self, window: Window, kept: tuple[bool, ...], done: Done, linked: Linked | None
-    ) -> Done:
-        """Run a window by its binding; what ran."""
-        device, binding, form = self._device, done.binding, done.form
         self._begin(window)
         try:
             ran = run_binding(device, binding, form)
@@ -249,7 +237,7 @@ class TaskQueue:
             left = error.__dict__.pop("stitch_tasks_left", ())
             run_the_rest(self, window, kept, linked.members_of(left) if linked else left)
             raise
-        return done
+        return Done(binding, form, window, kept, device.linking)
 
     def _begin(self, window: Window) -> None:
         """What left the queue, this window or one that it is a piece of, does not go back from here
@@ -291,6 +279,9 @@ class TaskQueue:
             return
         with self.lock:
             following = self.queued
+            if self.records.unfinished is not None:
+                # What it has made is there, before what it has not is given up.
+                self.records.unfinished()
             if window.is_planned and not window.is_done:
                 # What was queued behind it may miss results of it.
                 following.reads_failed = True

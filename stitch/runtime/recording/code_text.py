@@ -29,7 +29,7 @@ COPYTO_CASTING = 3
 PLAN_FILE = "<stitched plan>"
 
 
-def _is_plain_copy(thunk: partial[object]) -> bool:
+def is_plain_copy(thunk: partial[object]) -> bool:
     """Whether it is `copyto` without a mask: assigning takes a third of the time."""
     return (
         thunk.func is np.copyto
@@ -38,7 +38,7 @@ def _is_plain_copy(thunk: partial[object]) -> bool:
     )
 
 
-def _shortest(thunk: partial[object]) -> tuple[Any, tuple[object, ...], Mapping[str, object]]:
+def shortest(thunk: partial[object]) -> tuple[Any, tuple[object, ...], Mapping[str, object]]:
     """The same call in the form that NumPy takes least time for: no keyword where a position does
     (30 ns a ufunc), a method where a function looks for overriding types first (100 ns a `dot`)."""
     func, arguments, keywords = thunk.func, thunk.args, thunk.keywords
@@ -219,11 +219,11 @@ class Source:
         elif thunk.func is call_hooks:
             moment, context = thunk.args
             self._line(f"for hook in {self.name(moment)}.hooks: hook({self.name(context)})")
-        elif _is_plain_copy(thunk):
+        elif is_plain_copy(thunk):
             into, source = thunk.args[:2]
             self._line(f"{self.name(into)}[...] = {self.name(source)}")
         else:
-            func, arguments, keywords = _shortest(thunk)
+            func, arguments, keywords = shortest(thunk)
             given = [self.name(argument) for argument in arguments]
             given += [f"{key}={self.name(value)}" for key, value in keywords.items()]
             if func in _BY_KEYWORD and keywords.keys() == {"out"}:

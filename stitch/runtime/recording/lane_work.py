@@ -15,8 +15,8 @@ from stitch.runtime.recording.site import Site
 
 
 def lanes_for(device: Site, plan: Plan, agents: Sequence[Agent | None]) -> Lanes:
-    """How a plan that changes only its results runs here."""
-    if device.lanes == 1 or device.backend.why_one_lane is not None:
+    """How a plan that changes only its results runs here; what overwrites values has one lane."""
+    if device.lanes == 1 or plan.overwrites or device.backend.why_one_lane is not None:
         return ONE_LANE
     return lanes_of(plan, [_microseconds(step, agents) for step in plan.steps], device.lanes)
 

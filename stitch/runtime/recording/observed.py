@@ -95,6 +95,12 @@ def _overlap(one: Array, other: Array) -> bool:
         return True
 
 
+def is_hook(thunk: Thunk) -> bool:
+    """Whether a thunk is one of those that `observed` has put between."""
+    func = thunk.func if type(thunk) is partial else None
+    return func is call_hooks or isinstance(getattr(func, "__self__", None), _Replacement)
+
+
 class _Between:
     """The thunks of a step so far; the contexts of hooks are made with them, once for all runs."""
 

@@ -33,6 +33,7 @@ from stitch.runtime.recording.bound_parts import BoundParts
 from stitch.runtime.recording.code import Code, Straight
 from stitch.runtime.recording.foresight import Foresight
 from stitch.runtime.recording.forked import overlap
+from stitch.runtime.recording.overwriting import OverwritingRun
 from stitch.runtime.values import (
     AnyLease,
     BufferRecord,
@@ -83,9 +84,9 @@ class Binding:
     addresses: Mapping[int, int]
     tally: Tally
     #: Its steps as one function, once it has run a few times: for those who observed it last.
-    straight: Straight | None = None
+    straight: Straight | OverwritingRun | None = None
     #: For each kind of observers that it had; 0: nobody.
-    written: dict[int, Straight] = field(default_factory=dict)
+    written: dict[int, Straight | OverwritingRun] = field(default_factory=dict)
 
     @property
     def bound(self) -> BoundPlan:
@@ -138,8 +139,9 @@ class Recording(LeaseHolder["Binding"]):
         super().__init__()
         self.plan, self.effects = plan, effects
         self.may_be_placed = may_be_placed(plan)
-        #: Whether it overwrites values: then no signal handler stops it half-way.
-        self.overwrites = any(task.transformation.donated for task in plan.request.tasks)
+        #: Whether it overwrites values that were there before: then it is completed whatever is
+        #: raised.
+        self.overwrites = plan.overwrites
         #: The spaces of which a picture must tell where its plan is placed.
         self.gives_way_in = frozenset(plan.gives_way_in | {space for space, _ in plan.leaving})
         #: The numbers of the values that were, and of those that nobody refers to when it has run.

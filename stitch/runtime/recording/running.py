@@ -19,6 +19,7 @@ from stitch.runtime.executors import quietly
 from stitch.runtime.recording.code import Ran, Straight, written
 from stitch.runtime.recording.forked import Stopped
 from stitch.runtime.recording.observed import observed
+from stitch.runtime.recording.overwriting import COMPLETE, UNTOUCHED, OverwritingRun
 from stitch.runtime.recording.recording import Binding
 from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.what_is_left import after_failure, finder_of, place_all
@@ -36,19 +37,24 @@ MAX_LINES = 1024
 
 
 def run_binding(device: Site, binding: Binding, window: Window) -> Ran:
-    """Run a plan on the values of a window, as `perform`; on failure leave what was finished."""
+    """Run a plan on the values of a window, as `perform`; on failure leave what was finished.
+
+    After a run that overwrites, `leave_results` has to follow.
+    """
     values = window.values
     arrays = []
     for number in binding.recording.arrays:
         arrays.append(values[number].host_array())  # noqa: PERF401 (a call less)
-    progress = [0]
+    progress = [0, UNTOUCHED]
     if binding.lease is None:
         arrays += binding.recording.constant_arrays
+    if binding.lease is None or binding.recording.overwrites:
         progress = binding.bound.progress
-        # What it moves lies elsewhere from that step on, whoever hears how far it came.
-        interrupted = partial(after_failure, device, binding, window, KeyboardInterrupt(), progress)
-        # All at once: nothing can come in between these.
-        progress[0] = 0
+        # What it moves lies elsewhere from that step on, and what it overwrites is another value,
+        # whoever hears how far it came.
+        interrupted = partial(_stopped, device, binding, window, KeyboardInterrupt(), progress)
+        # Atomic: no call in between.
+        progress[0], progress[1] = 0, UNTOUCHED
         device.records.unfinished = interrupted
         device.records.is_whole = False
     for index, box in binding.recording.boxes:
@@ -60,13 +66,25 @@ def run_binding(device: Site, binding: Binding, window: Window) -> Ran:
         if binding.lease is None and len(stopped.steps) < progress[0]:
             stopped = Stopped(range(progress[0]))
         progress[0] = len(stopped.steps)
+        _stopped(device, binding, window, error, progress, stopped)
         tell_stopped(device, binding, stopped)
-        after_failure(device, binding, window, error, progress, stopped)
         raise
 
 
+def _stopped(
+    device: Site, binding: Binding, window: Window, error: BaseException, progress: list[int],
+    stopped: Stopped | None = None,
+) -> None:  # fmt: skip
+    """A run has raised, or was interrupted; may be called twice. One that has overwritten all that
+    it does has left its results."""
+    if progress[1] == COMPLETE:
+        leave_results(device, binding, window.values, window.end)
+    else:
+        after_failure(device, binding, window, error, progress, stopped)
+
+
 def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord], now: int) -> None:
-    """The records say what a run has left; the queue's lock is held."""
+    """The records say what a run has left; the queue's lock is held. May be called twice."""
     records, recording, lease = device.records, binding.recording, binding.lease
     effects = recording.effects
     records.is_whole = False
@@ -96,6 +114,9 @@ def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord],
                 records.release(value)
                 value.status = FREED
                 device.lost_all(value)
+    # Atomic: no call in between.
+    if recording.overwrites:
+        records.unfinished = None
     records.is_whole = True
 
 
@@ -144,11 +165,20 @@ def tell_stopped(device: Site, binding: Binding, stopped: Stopped) -> None:
         device.events.report(PlanStopped(binding.index, binding.plan, stopped.steps))
 
 
-def _straight(device: Site, binding: Binding) -> Straight | None:
+def _straight(device: Site, binding: Binding) -> Straight | OverwritingRun | None:
     """The code of a binding's steps for those who observe just now; None where it is not worth
-    writing yet. Calls of hooks are always written out."""
+    writing yet. Calls of hooks are always written out. What overwrites values is never written as
+    code: an exception could come in between two calls."""
     observers = device.observers
     straight = binding.written.get(observers)
+    if straight is None and binding.recording.overwrites:
+        bound, hooks, is_timed = binding.bound, device.hooks, device.events.active
+        steps = observed(bound, hooks) if hooks.bits else [step.thunks for step in bound.steps]
+        run = OverwritingRun(
+            binding.plan, bound, steps, binding.recording.order, binding.tally, device.backend,
+            observers, is_timed=is_timed,
+        )  # fmt: skip
+        straight = binding.written[observers] = run
     if straight is None:
         straight = _of_another_binding(device, binding, observers)
         if straight is None and (device.hooks.bits or _is_worth_writing(binding, observers)):

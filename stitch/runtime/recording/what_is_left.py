@@ -24,6 +24,7 @@ from stitch.planner import (
     ranges_of,
 )
 from stitch.runtime.recording.forked import LaneFailure, Stopped, without_own_places
+from stitch.runtime.recording.overwriting import BEGUN
 from stitch.runtime.recording.recording import Binding, Recording
 from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.window import Window
@@ -31,7 +32,7 @@ from stitch.runtime.values import Records, Status, ValueRecord, effects_of
 from stitch.tasks import NumberedTask
 
 # What an enumeration gives takes 40 ns each time.
-PENDING, FAILED = Status.PENDING, Status.FAILED
+PENDING, READY, FAILED = Status.PENDING, Status.READY, Status.FAILED
 
 
 def place_all(values: Sequence[ValueRecord]) -> None:
@@ -87,10 +88,17 @@ def after_failure(
         for index, task in enumerate(plan.request.tasks)
         if index not in left
     }
-    records.apply(effects, value_of, device.lost_all, partial(_fail, plan, window, why, wanted))
+    # What a task that failed was overwriting: where that had not begun only what was made in the
+    # same run, of which nothing is known.
+    begun = progress[1] == BEGUN
+    intact = frozenset() if begun else frozenset(r.value for r in plan.request.residents)
+    torn = {n for n in _donated_to(plan, failed) if n not in intact}
+    fail = partial(_fail, plan, window, why, wanted, torn)
+    records.apply(effects, value_of, device.lost_all, fail)
     for number in recording.passing:
-        if values[number].instances and number not in wanted:
-            records.release(values[number])
+        value = values[number]
+        if value.instances and number not in wanted and not value.kept:
+            records.release(value)
     # Whoever has the window runs them.
     error.__dict__["stitch_tasks_left"] = left
     records.free_unused({(b.space, b.address) for b, _ in effects.made if b.address is not None})
@@ -111,9 +119,18 @@ def _read_by(plan: Plan, tasks: Iterable[int]) -> Set[int]:
     return {number for index in tasks for number in plan.request.tasks[index].inputs}
 
 
-def _fail(plan: Plan, window: Window, why: Mapping[int, str], wanted: Set[int]) -> None:
-    """Outputs of tasks that were not made never will be, and what these would have overwritten is
-    lost, but for what others read that run yet (`wanted`); `why`: by task."""
+def _donated_to(plan: Plan, tasks: Iterable[int]) -> list[int]:
+    """The values that tasks take over."""
+    taking = [plan.request.tasks[index] for index in tasks]
+    return [task.inputs[at] for task in taking for at in task.transformation.donated]
+
+
+def _fail(
+    plan: Plan, window: Window, why: Mapping[int, str], wanted: Set[int], torn: Collection[int]
+) -> None:
+    """Outputs of tasks that were not made never will be. What these would have overwritten is as
+    it was, and its handle's again; what is `torn` is lost, but for what others read that run yet
+    (`wanted`). `why`: by task."""
     values = window.values
     for index, said in why.items():
         task, call = plan.request.tasks[index], window.call(index)
@@ -123,9 +140,22 @@ def _fail(plan: Plan, window: Window, why: Mapping[int, str], wanted: Set[int]) 
         for value in missing:
             value.status, value.by = FAILED, said
         if missing:
-            for position in task.transformation.donated:
-                if task.inputs[position] not in wanted:
-                    values[task.inputs[position]].status = Status.LOST
+            for number in _donated_to(plan, [index]):
+                if number not in torn:
+                    undo_donation(values[number], task.transformation.name)
+                elif number not in wanted:
+                    values[number].status = Status.LOST
+
+
+def undo_donation(value: ValueRecord, name: str) -> None:
+    """What was given to a program that did not run is its handle's again."""
+    if (
+        value.consumed
+        and value.by == f"donated to {name!r}"
+        and value.handles
+        and value.status <= READY
+    ):
+        value.consumed = False
 
 
 def _why(own: BaseException | None, first: BaseException) -> str:

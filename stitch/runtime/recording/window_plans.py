@@ -85,7 +85,7 @@ class WindowPlans:
                     return best
         try:
             other = self._planned_around(window, kept, window.constants)
-        except StitchError:
+        except (StitchError, MemoryError):
             if best is None:
                 raise
             return best
@@ -136,7 +136,7 @@ class WindowPlans:
             try:
                 request, picture = self._request(window, kept, leases, (), constants)
                 candidate = Planned(plan(request, spills=spills), picture, leases, False)
-            except StitchError:
+            except (StitchError, MemoryError):
                 if best is None and count == to_try[-1]:
                     raise
                 continue

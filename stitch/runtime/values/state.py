@@ -251,6 +251,11 @@ class ValueRecord:
         )
         if self.status in (Status.FAILED, Status.LOST):
             remedy = "look at the error that was raised when the queue ran"
+        if self.status is Status.LOST:
+            remedy += (
+                "; write it anew, or make it again: a training goes on from a checkpoint "
+                "(load_state_dict), or is started again"
+            )
         raise TaskError(
             f"this tensor ({self.desc.text()}) {state}", where=self.by or None, remedy=remedy
         )

@@ -179,6 +179,10 @@ def session_call(session: Session, arrays: dict[int, Array], program: Program) -
                 "ONNX Runtime stopped: " + first_line(error), where=f"program {program.name!r}"
             ) from error
 
+    # It may be called again after a failure unless it writes what it reads.
+    read = {arrays[slot.value].ctypes.data for slot in program.inputs}
+    is_repeatable = read.isdisjoint([arrays[slot.value].ctypes.data for slot in program.outputs])
+    vars(run)["is_repeatable"] = is_repeatable
     return run
 
 

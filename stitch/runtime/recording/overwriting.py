@@ -1,0 +1,195 @@
+"""Runs of plans that overwrite values which others keep: parameters, optimizer states, carried
+values. Once such a run has begun to overwrite, it is completed whatever is raised, and then the
+exception goes on.
+
+C calls the thunks one after the other, so neither a signal handler nor an exception that another
+thread sets comes in between two of them: what raised is a thunk. It is called again, and those
+after it, unless it may have overwritten part of what it reads. Only then are values lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from operator import call, length_hint, setitem
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from stitch.memory import Arrivals
+from stitch.planner import Execute, Plan
+from stitch.program import Array
+from stitch.runtime.backends import BoundPlan, LocalBackend, Thunk
+from stitch.runtime.executors import call_in_turn, quietly
+from stitch.runtime.history import Tally
+from stitch.runtime.hooks import call_hooks
+from stitch.runtime.locks import InterruptDeferred
+from stitch.runtime.recording.code import Ran
+from stitch.runtime.recording.code_text import is_plain_copy, shortest
+from stitch.runtime.recording.forked import Stopped
+from stitch.runtime.recording.observed import is_hook
+
+#: What `BoundPlan.progress[1]` says of a run: no value is overwritten yet, some may be in part, all
+#: are. Whoever starts a run sets it to UNTOUCHED first.
+UNTOUCHED, BEGUN, COMPLETE = 0, 1, 2
+
+
+class OverwritingRun:
+    """Runs a bound plan; `observers`: for whom (see `Straight`, which serves other plans)."""
+
+    def __init__(
+        self, plan: Plan, bound: BoundPlan, steps: Sequence[Sequence[Thunk]], order: Sequence[int],
+        tally: Tally, backend: LocalBackend, observers: int, *, is_timed: bool,
+    ) -> None:  # fmt: skip
+        """`plan`: with buffers where they lie. `steps`: the thunks of each of its steps. `order[p]`
+        tells which array of a run takes position p of the bound plan's. `tally` counts runs.
+        `is_timed`: a run gives the times of its steps."""
+        self.observers, self._is_timed, self._tally = observers, is_timed, tally
+        self._arguments, self._order, self._progress = bound.arguments, order, bound.progress
+        begin: Thunk = partial(setitem, self._progress, 1, BEGUN)
+        end: Thunk = partial(setitem, self._progress, slice(None), (len(steps), COMPLETE))
+        overwritten = _overwritten_regions(backend, plan)
+        #: The position of the first thunk that overwrites.
+        self._first = -1
+        thunks: list[Thunk] = [perf_counter] if is_timed else []
+        #: For each step the position of the first thunk after it, and of its time.
+        self._ends: list[int] = []
+        self._moments = [0]
+        for step, regions in zip(steps, overwritten, strict=True):
+            for thunk in step:
+                if self._first < 0 and regions and _may_write(thunk, regions):
+                    thunks.append(begin)
+                    self._first = len(thunks)
+                thunks.append(_in_short(thunk))
+            self._ends.append(len(thunks))
+            if is_timed:
+                if step:
+                    thunks.append(perf_counter)
+                self._moments.append(len(thunks) - 1 if step else self._moments[-1])
+        self._thunks = (*thunks, end)
+
+    def run(self, arrays: Sequence[Any], sure: bool = True) -> Ran:
+        """Run all steps on arrays that have been looked at; gives their times where it is timed."""
+        loop, given = iter(self._thunks), self._arguments
+        moments: list[Any] = []
+        try:
+            if self._order:
+                given[:] = [arrays[rank] for rank in self._order]
+            if self._is_timed:
+                quietly(moments.extend, map(call, loop))
+            else:
+                quietly(deque, map(call, loop), 0)
+        except BaseException as error:
+            at = len(self._thunks) - length_hint(loop) - 1
+            if self._progress[1] == BEGUN:
+                with InterruptDeferred():
+                    at = self._complete(at)
+            error.__dict__["stitch_stopped"] = self._stopped_at(at)
+            raise
+        finally:
+            if self._order:
+                given[:] = [None] * len(self._order)
+        self._tally.runs += 1
+        return tuple([moments[at] for at in self._moments]) if self._is_timed else True
+
+    def stopped(self, error: BaseException) -> Stopped:
+        """The steps that were done when a run raised."""
+        stopped: Stopped | None = error.__dict__.pop("stitch_stopped", None)
+        return stopped or self._stopped_at(-1)
+
+    def _stopped_at(self, at: int) -> Stopped:
+        if self._progress[1] == COMPLETE:
+            return Stopped(range(len(self._ends)))
+        return Stopped(range(sum(1 for end in self._ends if end <= at)))
+
+    def _complete(self, at: int) -> int:
+        """Call the thunk that raised once more, and those after it, without hooks; gives the
+        position of the one that raises again. Where that is the first that overwrites, no value is
+        overwritten yet."""
+        thunks = [tuple if is_hook(thunk) else thunk for thunk in self._thunks]
+        tried = -1
+        while self._progress[1] == BEGUN and at != tried and _is_repeatable(thunks[at]):
+            tried = at
+            loop = iter(thunks[at:])
+            try:
+                quietly(deque, map(call, loop), 0)
+            except BaseException:
+                # What is raised is what came first.
+                at = len(thunks) - length_hint(loop) - 1
+        if self._progress[1] == BEGUN and at == self._first and _is_repeatable(thunks[at]):
+            self._progress[1] = UNTOUCHED
+        return at
+
+
+def _overwritten_regions(backend: LocalBackend, plan: Plan) -> list[list[Array]]:
+    """For each step of a plan the bytes of the values that were there before, and that the step
+    takes over."""
+    request = plan.request
+    buffers = {buffer.number: buffer for buffer in request.buffers}
+    lying = {resident.value: resident.instances for resident in request.residents}
+    regions: list[list[Array]] = []
+    for step in plan.steps:
+        found: list[Array] = []
+        if isinstance(step, Execute):
+            task = request.tasks[step.task]
+            for position in task.transformation.donated:
+                for instance in lying.get(task.inputs[position], ()):
+                    buffer = buffers[instance.buffer]
+                    if buffer.address is not None:
+                        found.append(
+                            backend.region(buffer.space, buffer.address, buffer.size_per_bank)
+                        )
+        regions.append(found)
+    return regions
+
+
+def _in_short(thunk: Thunk) -> Thunk:
+    """The same call in the form that NumPy takes least time for, with nothing of Python in it."""
+    if type(thunk) is not partial:
+        return thunk
+    if is_plain_copy(thunk):
+        return partial(thunk.args[0].__setitem__, ..., thunk.args[1])
+    func, arguments, keywords = shortest(thunk)
+    return partial(func, *arguments, **keywords)
+
+
+def _arrays(things: Iterable[object]) -> list[Array]:
+    return [thing for thing in things if isinstance(thing, np.ndarray)]
+
+
+def _written(thunk: Thunk) -> list[Array] | None:
+    """What a thunk writes, where that can be told."""
+    if type(thunk) is partial:
+        func, arguments = thunk.func, thunk.args
+        if isinstance(func, np.ufunc):
+            out = thunk.keywords.get("out", ())
+            return _arrays([*arguments[func.nin :], *(out if isinstance(out, tuple) else (out,))])
+        if func is np.copyto or func is setitem:
+            return _arrays(arguments[:1])
+    return [] if getattr(thunk, "is_repeatable", False) else None
+
+
+def _may_write(thunk: Thunk, regions: Sequence[Array]) -> bool:
+    written = _written(thunk)
+    return written is None or any(
+        np.may_share_memory(array, region) for array in written for region in regions
+    )
+
+
+def _is_repeatable(thunk: Thunk) -> bool:
+    """Whether a thunk that raised may be called again: what it reads is as it was.
+
+    A function of C raises before it writes; one of Python may have written, so what it writes must
+    lie apart from what it reads.
+    """
+    if type(thunk) is not partial:
+        return isinstance(thunk, type | Arrivals) or getattr(thunk, "is_repeatable", False)
+    func = thunk.func
+    if func is call_in_turn or func is call_hooks:
+        return False
+    if isinstance(func, np.ufunc):
+        return True
+    arrays = _arrays([*thunk.args, *thunk.keywords.values()])
+    return not any(np.may_share_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
