@@ -95,7 +95,7 @@ def _view(scratch: Array, value: Value) -> Array:
 
 
 @given(_graphs(), st.integers(0, 99), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_results_in_assigned_bytes_are_bit_equal_with_the_graphs_meaning(
     graph: ComputationGraph, seed: int, optimized: bool
 ) -> None:
@@ -112,7 +112,7 @@ def test_results_in_assigned_bytes_are_bit_equal_with_the_graphs_meaning(
 
 
 @given(st.lists(_graphs(), min_size=2, max_size=4), st.integers(0, 99))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_compiled_programs_linked_into_one_give_the_results_of_the_graphs_in_turn(
     graphs: list[ComputationGraph], seed: int
 ) -> None:

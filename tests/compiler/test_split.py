@@ -109,7 +109,7 @@ def own_results(graph: ComputationGraph) -> list[str]:
     return [name for name in names if not name.endswith("_passed")]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graph=graphs(), data=st.data())
 def test_parts_in_a_chain_equal_the_whole(graph: ComputationGraph, data: st.DataObject) -> None:
     most = max(len(own_results(graph)), 1)
@@ -117,7 +117,7 @@ def test_parts_in_a_chain_equal_the_whole(graph: ComputationGraph, data: st.Data
     assert_same(graph, parts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graph=graphs(), data=st.data())
 def test_parts_cut_at_named_nodes_equal_the_whole(
     graph: ComputationGraph, data: st.DataObject

@@ -94,7 +94,7 @@ def layer(n: int, weights: Array) -> stitch.CompiledModel:
     return stitch.compile(b.build(), target=TARGET)
 
 
-@pytest.mark.parametrize("halves", [False, True], ids=["at once", "linked again"])
+@pytest.mark.parametrize("halves", every(2, [False, True]), ids=["at once", "linked again"])
 def test_sixty_four_small_programs(halves: bool) -> None:
     rng = np.random.default_rng(0)
     tables = [(rng.standard_normal((64, 64)) * 0.15).astype(np.float32) for _ in range(4)]

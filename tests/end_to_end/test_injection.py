@@ -21,6 +21,7 @@ def inject(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.campaign("injection")
 def test_a_lock_that_is_taken_before_the_try_is_found_by_its_line() -> None:
     done = inject("--scenario=bare_specimen", "--fault=interrupt", "--seconds=5", "--check")
     assert done.returncode == 1, done.stderr

@@ -15,6 +15,7 @@ import stitch
 from stitch import fractal as ops
 from stitch.fractal import FractalTensor
 from stitch.fractal.modes import MODES
+from tests.support.grids import every
 from tests.support.torch.nets_over_nests import NETWORKS
 
 FOLDER = Path(__file__).parents[2] / "examples" / "fractal"
@@ -51,7 +52,7 @@ def within(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", every(2, NETWORKS))
 @pytest.mark.usefixtures("within")
 def test_an_example_is_the_network_of_pytorch(name: str) -> None:
     example = importlib.import_module(f"examples.fractal.{name}")

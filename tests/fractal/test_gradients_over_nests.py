@@ -14,6 +14,7 @@ from stitch.fractal import FractalTensor, Zipped
 from stitch.fractal.tracing import GraphTracing
 from stitch.program import Array
 from tests.support.gradients.scans import loop_gradients
+from tests.support.grids import every
 from tests.support.torch.nets_over_nests import NETWORKS
 
 
@@ -63,7 +64,7 @@ class InTorch:
         return rows
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", every(3, NETWORKS))
 def test_gradients_of_an_example_are_those_of_pytorch(name: str) -> None:
     example = importlib.import_module(f"examples.fractal.{name}")
     given = example.inputs()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.grids import every
+from tests.support.grids import every, in_turn
 from tests.support.torch.architectures import ARCHITECTURES
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
@@ -69,8 +69,10 @@ def _views_of_a_result(x: Any) -> Any:
     return made, made[:1].expand(x.shape[0], -1), made[1 : x.shape[0] - 1]
 
 
-@pytest.mark.parametrize("function", [_views_of_an_argument, _views_of_a_result])
-@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize(
+    ("function", "has_gradients"),
+    in_turn([_views_of_an_argument, _views_of_a_result], [False, True]),
+)
 def test_views_whose_sizes_are_symbols_are_those_of_eager_torch(
     function: Any, has_gradients: bool
 ) -> None:
@@ -173,12 +175,15 @@ def test_tied_weights_are_lent_once() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"target": "wormhole_n150"},
-        {"executor": "numpy"},
-        {"executor": "onnxruntime", "window": 1},
-        {"passes": False},
-    ],
+    every(
+        2,
+        [
+            {"target": "wormhole_n150"},
+            {"executor": "numpy"},
+            {"executor": "onnxruntime", "window": 1},
+            {"passes": False},
+        ],
+    ),
     ids=str,
 )
 def test_every_option_gives_the_same_numbers(options: dict[str, Any]) -> None:
@@ -194,7 +199,7 @@ def test_every_option_gives_the_same_numbers(options: dict[str, Any]) -> None:
     assert device.executor == options.get("executor", "torch")
 
 
-@pytest.mark.parametrize("target", ["host", "wormhole_n150"])
+@pytest.mark.parametrize("target", every(2, ["host", "wormhole_n150"]))
 def test_outputs_that_share_memory_in_eager_torch_share_it_here(target: str) -> None:
     def shared(x: Any) -> Any:
         made = x * 2

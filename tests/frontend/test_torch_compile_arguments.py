@@ -11,6 +11,7 @@ import torch
 
 from stitch.frontend.torch.compile.program_arguments import ProgramArguments
 from stitch.frontend.torch.compile.shared_storage import MAX_IDLE_PARTS, ArgumentSlot
+from tests.support.grids import every
 from tests.support.torch.compiled import storage_of
 
 
@@ -25,7 +26,7 @@ def _given(account: Any, arguments: ProgramArguments, *tensors: Any) -> list[Any
         return arguments.all_of(arguments.arrays(tensors))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", every(2, [1, 2, 3]))
 def test_what_lasts_is_given_again_until_it_lies_elsewhere(count: int) -> None:
     account, arguments = _arguments(*["static"] * count)
     tensors = [torch.randn(4) for _ in range(count)]

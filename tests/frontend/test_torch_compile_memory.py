@@ -25,6 +25,7 @@ from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import RuntimeDevice, Tensor
 from stitch.runtime.known_work import KnownWork
 from tests.support import garbage
+from tests.support.grids import every
 from tests.support.stitched_models import one
 from tests.support.torch.compiled import assert_gone, assert_same, compiled, storage_of
 
@@ -50,7 +51,7 @@ def _written(device: RuntimeDevice) -> int:
     return device.backend.write_counts()[1]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_tensor_stays_on_the_device_over_a_graph_break(target: str) -> None:
     first, second = nn.Linear(64, 64), nn.Linear(64, 64)
     function = _both(first, second, lambda made: made.view(-1, 64))
@@ -238,7 +239,7 @@ def test_results_that_are_kept_stay_as_they_were() -> None:
             assert_same(result, module(batch))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_thousand_steps_leave_nothing_behind(target: str) -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     run, account = compiled(module, target=target), storage_of(target=target)
@@ -295,7 +296,7 @@ def test_in_the_steady_state_nothing_is_planned_bound_or_written(target: str) ->
         assert runs == (50 if step is train and target != "host" else 0)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_module_that_is_gone_leaves_nothing_behind(target: str) -> None:
     assert_gone(lambda: nn.Linear(64, 64), (4, 64), target=target)
 
@@ -376,7 +377,7 @@ def test_many_parameters_in_one_storage_are_told_apart() -> None:
             flat.mul_(-1)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_storages_at_one_address_are_told_apart(target: str) -> None:
     module = nn.Linear(4, 4, bias=False)
 
@@ -392,7 +393,7 @@ def test_storages_at_one_address_are_told_apart(target: str) -> None:
             rows.mul_(2)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_bytes_that_torch_reads_negated_are_read_so(target: str) -> None:
     run = compiled(lambda x: x + 1, target=target, dynamic=False)
     plain = torch.randn(2, 3)
@@ -402,7 +403,7 @@ def test_bytes_that_torch_reads_negated_are_read_so(target: str) -> None:
         assert_same(run(tensor), tensor + 1)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_places_that_a_parameter_has_left_are_forgotten(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

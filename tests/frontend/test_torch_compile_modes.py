@@ -16,6 +16,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import stitch
+from tests.support.grids import every
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
@@ -39,7 +40,7 @@ def refusal(run: Any) -> str:
 # Modes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [None, "default", "reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("mode", every(2, [None, "default", "reduce-overhead", "max-autotune"]))
 def test_a_mode_of_torch_gives_the_numbers_of_eager_torch(mode: str | None) -> None:
     run, module = run_in_mode(mode)
     assert_same(run(X), module(X))

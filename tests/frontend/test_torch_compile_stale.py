@@ -210,8 +210,10 @@ def _read_anew(way: str, target: str) -> None:
             assert_same(run(x), module(x))
 
 
-@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}])
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    in_turn([{"fused": True}, {"foreach": True}], [torch.optim.AdamW, torch.optim.SGD]),
+)
 def test_thirty_steps_on_a_device_learn_what_eager_learns(
     kind: Any, options: dict[str, bool]
 ) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.grids import every
 from tests.support.torch.agreement import tensors_of
 from tests.support.torch.architectures import ARCHITECTURES, made
 from tests.support.torch.compiled import (
@@ -96,7 +97,7 @@ CASES: dict[str, tuple[Any, Any, Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(2, CASES))
 def test_twenty_steps_are_those_of_eager_torch(name: str) -> None:
     torch.manual_seed(0)
     make, batch, loss, optimizer = CASES[name]

@@ -23,7 +23,7 @@ from stitch.frontend.torch.lowering import LOWERINGS
 from stitch.frontend.torch.tensor_bytes import tensor_on
 from stitch.graph import SymbolicTensor
 from stitch.program import DataType
-from tests.support.grids import in_turn
+from tests.support.grids import every, in_turn
 from tests.support.torch.agreement import tensors_of
 from tests.support.torch.architectures import ARCHITECTURES, made
 from tests.support.torch.compiled import compiled, without_dropout
@@ -267,7 +267,7 @@ def test_scaled_losses_in_float16_train_as_in_eager_torch() -> None:
     assert losses(module, compiled(module)) == pytest.approx(wanted, rel=2.0**-8)
 
 
-@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("narrow", every(2, [False, True]))
 def test_steps_that_a_scaler_skips_are_those_that_it_skips_in_eager_torch(narrow: bool) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 3))
@@ -298,14 +298,14 @@ def test_steps_that_a_scaler_skips_are_those_that_it_skips_in_eager_torch(narrow
     _assert_near(found, expected, 2.0**-5 if narrow else 1e-6)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+@pytest.mark.parametrize("precision", every(2, ["bfloat16", "float64"]))
 def test_an_encoder_layer_on_a_device_with_dram_trains_as_in_eager_torch(precision: str) -> None:
     torch.manual_seed(0)
     module, examples = ALONE["encoder layer"]()
     _assert_trains_as_eager(module, examples, precision, target="wormhole_n150")
 
 
-@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
+@pytest.mark.parametrize("executor", every(2, ["numpy", "onnxruntime"]))
 def test_a_layer_in_double_precision_keeps_its_digits_in_every_executor(executor: str) -> None:
     torch.manual_seed(0)
     _assert_trains_as_eager(*ALONE["LayerNorm"](), "float64", executor=executor)

@@ -14,7 +14,7 @@ from torch import fft, nn
 import stitch
 from stitch.errors import CompileError
 from stitch.torch import explain
-from tests.support.grids import in_turn
+from tests.support.grids import every, in_turn
 from tests.support.stitched_models import one
 from tests.support.torch.compiled import assert_same, compiled, gradients, storage_of
 
@@ -108,7 +108,7 @@ def test_results_and_gradients_are_those_of_eager_torch(name: str, executor: str
         assert_same(gradients(run, [x]), gradients(function, [x]), strides=False)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(3, CASES))
 def test_programs_run_all_of_it(name: str) -> None:
     function, shape = CASES[name]
     assert _fallbacks(function, torch.randn(shape).requires_grad_()) == {}

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stitch.frontend.torch.compile.program_form import GraphSettings
 from stitch.frontend.torch.compile.stitched_graph import stitched
 from tests.support import garbage
+from tests.support.grids import every
 from tests.support.torch.compiled import assert_gone, assert_same, compiled, storage_of
 
 ALL_PARTS: dict[str, Any] = {"fallback": "torch", "min_operations": 1}
@@ -32,7 +33,7 @@ class _Network(nn.Module):  # type: ignore[misc]  # torch has no types here
         return self.second(hidden) + bessel(hidden.t()).t()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_steps_leave_nothing_behind(target: str) -> None:
     module = _Network()
     run, account = compiled(module, target=target, **ALL_PARTS), storage_of(target=target)
@@ -127,7 +128,7 @@ def test_arguments_and_results_between_die_after_their_last_use() -> None:
     library._destroy()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_module_that_is_gone_takes_its_parts_with_it(target: str) -> None:
     assert_gone(_Network, (4, 8), target=target, **ALL_PARTS)
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import stitch
 from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
-from tests.support.grids import in_turn, named
+from tests.support.grids import every, in_turn, named
 from tests.support.run_seed import SEED
 from tests.support.torch.agreement import Applied
 from tests.support.torch.operator_samples import (
@@ -256,7 +256,7 @@ OF_SPECIAL: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OF_SPECIAL)
+@pytest.mark.parametrize("name", every(2, OF_SPECIAL))
 def test_special_values_are_those_of_eager_torch(name: str) -> None:
     function, x = OF_SPECIAL[name], torch.tensor(SPECIAL)
     for executor in ("numpy", "torch"):

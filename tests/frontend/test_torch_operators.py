@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.support.grids import every
 from tests.support.torch.agreement import Outcome, assert_close, outcomes_of
 
 torch.manual_seed(7)
@@ -224,19 +225,19 @@ def exported_outcomes() -> dict[str, Outcome]:
     return outcomes_of(EXPORTED, traced=False)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", every(3, LAYERS))
 def test_a_traced_layer_agrees_with_eager(name: str, layer_outcomes: dict[str, Outcome]) -> None:
     assert_close(*layer_outcomes[name])
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", every(3, FUNCTIONS))
 def test_a_traced_function_agrees_with_eager(
     name: str, function_outcomes: dict[str, Outcome]
 ) -> None:
     assert_close(*function_outcomes[name])
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", every(3, EXPORTED))
 def test_an_exported_function_agrees_with_eager(
     name: str, exported_outcomes: dict[str, Outcome]
 ) -> None:

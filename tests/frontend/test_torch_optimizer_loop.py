@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 import stitch
 from stitch.errors import UsageError
 from stitch.frontend import ParameterHomes
-from tests.support.grids import in_turn, rows
+from tests.support.grids import every, in_turn, rows
 
 TARGETS = ("host", "wormhole_n150")
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -115,7 +115,7 @@ def test_on_the_host_the_update_writes_the_bytes_that_torch_has() -> None:
     assert torch.equal(view, twins.net[0].weight.detach()[1:3])
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_what_torch_writes_to_a_parameter_counts_in_the_next_step(target: str) -> None:
     twins = Twins(made("SGD", lr=0.1, momentum=0.9), target)
     for way in range(4):
@@ -134,7 +134,7 @@ def test_what_torch_writes_to_a_parameter_counts_in_the_next_step(target: str) -
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_direct_read_gives_the_values_of_the_last_step(target: str) -> None:
     twins = Twins(made("Adam", lr=0.02), target)
     seen = []
@@ -147,7 +147,7 @@ def test_a_direct_read_gives_the_values_of_the_last_step(target: str) -> None:
     assert all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_schedulers_and_groups_work(target: str) -> None:
     def make(net: Any) -> Any:
         groups = [{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 0.05}]
@@ -165,7 +165,7 @@ def test_schedulers_and_groups_work(target: str) -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_state_is_saved_and_loaded(target: str) -> None:
     twins = Twins(made("Adam", lr=0.02), target)
     twins.step(3)
@@ -206,7 +206,7 @@ def test_what_is_no_float32_is_stepped_by_torch() -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_the_end_of_the_graphs_gives_everything_back(target: str) -> None:
     twins = Twins(made("SGD", lr=0.1, momentum=0.9), target)
     twins.step(3)
@@ -234,8 +234,7 @@ def test_an_optimizer_of_the_same_name_that_is_not_torchs_is_refused() -> None:
     assert "elsewhere.SGD" in str(caught.value)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("target", "kind"), in_turn(TARGETS, [torch.float32, torch.float64]))
 def test_hooks_of_a_step_are_called_once_and_what_they_change_counts(
     kind: Any, target: str
 ) -> None:
@@ -258,8 +257,7 @@ def test_hooks_of_a_step_are_called_once_and_what_they_change_counts(
     assert told == [(optimizer, (optimizer,), {})] * 2
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize(("target", "name"), in_turn(TARGETS, ["SGD", "Adam"]))
 def test_a_fused_step_under_a_scaler_of_gradients_is_torchs(name: str, target: str) -> None:
     twins = Twins(made(name, lr=0.05, fused=True), target)
     scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]

@@ -15,7 +15,7 @@ from torch import nn
 import stitch
 from stitch.runtime import PreparedGraph
 from stitch.runtime.recording import RecordingMaker
-from tests.support.grids import in_turn, rows
+from tests.support.grids import every, in_turn, rows
 
 TARGETS = ("host", "wormhole_n150")
 
@@ -75,7 +75,7 @@ def linear() -> Any:
     return nn.Linear(4, 4)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_nothing_moves_from_the_first_step_on(target: str) -> None:
     twins, x = Twins(linear(), target), torch.randn(3, 4)
     twins.step(x)
@@ -88,7 +88,7 @@ def test_nothing_moves_from_the_first_step_on(target: str) -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_axes_in_another_order_stay_in_it_where_torch_has_them(target: str) -> None:
     torch.manual_seed(0)
     net = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
@@ -138,7 +138,7 @@ def test_a_parameter_that_torch_puts_elsewhere_is_stepped_there(
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_parameter_of_another_shape_is_stepped_in_that(target: str) -> None:
     twins = Twins(nn.Linear(4, 1, bias=False), target, torch.optim.SGD)
     twins.step(torch.randn(3, 4), 2)
@@ -147,8 +147,7 @@ def test_a_parameter_of_another_shape_is_stepped_in_that(target: str) -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("word", ["exp_avg", None])
+@pytest.mark.parametrize(("target", "word"), in_turn(TARGETS, ["exp_avg", None]))
 def test_a_gradient_that_is_what_it_steps_is_read_as_it_was(word: str | None, target: str) -> None:
     twins, x = Twins(linear(), target, weight_decay=0.1), torch.randn(3, 4)
     twins.step(x)
@@ -160,7 +159,7 @@ def test_a_gradient_that_is_what_it_steps_is_read_as_it_was(word: str | None, ta
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_gradient_within_what_is_overwritten_is_read_as_it_was(target: str) -> None:
     twins, x = Twins(linear(), target, torch.optim.SGD), torch.randn(3, 4)
     twins.step(x)
@@ -174,8 +173,7 @@ def test_a_gradient_within_what_is_overwritten_is_read_as_it_was(target: str) ->
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(("target", "late"), in_turn(TARGETS, [False, True]))
 def test_a_step_that_was_interrupted_leaves_what_was_written(
     late: bool, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +202,7 @@ def test_a_step_that_was_interrupted_leaves_what_was_written(
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_first_step_that_was_interrupted_is_still_to_be_taken(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +222,7 @@ def test_a_first_step_that_was_interrupted_is_still_to_be_taken(
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_step_that_was_interrupted_before_it_ran_does_not_run_later(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +269,7 @@ def test_a_state_that_is_not_used_for_a_while_waits_where_it_is(
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_state_of_another_type_or_shape_is_refused_as_by_torch(target: str) -> None:
     twins, x = Twins(linear(), target), torch.randn(3, 4)
     twins.step(x)
@@ -287,7 +285,7 @@ def test_a_state_of_another_type_or_shape_is_refused_as_by_torch(target: str) ->
     twins.calls[1](x)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_what_backward_needs_and_a_step_has_overwritten_is_told(target: str) -> None:
     twins, x = Twins(nn.Sequential(linear(), nn.Tanh(), linear()), target), torch.randn(3, 4)
     twins.step(x)
@@ -298,7 +296,7 @@ def test_what_backward_needs_and_a_step_has_overwritten_is_told(target: str) -> 
             loss.backward()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_parameters_without_elements_are_stepped_with_the_others(target: str) -> None:
     net = linear()
     net.nothing = nn.Parameter(torch.empty(0, 3))
@@ -312,7 +310,7 @@ def test_parameters_without_elements_are_stepped_with_the_others(target: str) ->
     assert twins.nets[1].nothing.shape == (0, 3)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_other_graphs_read_what_the_last_step_left(target: str) -> None:
     twins, x = Twins(linear(), target), torch.randn(3, 4)
     part = torch.compile(

@@ -467,7 +467,7 @@ def test_what_is_no_statement_is_refused(text: str) -> None:
         parse_statement(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet="xy=(),[]_ .1-'aRelu", max_size=30))
 def test_any_text_is_a_statement_or_is_refused(text: str) -> None:
     try:
@@ -480,7 +480,7 @@ def test_any_text_is_a_statement_or_is_refused(text: str) -> None:
 SOUND = one("\n  - h = Clip(x, _, 2.0)\n  - y = Reshape(h, [3, -1])", "w: {shape: [2], init: ones}")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_damaged_module_is_a_graph_or_a_format_error(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(SOUND) - 1))

@@ -167,7 +167,7 @@ def test_json_that_is_no_graph_is_a_format_error_that_says_why(text: str) -> Non
 SMALL = as_json(trace(lambda x: x.builder.op("Elu", x * 2, alpha=0.5), X))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_damaged_text_is_a_graph_or_a_format_error(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(SMALL) - 1))

@@ -82,7 +82,7 @@ def _programs(draw: st.DrawFn) -> tuple[list[Value], list[Operation]]:
 
 
 @given(_programs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_operation_writes_over_what_a_later_one_reads(
     program: tuple[list[Value], list[Operation]],
 ) -> None:

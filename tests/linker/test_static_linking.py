@@ -176,7 +176,7 @@ FLOATS = st.sampled_from([F16, BF16, F32, F64])
 
 
 @given(st.lists(st.tuples(FLOATS, FLOATS, FLOATS), min_size=2, max_size=4), st.integers(0, 99))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_a_chain_is_bit_equal_whatever_its_storage_types_are(
     kinds: list[tuple[DataType, DataType, DataType]], seed: int
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_chain_is_bit_equal_whatever_its_storage_types_are(
 
 
 @given(FLOATS, FLOATS, FLOATS, st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_an_output_that_others_keep_is_bit_equal_too(
     kind: DataType, stored: DataType, wanted: DataType, seed: int
 ) -> None:

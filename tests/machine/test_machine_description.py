@@ -326,7 +326,7 @@ def test_whatever_is_no_description_is_a_format_error(content: bytes) -> None:
         parse_machine(content, "odd.yaml")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_damaged_description_is_read_or_refused(data: st.DataObject) -> None:
     lines = text_of("tiny").splitlines()

@@ -17,6 +17,7 @@ from tests.support.gradients.running import (
     wanted_names,
 )
 from tests.support.gradients.tables import ROWS
+from tests.support.grids import every
 
 DIRECTIONS = 3
 
@@ -67,7 +68,7 @@ def in_bfloat16(one: Case) -> Case:
     return dataclasses.replace(one, specs=specs, attributes=attributes)
 
 
-@pytest.mark.parametrize("op", sorted({one.op for one in ROWS}))
+@pytest.mark.parametrize("op", every(3, sorted({one.op for one in ROWS})))
 def test_gradients_of_bfloat16_are_bfloat16_and_close(op: str) -> None:
     for one in (one for one in ROWS if one.op == op and "f64" in str(one)):
         wide, _, _ = gradients(one)
@@ -81,7 +82,7 @@ def test_gradients_of_bfloat16_are_bfloat16_and_close(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "one", [one for one in ROWS if len(wanted_names(one, operands_of(one))) > 1], ids=str
+    "one", every(4, [one for one in ROWS if len(wanted_names(one, operands_of(one))) > 1]), ids=str
 )
 def test_a_gradient_alone_equals_the_one_among_others(one: Case) -> None:
     together, _, _ = gradients(one)

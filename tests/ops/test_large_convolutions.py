@@ -54,7 +54,7 @@ axes = st.tuples(
     ("op", "nbytes"),
     in_turn(["Conv", "ConvTranspose", "ConvWeightGradient"], [1, 100, 1000, 10_000]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     drawn=st.lists(axes, min_size=1, max_size=3),
     group=st.integers(1, 2),

@@ -74,7 +74,7 @@ axes = st.tuples(
 
 @pytest.mark.parametrize("piece", [1, 1 << 20], ids=["line by line", "at once"])
 @pytest.mark.parametrize("short", [0, 32], ids=["by blocks", "by elements"])
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(drawn=st.lists(axes, min_size=1, max_size=2), ceil=st.booleans())
 def test_every_window_sees_what_it_should(
     short: int, piece: int, drawn: list[tuple[int, ...]], ceil: bool
@@ -98,7 +98,7 @@ def test_every_window_sees_what_it_should(
 
 
 @pytest.mark.parametrize("short", [0, 32], ids=["by stretches", "by elements"])
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(drawn=st.lists(axes, min_size=1, max_size=3), ceil=st.booleans())
 def test_the_place_of_a_maximum_is_the_first_of_several(
     short: int, drawn: list[tuple[int, ...]], ceil: bool

@@ -51,7 +51,7 @@ def windows(draw: st.DrawFn) -> tuple[Array, int, tuple[int, ...], tuple[int, ..
     return data, draw(st.integers(-1, count)), strides, lengths
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(windows())
 def test_a_window_has_the_rows_of_its_definition_or_is_refused(
     drawn: tuple[Array, int, tuple[int, ...], tuple[int, ...]],
@@ -170,7 +170,7 @@ def test_a_known_window_out_of_range_is_refused(name: str) -> None:
             raise outcome
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_copies_of_runs_are_copies_of_elements(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=4)))

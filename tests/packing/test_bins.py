@@ -35,7 +35,7 @@ def perfect(dice: Random, pieces: int, gaps: int, nbytes: int) -> tuple[list[int
 
 
 @given(SIZES, GAPS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_an_assignment_is_found_exactly_where_there_is_one(
     pieces: list[int], gaps: list[int]
 ) -> None:
@@ -50,7 +50,7 @@ def test_an_assignment_is_found_exactly_where_there_is_one(
 
 
 @given(SIZES, GAPS, st.integers(0, 60), st.integers(0, 2))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_steps_prove_what_is_false(
     pieces: list[int], gaps: list[int], position: int, step: int
 ) -> None:

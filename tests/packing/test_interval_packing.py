@@ -30,14 +30,14 @@ def _intervals(draw: st.DrawFn) -> list[Interval]:
 
 
 @given(_intervals())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_intervals_alive_together_never_share_a_byte(intervals: list[Interval]) -> None:
     packing = pack_intervals(intervals)
     assert clashes(intervals, packing.offsets) == []
 
 
 @given(_intervals())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_peak_is_between_the_greatest_load_and_the_sum(intervals: list[Interval]) -> None:
     packing = pack_intervals(intervals)
     assert max_load(intervals) <= packing.peak_nbytes <= sum(i.nbytes for i in intervals)
@@ -105,7 +105,7 @@ def _few_intervals(draw: st.DrawFn) -> list[Interval]:
 
 
 @given(_few_intervals())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_few_intervals_get_the_lowest_peak_of_all_and_the_proof_of_it(
     intervals: list[Interval],
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_peak_above_the_greatest_load_is_proved_the_lowest() -> None:
 
 
 @given(_intervals(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_fixed_intervals_stay_and_the_others_pack_around_them(
     intervals: list[Interval], data: st.DataObject
 ) -> None:

@@ -293,35 +293,35 @@ def _places(
 
 def test_nothing_moves_to_where_it_could_have_been_born() -> None:
     machines, looked_at = (TINY, SMALL, load_machine("wormhole_n150")), 0
-    for seed in range(300):
+    for seed in range(100):
         made = planned(drawn(seed, machines[seed % 3], 9, share=24, moved=False))
         if made is not None:
             assert check_plan(made) == () and late_births(made) == []
             looked_at += 1
-    assert looked_at > 200
+    assert looked_at > 66
 
 
 def test_nothing_moves_where_all_has_a_place_for_good() -> None:
     unmoved = 0
-    for seed in range(1000):
+    for seed in range(300):
         request = drawn(seed, LEAST, 4)
         made = planned(request)
         if made is not None and fits_unmoved(request):
             assert made.copies == ()
             unmoved += 1
-    assert unmoved > 300
+    assert unmoved > 90
 
 
 def test_no_plan_takes_longer_than_without_a_look_at_later_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    requests = [random_request(Random(seed)) for seed in range(200)]
-    requests += [drawn(seed, SMALL, 9) for seed in range(60)]
+    requests = [random_request(Random(seed)) for seed in range(70)]
+    requests += [drawn(seed, SMALL, 9) for seed in range(20)]
     ahead = [planned(request) for request in requests]
     monkeypatch.setattr(NamedPlaces, "__bool__", lambda self: False)
     plain = [planned(request) for request in requests]
     pairs = [(a, b) for a, b in zip(ahead, plain, strict=True) if b is not None]
-    assert len(pairs) > 150 and all(a is not None and a.seconds <= b.seconds for a, b in pairs)
+    assert len(pairs) > 50 and all(a is not None and a.seconds <= b.seconds for a, b in pairs)
     copies = [sum(step.count for made in those if made is not None for step in made.copies)
               for those in zip(*pairs, strict=True)]  # fmt: skip
     assert copies[0] < 0.95 * copies[1]

@@ -161,7 +161,7 @@ def smallest_change(regions: list[Region], pieces: list[int], base: int, limit: 
 @pytest.mark.parametrize("space", [L1, DRAM])
 def test_the_smallest_change_is_that_of_brute_force(space: Space) -> None:
     named: Counter[str] = Counter()
-    for seed in range(600):
+    for seed in range(300):
         scene, regions, pieces = crowded(Random(seed), space)
         shape = scene.machine.shape.space(space)
         if lies(regions, pieces, shape.base, shape.limit):

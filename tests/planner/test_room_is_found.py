@@ -221,9 +221,9 @@ def crowded_seed(seed: int) -> Counter[object]:
 
 def test_every_out_of_memory_error_on_tiny_machines_is_confirmed_by_brute_force() -> None:
     done: Counter[object] = Counter()
-    for seed in range(130):
+    for seed in range(60):
         done += crowded_seed(seed)
-    assert done["refused"] > 10 and done[L1, DRAM] > 10 and done[DRAM, Space.HOST] > 10
+    assert done["refused"] > 4 and done[L1, DRAM] > 4 and done[DRAM, Space.HOST] > 4
 
 
 @pytest.mark.campaign("planner")

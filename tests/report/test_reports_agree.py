@@ -170,7 +170,7 @@ def work(
     window=st.sampled_from([1, 2, 5, 64]), small=st.booleans(), watched=st.booleans(),
     debug=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_all_reports_of_chains_and_pipelines_count_what_the_spaces_counted(
     wishes: list[tuple[str, ...]], actions: list[Any], window: int, small: bool, watched: bool,
     debug: bool,

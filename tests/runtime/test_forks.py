@@ -107,7 +107,6 @@ BESIDE_A_THREAD = """
 @pytest.mark.parametrize(
     ("executor", "threads", "forks"),
     [
-        ("numpy", 0, 3),
         pytest.param("numpy", 0, 20, marks=pytest.mark.campaign("threads")),
         ("onnxruntime", 3, 3),
         pytest.param("onnxruntime", 0, 20, marks=pytest.mark.campaign("threads")),

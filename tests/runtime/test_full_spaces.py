@@ -19,6 +19,7 @@ from stitch.runtime.recording.recording import Recording
 from stitch.runtime.recording.window import Window
 from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from stitch.runtime.values import ValueRecord
+from tests.support.grids import every_row
 from tests.support.lines_run import lines_run
 from tests.support.stitched_models import model, one, scaled, tiny
 
@@ -75,11 +76,14 @@ def placed_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Plan, P
 
 @pytest.mark.parametrize(
     ("machine", "window"),
-    [
-        pytest.param(machine, window, marks=FULL if machine is SMALL or window == 8 else ())
-        for machine in (SMALL, DEEP)
-        for window in (1, 8, 64)
-    ],
+    every_row(
+        2,
+        [
+            pytest.param(machine, window, marks=FULL if machine is SMALL or window == 8 else ())
+            for machine in (SMALL, DEEP)
+            for window in (1, 8, 64)
+        ],
+    ),
 )
 def test_one_plan_serves_whatever_leaves(
     machine: Machine, window: int, placed_plans: list[tuple[Plan, Plan]]

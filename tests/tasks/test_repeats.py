@@ -90,7 +90,7 @@ def test_what_does_not_repeat_and_what_is_short_is_not_cut() -> None:
     assert cuts_of(queued(nothing, apart), nothing) == ()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_parts_of_whatever_repeats_are_the_whole(data: st.DataObject) -> None:
     names = st.one_of(st.integers(-6, 0), st.sampled_from("abc"), st.none())

@@ -16,6 +16,7 @@ from stitch.errors import UsageError
 from stitch.program import Array, InputKind
 from stitch.training import as_trainable, optimizer_from_config
 from stitch.training.losses import Loss
+from tests.support.grids import in_turn, rows
 from tests.support.training.models import FEATURES, batches, compiled, mlp, train
 
 RNG = np.random.default_rng(9)
@@ -31,9 +32,10 @@ LOSSES: list[tuple[type[Loss], Any, Array]] = [
 ]
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(("ours", "theirs", "label"), LOSSES)
-@pytest.mark.parametrize("scale", [1.0, 40.0])
+@pytest.mark.parametrize(
+    ("reduction", "ours", "theirs", "label", "scale"),
+    in_turn(["mean", "sum"], rows(LOSSES), [1.0, 40.0]),
+)
 def test_a_loss_and_its_gradient_are_those_of_torch(
     ours: type[Loss], theirs: Any, label: Array, reduction: str, scale: float
 ) -> None:

@@ -60,7 +60,7 @@ def binary_of(*arrays: Array, attributes: dict[str, AttributeValue] | None = Non
     return Binary((program,), MACHINE, "test")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(binaries())
 def test_any_binary_comes_back_equal_and_encodes_to_the_same_bytes(binary: Binary) -> None:
     written = encode(binary)
