@@ -121,7 +121,7 @@ OVER_NESTS = {
 }
 
 
-@pytest.mark.parametrize("name", every(4, OVER_NESTS))
+@pytest.mark.parametrize("name", every(12, OVER_NESTS))
 def test_a_network_over_nests_says_what_came_out(name: str) -> None:
     assert re.fullmatch(OVER_NESTS[name] + "\n", output_of(f"fractal/{name}.py"))
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.grids import every
+
 ROOT = Path(__file__).resolve().parents[2]
 LINE = re.compile(
     r"^(\w+) +(interrupt|timer|memory|visit|closing) +(\d+) broken / (\d+) places", re.MULTILINE
@@ -73,7 +75,7 @@ def nothing_is_broken(scenario: str, every: int, faults: tuple[str, ...]) -> Non
     assert tried.keys() == {*faults} and min(tried.values()) >= 1
 
 
-@pytest.mark.parametrize("scenario", SAMPLED)
+@pytest.mark.parametrize("scenario", every(3, SAMPLED))
 def test_a_sample_of_places_leaves_nothing_broken(scenario: str) -> None:
     nothing_is_broken(scenario, SAMPLED[scenario], STOPPED)
 

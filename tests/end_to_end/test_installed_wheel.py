@@ -116,17 +116,18 @@ def test_every_block_of_the_readme_runs_in_an_empty_folder(wheel: Wheel, tmp_pat
     assert "[SUCCESS]" in printed
 
 
+LONG_PAGES = (
+    "compile_cache.md", "fractal.md", "local_backend.md", "tasks.md", "torch_compile.md",
+    "tracing.md", "training.md",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "compile_cache.md",
         "devices.md",
         "foreign_operators.md",
-        "fractal.md",
-        "local_backend.md",
-        "tasks.md",
-        "training.md",
-        *(pytest.param(name, marks=LONG) for name in ("torch_compile.md", "tracing.md")),
+        *(pytest.param(name, marks=LONG) for name in LONG_PAGES),
     ],
 )
 def test_every_block_of_a_page_runs_in_an_empty_folder(

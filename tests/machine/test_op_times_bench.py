@@ -30,12 +30,14 @@ def test_goals_hold_for_products_that_nothing_was_fitted_to() -> None:
     assert "blackhole_p150    78 products" in ran.stdout
 
 
+@pytest.mark.campaign("benchmarks")
 def test_goals_hold_for_each_group_by_figures_fitted_to_all_others() -> None:
     ran = called_bench("op_times", "--leave_out=group", "--check")
     assert ran.returncode == 0, ran.stderr
     assert "wormhole_n150    117 products" in ran.stdout
 
 
+@pytest.mark.campaign("benchmarks")
 def test_the_figures_that_ship_are_those_that_fit_best() -> None:
     """But for a step of either, beside which the sum of errors hardly changes."""
     bench = load_bench("op_times")

@@ -24,6 +24,7 @@ def test_every_trace_is_beside_its_measurement_and_no_goal_is_missed() -> None:
         assert row["grids"] == "named"
 
 
+@pytest.mark.campaign("benchmarks")
 def test_goals_hold_for_each_copy_by_figures_fitted_to_all_others() -> None:
     ran = called_bench("silicon", "--leave_one_out", "--check")
     assert ran.returncode == 0, ran.stderr

@@ -32,6 +32,7 @@ def test_a_row_for_each_chain_and_none_above_belady() -> None:
     assert rows["loop"]["belady_bytes"] < rows["loop"]["lru_bytes"]
 
 
+@pytest.mark.campaign("residency")
 def test_residency_over_optimum_is_at_most_1_02_in_the_mean_and_1_05_on_every_chain() -> None:
     """In bytes and in simulated seconds: random 1.10, training 1.065, loop 1.045, U-net 1.004 once.
     The optimum is a bound that a wider search proves, and that it reaches."""
