@@ -13,6 +13,7 @@ import pytest
 import stitch
 from tests.support.onnx import node_tests as suite
 from tests.support.onnx.node_tests import CRASH, REFERENCE, REFUSED, RIGHT, WRONG, Verdict
+from tests.support.grids import in_turn
 
 ONNX = pytest.mark.campaign("onnx")
 #: Node tests whose loops stay; other loops end early or change their types.
@@ -87,8 +88,7 @@ def cases_with_loops() -> tuple[Any, ...]:
     return tuple(case for case in found if case.name != "test_scan_sum")
 
 
-@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
-@pytest.mark.parametrize("unroll", [0, 4096])
+@pytest.mark.parametrize(("executor", "unroll"), in_turn(["numpy", "onnxruntime"], [0, 4096]))
 def test_cases_with_loops_are_right_kept_and_written_out(unroll: int, executor: str) -> None:
     chosen = cases_with_loops()
     assert len(chosen) >= 25
