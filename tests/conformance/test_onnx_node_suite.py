@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import stitch
+from tests.support.grids import in_turn
 from tests.support.onnx import node_tests as suite
 from tests.support.onnx.node_tests import CRASH, REFERENCE, REFUSED, RIGHT, WRONG, Verdict
-from tests.support.grids import in_turn
 
 ONNX = pytest.mark.campaign("onnx")
 #: Node tests whose loops stay; other loops end early or change their types.
