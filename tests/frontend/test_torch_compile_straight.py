@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from stitch.errors import UsageError
 from stitch.frontend.torch.compile import aot_trace, aot_wrappers
 from stitch.frontend.torch.compile.aot_trace import by_aot_autograd
+from tests.support.grids import every
 from tests.support.torch.compiled import assert_same, compiled
 
 Function = Callable[..., Any]
@@ -81,7 +82,9 @@ def _turns_gradients_off(x: Any) -> Any:
 
 @pytest.mark.parametrize(
     "function",
-    [_writes, _gives_its_argument, _gives_a_view, _gives_views_of_one, _turns_gradients_off],
+    every(
+        2, [_writes, _gives_its_argument, _gives_a_view, _gives_views_of_one, _turns_gradients_off]
+    ),
 )
 def test_what_aot_autograd_does_after_a_graph_is_done(
     function: Function, straight: list[bool]

@@ -229,7 +229,7 @@ class _Module(nn.Module):  # type: ignore[misc]  # torch has no types here
         return self.function(x)
 
 
-@pytest.mark.parametrize("name", ["layers", "nested", "counted", "choosing"])
+@pytest.mark.parametrize("name", every(2, ["layers", "nested", "counted", "choosing"]))
 def test_modules_with_branches_and_loops_compile_whole(name: str) -> None:
     function = {**CHOICES, **LOOPS}[name]
     model = stitch.compile(_Module(function), (torch.rand(8, 8),), target="host")
@@ -250,7 +250,7 @@ def test_a_branch_that_a_whole_module_lacks_is_an_error_that_names_it() -> None:
         stitch.compile(module, (torch.rand(4),))
 
 
-@pytest.mark.parametrize("name", ["several results", "counted", "choosing"])
+@pytest.mark.parametrize("name", every(2, ["several results", "counted", "choosing"]))
 def test_symbolic_sizes_are_those_of_each_call_inside_branches_and_loops(name: str) -> None:
     function = {**CHOICES, **LOOPS}[name]
     run = compiled(function, dynamic=True)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import stitch
 from stitch.errors import CompileError
-from tests.support.grids import in_turn, rows
+from tests.support.grids import every, in_turn, rows
 
 quantized = torch.ops.quantized_decomposed
 EXECUTORS = ("numpy", "onnxruntime", "auto")
@@ -169,7 +169,7 @@ class Converted(torch.nn.Module):  # type: ignore[misc]  # torch has no types he
         return self.between(functional.linear(x.mean((2, 3)), weight), 0.02, 0)
 
 
-@pytest.mark.parametrize("executor", [*EXECUTORS, "torch"])
+@pytest.mark.parametrize("executor", every(2, [*EXECUTORS, "torch"]))
 def test_a_converted_network_gives_what_eager_torch_gives(executor: str) -> None:
     """Within one step: sums of a convolution are taken in another order."""
     module = Converted().eval()

@@ -122,8 +122,7 @@ class Checkpointed(nn.Module):  # type: ignore[misc]
         return checkpoint(self.inner, x, use_reentrant=False) * 2
 
 
-@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
-@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize(("executor", "running"), in_turn(["numpy", "onnxruntime"], [True, False]))
 def test_batches_within_a_checkpoint_are_normalized_again_without_what_ran(
     running: bool, executor: str
 ) -> None:

@@ -15,6 +15,7 @@ import stitch
 import stitch.torch
 import stitch.torch.nn as nn
 from stitch.errors import TaskError
+from tests.support.grids import every
 
 LOSS = nn.CrossEntropyLoss()
 LABELS = torch.tensor([0, 2, 1, 1])
@@ -74,7 +75,7 @@ def epoch(net: Any, optimizer: Any, start: Start = STARTS["module_without_a_loss
     return [step(model, optimizer, seed) for seed in range(3)]
 
 
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize("start", every(2, STARTS.values()), ids=STARTS)
 def test_a_function_that_trains_is_called_again_and_eager_steps_go_on(start: Start) -> None:
     for _ in range(3):
         net, optimizer = training()

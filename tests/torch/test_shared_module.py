@@ -17,7 +17,7 @@ import stitch
 import stitch.torch
 import stitch.torch.nn as nn
 from stitch.errors import TaskError, UsageError
-from tests.support.grids import in_turn
+from tests.support.grids import every, in_turn
 
 #: Of the devices with memory of their own the small one runs always, the other one once.
 TARGETS = ("host", "tiny", pytest.param("wormhole_n150", marks=pytest.mark.campaign("training")))
@@ -67,7 +67,7 @@ class Twins:
 
     def compare(self) -> None:
         """Torch reads the same of both, and that is what the device has."""
-        for one, other in zip(every(self.eager), every(self.net), strict=True):
+        for one, other in zip(tensors_of(self.eager), tensors_of(self.net), strict=True):
             assert one[0] == other[0]
             torch.testing.assert_close(other[1].detach(), one[1].detach(), rtol=1e-4, atol=1e-5)
             if other[0] in self.model.instance.state_dict():
@@ -79,7 +79,7 @@ def optimizer_of(net: Any) -> Any:
     return torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
 
 
-def every(net: Any) -> list[tuple[str, Any]]:
+def tensors_of(net: Any) -> list[tuple[str, Any]]:
     return [*net.named_parameters(), *net.named_buffers()]
 
 
@@ -153,7 +153,7 @@ def test_what_torch_writes_is_trained_on(write: Callable[[Any], object], target:
         twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_gradients_are_clipped_as_in_torch(target: str) -> None:
     def clip(net: Any) -> None:
         norms.append(torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05).item())
@@ -166,7 +166,7 @@ def test_gradients_are_clipped_as_in_torch(target: str) -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_gradients_are_those_of_torch(target: str) -> None:
     twins = Twins(target)
     twins.step(2)
@@ -177,7 +177,7 @@ def test_gradients_are_those_of_torch(target: str) -> None:
     assert all(p.grad is None for p in twins.net.parameters())
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_gradients_that_torch_replaces_are_stepped_with(target: str) -> None:
     def replace(net: Any) -> None:
         for parameter in net.parameters():
@@ -188,7 +188,7 @@ def test_gradients_that_torch_replaces_are_stepped_with(target: str) -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_gradients_that_torch_holds_grow_with_another_batch(target: str) -> None:
     twins = Twins(target)
     twins.step(2)
@@ -239,8 +239,7 @@ def test_a_step_that_would_miss_a_gradient_is_refused() -> None:
     assert not np.array_equal(twins.model.get_tensor("first.weight"), before)
 
 
-@pytest.mark.parametrize("end", ["close", "del"])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("end", "target"), in_turn(["close", "del"], TARGETS))
 def test_after_the_end_the_module_has_what_was_trained(target: str, end: str) -> None:
     twins = Twins(target)
     twins.step(3)
@@ -253,7 +252,7 @@ def test_after_the_end_the_module_has_what_was_trained(target: str, end: str) ->
                 np.testing.assert_array_equal(one.get_tensor(name), tensor.detach())
     twins.model, twins.both, model = None, (), None
     gc.collect()
-    for one, other in zip(every(twins.eager), every(twins.net), strict=True):
+    for one, other in zip(tensors_of(twins.eager), tensors_of(twins.net), strict=True):
         torch.testing.assert_close(other[1].detach(), one[1].detach(), rtol=1e-4, atol=1e-5)
     assert {n: p.data_ptr() for n, p in twins.net.named_parameters()} == twins.places
     assert {type(p) for p in twins.net.parameters()} == kinds
@@ -286,7 +285,7 @@ def test_weights_stay_where_they_are_and_nothing_of_them_is_copied(target: str) 
     assert [(line.nbytes, line.times) for line in account.reads] == [(4, 4)]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_torch_evaluates_with_the_weights_of_the_last_step(target: str) -> None:
     twins = Twins(target)
     x = torch.randn(12, 6)
@@ -304,7 +303,7 @@ def test_torch_evaluates_with_the_weights_of_the_last_step(target: str) -> None:
         )
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_tied_parameter_is_one(target: str) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -337,7 +336,7 @@ def test_views_of_a_parameter_are_current_on_the_host() -> None:
     np.testing.assert_array_equal(transposed, model.get_tensor("last.weight").T)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_frozen_parameter_is_read_by_name_and_not_changed_unseen(target: str) -> None:
     def make() -> Net:
         net = Net()
@@ -414,22 +413,22 @@ def test_a_parameter_that_is_replaced_is_refused() -> None:
         twins.model(torch.randn(12, 6))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_refused_step_leaves_what_torch_reads_as_it_was(target: str) -> None:
     twins = Twins(target)
     twins.step(3)
-    before = {name: tensor.detach().clone() for name, tensor in every(twins.net)}
+    before = {name: tensor.detach().clone() for name, tensor in tensors_of(twins.net)}
     x, y = torch.full((12, 6), torch.inf), torch.randint(0, 5, (12,))
     LOSS(twins.model(x), y).backward()
     with pytest.raises(TaskError, match="the loss of step 3"):
         twins.optimizer.step()
-    for name, tensor in every(twins.net):
+    for name, tensor in tensors_of(twins.net):
         assert torch.equal(tensor, before[name])
     twins.step(2)
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_what_an_interrupted_step_lost_is_loaded_again(target: str) -> None:
     def interrupt(context: Any) -> None:
         if context.program.name.endswith("update"):
@@ -457,8 +456,7 @@ def test_what_an_interrupted_step_lost_is_loaded_again(target: str) -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("target", "precision"), in_turn(TARGETS, ["float32", "bfloat16"]))
 def test_weights_that_cannot_be_shared_are_current_all_the_same(
     target: str, precision: str
 ) -> None:
@@ -481,7 +479,7 @@ def test_weights_that_cannot_be_shared_are_current_all_the_same(
     assert np.all(np.asarray(model.instance.predict(torch.randn(12, 6))) == 1)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_an_optimizer_in_training_is_copied_with_its_state(target: str) -> None:
     twins = Twins(target)
     twins.step(3)
@@ -501,7 +499,7 @@ def test_an_optimizer_in_training_is_copied_with_its_state(target: str) -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_copies_and_pickles_of_the_module_are_modules_of_their_own(target: str) -> None:
     twins = Twins(target)
     twins.step(2)
@@ -524,14 +522,14 @@ def test_two_trainings_of_one_module_are_refused() -> None:
     twins.compare()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", every(2, TARGETS))
 def test_a_state_that_is_loaded_into_the_training_is_what_torch_reads(target: str) -> None:
     twins = Twins(target)
     twins.step(2)
     kept = twins.model.instance.state_dict()
     twins.step(2)
     twins.model.instance.load_state_dict(kept)
-    for name, tensor in every(twins.net):
+    for name, tensor in tensors_of(twins.net):
         np.testing.assert_array_equal(tensor.detach(), kept[name])
     twins.model.set_tensor("first.bias", 3.0, 1)
     assert twins.net.first.bias[1].item() == 3

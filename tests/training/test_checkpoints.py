@@ -37,6 +37,7 @@ from stitch.training.checkpoints.checkpoint_format import (
     tensors_from_bytes,
     write_tensors,
 )
+from tests.support.grids import every
 from tests.support.training.models import batches, compiled, train
 
 TYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8",
@@ -301,10 +302,10 @@ def test_another_trainings_checkpoint_is_refused_with_what_differs() -> None:
     assert differences({"a": 1}, {"a": 1}) == ()
 
 
-@pytest.mark.parametrize("optimizer", [
+@pytest.mark.parametrize("optimizer", every(2, [
     partial(stitch.SGD, lr=0.05, momentum=0.9), partial(stitch.Adam, lr=0.01),
     partial(stitch.AdamW, lr=0.01),
-])  # fmt: skip
+]))  # fmt: skip
 def test_training_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path, optimizer: Any) -> None:
     data = batches(6)
     whole = compiled(optimizer())

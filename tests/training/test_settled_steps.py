@@ -253,8 +253,7 @@ def micro_batches(*, parts: int, keep: bool) -> tuple[list[float], list[Any]]:
     return losses, done
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(("parts", "keep"), in_turn([1, 2, 4], [False, True]))
 def test_micro_batches_need_no_plans_either_though_every_prediction_is_kept(
     parts: int, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

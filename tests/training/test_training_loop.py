@@ -14,6 +14,7 @@ import torch
 import stitch
 from stitch.program import DataType, InputKind
 from stitch.report import explain
+from tests.support.grids import every, every_row
 from tests.support.training.models import (
     batches,
     compiled,
@@ -34,7 +35,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), OPTIMIZERS)
+@pytest.mark.parametrize(("name", "options"), every_row(2, OPTIMIZERS))
 def test_fifty_steps_of_an_mlp_equal_those_of_torch(name: str, options: dict[str, Any]) -> None:
     model = compiled(getattr(stitch, name)(**options))
     theirs = torch_mlp(model)
@@ -54,7 +55,7 @@ def test_the_loss_of_ten_by_sixteen_to_thirty_two_to_one_falls_at_every_step() -
     assert all(after < before for before, after in pairwise(losses))
 
 
-@pytest.mark.parametrize("target", ["wormhole_n150", "host", "tiny"])
+@pytest.mark.parametrize("target", every(2, ["wormhole_n150", "host", "tiny"]))
 def test_no_plan_is_made_after_the_third_step_though_every_loss_is_kept(target: str) -> None:
     model = compiled(stitch.Adam(lr=0.01), target=target)
     assert model.training is not None

@@ -12,6 +12,7 @@ from stitch.errors import CompileError, LayoutError, LinkError, TaskError, Usage
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType, InputKind, Space
 from stitch.runtime import HookContext
+from tests.support.grids import in_turn
 from tests.support.training.models import batches, compiled, mlp, train, values_of
 
 
@@ -263,8 +264,9 @@ def test_a_loss_is_a_number_and_predictions_are_elements_where_they_are_compared
         _ = predicted == 0
 
 
-@pytest.mark.parametrize("settled", [0, 8])
-@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint8, np.bool_])
+@pytest.mark.parametrize(
+    ("settled", "kind"), in_turn([0, 8], [np.int32, np.int64, np.uint8, np.bool_])
+)
 def test_a_batch_of_another_kind_of_number_is_refused_and_the_next_step_works(
     settled: int, kind: Any
 ) -> None:

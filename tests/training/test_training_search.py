@@ -22,6 +22,7 @@ from stitch.training import (
     optimize,
 )
 from stitch.training.search import L1Candidate, best_set
+from tests.support.grids import in_turn
 from tests.support.stitched_models import tiny
 from tests.support.training.models import batches, compiled, mlp, train
 
@@ -35,8 +36,9 @@ def found(algorithm: str, machine: Machine = N150, **options: Any) -> SearchResu
     return optimize(as_trainable(mlp(hidden=512)), machine, SimulatedTime(), config)
 
 
-@pytest.mark.parametrize("algorithm", ["greedy", "search"])
-@pytest.mark.parametrize("target", ["wormhole_n150", "tiny", "host"])
+@pytest.mark.parametrize(
+    ("algorithm", "target"), in_turn(["greedy", "search"], ["wormhole_n150", "tiny", "host"])
+)
 def test_an_algorithm_changes_no_result_and_adds_no_copy(algorithm: str, target: str) -> None:
     plain = compiled(stitch.SGD(lr=0.001), target=target, graph=mlp(hidden=512))
     chosen = compiled(
@@ -57,8 +59,9 @@ def test_search_costs_no_more_than_greedy_and_greedy_no_more_than_nothing() -> N
     assert costs[0] < costs[2]
 
 
-@pytest.mark.parametrize("algorithm", ["none", "greedy", "search"])
-@pytest.mark.parametrize("target", ["wormhole_n150", "tiny"])
+@pytest.mark.parametrize(
+    ("algorithm", "target"), in_turn(["none", "greedy", "search"], ["wormhole_n150", "tiny"])
+)
 def test_a_step_takes_what_the_search_estimated(algorithm: str, target: str) -> None:
     model = compiled(
         stitch.SGD(lr=0.001), target=target, graph=mlp(hidden=512), algorithm=algorithm

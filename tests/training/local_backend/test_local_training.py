@@ -14,6 +14,7 @@ from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import InputKind, Role
 from stitch.training import LocalTaskBackend, ModelTrainingInstance
+from tests.support.grids import every
 from tests.support.training.models import batches, compiled, mlp
 
 #: FlexFlow's figures for a linear layer.
@@ -97,11 +98,14 @@ def test_the_loss_of_ten_by_sixteen_to_thirty_two_to_one_falls_at_every_step() -
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        stitch.SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
-        stitch.Adam(lr=0.01, schedule=stitch.schedules.StepLR(2)),
-        stitch.AdamW(lr=0.01, weight_decay=0.1),
-    ],
+    every(
+        2,
+        [
+            stitch.SGD(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+            stitch.Adam(lr=0.01, schedule=stitch.schedules.StepLR(2)),
+            stitch.AdamW(lr=0.01, weight_decay=0.1),
+        ],
+    ),
     ids=["SGD", "Adam", "AdamW"],
 )
 def test_every_step_has_the_bits_of_the_four_programs(optimizer: Any) -> None:
