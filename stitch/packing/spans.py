@@ -32,13 +32,16 @@ def minus(spans: Iterable[Span], without: Sequence[Span]) -> list[Span]:
     """
     left: list[Span] = []
     starts = [start for start, _ in without]
+    count = len(starts)
     for start, end in spans:
-        i = max(0, bisect_right(starts, start) - 1)
-        while i < len(without) and without[i][0] < end:
+        i = bisect_right(starts, start)
+        i -= i > 0
+        while i < count and starts[i] < end:
             a, b = without[i]
             if a > start:
                 left.append((start, a))
-            start = max(start, b)
+            if b > start:
+                start = b
             i += 1
         if start < end:
             left.append((start, end))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.addresses import Want, allocate
@@ -72,11 +72,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
                 if not state.foresaw:
                     refused = refused or error
             else:
-                found.append(
-                    _Candidate(
-                        candidate, *foreseen_cost(candidate), slack - state.slack_seconds, ahead
-                    )
-                )
+                found.append(_Candidate(candidate, *foreseen_cost(candidate), ahead))
             pressed |= state.pressed
             # What gives way though later tasks were looked at may do better without.
             gives_way = candidate is None or candidate.is_pressed
@@ -107,31 +103,41 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Candidate:
-    """A plan, what it costs as foreseen, by how many seconds its moves take longer as they stay
-    inside their space, and what it looked at."""
+    """A plan, what it costs as foreseen, and what it looked at."""
 
     plan: Plan
     seconds: float
     nbytes: int
-    longer: float
     ahead: NamedPlaces | None
+
+    @cached_property
+    def carrying_seconds(self) -> float:
+        """The seconds less those of moves that stay inside their space."""
+        moves = (step for step in self.plan.copies if isinstance(step, Relocate))
+        return self.seconds - sum(move.seconds for move in moves if move.stage is None)
 
 
 def _preferred(found: Sequence[_Candidate], first: float) -> _Candidate:
     """Of the plans that take hardly more time than the quickest, the one that carries the fewest
     bytes; of those that carry as many, the quickest.
 
-    Every plan takes the `first` seconds. What leaves and comes back may take more by `NEAR` of the
-    rest, and bytes that stay inside their space by `NEAR` of the whole.
+    Every plan takes the `first` seconds. What leaves and comes back, or all together, may take more
+    by `NEAR` of the rest, and all together by `NEAR` of the whole.
     """
-    quickest = min(candidate.seconds for candidate in found)
-    most = first + (quickest - first) * NEAR
-    near = [c for c in found if c.seconds <= quickest * NEAR and c.seconds - c.longer <= most]
-    longest = min(near, key=lambda c: (c.nbytes, c.seconds)).seconds
-    # One that is as quick and carries less would have been near, were not its moves so short.
-    return min((c for c in found if c.seconds <= longest), key=lambda c: (c.nbytes, c.seconds))
+    quickest = min(found, key=lambda c: c.seconds)
+    more = max(0.0, quickest.seconds - first) * (NEAR - 1)
+    near = [
+        c
+        for c in found
+        if c.seconds <= quickest.seconds + more
+        or (
+            c.seconds <= quickest.seconds * NEAR
+            and c.carrying_seconds <= quickest.carrying_seconds + more
+        )
+    ]
+    return min(near, key=lambda c: (c.nbytes, c.seconds))
 
 
 def _chosen(request: PlanRequest) -> tuple[frozenset[tuple[int, int]], float, float]:

@@ -125,6 +125,16 @@ def test_the_shared_device_closes_with_the_last_model_that_uses_it(no_gc: None) 
     assert c(X).device is not device
 
 
+def test_the_shared_device_of_a_model_in_a_reference_cycle_closes_with_it() -> None:
+    """It may be told before the model's program, whose constants lie on it, is given back."""
+    cycle: list[Any] = [compiled(linear(), target="tiny")]
+    cycle.append(cycle)
+    device = cycle[0](X).device
+    del cycle
+    gc.collect()
+    assert device.is_closed
+
+
 def test_a_result_outlives_the_models_that_made_it(no_gc: None) -> None:
     expected = compiled(linear(), target="tiny")(X).numpy()
     pending = compiled(linear(), target="tiny")(X)

@@ -23,6 +23,7 @@ from stitch.planner import (
     plan,
 )
 from stitch.planner.checker import proof
+from stitch.planner.checker.exchanges import Curves, cheaper_inside
 from stitch.planner.making_room import room
 from stitch.planner.making_room.demand import certificate_of, problem_of
 from stitch.program import DataType, Layout, TensorDesc
@@ -294,6 +295,24 @@ def test_an_exchange_through_dram_that_is_dearer_than_moves_inside_is_refused(
     assert the_moves(made).bounced_nbytes > 0
     (problem,) = check_plan(made)
     assert problem.kind == "certificate" and "inside, leaving takes 8.7" in problem.detail
+
+
+def test_the_checker_looks_at_many_sizes_of_pieces() -> None:
+    curves, free = Curves(load_machine("tiny")), [(0, 160), (3184, 3216)]
+    core = [(160, 1584, 256), (416, 1840, 1344), (1760, 160, 1424)]
+    way = cheaper_inside(core, free, 16, curves, 1.0)
+    assert way is not None and way.seconds < 1.5e-6
+
+
+@pytest.mark.parametrize("free", [16_384, 51_808])
+def test_the_checker_finds_moves_that_take_hardly_less_than_they_may(free: int) -> None:
+    curves, size = Curves(load_machine("wormhole_n150")), 640 << 10
+    core, rooms = [(0, size, size), (size, 0, size)], [(2 * size, 2 * size + free)]
+    way = cheaper_inside(core, rooms, 32, curves, 1.0)
+    assert way is not None
+    again = cheaper_inside(core, rooms, 32, curves, way.seconds * 1.001)
+    assert again is not None and again.seconds <= way.seconds
+    assert cheaper_inside(core, rooms, 32, curves, way.seconds / 2) is None
 
 
 def certified() -> dict[str, Plan]:

@@ -18,6 +18,7 @@ from stitch.planner import plan
 from stitch.planner.checker.proof import packs
 from stitch.planner.mover.arrange import Repacking, arrange
 from stitch.planner.mover.holes import SpaceProblem
+from stitch.planner.mover.order import Move, order_moves
 from stitch.planner.plan_picture import Residency
 from tests.support.planner.small_requests import Scene, desc_of, program
 
@@ -58,8 +59,9 @@ def random_problem(random: Random, buffers: int) -> SpaceProblem | None:
     )  # fmt: skip
 
 
-def least_bytes(problem: SpaceProblem) -> int | None:
-    """The optimum: the cheapest set of buffers such that all others can stay."""
+def least_bytes(problem: SpaceProblem, *, in_order: bool = False) -> int | None:
+    """The optimum: the cheapest set of buffers such that all others can stay; with `in_order` each
+    stays between the same buffers that do not move."""
     displaced = [size for _, _, size in problem.displaced]
     best: int | None = None
     for count in range(len(problem.movable) + 1):
@@ -70,7 +72,13 @@ def least_bytes(problem: SpaceProblem) -> int | None:
             stays = [(a, n) for i, a, n in problem.movable if (i, a, n) not in chosen]
             gaps = gaps_between([*problem.obstacles, *stays], problem.base, problem.limit)
             pieces = [*displaced, *problem.pieces, *(size for _, _, size in chosen)]
-            if packs(pieces, [size for _, size in gaps]):
+            if in_order:
+                pieces = [*problem.pieces]
+                gaps = tuple(
+                    (at, size - sum(n for _, a, n in chosen if at <= a < at + size))
+                    for at, size in gaps
+                )
+            if packs(pieces, [size for _, size in gaps if size]):
                 best = cost
     return best
 
@@ -99,6 +107,24 @@ def test_with_few_buffers_the_fewest_possible_bytes_move(random: Random) -> None
     if found is not None:
         check_arrangement(problem, found)
         assert found.moved_nbytes == best
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_buffers_that_keep_their_order_move_the_fewest_bytes_and_form_no_cycle(
+    random: Random,
+) -> None:
+    problem = random_problem(random, 6)
+    if problem is None or problem.displaced:
+        return
+    found, best = arrange(problem, in_order=True), least_bytes(problem, in_order=True)
+    assert (found is None) == (best is None)
+    if found is not None:
+        check_arrangement(problem, found)
+        assert found.moved_nbytes == best
+        to = dict(found.moves)
+        moves = [Move(a, to[n], size) for n, a, size in problem.movable if n in to]
+        assert order_moves(moves)[1] == []
 
 
 def test_with_many_buffers_the_bytes_moved_stay_near_the_optimum() -> None:

@@ -67,14 +67,13 @@ def make_room(state: Residency, demand: RoomDemand) -> list[int]:
         problem = _evict_together(state, demand, gone)
         arrangement = _elsewhere(state, demand, problem) or _arranged(problem)
         assert arrangement is not None
-    _relocate(state, demand, arrangement)
-    return list(arrangement.pieces)
+    return list(_relocate(state, demand, problem, arrangement).pieces)
 
 
-def _arranged(problem: SpaceProblem) -> Repacking | None:
+def _arranged(problem: SpaceProblem, *, in_order: bool = False) -> Repacking | None:
     """The cheapest arrangement, None where none was found."""
     try:
-        return arrange(problem)
+        return arrange(problem, in_order=in_order)
     except TimeoutError:
         return None
 
@@ -263,7 +262,11 @@ def carry(
     state.steps.append(Copy(kind, value, value, source, target, nbytes, seconds, *why))
 
 
-def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> None:
+def _relocate(
+    state: Residency, demand: RoomDemand, problem: SpaceProblem, arrangement: Repacking
+) -> Repacking:
+    """Moves what an arrangement moves, or where that forms cycles what one does in which buffers
+    keep their order, if it takes less; gives which."""
     targets = dict(arrangement.moves)
     targets |= {
         number: address
@@ -271,7 +274,15 @@ def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> N
         if state.buffers[number].address != address
     }
     if not targets:
-        return
+        return arrangement
+    ways = [arrangement]
+
+    def in_order() -> dict[int, int] | None:
+        if demand.relocate or problem.displaced:
+            return None
+        other = _arranged(problem, in_order=True)
+        ways.extend([other] if other is not None else [])
+        return None if other is None else dict(other.moves)
 
     def take_room(space: Space, size: int) -> int:
         staging = RoomDemand(space, f"a bounce for {demand.purpose}", set(state.locked))
@@ -285,6 +296,8 @@ def _relocate(state: Residency, demand: RoomDemand, arrangement: Repacking) -> N
         state.claimed.append((space, address, size))
         return address
 
-    step = relocation(state, demand.space, targets, demand.purpose, take_room)
+    step = relocation(state, demand.space, targets, demand.purpose, take_room, in_order)
+    targets = dict(step.targets)
     state.moved(targets)
     state.steps.append(step)
+    return next(way for way in ways if dict(way.moves).items() <= targets.items())

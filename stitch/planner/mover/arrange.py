@@ -11,7 +11,7 @@ their choices; at last everything is packed anew. Budgets count work, never time
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -39,15 +39,18 @@ class Repacking:
     moved_nbytes: int
 
 
-def arrange(problem: SpaceProblem, share: float = 1.0) -> Repacking | None:
+def arrange(
+    problem: SpaceProblem, share: float = 1.0, *, in_order: bool = False
+) -> Repacking | None:
     """The cheapest arrangement found, None where there is provably none.
 
-    `share`: of the work that looking for a cheaper one may take. Raises `TimeoutError` where the
-    exact search gave up.
+    `share`: of the work that looking for a cheaper one may take. `in_order`: buffers keep their
+    order, so that their moves form no cycle; nothing may be displaced then. Raises `TimeoutError`
+    where the exact search gave up.
     """
     if sum(problem.all_pieces) > sum(size for _, size in problem.gaps):
         return None
-    return _Search(problem, share).best()
+    return _Search(problem, share, in_order=in_order).best()
 
 
 #: Room start by position of an item.
@@ -57,8 +60,8 @@ _Fit = tuple[int, ...]
 class _Search:
     """One problem, its index, and the cheapest set of buffers so far."""
 
-    def __init__(self, problem: SpaceProblem, share: float) -> None:
-        self.problem, self.share = problem, share
+    def __init__(self, problem: SpaceProblem, share: float, *, in_order: bool) -> None:
+        self.problem, self.share, self.in_order = problem, share, in_order
         self.holes = Holes(problem)
         #: What has to be placed in any case: (size, position among displaced and pieces).
         wanted = [*(size for _, _, size in problem.displaced), *problem.pieces]
@@ -70,7 +73,7 @@ class _Search:
 
     def best(self) -> Repacking | None:
         holes, problem = self.holes, self.problem
-        if len(self.wanted) == 1 and (slides := holes.slides(self.wanted[0])):
+        if len(self.wanted) == 1 and (slides := holes.windows(self.wanted[0], keeps=True)):
             self._slide(*slides[0])
         self._by_runs()
         if len(problem.movable) <= EXACT_BUFFERS:
@@ -78,7 +81,7 @@ class _Search:
             if self.set < 0 and pack(problem.all_pieces, gaps).refutation is not None:
                 return None
             self._by_all_choices()
-        elif self.set >= 0:
+        elif self.set >= 0 and not self.in_order:
             self._thin_out()
         if self.set < 0:
             everything = (1 << len(problem.movable)) - 1
@@ -136,7 +139,7 @@ class _Search:
 
     def _added(self, mask: int, size: int) -> list[tuple[int, int]]:
         """(further cost, set) of a set with a run added that holds a size, the cheapest ones."""
-        runs, costs = self.holes.windows(size), self.holes.costs
+        runs, costs = self.holes.windows(size, keeps=self.in_order), self.holes.costs
         self.work += len(runs) // 4
         if not mask:
             return runs
@@ -156,7 +159,7 @@ class _Search:
         for rank, cost in enumerate(costs):
             choices += [(c + cost, mask | 1 << rank) for c, mask in choices]
         for cost, mask in sorted(choice for choice in choices if choice[0] < self.least):
-            rooms = self.holes.rooms(mask)
+            rooms, _ = self._rooms(mask)
             if max(self.wanted, default=0) > (rooms[-1] >> SHIFT if rooms else 0):
                 continue
             try:
@@ -198,11 +201,28 @@ class _Search:
     # -- packing ----------------------------------------------------------------------------------
 
     def _items(self, mask: int) -> list[int]:
+        if self.in_order:
+            return self.wanted
         return [*self.wanted, *(self.holes.sizes[rank] for rank in members(mask))]
+
+    def _rooms(self, mask: int) -> tuple[list[int], _Fit]:
+        """The rooms for the items once a set is gone; with `in_order` less its members, of which
+        each lies in the room that it left, and these rooms."""
+        rooms = self.holes.rooms(mask)
+        if not self.in_order:
+            return rooms, ()
+        sizes = {room & ADDRESS: room >> SHIFT for room in rooms}
+        starts = sorted(sizes)
+        homes = []
+        for rank in members(mask):
+            home = starts[bisect_right(starts, self.holes.starts[rank]) - 1]
+            sizes[home] -= self.holes.sizes[rank]
+            homes.append(home)
+        return sorted(size << SHIFT | at for at, size in sizes.items() if size), tuple(homes)
 
     def _fits(self, mask: int) -> tuple[_Fit | None, int]:
         """The room of each item if all find one, else None and the size of one that finds none."""
-        rooms = self.holes.rooms(mask)
+        rooms, homes = self._rooms(mask)
         items = self._items(mask)
         self.work += 5 + 2 * len(items) + len(rooms) // 16
         order = sorted(range(len(items)), key=lambda i: -items[i])
@@ -212,15 +232,15 @@ class _Search:
         if fit is None:
             self.work += len(items) * len(rooms) // 4
             fit = _fullest(rooms, items)
-        return fit, stuck
+        return fit if fit is None else (*fit, *homes), stuck
 
     def _exactly(self, mask: int) -> _Fit | None:
-        rooms, items = self.holes.rooms(mask), self._items(mask)
+        (rooms, homes), items = self._rooms(mask), self._items(mask)
         packing = pack(items, [room >> SHIFT for room in rooms])
         if not packing.ended:
             raise TimeoutError
         chosen = packing.chosen
-        return None if chosen is None else tuple(rooms[i] & ADDRESS for i in chosen)
+        return None if chosen is None else (*(rooms[i] & ADDRESS for i in chosen), *homes)
 
     # -- addresses --------------------------------------------------------------------------------
 

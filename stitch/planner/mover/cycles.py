@@ -49,8 +49,10 @@ def break_cycles(
     granule: int,
     *,
     slack: float = 0.0,
+    most: float = float("inf"),
 ) -> list[Move]:
-    """Moves that carry out these, which form cycles, in order, at the least cost that was found.
+    """Moves that carry out these, which form cycles, in order, at the least cost that was found;
+    none where none were found quickly for less than `most` seconds.
 
     `free` are regions of the space that nothing uses; `outside` bytes per bank may be set aside in
     the space beside: they appear as `ASIDE` addresses. Pieces are multiples of `granule`. Where
@@ -71,7 +73,7 @@ def break_cycles(
     search = _Search(moves, free, prices, granule)
     room = nbytes_of(free)
     for patience in (PATIENCE, float("inf")):
-        best, least = search.by_cut(outside, float("inf"), away=True)
+        best, least = search.by_cut(outside, most, away=True)
         stays, inside = search.by_cut(room, least * CHEAPER + slack, away=False)
         stays, inside = search.by_pieces(stays, room, inside, patience, away=False)
         if stays is not None:
@@ -80,6 +82,8 @@ def break_cycles(
         best, least = search.without_one(best, outside, least)
         if best is not None:
             return search.in_fewer(best)
+        if most < float("inf"):
+            return []
     raise AssertionError("nothing may be set aside anywhere")
 
 

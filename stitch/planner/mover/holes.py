@@ -81,7 +81,7 @@ class Holes:
                 rooms.append(end - at << SHIFT | at)
         rooms.sort()
         self._rooms = rooms
-        self._windows: dict[int, list[tuple[int, int]]] = {}
+        self._windows: dict[tuple[int, bool], list[tuple[int, int]]] = {}
 
     def rooms(self, mask: int) -> list[int]:
         """The rooms (size above address), sorted, when the buffers of a set are gone."""
@@ -103,19 +103,16 @@ class Holes:
             insort(rooms, after - start << SHIFT | start)
         return rooms
 
-    def windows(self, size: int) -> list[tuple[int, int]]:
-        """(cost, set) of the shortest runs of neighbours that hold `size` when they are away.
+    def windows(self, size: int, *, keeps: bool = False) -> list[tuple[int, int]]:
+        """(cost, set) of the shortest runs of neighbours that hold `size` when they are away, or
+        leave as much in one piece when pushed together (`keeps`).
 
         Every window of that size touches all of one of them. The cheapest come first.
         """
-        known = self._windows.get(size)
+        known = self._windows.get((size, keeps))
         if known is None:
-            known = self._windows[size] = self._runs(size, keeps=False)
+            known = self._windows[size, keeps] = self._runs(size, keeps=keeps)
         return known
-
-    def slides(self, size: int) -> list[tuple[int, int]]:
-        """(cost, set) of the shortest runs that leave `size` in one piece when pushed together."""
-        return self._runs(size, keeps=True)
 
     def _runs(self, size: int, *, keeps: bool) -> list[tuple[int, int]]:
         sizes, costs, befores = self.sizes, self.costs, self._before

@@ -21,20 +21,35 @@ from stitch.program import Space
 
 #: Makes room for so many bytes per bank of a space and gives their address.
 TakeRoom = Callable[[Space, int], int]
+#: New addresses of buffers, by number.
+Targets = dict[int, int]
 
 
 def relocation(
-    state: Residency, space: Space, targets: dict[int, int], purpose: str, take_room: TakeRoom
+    state: Residency,
+    space: Space,
+    targets: Targets,
+    purpose: str,
+    take_room: TakeRoom,
+    in_order: Callable[[], Targets | None] = lambda: None,
 ) -> Relocate:
-    """The step that moves buffers (by number) of a space to `targets`; nothing else changes yet.
+    """The step that moves buffers of a space to `targets`; nothing else changes yet.
 
-    Raises `LayoutError` where the machine cannot carry bytes inside the space by any way, and what
-    `take_room` raises where bytes have to leave the space and find no room in any beside it.
+    `in_order`: gives other targets that do as well, with which the moves form no cycle; it is asked
+    where they form one, and what takes less is done. Raises `LayoutError` where the machine cannot
+    carry bytes inside the space by any way, and what `take_room` raises where bytes have to leave
+    the space and find no room in any beside it.
     """
     refused: OutOfMemoryError | None = None
     for beside in _beside(state, space):
+        chosen = _Relocation(state, space, targets, beside)
+        others = in_order() if chosen.core else None
+        if others is not None:
+            chosen = _preferred(chosen, _Relocation(state, space, others, beside))
+        elif chosen.core:
+            chosen.break_cycles(float("inf"))
         try:
-            return _Relocation(state, space, targets, beside).step(purpose, take_room)
+            return chosen.step(purpose, take_room)
         except OutOfMemoryError as error:
             refused = refused or error
     assert refused is not None
@@ -47,9 +62,7 @@ def relocation(
 class _Relocation:
     """What moves, what is free beside it, and what that costs."""
 
-    def __init__(
-        self, state: Residency, space: Space, targets: dict[int, int], beside: Space
-    ) -> None:
+    def __init__(self, state: Residency, space: Space, targets: Targets, beside: Space) -> None:
         self.state, self.space, self.targets = state, space, targets
         self.shape = state.shape(space)
         self.prices = Prices(state.machine, space, beside)
@@ -58,16 +71,26 @@ class _Relocation:
         self.moves = [Move(b.address or 0, targets[b.number], b.size_per_bank) for b in moving]
         self.first, self.core, self.last = order_moves(self.moves)
         self.unused = state.allocators[space].free_nbytes
+        #: The moves on cycles, in order, and why some of their bytes leave the space.
+        self.broken: list[Move] = []
+        self.certificate: Certificate | CostCertificate | None = None
+        #: By so many seconds the moves take longer as they stay inside the space.
+        self.longer = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds of all moves."""
+        return self.prices.seconds([*self.first, *self.broken, *self.last])
 
     def step(self, purpose: str, take_room: TakeRoom) -> Relocate:
-        state, prices = self.state, self.prices
-        done, certificate = self._broken() if self.core else ([], None)
+        state, prices, done, certificate = self.state, self.prices, self.broken, self.certificate
         if prices.bounces:
             certificate = Certificate("no_path", tuple(move.size for move in self.moves))
         ordered = [*self.first, *done, *self.last]
         ordered, passing, slots = self._staged(ordered)
         size = passing + sum(slots.values())
         stage = (take_room(prices.beside, size), size) if size else None
+        state.slack_seconds -= self.longer
         state.claimed += [(self.space, m.target, m.size) for m in done if m.target < ASIDE]
         transfers = tuple(self._transfers(ordered, passing, slots, stage[0] if stage else 0))
         seconds = sum(
@@ -86,26 +109,30 @@ class _Relocation:
 
     # -- cycles -----------------------------------------------------------------------------------
 
-    def _broken(self) -> tuple[list[Move], Certificate | CostCertificate | None]:
-        """The moves on cycles in order, and why some of their bytes leave the space."""
+    def break_cycles(self, most: float) -> bool:
+        """Order the moves on cycles; False where all moves seem to take `most` seconds or more."""
         prices = self.prices
         free = [] if prices.bounces else self._free_while_cycling()
         least = 0 if self.unused and not prices.bounces else self.shape.granule
         outside, granule = self._outside(least), self.shape.granule
-        done = break_cycles(self.core, free, outside, prices, granule)
-        pieces = _set_aside(done)
+        most -= self.seconds
+        done = break_cycles(self.core, free, outside, prices, granule, most=most)
+        if not done:
+            return False
+        self.broken, pieces = done, _set_aside(done)
         if not pieces or prices.bounces:
-            return done, None
+            return True
         if self.unused and (slack := self.state.slack_seconds) > 0:
-            inside = break_cycles(self.core, free, outside, prices, granule, slack=slack)
+            inside = break_cycles(self.core, free, outside, prices, granule, slack=slack, most=most)
             longer = prices.seconds(inside) - prices.seconds(done)
-            if not _set_aside(inside) and longer <= slack:
-                self.state.slack_seconds -= longer
-                return inside, None
-        if not self.unused:
-            return done, Certificate("cycle", pieces, (0,))
-        nbytes = sum(move.size for move in self.core)
-        return done, CostCertificate(nbytes, self.unused, prices.seconds(done), pieces)
+            if inside and not _set_aside(inside) and longer <= slack:
+                self.broken, self.longer = inside, longer
+                return True
+        self.certificate = Certificate("cycle", pieces, (0,))
+        if self.unused:
+            nbytes = sum(move.size for move in self.core)
+            self.certificate = CostCertificate(nbytes, self.unused, prices.seconds(done), pieces)
+        return True
 
     def _free_while_cycling(self) -> list[tuple[int, int]]:
         """What nothing uses after the first moves and before the last ones, outside the cycles."""
@@ -164,6 +191,16 @@ class _Relocation:
                 yield Transfer(there, stage, here, move.target, nbytes)
             else:
                 yield Transfer(here, move.source, here, move.target, nbytes)
+
+
+def _preferred(cyclic: _Relocation, in_order: _Relocation) -> _Relocation:
+    """Of moves that form cycles and moves that form none, those that take less; or those that form
+    none, where bytes on cycles leave the space and these take hardly longer."""
+    if not cyclic.break_cycles(in_order.seconds):
+        return in_order
+    in_order.longer = max(0.0, in_order.seconds - (cyclic.seconds - cyclic.longer))
+    hardly = cyclic.certificate is not None and in_order.longer <= cyclic.state.slack_seconds
+    return in_order if hardly or in_order.seconds <= cyclic.seconds else cyclic
 
 
 def _set_aside(moves: list[Move]) -> tuple[int, ...]:
