@@ -13,7 +13,7 @@ from stitch.frontend.onnx import from_onnx
 from tests.support.onnx.models import drawn, info, model, ours
 
 node = helper.make_node
-TRAINING, ML = "ai.onnx.preview.training", "ai.onnx.ml"
+TRAINING = "ai.onnx.preview.training"
 
 
 def gradient(xs: list[str], y: str, **attributes: Any) -> Any:

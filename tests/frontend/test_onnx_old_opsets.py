@@ -262,7 +262,7 @@ def test_an_old_opset_beside_other_domains_is_read_by_itself() -> None:
     nodes = [
         node("Softmax", ["x"], ["s"]),
         node("Gelu", ["s"], ["g"], domain="com.microsoft"),
-        node("Scaler", ["g"], ["y"], domain="ai.onnx.ml", offset=[0.1], scale=[2.0]),
+        node("Binarizer", ["g"], ["y"], domain="ai.onnx.ml", threshold=0.1),
     ]
     others = {"com.microsoft": 1, "ai.onnx.ml": 1}
     proto = model(nodes, [info("x", [2, 3, 2])], ["y"], opset=9, domains=others)
