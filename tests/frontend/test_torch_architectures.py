@@ -79,7 +79,7 @@ def compile_in_two(name: str, folder: Path) -> None:
 
 
 # The quick suite has the others through torch.compile (test_torch_compile.py).
-@pytest.mark.parametrize("name", every(2, [*list(ARCHITECTURES)[1:], "MLP"]))
+@pytest.mark.parametrize("name", every(4, [*list(ARCHITECTURES)[1:], "MLP"]))
 def test_an_architecture_agrees_with_eager(name: str) -> None:
     one = captured(name)
     assert_close(run_graph(one.graph, one.examples), one.wanted)

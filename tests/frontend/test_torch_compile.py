@@ -18,7 +18,7 @@ def _called(run: Any, examples: Any) -> Any:
 
 
 # Others: tests/frontend/test_torch_zoo.py.
-@pytest.mark.parametrize("name", every(2, ARCHITECTURES))
+@pytest.mark.parametrize("name", every(4, ARCHITECTURES))
 def test_an_architecture_agrees_with_eager(name: str) -> None:
     torch.manual_seed(3)
     module, examples = ARCHITECTURES[name]()
