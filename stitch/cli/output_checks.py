@@ -41,7 +41,6 @@ DATABASE = "an SQLite database"
 JSON = "JSON text"
 TEXT = "text (YAML, source code, ...)"
 _PACKED = "gzip-compressed data"
-_RAW = "data of an unknown kind"
 
 _HEAD_NBYTES = 4096
 _FORMS = (

@@ -1,11 +1,9 @@
 """In parallel: a call is traced into a graph, its loops are scheduled, and it runs as one program.
 
-A call that means what one before meant, its lengths included, is not traced: the program of that
-runs with the data of this. All that its function reads is looked at for that; where something in it
-cannot be judged, the function is traced anew. Where it asks for data, as `filter` and Python's `if`
-do, the call goes element by element, and what is inside its function in parallel.
-Comes in: calls, nests with data, a device. Goes out: nests over tensors of the device. Must not
-know how loops are scheduled.
+A call of a function object that was traced before, for data of the same lengths, shapes and types,
+is not traced: its program runs with the new data. What the function reads from around it is as it
+was when it was traced. Where it asks for data, as `filter` and Python's `if` do, the call goes
+element by element, and what is inside its function in parallel.
 """
 
 from __future__ import annotations
@@ -127,17 +125,10 @@ class Parallel:
                 return _Known(found[1], kept.form), reading.inputs.arguments, ""
         tracing, form = _traced(work)
         key, program = self._program(tracing.graph())
-        before = readings[-1 if tracing.given.keeps_numbers else 0]
-        why = before.why
-        if before.key is not None:
-            after = work.read(keeps_numbers=tracing.given.keeps_numbers)
-            if after.key == before.key:
-                self._calls.put(before.key, _KeptCall(ref(key), form), before.nbytes)
-                for array in before.arrays:
-                    tracing.share(array)
-            else:
-                why = "it changes what it reads"
-        return _Known(program, form), tracing.given.arguments, why
+        reading = readings[-1 if tracing.given.keeps_numbers else 0]
+        if reading.key is not None:
+            self._calls.put(reading.key, _KeptCall(ref(key), form), reading.inputs.nbytes)
+        return _Known(program, form), tracing.given.arguments, reading.why
 
     def _program(self, graph: ComputationGraph) -> tuple[GraphMeaning, LoadedProgram]:
         """A program for a graph, and the key that it is kept by; it is compiled the first time."""

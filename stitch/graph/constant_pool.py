@@ -51,15 +51,6 @@ class ConstantPool:
             self._by_identity[id(data)] = (data, constant.data, index)
         return constant.data
 
-    def of_value(self, index: int) -> Array | None:
-        """The data of a value that is a constant."""
-        return next((c.data for c in self._constants if c.value == index), None)
-
-    def held(self, data: Array) -> Array | None:
-        """What is held of a large array that was added."""
-        held = self._by_identity.get(id(data))
-        return held[1] if held is not None and held[0] is data else None
-
     def constants(self) -> tuple[Constant, ...]:
         """All of them, in order of their making."""
         return tuple(self._constants)

@@ -219,10 +219,6 @@ class Emitter:
         """Whether this builds a body within what the other builds; no body is, that is finished."""
         return False
 
-    def standing_for(self, index: int) -> SymbolicTensor | None:
-        """The tensor of the graph around that a value stands for, if it does for one."""
-        return None
-
     @property
     def bodies(self) -> BodyPool:
         """The bodies of the graph so far."""

@@ -102,11 +102,6 @@ class BodyBuilder(LayerMethods):
                 "as a result",
             )
 
-    def standing_for(self, index: int) -> SymbolicTensor | None:
-        """The tensor of the graph around that a value stands for, if it does for one."""
-        at = next((outer for outer, mine in self._at.items() if mine.index == index), None)
-        return None if at is None else self.around._tensor(at)
-
     def close(self) -> None:
         """No tensor of the graph around becomes part of it any more."""
         self._is_done = True

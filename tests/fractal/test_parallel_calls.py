@@ -45,7 +45,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.usefixtures("within")
-def test_what_a_function_reads_is_as_it_is_now() -> None:
+def test_what_a_new_closure_reads_is_as_it_is_now() -> None:
     data = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
     xs, weights, factor = FractalTensor(data.tolist()), np.ones((2, 2), np.float32), [1]
     large = np.ones((2, 2048), np.float32)
@@ -275,7 +275,9 @@ def test_a_function_may_close_over_what_a_call_before_gave(within: stitch.Device
             np.testing.assert_array_equal(ops.map(times, rows).numpy(), expected)
 
 
-def test_a_tensor_that_a_function_closes_over_is_read_at_each_call(within: stitch.Device) -> None:
+def test_a_tensor_that_a_function_closes_over_is_read_in_its_trace(
+    within: stitch.Device,
+) -> None:
     held = within.tensor(np.ones(2, np.float32))
 
     def times(row: Any) -> Any:
@@ -284,4 +286,9 @@ def test_a_tensor_that_a_function_closes_over_is_read_at_each_call(within: stitc
     rows = FractalTensor(np.full((3, 2), 3, np.float32))
     for factor in (1, 5, 7):
         held = within.tensor(np.full(2, factor, np.float32))
-        np.testing.assert_array_equal(ops.map(times, rows).numpy(), rows.numpy() * factor)
+        found = ops.map(lambda row: times(row), rows)
+        np.testing.assert_array_equal(found.numpy(), rows.numpy() * factor)
+    # The function itself is traced once, with the tensor that it reads then.
+    assert ops.map(times, rows).numpy()[0, 0] == 21
+    held = within.tensor(np.zeros(2, np.float32))
+    assert ops.map(times, rows).numpy()[0, 0] == 21

@@ -8,10 +8,10 @@ know devices.
 
 from stitch.fractal.tracing.call_inputs import CallInputs
 from stitch.fractal.tracing.graph_tracing import GraphMeaning, GraphTracing, as_values
-from stitch.fractal.tracing.nest_work import CallReading, NestWork
+from stitch.fractal.tracing.nest_work import NestWork
 from stitch.fractal.tracing.traced import LengthsOfDataError, Traced
 
 __all__ = [
-    "CallInputs", "CallReading", "GraphMeaning", "GraphTracing", "LengthsOfDataError", "NestWork",
+    "CallInputs", "GraphMeaning", "GraphTracing", "LengthsOfDataError", "NestWork",
     "Traced", "as_values",
 ]  # fmt: skip

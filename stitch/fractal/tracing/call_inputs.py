@@ -1,8 +1,8 @@
 """What a call is given, divided: data, which a program takes as its inputs, and the form of all
 else, for which it was made.
 
-Comes in: nests, arrays, tensors, in tuples and lists. Goes out: data in the order of the inputs; a
-key that is equal for what is one graph. Nothing is computed or copied. Must not know graphs.
+Data are nests, arrays and tensors, also in tuples and lists. Of data the form has shapes and types,
+of numbers and texts their values, of other objects their identity. Nothing is computed or copied.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import numpy as np
 
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.meanings import MeaningReader
-from stitch.fractal.rows import Affine
+from stitch.fractal.programs import SameObject
+from stitch.fractal.rows import Affine, Indexed, Rows
 from stitch.fractal.zipped import Zipped
+from stitch.frontend import is_torch
 from stitch.graph import SymbolicTensor
 from stitch.runtime import Tensor
 
@@ -25,6 +27,15 @@ from stitch.runtime import Tensor
 MAX_NUMBERS = 1024
 #: Of so many bytes a part of the rows is copied, that parts elsewhere are the same program.
 MAX_PART_NBYTES = 1 << 24
+_PLAIN = (bool, int, str, bytes, type(None))
+
+
+class NoFormError(Exception):
+    """A value that may change unnoticed, or that is of a graph which is being written."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +49,7 @@ class RowsPart:
 
 
 class CallInputs:
-    """The data of what was given so far, the same data once; its form is told by a reader.
+    """The data of what was given so far, the same data once.
 
     `keeps_numbers`: few whole numbers are part of the form, for functions that ask for them.
     """
@@ -51,15 +62,18 @@ class CallInputs:
         self.arguments: list[Any] = []
         self._places: dict[int, int] = {}
         self._parts: dict[tuple[int, int, int], RowsPart] = {}
+        #: About what the forms take.
+        self.nbytes = 0
 
-    def form(self, value: Any, reader: MeaningReader) -> Hashable:
-        """All that is not data of a value; raises `UnreadableError` for what cannot be told."""
+    def form(self, value: Any) -> Hashable:
+        """All that is not data of a value; raises `NoFormError` for what cannot be told."""
+        self.nbytes += 256
         if isinstance(value, FractalTensor):
             if self.is_kept(value):
-                return reader.of(value)
+                return "numbers", self._bytes(value.data), self._index(value.index)
             part = self.part(value)
             if part is None:
-                return "nest", self._input_form(value.data), reader.index(value.index)
+                return "nest", self._input_form(value.data), self._index(value.index)
             where = value.index.map
             assert isinstance(where, Affine)
             rows = where.base - part.first, where.strides
@@ -68,13 +82,42 @@ class CallInputs:
                 value.index.tree.lengths, rows,
             )  # fmt: skip
         if isinstance(value, Zipped):
-            return "zip", *[self.form(each, reader) for each in value.parts]
+            return "zip", *map(self.form, value.parts)
         if isinstance(value, tuple | list):
-            kind = type(value)
-            named = reader.of(kind) if kind not in (tuple, list) else kind.__name__
-            return named, *[self.form(each, reader) for each in value]
+            return SameObject(type(value)), *map(self.form, value)
         data = self.data_of(value)
-        return reader.of(value) if data is None else ("input", self._input_form(data))
+        return self._other(value) if data is None else ("input", self._input_form(data))
+
+    def _other(self, value: Any) -> Hashable:
+        """The form of what is no data."""
+        if type(value) in _PLAIN:
+            return type(value).__name__, value
+        if isinstance(value, float | complex):
+            return type(value).__name__, repr(value)
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            return "number", self._bytes(value)
+        if isinstance(value, SymbolicTensor):
+            raise NoFormError("it is given a tensor of a graph that is being written")
+        if isinstance(value, MethodType):  # It is made anew whenever it is asked for.
+            return "method", SameObject(value.__func__), SameObject(value.__self__)
+        if is_torch(value):
+            raise NoFormError("weights of torch modules may have changed")
+        if type(value).__hash__ is None:
+            raise NoFormError(f"{type(value).__name__} cannot be hashed and may have changed")
+        return SameObject(value)
+
+    def _index(self, index: Indexed) -> Hashable:
+        """Lengths, and the row of each leaf."""
+        lengths = [n if isinstance(n, int) else self._bytes(n) for n in index.tree.lengths]
+        rows = index.map
+        if isinstance(rows, Affine):
+            return tuple(lengths), rows.base, rows.strides
+        numbers = rows.starts if isinstance(rows, Rows) else rows.numbers
+        return tuple(lengths), type(rows).__name__, self._bytes(numbers)
+
+    def _bytes(self, array: Any) -> Hashable:
+        self.nbytes += array.nbytes
+        return array.dtype.str, array.shape, array.tobytes()
 
     def is_kept(self, nest: FractalTensor) -> bool:
         """Whether a nest is part of the form, being few whole numbers that are known."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.meanings import CONTENTS
 from stitch.fractal.rows import Affine, Indexed
 from stitch.fractal.tracing.call_inputs import CallInputs, RowsPart, type_of_input
 from stitch.fractal.tracing.nest_work import NestWork
@@ -21,7 +20,7 @@ from stitch.fractal.tracing.traced import Traced
 from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Zipped
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.program import Array, Body, DataType, ValueType
+from stitch.program import Body, DataType, ValueType
 from stitch.runtime import Tensor
 
 
@@ -47,12 +46,6 @@ class GraphTracing:
         first = None if work.initializer is None else self.brought(work.initializer)
         inside = work.on(NestCall(call.name, call.function, arguments, named), xs, first)
         return self.written(inside.written)
-
-    def share(self, array: Array) -> None:
-        """Let the constant that the graph has of an array be what it is compared with."""
-        held = self.builder.constants.held(array)
-        if held is not None:
-            CONTENTS.share(array, held)
 
     def written(self, write: Callable[[Traced], Any]) -> ValueForm:
         """Write down what is called in the way given; gives the form of its value, whose tensors

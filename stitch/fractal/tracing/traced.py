@@ -9,7 +9,7 @@ know devices.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,7 @@ from stitch.errors import CompileError
 from stitch.fractal.current import NestCall, using
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.sequential import check_state
-from stitch.fractal.tracing.function_bodies import (
-    Function,
-    FunctionBody,
-    function_body,
-    inlined,
-    kept_body,
-)
+from stitch.fractal.tracing.function_bodies import Function, FunctionBody, function_body
 from stitch.fractal.tracing.loop_pieces import (
     LoopPiece,
     alike,
@@ -36,7 +30,7 @@ from stitch.fractal.tracing.loop_pieces import (
 )
 from stitch.fractal.user_function import UserFunction
 from stitch.fractal.value_forms import ValueForm, element_form, rows_of
-from stitch.fractal.zipped import Nest, Zipped
+from stitch.fractal.zipped import Nest
 from stitch.graph import NoDataError, SymbolicTensor, scan_of, user_location
 from stitch.program import ValueType
 from stitch.runtime import Tensor
@@ -133,10 +127,8 @@ class Traced:
         """A loop's body: the function of values of these forms, the state first if there is
         one."""
         elements = [ValueType(t.shape[1:], t.data_type) for t in sequences]
-        return function_body(
-            call, _what_of(xs, forms), owner, named_inputs([t.type for t in states], elements),
-            _function_of(call, xs, forms, where), copies=copies,
-        )  # fmt: skip
+        kinds = named_inputs([t.type for t in states], elements)
+        return function_body(owner, kinds, _function_of(call, xs, forms, where), copies=copies)
 
     def _cell(self, call: NestCall, xs: Nest, number: int) -> LoopPiece:
         """One element, here."""
@@ -192,7 +184,7 @@ class Traced:
             else:  # By itself, and what follows is looked at anew.
                 stretch, before = order[:1], state
                 where = f"round {round_}, element {stretch[0]}"
-                state = self._round(call, xs, before, stretch[0], where, asks, keeps)
+                state = self._round(call, xs, before, stretch[0], asks)
                 check_state(call, before, state, where)
                 form, tensors = self.flat(state)
                 tensors = [self.builder.unsqueeze(t, 0) for t in tensors]
@@ -202,40 +194,17 @@ class Traced:
             order = order[len(stretch) :]
         return state, pieces
 
-    def _round(
-        self, call: NestCall, xs: Nest, state: Any, number: int, where: str, asks: bool, keeps: bool
-    ) -> Any:
+    def _round(self, call: NestCall, xs: Nest, state: Any, number: int, asks: bool) -> Any:
         """The state after one element, here; `asks`: for the numbers in it."""
         try:
             if not asks:
-                after = self._once(call, xs, state, number, where, keeps)
-                if after is None:
-                    after = UserFunction(call, self, xs, states=1)(state, xs[number])
-                return after
+                return UserFunction(call, self, xs, states=1)(state, xs[number])
         except NoDataError:
             if not has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
                 raise
         shown = Traced(self.builder, shows_numbers=True)
         with using(shown):
             return UserFunction(call, shown, xs, states=1)(state, xs[number])
-
-    def _once(
-        self, call: NestCall, xs: Nest, state: Any, number: int, where: str, keeps: bool
-    ) -> Any:
-        """The same by the body of a loop, if that is kept, for what is no loop here."""
-        if self.shows_numbers:
-            return None
-        (before, first), (element, given) = self.flat(state), self.flat(xs[number])
-        owner = self.builder.innermost([*first, *given])
-        forms = [before, element]
-        kinds = named_inputs([t.type for t in first], [t.type for t in given])
-        body = kept_body(
-            call, _what_of(xs, forms), owner, kinds, _function_of(call, xs, forms, where),
-            copies=2 if keeps else 1,
-        )  # fmt: skip
-        if body is None:
-            return None
-        return body.form.value(iter(inlined(body, [*first, *given], owner)))
 
     def _stretch(
         self,
@@ -293,11 +262,6 @@ class Traced:
         after = function(first, last)
         check_state(call, first, after, "the initializer")
         return after
-
-
-def _what_of(xs: Nest, forms: Sequence[ValueForm]) -> Hashable:
-    """What a body does beside calling its function: how that is given what."""
-    return tuple(forms), len(xs.parts) if isinstance(xs, Zipped) else 0
 
 
 def _function_of(call: NestCall, xs: Nest, forms: Sequence[ValueForm], where: str) -> Function:
