@@ -47,7 +47,8 @@ def _layer(name: str, machine: str | Machine = MACHINE) -> bytes:
     x = builder.input("x", (ROWS, WIDTH), stitch.DataType.FLOAT32)
     w, b = builder.parameter("w", matrix), builder.parameter("b", bias)
     builder.output("y", builder.op("Gemm", x, w, b))
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    # The host has its own memory only.
+    wishes = () if machine == "host" else ("input.x.space=l1", "output.y.space=l1")
     return stitch.compile(builder.build(), target=machine, wishes=wishes).encode()
 
 
@@ -99,7 +100,9 @@ def _visits(
 ) -> tuple[Callable[[], object], ...]:
     """What a signal handler might try on a device: with a program, and a tensor that is held."""
     pipeline = stitch.Pipeline([program])
-    layout = stitch.Layout(stitch.DataType.FLOAT32, stitch.Space.L1)
+    has_l1 = device.machine.name != "host"
+    space = stitch.Space.L1 if has_l1 else stitch.Space.HOST
+    layout = stitch.Layout(stitch.DataType.FLOAT32, space)
 
     def call() -> None:
         _same(_numpy(program(_x(14))), _after(1, _x(14)))
