@@ -97,3 +97,13 @@ def test_threads_of_an_executor_that_is_made_already_are_refused() -> None:
 def test_there_is_at_least_one_thread(executor: str) -> None:
     with pytest.raises(UsageError, match="at least one thread"):
         stitch.open_device("host", executor=executor, threads=0)
+
+
+def test_a_program_may_leave_an_input_unread() -> None:
+    b = ComputationGraphBuilder("unread")
+    x, _ = b.input("x", (2, 3), "float32"), b.input("unread", (2, 3), "float32")
+    b.output("y", b.op("Relu", x))
+    with stitch.open_device("host", executor="onnxruntime") as device:
+        program = device.load(stitch.compile(b.build(), target="host"))
+        given = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+        np.testing.assert_array_equal(one(program(given, given)).numpy(), np.maximum(given, 0))

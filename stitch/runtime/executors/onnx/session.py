@@ -180,8 +180,8 @@ def session_call(session: Session, arrays: dict[int, Array], program: Program) -
             ) from error
 
     # It may be called again after a failure unless it writes what it reads.
-    read = {arrays[slot.value].ctypes.data for slot in program.inputs}
-    is_repeatable = read.isdisjoint([arrays[slot.value].ctypes.data for slot in program.outputs])
+    read = {arrays[value].ctypes.data for value in session.form.inputs}
+    is_repeatable = read.isdisjoint([arrays[value].ctypes.data for value in session.form.outputs])
     vars(run)["is_repeatable"] = is_repeatable
     return run
 
