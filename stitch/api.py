@@ -32,7 +32,7 @@ from stitch.argument_kinds import (
 from stitch.compile_cache import CompileCache
 from stitch.compiler import CompileOptions
 from stitch.errors import UsageError, closest
-from stitch.frontend import read_module, read_trainable, torch_device
+from stitch.frontend import TrainableSource, read_module, read_trainable, torch_device
 from stitch.graph import ComputationGraph, Side, Wish, parse_wish
 from stitch.linking import LinkedModel, link
 from stitch.machine import Machine, load_machine
@@ -198,6 +198,7 @@ def _compiled_for_training(
     from stitch.training import (
         GIVEN_LOSS,
         GIVEN_OPTIMIZER,
+        ModelReader,
         TorchOptimizer,
         as_trainable,
         compile_model,
@@ -217,9 +218,13 @@ def _compiled_for_training(
         stepped = theirs.parameters
         trainable = stepped if trainable is None else {*stepped}.intersection(trainable)
         optimizer, state = theirs.native, theirs.started()
-    model = as_trainable(graph.with_wishes(*wishes), {**values, **weights}, trainable, twin)
+    trained = None if trainable is None else frozenset(trainable)
+    model = as_trainable(graph.with_wishes(*wishes), {**values, **weights}, trained, twin)
     machine = load_machine(target)
-    training = compile_model(model, loss, optimizer, how, machine, algorithm, executor, state)
+    reader = ModelReader(TrainableSource(graph, *source), wishes, trained)
+    training = compile_model(
+        model, loss, optimizer, how, machine, algorithm, executor, state, reader
+    )
     binary = Binary(training.programs.all, machine.shape, PRODUCER)
     return CompiledModel(
         model.graph, binary, _spelled(target), model.graph.wishes, training.programs.warnings,

@@ -7,6 +7,7 @@ a folder of its own and is loaded when it is asked for. Must not know: compiler,
 from typing import TYPE_CHECKING
 
 from stitch.frontend.modules import (
+    TrainableSource,
     graph_of_torch_call,
     is_torch,
     read_graph,
@@ -40,8 +41,8 @@ else:
     )
 
 __all__ = [
-    "MODULE_KEYS", "CallStructure", "Explanation", "ParameterHomes", "array_on",
-    "explain",
-    "from_fx", "graph_counts", "graph_of_torch_call", "is_torch", "load_module", "loop_over",
-    "module_from_text", "read_graph", "read_module", "read_trainable", "tensor_on", "torch_device",
+    "MODULE_KEYS", "CallStructure", "Explanation", "ParameterHomes", "TrainableSource", "array_on",
+    "explain", "from_fx", "graph_counts", "graph_of_torch_call", "is_torch",
+    "load_module", "loop_over", "module_from_text", "read_graph", "read_module", "read_trainable",
+    "tensor_on", "torch_device",
 ]  # fmt: skip

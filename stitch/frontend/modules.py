@@ -1,8 +1,8 @@
 """Any module that `stitch.compile` takes, as a computation graph.
 
-Comes in: a graph, a path, a foreign module or a function, and its examples. Goes out: a
-`ComputationGraph`. Front ends of optional extras are loaded when they are needed, and no sooner.
-Must not know: machines, programs.
+A graph, a path, a foreign module or a function, with its examples, becomes a `ComputationGraph`; a
+`TrainableSource` reads one again at other shapes. Front ends of optional extras are loaded when
+they are needed, and no sooner. No machines or programs here.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stitch.errors import CompileError, UsageError
 from stitch.graph import ComputationGraph, trace
-from stitch.program import Array
+from stitch.program import Array, Constant, InputKind, TensorDesc, ValueType
 from stitch.report import Device
 
 if TYPE_CHECKING:  # It loads with the package torch.
@@ -61,7 +64,7 @@ def _read_other(
     unroll: int | None,
 ) -> ComputationGraph:
     suffix = Path(module).suffix.lower() if isinstance(module, str | Path) else ""
-    if suffix == ".onnx" or _is_onnx(module):
+    if _is_of_onnx(module):
         with _reading("ONNX models", "onnx"):
             from stitch.frontend.onnx import from_onnx
         given = {} if unroll is None else {"unroll": unroll}
@@ -109,6 +112,134 @@ def read_trainable(
     return read_graph(module, examples, input_shapes, unroll), {}, None
 
 
+class TrainableSource:
+    """A module that was compiled for training, to be read again at other shapes of its inputs.
+
+    It is read in the modes that its parts have now, and with the frozen tensors of `graph`: what
+    was read first.
+    """
+
+    def __init__(
+        self, graph: ComputationGraph, module: Any,
+        examples: Sequence[Any] | Mapping[str, Any] = (),
+        input_shapes: Mapping[str, Sequence[int]] | None = None, unroll: int | None = None,
+    ) -> None:  # fmt: skip
+        self._module, self._input_shapes, self._unroll = module, input_shapes or {}, unroll
+        by_name_or_position = isinstance(examples, Mapping | list | tuple)
+        # Only their shapes and types are wanted: batches are large.
+        self._examples = _with_leaves(examples if by_name_or_position else (examples,), _hollow)
+        self._states = {s.name for s in graph.inputs if s.kind is InputKind.STATE}
+        tensors: set[str] = set()
+        self._modes: list[tuple[Any, bool]] = []
+        if is_torch(module) and hasattr(module, "modules"):
+            self._modes = [(part, part.training) for part in module.modules()]
+            tensors = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+            tensors |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+        constants = {graph.values[c.value].name: c.data for c in graph.constants}
+        self._frozen = {name: data for name, data in constants.items() if name in tensors}
+
+    def read(
+        self, shapes: Mapping[str, tuple[int, ...]]
+    ) -> tuple[ComputationGraph, dict[str, Array], ComputationGraph | None]:
+        """As `read_trainable`, with inputs of these shapes; raises `UsageError` where the module
+        has them of others only, and what `compile` raises."""
+        examples: Any = self._at(shapes) if callable(self._module) else ()
+        given = {**self._input_shapes, **shapes} if _is_of_onnx(self._module) else None
+        with self._modes_of_then():
+            graph, values, twin = read_trainable(self._module, examples, given, self._unroll)
+        graph = self._checked(graph, shapes)
+        return graph, values, None if twin is None else self._checked(twin, shapes)
+
+    def read_evaluation(self, shapes: Mapping[str, tuple[int, ...]]) -> ComputationGraph | None:
+        """The graph for evaluation of a torch module, with inputs of these shapes; None of others,
+        whose graph for training has it inside. Raises as `read`."""
+        if not is_torch(self._module):
+            return None
+        with _reading("torch modules", "torch"):
+            from stitch.frontend.torch import evaluation_from_torch
+        with self._modes_of_then():
+            graph = evaluation_from_torch(self._module, self._at(shapes), self._states)
+        return self._checked(graph, shapes)
+
+    def _at(self, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+        """The examples with these shapes in the places of theirs."""
+        examples = self._examples
+        if isinstance(examples, Mapping) and shapes.keys() <= examples.keys():
+            return {n: _of_shape(e, shapes[n]) if n in shapes else e for n, e in examples.items()}
+        rest = iter(shapes.values())
+        count = 0
+
+        def resized(example: Any) -> Any:
+            nonlocal count
+            count += 1
+            return _of_shape(example, next(rest, ()))
+
+        given = _with_leaves(examples, resized)
+        if count != len(shapes):
+            raise UsageError(
+                "the examples do not say which of them are inputs of the program",
+                expected=f"{len(shapes)} arrays: {', '.join(shapes)}", got=str(count),
+            )  # fmt: skip
+        return given
+
+    def _checked(
+        self, graph: ComputationGraph, shapes: Mapping[str, tuple[int, ...]]
+    ) -> ComputationGraph:
+        """The graph with the frozen tensors of then; raises `UsageError` for other inputs."""
+        has = {
+            slot.name: graph.input_type(i).shape
+            for i, slot in enumerate(graph.inputs) if slot.kind is InputKind.ACTIVATION
+        }  # fmt: skip
+        if not has.items() <= shapes.items():
+            raise UsageError("the module has inputs of fixed shapes")
+        frozen = self._frozen
+        constants = tuple(
+            Constant(c.value, frozen.get(graph.values[c.value].name, c.data))
+            for c in graph.constants
+        )
+        return replace(graph, constants=constants)
+
+    @contextmanager
+    def _modes_of_then(self) -> Iterator[None]:
+        """The parts of a torch module in the modes that they had when it was compiled."""
+        before = [(part, part.training) for part, _ in self._modes]
+        try:
+            for part, training in self._modes:
+                part.training = training
+            yield
+        finally:
+            for part, training in before:
+                part.training = training
+
+
+def _with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """What lies in nested containers, with what has a shape changed, in order."""
+    if isinstance(value, Mapping):
+        return {key: _with_leaves(one, change) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_with_leaves(one, change) for one in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return change(value) if hasattr(value, "shape") else value
+
+
+def _of_shape(example: Any, shape: tuple[int, ...]) -> Any:
+    """An example like another one, of another shape."""
+    if isinstance(example, TensorDesc | ValueType):
+        return replace(example, shape=shape)
+    is_torchs = hasattr(example, "new_zeros")
+    return example.new_zeros(shape) if is_torchs else np.zeros(shape, example.dtype)
+
+
+def _hollow(example: Any) -> Any:
+    """An example of the same shape and type on the bytes of one element."""
+    if isinstance(example, TensorDesc | ValueType):
+        return example
+    one = _of_shape(example, ())
+    if hasattr(one, "expand"):
+        return one.expand(example.shape)
+    return np.broadcast_to(one, example.shape)
+
+
 def graph_of_torch_call(
     function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]
 ) -> ComputationGraph:
@@ -141,8 +272,11 @@ def _by_position(
     return [examples[name] for name in names]
 
 
-def _is_onnx(module: object) -> bool:
-    """Whether this is an ONNX `ModelProto`, without loading the package to ask."""
+def _is_of_onnx(module: object) -> bool:
+    """Whether this is the path of an ONNX model, or a `ModelProto`, without loading the package to
+    ask."""
+    if isinstance(module, str | Path):
+        return Path(module).suffix.lower() == ".onnx"
     kind = type(module)
     return kind.__name__ == "ModelProto" and kind.__module__.partition(".")[0] == "onnx"
 

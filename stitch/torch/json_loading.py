@@ -17,11 +17,13 @@ from typing import IO, Any
 from stitch.argument_kinds import PATH, READABLE, either, takes
 from stitch.errors import UsageError
 from stitch.files import text_of
+from stitch.frontend import TrainableSource
 from stitch.graph import objects_without_duplicates
 from stitch.model import CompiledModel
+from stitch.program import InputKind
 from stitch.torch.module_json import KIND, restore_module
 from stitch.torch.shared_module import share
-from stitch.training import TorchOptimizer, parameter_names
+from stitch.training import ModelReader, TorchOptimizer, parameter_names
 
 
 @takes(file=either(PATH, READABLE))
@@ -63,7 +65,17 @@ def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledMo
             got=repr(theirs.native),
         )  # fmt: skip
     theirs.goes_on_from(int(training.values.get("training.steps", 0)))
-    stepped = replace(training, optimizer=theirs.native, watchers=(partial(share, module),))
+    graph = model.graph
+    examples = {
+        slot.name: graph.input_type(i)
+        for i, slot in enumerate(graph.inputs) if slot.kind is InputKind.ACTIVATION
+    }  # fmt: skip
+    # The module gives the programs for batches of another size.
+    source = TrainableSource(graph, module, examples)
+    stepped = replace(
+        training, optimizer=theirs.native, watchers=(partial(share, module),),
+        reader=ModelReader(source, model.wishes, frozenset(names)),
+    )  # fmt: skip
     return replace(model, training=stepped)
 
 

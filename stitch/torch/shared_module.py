@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -173,6 +174,16 @@ class SharedModule:
         for _, parameter in self._parameters.values():
             if _own_gradient(parameter) is not None:
                 _set_own_gradient(parameter, None)
+
+    @contextmanager
+    def without_gradients(self) -> Iterator[None]:
+        """Within it the parameters have no gradients of the training."""
+        before = self.hides_gradients
+        self.hides_gradients = True
+        try:
+            yield
+        finally:
+            self.hides_gradients = before
 
     def end(self) -> None:
         """The module has the training's values, in its own bytes; what was interrupted goes on

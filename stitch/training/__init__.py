@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stitch.on_demand import names_on_demand
 from stitch.training import losses, schedules
 from stitch.training.array_parts import part_of, with_part
-from stitch.training.compiled import CompiledTraining, compile_model, constants_of
+from stitch.training.compiled import CompiledTraining, ModelReader, compile_model, constants_of
 from stitch.training.costs import CostEstimator, SimulatedTime
 from stitch.training.from_torch import (
     GIVEN_LOSS,
@@ -144,7 +144,8 @@ __all__ = [
     "BCEWithLogitsLoss", "CategoricalCrossEntropyLoss", "Checkpoint", "CheckpointFolder",
     "CompiledTraining", "ConstantLR", "CosineAnnealingLR", "CostEstimator", "CostValues",
     "CrossEntropyLoss", "HuberLoss", "IdentityLoss", "InferenceGraphs", "L1Loss", "LayerTask",
-    "LayerTime", "LocalTaskBackend", "Loss", "LossTensor", "MSELoss", "ModelTrainingInstance",
+    "LayerTime", "LocalTaskBackend", "Loss", "LossTensor", "MSELoss", "ModelReader",
+    "ModelTrainingInstance",
     "NAdam", "NLLLoss", "Optimizer", "Parameter", "PendingValue", "RAdam", "RMSprop",
     "RuntimeArgument",
     "RuntimeBacking", "Schedule", "SearchResult", "SearchSolution", "SimulatedTime", "SlotKind",

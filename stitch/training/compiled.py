@@ -1,8 +1,8 @@
 """`CompiledTraining`: a model compiled for training, before it has a device.
 
-Comes in: a trainable graph, a loss, an optimizer, options, a machine. Goes out: four programs with
-the values that they start from, as an object, as plain data, and as an instance on a device. Must
-not know: front ends, paths.
+Four programs with the values that they start from, as an object, as plain data, and as an instance
+on a device; and how the model is read again for batches of another size. No front ends or paths
+here.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from stitch.errors import UsageError, closest
-from stitch.graph import ComputationGraph, JsonObject
+from stitch.graph import ComputationGraph, JsonObject, Wish
 from stitch.machine import Machine
 from stitch.program import Array, DataType, Program, ValueType
 from stitch.report import Device
 from stitch.training.array_parts import part_of, with_part
 from stitch.training.costs import SimulatedTime
 from stitch.training.from_torch import loss_of
-from stitch.training.graphs import KEPT_KINDS, Trainable
-from stitch.training.instance import TrainingInstance
+from stitch.training.graphs import KEPT_KINDS, Trainable, as_trainable
+from stitch.training.instance import NamedShapes, TrainingInstance
 from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
 from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import (
     TrainingGraphs,
     TrainingPrograms,
+    compile_evaluation,
+    compile_step,
     compile_training,
     compile_update,
     graphs_of,
@@ -45,6 +47,37 @@ from stitch.training.training_options import (
     options_from_record,
     training_config,
 )
+
+
+class Source(Protocol):
+    """A module that front ends read again, at other shapes of its inputs by name."""
+
+    def read(
+        self, shapes: NamedShapes
+    ) -> tuple[ComputationGraph, dict[str, Array], ComputationGraph | None]:
+        """The graph for training, values of its inputs, the graph for evaluation if it differs."""
+
+    def read_evaluation(self, shapes: NamedShapes) -> ComputationGraph | None:
+        """The graph for evaluation alone, where that can be read alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelReader:
+    """Reads the model of a training again, at other shapes of its inputs by name, with the wishes
+    and the trained parameters that it was compiled with."""
+
+    source: Source
+    wishes: tuple[Wish, ...] = ()
+    trainable: frozenset[str] | None = None
+
+    def model(self, shapes: NamedShapes) -> Trainable:
+        """The model for a step; raises `CompileError`, `UsageError`."""
+        graph, values, twin = self.source.read(shapes)
+        return as_trainable(graph.with_wishes(*self.wishes), values, self.trainable, twin)
+
+    def evaluation(self, shapes: NamedShapes) -> ComputationGraph:
+        """The graph for evaluation; raises `CompileError`, `UsageError`."""
+        return self.source.read_evaluation(shapes) or self.model(shapes).evaluation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +93,10 @@ class CompiledTraining:
     search_result: SearchResult[TrainingGraphs] | None = None
     #: What the programs were compiled with, by the names that the model has: what is frozen.
     constants: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    #: For batches of other sizes than the programs take; None where nothing can be read again.
+    reader: ModelReader | None = field(default=None, repr=False)
+    #: By whose rates loops were scheduled.
+    executor: str | None = None
     #: Who hears of each instance that is started.
     watchers: tuple[Callable[[TrainingInstance], object], ...] = field(default=(), repr=False)
     #: The instance that the model's first call started.
@@ -100,12 +137,20 @@ class CompiledTraining:
             )
         if self.instance is not None:
             self.instance.close()
+        reader = self.reader
         instance = TrainingInstance(
             self.programs, device, values,
             loss=self.loss, optimizer=self.optimizer, seed=seed, owns_device=owns_device,
             capture_call=capture_call, constants=self.constants,
             compile_update=partial(
                 compile_update, options=self.options, machine=device.machine
+            ),
+            compile_step=None if reader is None else partial(
+                _step_at, reader, self.programs, self.loss, self.optimizer, self.options,
+                device.machine, self.executor,
+            ),
+            compile_evaluation=None if reader is None else partial(
+                _evaluation_at, reader, self.programs, self.options, device.machine, self.executor,
             ),
         )  # fmt: skip
         counts = [name for name in values if name.startswith("training.")]
@@ -184,6 +229,22 @@ class CompiledTraining:
         return CompiledTraining(made, loss, optimizer, options, arrays, found, constants_of(graph))
 
 
+def _step_at(
+    reader: ModelReader, programs: TrainingPrograms, loss: Loss, optimizer: Optimizer,
+    options: TrainingOptions, machine: Machine, executor: str | None, shapes: NamedShapes,
+) -> tuple[Program, Program, Program]:  # fmt: skip
+    """Forward, loss and backward for batches of other shapes than the programs take."""
+    return compile_step(reader.model(shapes), programs, loss, optimizer, options, machine, executor)
+
+
+def _evaluation_at(
+    reader: ModelReader, programs: TrainingPrograms, options: TrainingOptions, machine: Machine,
+    executor: str | None, shapes: NamedShapes,
+) -> Program:  # fmt: skip
+    """The program for evaluation of batches of other shapes than the programs take."""
+    return compile_evaluation(reader.evaluation(shapes), programs, options, machine, executor)
+
+
 def _array_in(record: JsonObject) -> Array | None:
     """An array that `_array_data` wrote; None where a defect was noted."""
     record.refuse_other_keys(("type", "shape", "base64"))
@@ -226,9 +287,10 @@ def _check_values(
 def compile_model(
     model: Trainable, loss: Any, optimizer: Any, options: TrainingOptions, machine: Machine,
     algorithm: str = "none", executor: str | None = None, state: Mapping[str, Array] | None = None,
+    reader: ModelReader | None = None,
 ) -> CompiledTraining:  # fmt: skip
     """A trainable graph, compiled: loss and optimizer as objects, names or plain data; `state` is
-    what the optimizer has already.
+    what the optimizer has already; `reader` gives the graph for batches of other sizes.
 
     `algorithm` decides where tensors lie and what is recomputed (`stitch.training.search`),
     `executor` by whose rates loops are scheduled. Raises
@@ -241,8 +303,9 @@ def compile_model(
     values = {**model.values, **(state or {})}
     chosen = replace(options, recompute=search.solution.recompute)
     return CompiledTraining(
-        programs, judged, stepped, chosen, values, search, constants_of(model.graph)
-    )
+        programs, judged, stepped, chosen, values, search, constants_of(model.graph), reader,
+        executor,
+    )  # fmt: skip
 
 
 def constants_of(graph: ComputationGraph) -> Mapping[str, Array]:

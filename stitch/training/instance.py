@@ -1,38 +1,50 @@
 """`TrainingInstance`: a model in training on a device: its tensors, and the steps over them.
 
-Comes in: four programs, initial values, a device. Goes out: predictions, losses, and any tensor by
-name. Parameters, optimizer state and saved activations stay where the programs left them; a step
-carries in its batch, and out what is read. Must not know: front ends, files.
+Parameters, optimizer state and saved activations stay where the programs left them; a step carries
+in its batch, and out what is read. Forward, loss and backward for a batch of another size are
+compiled when one comes, and work on the same tensors. No front ends or files here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from stitch.errors import TaskError, UsageError
+from stitch.errors import CompileError, TaskError, UsageError
 from stitch.program import Array, InputKind, Program
 from stitch.report import Device
-from stitch.runtime import LoadedProgram, RuntimeDevice, Tensor
+from stitch.runtime import LoadedProgram, Tensor
 from stitch.training.futures import TensorFuture
-from stitch.training.graphs import KEPT_KINDS, MASTER, MORE, rate_name
+from stitch.training.graphs import KEPT_KINDS, MASTER, rate_name
 from stitch.training.loss_tensor import LossTensor
 from stitch.training.losses import Loss
 from stitch.training.observing import LayerTime, culprit, profiled
 from stitch.training.optimizers import Optimizer
 from stitch.training.pending_values import CaptureCall, PendingValue
 from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
-from stitch.training.stitching import NamedCells, Stitched, fitted, wiring_of
+from stitch.training.stitching import (
+    NamedCells,
+    Shapes,
+    Stitched,
+    StitchedStep,
+    fitted,
+    loaded,
+    other_shape,
+)
 from stitch.training.tensors import TrainingTensors, alone
-from stitch.ttb import Binary
 
 #: What is said of tensors that an update has overwritten in part.
 HALF_UPDATED = "an update failed after it had overwritten a part of the weights"
+#: Sizes of batches whose programs are kept.
+MAX_SIZES = 16
+NamedShapes = Mapping[str, tuple[int, ...]]
+T = TypeVar("T")
 
 
 class TrainingInstance(TrainingTensors):
@@ -58,15 +70,22 @@ class TrainingInstance(TrainingTensors):
         compile_update: Callable[[TrainingPrograms, Optimizer], Program] | None = None,
         capture_call: CaptureCall | None = None,
         constants: Mapping[str, Array] | None = None,
+        compile_step: Callable[[NamedShapes], tuple[Program, Program, Program]] | None = None,
+        compile_evaluation: Callable[[NamedShapes], Program] | None = None,
     ) -> None:
         """`compile_update` makes the update anew where settings of the optimizer change that are
-        no inputs of it; `capture_call` makes graphs of torch's functions over predictions."""
+        no inputs of it; `capture_call` makes graphs of torch's functions over predictions;
+        `compile_step` (forward, loss, backward) and `compile_evaluation` make the programs for
+        other shapes of the inputs."""
         cells = NamedCells(device)
         optimizer.check_free()
-        kinds = (InputKind.ACTIVATION, InputKind.KEY)
-        given = {slot.name for slot in programs.forward.inputs if slot.kind in kinds}
-        forward = Stitched(_loaded(device, programs.forward), cells, entering=given)
-        super().__init__(programs, cells, forward, seed, constants or {})
+        step_programs = (programs.forward, programs.loss, programs.backward)
+        step = StitchedStep(step_programs, programs.parameters, cells)
+        super().__init__(programs, cells, step, seed, constants or {})
+        self._compile_step, self._compile_evaluation = compile_step, compile_evaluation
+        #: By the shapes of a batch.
+        self._steps: dict[Shapes, StitchedStep] = {step.shapes: step}
+        self._evaluations: dict[Shapes, LoadedProgram] = {}
         self.loss_fn = loss
         self.optimizer = optimizer
         self.capture_call = capture_call
@@ -83,17 +102,14 @@ class TrainingInstance(TrainingTensors):
         optimizer.bind(self)
 
     def _load(self) -> None:
-        """The programs of a step that come after forward, and the one for evaluation."""
-        cells, programs, device = self._cells, self.programs, self.device
-        self._loss = Stitched(_loaded(device, programs.loss), cells, entering={LABEL})
-        self._backward = Stitched(_loaded(device, programs.backward), cells)
-        self._update = Stitched(_loaded(device, programs.update), cells, lost_by=HALF_UPDATED)
-        self._more: tuple[Stitched, Stitched] | None = None
-        self._evaluation = _loaded(device, programs.evaluation)
-        self._wiring = wiring_of(programs, cells, self._forward, self._loss, self._backward)
+        """The programs that know no batch, and the one for evaluation."""
+        device, programs = self.device, self.programs
+        self._update = Stitched(loaded(device, programs.update), self._cells, lost_by=HALF_UPDATED)
+        #: Adds gradients of a micro-batch to those so far.
+        self._addition: Stitched | None = None
+        self._evaluations[self._step.shapes] = loaded(device, programs.evaluation)
+        self._wiring = self._step.wiring
         self.inputs, self._gradient_cells = self._wiring.inputs, self._wiring.gradients
-        (self._label,) = self._loss.entering
-        self._batch = [port for port in self._forward.entering if port.name in self.inputs]
 
     def _initialise(self, values: Mapping[str, Array]) -> None:
         """Every kept tensor gets its place on the device, before any plan is made."""
@@ -134,31 +150,51 @@ class TrainingInstance(TrainingTensors):
 
     @alone
     def takes_sizes_of(self, batch: Sequence[Any], named: Mapping[str, Any]) -> bool:
-        """Whether no tensor of a batch has as many axes as its input, and other sizes."""
-        shapes = {port.name: port.shape for port in self._batch}
-        given = {**dict(zip(shapes, batch, strict=False)), **named}
-        sizes = {name: getattr(value, "shape", None) for name, value in given.items()}
-        return not any(
-            name in shapes and size is not None
-            and len(size) == len(shapes[name]) and tuple(size) != shapes[name]
-            for name, size in sizes.items()
-        )  # fmt: skip
+        """Whether there are programs for the shapes of a batch, or it has other axes than they."""
+        names = [port.name for port in self._step.batch]
+        given = {**dict(zip(names, batch, strict=False)), **named}
+        sizes = tuple([tuple(getattr(given.get(name), "shape", ())) for name in names])
+        axes = list(map(len, sizes))
+        return sizes in self._steps or axes != list(map(len, self._step.shapes))
 
     def predict(self, *batch: Any, **named: Any) -> Tensor:
         """Queue the program for evaluation on a batch: no gradients, nothing random, no changes.
 
-        Normalization goes by the running statistics. Gives the prediction, pending.
+        Normalization goes by the running statistics. Gives the prediction, pending. The program for
+        a batch of another size is compiled first.
         """
         self._check_open()
         self._take_writes(runs=True)
-        given = dict(zip(self.inputs, fitted(self._batch, batch, named), strict=True))
-        cells, agent = self._cells, self._evaluation
+        arrays = fitted(self._step.batch, batch, named)
+        shapes = tuple([array.shape for array in arrays])
+        agent = self._evaluations.get(shapes)
+        if agent is None:
+            program = self._compiled(self._compile_evaluation, shapes)
+            agent = loaded(self.device, program)
+            _keep(self._evaluations, shapes, agent)
+        given = dict(zip(self.inputs, arrays, strict=True))
+        cells = self._cells
         outputs = self.device.submit(agent, [
             given[port.name] if port.name in given else cells.get(port.name)
             for port in agent.ports
         ])  # fmt: skip
         self._show(())
         return outputs if isinstance(outputs, Tensor) else outputs[0]
+
+    def _compiled(self, compile: Callable[[NamedShapes], T] | None, shapes: Shapes) -> T:
+        """The programs for other shapes; raises `UsageError` where there are none."""
+        ports = self._step.batch
+        try:
+            if compile is None:
+                raise UsageError("a model that was read from a file has no module to compile again")
+            if [*map(len, shapes)] != [len(port.shape) for port in ports]:
+                raise UsageError("it has another number of axes")
+            with nullcontext() if self._sharer is None else self._sharer.without_gradients():
+                return compile(dict(zip(self.inputs, shapes, strict=True)))
+        except (CompileError, UsageError) as error:
+            given = zip(ports, shapes, strict=True)
+            port, shape = next(pair for pair in given if pair[0].shape != pair[1])
+            raise other_shape(port, shape, error.what) from error
 
     @property
     def prediction(self) -> TensorFuture:
@@ -176,9 +212,9 @@ class TrainingInstance(TrainingTensors):
             raise UsageError("there is no prediction to judge", remedy="call the model first")
         if not isinstance(label, Tensor):
             label = np.asarray(label)
-            self.loss_fn.check_label(label, self.programs.prediction_type)
-            label = label.astype(self._label.dtype, copy=False)
-        self._run(self._loss, [label])
+            self.loss_fn.check_label(label, self._step.prediction_type)
+            label = label.astype(self._step.label.dtype, copy=False)
+        self._run(self._step.loss, [label])
         loss = self._cells.tensor(self._wiring.loss)
         assert loss is not None
         self._last_loss = LossTensor(self, loss)
@@ -207,11 +243,18 @@ class TrainingInstance(TrainingTensors):
 
     @alone
     def forward(self, *batch: Any, **named: Any) -> tuple[LayerTime, ...] | None:
-        """Queue the forward program; times of its operations while profiling."""
+        """Queue the forward program; times of its operations while profiling.
+
+        Those for a batch of another size are compiled first.
+        """
         self._check_open()
         self._take_writes(runs=True)
-        cells, wiring = self._cells, self._wiring
-        given = iter(fitted(self._batch, batch, named))
+        cells, step = self._cells, self._step
+        arrays = fitted(step.batch, batch, named)
+        shapes = tuple([array.shape for array in arrays])
+        if shapes != step.shapes:
+            step = self._change_step(shapes)
+        given, wiring = iter(arrays), self._wiring
         cells.drop(wiring.of_a_pass)
         if not self._losses:
             self._before = cells.tensors(wiring.buffers)
@@ -220,12 +263,25 @@ class TrainingInstance(TrainingTensors):
         self._last_loss = None
         entering = [
             self._key(port) if port.name in wiring.keys else next(given)
-            for port in self._forward.entering
+            for port in step.forward.entering
         ]
-        times = self._run(self._forward, entering)
+        times = self._run(step.forward, entering)
         self._has_forward = True
         self._show(self._changed_buffers)
         return times
+
+    def _change_step(self, shapes: Shapes) -> StitchedStep:
+        """Go on with the programs for batches of other shapes; those of now lose what they made."""
+        step = self._steps.get(shapes)
+        if step is None:
+            programs = self._compiled(self._compile_step, shapes)
+            step = StitchedStep(programs, self.programs.parameters, self._cells)
+        _keep(self._steps, shapes, step)
+        self._cells.drop(self._wiring.of_a_pass)
+        self._step, self._wiring = step, step.wiring
+        self._has_forward, self._last_loss = False, None
+        step.describe_cells()
+        return step
 
     @alone
     def backward(self, by: float = 1.0) -> tuple[LayerTime, ...] | None:
@@ -238,7 +294,10 @@ class TrainingInstance(TrainingTensors):
         seeds = [] if by == 1.0 else self._cells.tensors(self._wiring.seeds)
         try:
             self._cells.restore((number, _multiplied(seed, by)) for number, seed in seeds)
-            times = self._add() if self._has_gradients else self._run_with_previous(self._backward)
+            if self._has_gradients:
+                times = self._add()
+            else:
+                times = self._run_with_previous(self._step.backward)
         except BaseException:
             self._cells.restore(seeds)
             raise
@@ -253,13 +312,12 @@ class TrainingInstance(TrainingTensors):
 
     def _add(self) -> tuple[LayerTime, ...] | None:
         """Backward of another micro-batch, whose gradients are added to those so far."""
-        if self._more is None:
+        if self._addition is None:
             program = compile_accumulation(self.programs, self.device.machine)
-            backward = Stitched(self._backward.agent, self._cells, MORE)
-            self._more = (backward, Stitched(_loaded(self.device, program), self._cells))
-        backward, addition = self._more
+            self._addition = Stitched(loaded(self.device, program), self._cells)
+        backward = self._step.backward_of_more
         times = self._run_with_previous(backward)
-        added = self._run(addition)
+        added = self._run(self._addition)
         times = None if times is None or added is None else (*times, *added)
         self._cells.drop(backward.outputs)
         return times
@@ -318,7 +376,7 @@ class TrainingInstance(TrainingTensors):
                 remedy="compile the model again",
             )
         program = self._compile_update(self.programs, self.optimizer)
-        self._update = Stitched(_loaded(self.device, program), self._cells, lost_by=HALF_UPDATED)
+        self._update = Stitched(loaded(self.device, program), self._cells, lost_by=HALF_UPDATED)
         self.programs = replace(self.programs, update=program)
         self._start_states({})
         self._rates, self._changes = (), self.optimizer.changes
@@ -351,7 +409,7 @@ class TrainingInstance(TrainingTensors):
         self._cells.restore(self._before)
         slots = (slot.name for slot in self.programs.forward.inputs)
         # Who first made NaN or Inf is found by running forward and loss once more.
-        where = culprit(self._cells, (*slots, LABEL), (self._forward, self._loss))
+        where = culprit(self._cells, (*slots, LABEL), (self._step.forward, self._step.loss))
         self._cells.restore(self._before)
         self._drop_gradients()
         self._cells.drop(self._wiring.momentary)
@@ -381,8 +439,9 @@ class TrainingInstance(TrainingTensors):
         self._before, self._losses, self._last_loss, self._previous = [], [], None, []
         self._cells.close()
         # Loaded programs hold the places of their constants.
-        self._more = None
-        del self._forward, self._loss, self._backward, self._update, self._evaluation
+        self._steps.clear()
+        self._evaluations.clear()
+        del self._step, self._update, self._addition
         if self._owns_device:
             self.device.close()
 
@@ -393,8 +452,12 @@ class TrainingInstance(TrainingTensors):
         self.close()
 
 
-def _loaded(device: RuntimeDevice, program: Program) -> LoadedProgram:
-    return device.load(Binary((program,), device.machine.shape, "stitch training"))
+def _keep(programs: dict[Shapes, T], shapes: Shapes, new: T) -> None:
+    """Programs for a size of batch come last; the first ones go where there are too many."""
+    programs.pop(shapes, None)
+    programs[shapes] = new
+    while len(programs) > MAX_SIZES:
+        del programs[next(iter(programs))]
 
 
 def _multiplied(tensor: Tensor | None, by: float) -> Tensor:

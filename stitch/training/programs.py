@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stitch.compiler import (
+    Compilation,
     CompileOptions,
     CompileWarning,
     Differentiated,
@@ -34,6 +35,7 @@ from stitch.program import (
 )
 from stitch.training.graphs import (
     GRADIENT_NORM,
+    KEPT_KINDS,
     LEARNING_RATE,
     MORE,
     STEP,
@@ -221,18 +223,77 @@ def compile_training(
     `spaces` says which tensors lie elsewhere than in DRAM, `executor` by whose rates loops are
     scheduled. Raises what compiling a graph raises.
     """
-    programs: list[Program] = []
-    warnings: list[CompileWarning] = []
-    for role, graph in graphs.in_order:
-        wishes = tuple(slot_places(graph, machine, spaces or {}))
-        options = CompileOptions(wishes=wishes, role=role, executor=executor)
-        compiled = compile_graph(graph, machine, options)
-        programs.append(compiled.program)
-        warnings += compiled.warnings
-    forward, loss, backward, update, evaluation = programs
+    made = [
+        _compilation(role, graph, machine, spaces or {}, executor)
+        for role, graph in graphs.in_order
+    ]  # fmt: skip
+    forward, loss, backward, update, evaluation = (each.program for each in made)
+    warnings = tuple([warning for each in made for warning in each.warnings])
     return TrainingPrograms(
-        forward, loss, backward, update, evaluation, graphs.parameters, tuple(warnings)
+        forward, loss, backward, update, evaluation, graphs.parameters, warnings
     )
+
+
+def _compilation(
+    role: Role, graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space],
+    executor: str | None,
+) -> Compilation:  # fmt: skip
+    wishes = tuple(slot_places(graph, machine, spaces))
+    return compile_graph(
+        graph, machine, CompileOptions(wishes=wishes, role=role, executor=executor)
+    )
+
+
+def compile_step(
+    model: Trainable, before: TrainingPrograms, loss: Loss, optimizer: Optimizer,
+    options: TrainingOptions, machine: Machine, executor: str | None = None,
+) -> tuple[Program, Program, Program]:  # fmt: skip
+    """Forward, loss and backward of the same model for batches of another size, its slots where
+    those of the programs are that there are.
+
+    Raises `UsageError` where it has other parameters or states at that size.
+    """
+    graphs = training_graphs(model, loss, optimizer, options)
+    had, has = _inputs_of(graph_of(before.forward)), _inputs_of(graphs.forward)
+    if had != has:
+        differ = sorted(name for name in had.keys() | has.keys() if had.get(name) != has.get(name))
+        raise UsageError(
+            "the model has other inputs, parameters or states there: " + ", ".join(differ[:4])
+        )
+    spaces = _spaces_of(before)
+    made = [
+        _compilation(role, graph, machine, spaces, executor).program
+        for role, graph in graphs.in_order[:3]
+    ]  # fmt: skip
+    return made[0], made[1], made[2]
+
+
+def _inputs_of(graph: ComputationGraph) -> dict[str, ValueType | None]:
+    """A model's inputs by name: of what a training keeps the types, None of a batch."""
+    return {
+        slot.name: graph.input_type(i) if slot.kind in KEPT_KINDS else None
+        for i, slot in enumerate(graph.inputs) if slot.kind is not InputKind.KEY
+    }  # fmt: skip
+
+
+def compile_evaluation(
+    graph: ComputationGraph, before: TrainingPrograms, options: TrainingOptions, machine: Machine,
+    executor: str | None = None,
+) -> Program:  # fmt: skip
+    """The program for evaluation of batches of another size, its slots where they are now."""
+    if options.precision is not DataType.FLOAT32:
+        graph = in_precision(graph, options.precision)
+    return _compilation(Role.FORWARD, graph, machine, _spaces_of(before), executor).program
+
+
+def _spaces_of(programs: TrainingPrograms) -> dict[str, Space]:
+    """Where the slots of programs are, by name."""
+    spaces: dict[str, Space] = {}
+    for program in programs.all:
+        named = [(slot.name, slot.value) for slot in program.inputs]
+        named += [(slot.name, slot.value) for slot in program.outputs]
+        spaces |= {name: program.values[value].desc.layout.space for name, value in named}
+    return spaces
 
 
 def graphs_of(programs: TrainingPrograms) -> TrainingGraphs:

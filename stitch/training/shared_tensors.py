@@ -10,6 +10,7 @@ the programs that change it, and compared before those that read it. Must not kn
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +39,9 @@ class Sharer(Protocol):
 
     def gradients_dropped(self) -> None:
         """There are no gradients any more."""
+
+    def without_gradients(self) -> AbstractContextManager[None]:
+        """Within it the outside sees no gradients of the training: it is read again."""
 
     def end(self) -> None:
         """The training is over; its tensors are still there."""

@@ -1,20 +1,22 @@
 """Stitching by name: the tensors of a training, and the programs that take and give them.
 
-Comes in: loaded programs and tensors by name, batches. Goes out: one call per program, whose inputs
-are found and whose outputs are put where their names say; which cells mean what; arrays that fit
-input slots. Must not know: losses, optimizers.
+A program is called once; its inputs are found and its outputs are put where their names say. The
+programs of a step for one size of batch are a `StitchedStep`; those for another size work on the
+same parameters, states and gradients. Batches become arrays that fit input slots. No losses or
+optimizers here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.program import Array, InputKind, TensorDesc
+from stitch.program import Array, InputKind, Program, TensorDesc, ValueType
 from stitch.runtime import (
     Cells,
     InputPort,
@@ -25,8 +27,9 @@ from stitch.runtime import (
     capture,
 )
 from stitch.tasks import Future, TaskGraph
-from stitch.training.graphs import GRADIENT_NORM
-from stitch.training.programs import LABEL, LOSS, TrainingPrograms
+from stitch.training.graphs import GRADIENT_NORM, MORE, Parameter
+from stitch.training.programs import LABEL, LOSS
+from stitch.ttb import Binary
 
 
 class NamedCells(Cells):
@@ -45,6 +48,11 @@ class NamedCells(Cells):
             self.grow(1)
             self.descs.append(desc.without_address())
         return number
+
+    def describe(self, descs: Mapping[int, TensorDesc]) -> None:
+        """What is written to these cells from now on is described so."""
+        for number, desc in descs.items():
+            self.descs[number] = desc
 
     def get(self, name: str) -> Tensor | None:
         """The tensor of a name, None where there is none now."""
@@ -101,13 +109,19 @@ class Stitched:
         self.agent = agent
         self.cells = cells
         program = agent.program
+        takes = [program.input_desc(i) for i in range(len(program.inputs))]
+        gives = [program.output_desc(i) for i in range(len(program.outputs))]
         self.inputs = tuple(
-            cells.number(slot.name, program.input_desc(i)) for i, slot in enumerate(program.inputs)
-        )
+            cells.number(slot.name, desc)
+            for slot, desc in zip(program.inputs, takes, strict=True)
+        )  # fmt: skip
         self.outputs = tuple(
-            cells.number(prefix + slot.name, program.output_desc(i))
-            for i, slot in enumerate(program.outputs)
+            cells.number(prefix + slot.name, desc)
+            for slot, desc in zip(program.outputs, gives, strict=True)
         )
+        #: How the program describes what its cells hold.
+        described = zip((*self.inputs, *self.outputs), (*takes, *gives), strict=True)
+        self.descs = {cell: desc.without_address() for cell, desc in described}
         #: What enters, in order.
         self.entering = tuple([port for port in agent.ports if port.name in entering])
         #: Runs on arrays or tensors for what enters, in order; once more on what entered last.
@@ -125,7 +139,7 @@ class Stitched:
             enters = port.name in entering
             reads.append(None if enters else cell)
             if enters:
-                value = graph.copy(value, cells.descs[cell])
+                value = graph.copy(value, self.descs[cell])
                 graph.output(value)
                 writes.append(cell)
             given.append(value)
@@ -159,45 +173,94 @@ class Wiring:
     of_a_pass: tuple[int, ...]
 
 
-def wiring_of(
-    programs: TrainingPrograms, cells: NamedCells, forward: Stitched, loss: Stitched,
-    backward: Stitched,
-) -> Wiring:  # fmt: skip
-    """The wiring of the stitched programs of a step, found once from the slots of its programs."""
-    slots, numbers = programs.forward.inputs, cells.numbers
-    inputs = tuple(slot.name for slot in slots if slot.kind is InputKind.ACTIVATION)
-    keys = tuple(slot.name for slot in slots if slot.kind is InputKind.KEY)
-    buffers = tuple(
-        number for number, slot in zip(forward.inputs, slots, strict=True)
-        if slot.kind is InputKind.STATE and number in forward.outputs
-    )  # fmt: skip
-    gradients = tuple(numbers[parameter.gradient] for parameter in programs.parameters)
-    prediction, judged = numbers[programs.prediction], numbers[LOSS]
-    passing = [n for n in forward.outputs if n not in buffers and n != prediction]
-    seeds = tuple(n for n in loss.outputs if n != judged)
-    passing += seeds
-    names = [*inputs, LABEL, LOSS, *({GRADIENT_NORM} & numbers.keys())]
-    momentary = (*passing, *[numbers[name] for name in names])
-    return Wiring(
-        inputs, keys, buffers, tuple(n for n in buffers if n in backward.inputs), prediction,
-        judged, seeds, gradients, tuple(passing), momentary, (*momentary, prediction),
-    )  # fmt: skip
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class StitchedStep:
+    """The programs that a step runs on batches of one size, between the cells of a training.
+
+    The update is none of them: it knows no batch.
+    """
+
+    def __init__(
+        self, programs: tuple[Program, Program, Program], parameters: Sequence[Parameter],
+        cells: NamedCells,
+    ) -> None:  # fmt: skip
+        """`programs`: forward, loss, backward."""
+        self.cells = cells
+        self._slots = programs[0].inputs
+        self._gradients = [parameter.gradient for parameter in parameters]
+        forward, loss, backward = (loaded(cells.device, program) for program in programs)
+        kinds = (InputKind.ACTIVATION, InputKind.KEY)
+        given = {slot.name for slot in self._slots if slot.kind in kinds}
+        self.forward = Stitched(forward, cells, entering=given)
+        self.loss = Stitched(loss, cells, entering={LABEL})
+        self.backward = Stitched(backward, cells)
+        self._judged = programs[1].inputs[0]
+        #: Shape and type of what the loss judges.
+        self.prediction_type: ValueType = programs[1].values[self._judged.value].type
+        activations = {slot.name for slot in self._slots if slot.kind is InputKind.ACTIVATION}
+        #: The ports that a batch comes in by, and their shapes.
+        self.batch = [port for port in self.forward.entering if port.name in activations]
+        self.shapes: Shapes = tuple([port.shape for port in self.batch])
+        (self.label,) = self.loss.entering
+
+    def describe_cells(self) -> None:
+        """What only one pass needs is of the sizes of these programs from now on."""
+        descs = self.backward.descs | self.loss.descs | self.forward.descs
+        passing = self.wiring.of_a_pass
+        self.cells.describe({number: descs[number] for number in passing if number in descs})
+
+    @cached_property
+    def backward_of_more(self) -> Stitched:
+        """Backward of another micro-batch, beside the gradients that there are."""
+        return Stitched(self.backward.agent, self.cells, MORE)
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """Which cells mean what, once all programs of the training have theirs."""
+        forward, numbers = self.forward, self.cells.numbers
+        inputs = tuple(port.name for port in self.batch)
+        keys = tuple(slot.name for slot in self._slots if slot.kind is InputKind.KEY)
+        buffers = tuple(
+            number for number, slot in zip(forward.inputs, self._slots, strict=True)
+            if slot.kind is InputKind.STATE and number in forward.outputs
+        )  # fmt: skip
+        gradients = tuple(numbers[gradient] for gradient in self._gradients)
+        prediction, judged = numbers[self._judged.name], numbers[LOSS]
+        passing = [n for n in forward.outputs if n not in buffers and n != prediction]
+        seeds = tuple(n for n in self.loss.outputs if n != judged)
+        passing += seeds
+        names = [*inputs, LABEL, LOSS, *({GRADIENT_NORM} & numbers.keys())]
+        momentary = (*passing, *[numbers[name] for name in names])
+        reread = tuple(n for n in buffers if n in self.backward.inputs)
+        return Wiring(
+            inputs, keys, buffers, reread, prediction, judged, seeds, gradients, tuple(passing),
+            momentary, (*momentary, prediction),
+        )  # fmt: skip
+
+
+def loaded(device: RuntimeDevice, program: Program) -> LoadedProgram:
+    """A program on a device, as a binary of its own."""
+    return device.load(Binary((program,), device.machine.shape, "stitch training"))
 
 
 def fitted(ports: Sequence[InputPort], batch: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """Arrays and tensors in the order of the ports, by position or name; floats in their type.
+    """Arrays and tensors in the order of the ports, by position or name; floats in their type, and
+    of whatever shape.
 
-    Raises `UsageError` for missing or surplus arrays, and for one of another shape.
+    Raises `UsageError` for missing or surplus arrays.
     """
-    later = [port.name for port in ports[len(batch) :]]
-    if len(batch) > len(ports) or named.keys() != set(later):
-        raise UsageError(
-            "a batch has one array for each input of the model",
-            expected=", ".join([port.name for port in ports]),
-            got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
-        )
-    given = (*batch, *[named[name] for name in later])
-    return [_fitted(port, value) for port, value in zip(ports, given, strict=True)]
+    if named or len(batch) != len(ports):
+        later = [port.name for port in ports[len(batch) :]]
+        if len(batch) > len(ports) or named.keys() != set(later):
+            raise UsageError(
+                "a batch has one array for each input of the model",
+                expected=", ".join([port.name for port in ports]),
+                got=f"{len(batch)} by position; by name: {', '.join(named) or 'none'}",
+            )
+        batch = (*batch, *[named[name] for name in later])
+    return [_fitted(port, value) for port, value in zip(ports, batch, strict=True)]
 
 
 def _fitted(port: InputPort, value: Any) -> Any:
@@ -205,16 +268,18 @@ def _fitted(port: InputPort, value: Any) -> Any:
         array = value if isinstance(value, Tensor) else np.asarray(value)
     except ValueError:  # Ragged lists, which it names.
         array = capture(value, port.shape, port.type.data_type, True, port.origin)
-    if array.shape != port.shape:
-        raise UsageError(
-            f"input {port.name!r} has another shape",
-            expected=port.type.text(),
-            got=str(list(array.shape)),
-            remedy="programs have fixed shapes: leave out a smaller last batch "
-            "(DataLoader(..., drop_last=True)), pad it, or compile for its size",
-        )
     if isinstance(array, Tensor):
         return array
     if array.dtype == port.dtype:
         return array
-    return capture(array, port.shape, port.type.data_type, True, port.origin)
+    return capture(array, array.shape, port.type.data_type, True, port.origin)
+
+
+def other_shape(port: InputPort, shape: Sequence[int], reason: str) -> UsageError:
+    """The error for a batch that a training has no programs for, nor can have."""
+    return UsageError(
+        f"input {port.name!r} has another shape: {reason}",
+        expected=port.type.text(),
+        got=str(list(shape)),
+        remedy="leave out a smaller last batch (DataLoader(..., drop_last=True)), or pad it",
+    )

@@ -22,7 +22,7 @@ from stitch.training.graphs import KEPT_KINDS, MASTER, is_rate
 from stitch.training.observing import captured
 from stitch.training.programs import TrainingPrograms
 from stitch.training.shared_tensors import SharedTensors, Sharer
-from stitch.training.stitching import NamedCells, Stitched
+from stitch.training.stitching import NamedCells, StitchedStep
 
 #: What mixes seeds and numbers of forward passes into keys (SplitMix64).
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -64,7 +64,7 @@ class TrainingTensors:
     """
 
     def __init__(
-        self, programs: TrainingPrograms, cells: NamedCells, forward: Stitched, seed: int,
+        self, programs: TrainingPrograms, cells: NamedCells, step: StitchedStep, seed: int,
         constants: Mapping[str, Array],
     ) -> None:  # fmt: skip
         """`constants`: what the programs were compiled with, by the names that the model has."""
@@ -72,7 +72,8 @@ class TrainingTensors:
         self.device = cells.device
         self.seed = seed
         self.steps = self.forwards = 0
-        self._cells, self._forward = cells, forward
+        #: The programs for batches of the last one's size.
+        self._cells, self._step = cells, step
         #: What a forward pass overwrites, as it was before this step: cells and their tensors.
         self._before: list[tuple[int, Any]] = []
         #: Whether the last forward pass can still be asked for what it computed.
@@ -198,7 +199,7 @@ class TrainingTensors:
             return tensor.numpy()
         if name in self._constants:
             return self._constants[name].copy()
-        inside = {v.name for v in self.programs.forward.values}
+        inside = {v.name for v in self._step.forward.agent.program.values}
         if name in inside and self._has_forward:
             return self._made_again(name)
         if name in inside or name in self._cells.numbers:
@@ -214,10 +215,10 @@ class TrainingTensors:
 
     def _made_again(self, name: str) -> Array:
         """An activation that lives in the scratch: forward runs again, its results are dropped."""
-        kept = self._cells.tensors(self._forward.outputs)
+        kept = self._cells.tensors(self._step.forward.outputs)
         self.device.flush()
         self._cells.restore(self._before)
-        array = captured(self.device, name, self._forward.again)
+        array = captured(self.device, name, self._step.forward.again)
         self._cells.restore(kept)
         if array is None:
             raise UsageError(f"{name!r} is no result of an operation of the forward program")

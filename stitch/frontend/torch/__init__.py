@@ -2,7 +2,8 @@
 
 Comes in: an nn.Module, an fx GraphModule or an ExportedProgram with its examples; graphs of dynamo.
 Goes out: `from_fx` (a graph with constant weights), `captured_module` (and how it is called),
-`from_torch_for_training` (weights as inputs), `device_of` (where torch.compile's graphs run),
+`from_torch_for_training` (weights as inputs), `evaluation_from_torch` (its graph for evaluation
+alone), `device_of` (where torch.compile's graphs run),
 `explain` and `graph_counts` (what became of them). `lowering/` has one table of ATen operators,
 which all of them share; `compile/` is the backend. Names are loaded when they are asked for: this
 face does without the package torch (an optional extra), what it hands on does not.
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from stitch.frontend.torch.plain_values import CallStructure
     from stitch.frontend.torch.tensor_bytes import array_on, tensor_on
     from stitch.frontend.torch.torch_calls import graph_of_call
-    from stitch.frontend.torch.training_capture import from_torch_for_training
+    from stitch.frontend.torch.training_capture import (
+        evaluation_from_torch,
+        from_torch_for_training,
+    )
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
@@ -34,12 +38,12 @@ else:
             "plain_values": "CallStructure",
             "tensor_bytes": "array_on tensor_on",
             "torch_calls": "graph_of_call",
-            "training_capture": "from_torch_for_training",
+            "training_capture": "evaluation_from_torch from_torch_for_training",
         },
     )
 
 __all__ = [
     "CallStructure", "Explanation", "ParameterHomes", "array_on", "captured_module", "device_of",
-    "explain", "from_fx", "from_torch_for_training", "graph_counts", "graph_of_call", "loop_over",
-    "tensor_on",
+    "evaluation_from_torch", "explain", "from_fx", "from_torch_for_training", "graph_counts",
+    "graph_of_call", "loop_over", "tensor_on",
 ]  # fmt: skip

@@ -46,9 +46,22 @@ def from_torch_for_training(
     title = name or type(module).__name__
     capture = _Capture(module, example_inputs, title)
     graph, values = capture.graph_and_values()
+    return (
+        graph,
+        values,
+        evaluation_from_torch(module, example_inputs, capture.changed_buffers, title),
+    )
+
+
+def evaluation_from_torch(
+    module: Any, example_inputs: Examples, states: Set[str], name: str | None = None
+) -> ComputationGraph:
+    """The graph of a torch module in evaluation mode; `states`: the buffers that training changes,
+    which are inputs of it. Raises as `from_torch_for_training`."""
+    title = name or type(module).__name__
     with _evaluating(module):
-        twin = _Capture(module, example_inputs, f"{title}_evaluation", capture.changed_buffers)
-    return graph, values, twin.graph_and_values()[0]
+        twin = _Capture(module, example_inputs, f"{title}_evaluation", states)
+    return twin.graph_and_values()[0]
 
 
 @contextmanager
