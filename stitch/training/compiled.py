@@ -49,7 +49,7 @@ from stitch.training.training_options import (
 )
 
 
-class Source(Protocol):
+class ReadableModel(Protocol):
     """A module that front ends read again, at other shapes of its inputs by name."""
 
     def read(
@@ -66,7 +66,7 @@ class ModelReader:
     """Reads the model of a training again, at other shapes of its inputs by name, with the wishes
     and the trained parameters that it was compiled with."""
 
-    source: Source
+    source: ReadableModel
     wishes: tuple[Wish, ...] = ()
     trainable: frozenset[str] | None = None
 
