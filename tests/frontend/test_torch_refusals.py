@@ -248,3 +248,45 @@ def test_what_forward_keeps_in_attributes_is_warned_of_and_the_module_stays_as_i
         stitch.compile(module, (x,), target="host")
     assert module.seen == [] and module.total == 0
     torch.testing.assert_close(module(x), x * 7)
+
+
+class Counts(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Counts its calls in a Python number, or in a buffer."""
+
+    seen = 0
+
+    def __init__(self, start: Any) -> None:
+        super().__init__()
+        self.settings = {"width": 3, "calls": 1}
+        if isinstance(start, torch.Tensor):
+            self.register_buffer("k", start)
+        else:
+            self.k = start
+
+    def forward(self, x: Any) -> Any:
+        self.k += 1
+        if not isinstance(self.k, torch.Tensor):
+            self.seen += 1
+            self.settings["calls"] *= 2
+        return x * self.k
+
+
+def test_python_numbers_that_forward_changes_are_warned_of_by_name_and_stay() -> None:
+    module, x = nn.Sequential(Counts(0)), torch.ones(2)
+    with pytest.warns(UserWarning) as caught:
+        model = stitch.compile(module, (x,), target="host")
+    lines = [str(warning.message) for warning in caught]
+    assert [line.split(" of ")[0] for line in lines] == [
+        f"attribute self.0.{name}" for name in ("k", "seen", "settings")
+    ]
+    assert "from 0 to 1" in lines[0] and "register_buffer('k', " in lines[0]
+    assert module[0].k == 0 and module[0].settings["calls"] == 1
+    # As the captured call, every time; torch.export does the same and says nothing.
+    assert [float(model(x).numpy()[0]) for _ in range(2)] == [1.0, 1.0]
+
+
+def test_the_remedy_for_a_number_that_forward_changes_counts_as_eager_torch() -> None:
+    module, x = Counts(torch.tensor(0)), torch.ones(2)
+    model = stitch.compile(module, (x,), target="host")
+    compiled = [float(model(x).numpy()[0]) for _ in range(3)]
+    assert compiled == [float(module(x)[0]) for _ in range(3)] == [1.0, 2.0, 3.0]

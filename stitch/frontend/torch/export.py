@@ -63,6 +63,7 @@ def exported(module: Any, examples: Examples) -> Capture:
         warnings.filterwarnings("ignore", category=UserWarning)
         # What forward keeps in an attribute no program carries from call to call.
         warnings.filterwarnings("default", message=r"(?s).*assigned during export")
+        warnings.filterwarnings("default", message=r"(?s).*changed in forward")
         # Recurrent layers of torch list their own parameters anew.
         warnings.filterwarnings("ignore", message=r"(?s).*_flat_weights.*assigned during export")
         _load_exporter()
@@ -168,7 +169,20 @@ def _captured(module: Any, examples: Examples) -> Capture:
     twin, (arguments, named), calls = with_plain_values(module, given)
     with torch.no_grad():
         program = torch.export.export(twin, arguments, named)
+    _warn_of_numbers(calls.changed_numbers, type(module).__name__)
     return Capture(program, given, calls.results)
+
+
+def _warn_of_numbers(changed: Mapping[str, tuple[Any, Any]], title: str) -> None:
+    """Warn of Python numbers that forward changes: a program has their values as constants."""
+    for name, (before, after) in sorted(changed.items()):
+        warnings.warn(
+            f"attribute self.{name} of {title} is changed in forward, from {str(before)[:60]} to "
+            f"{str(after)[:60]}: the program computes every call as the one that was captured. To "
+            f"keep it from call to call, register it as a buffer: "
+            f"self.register_buffer({name.rpartition('.')[2]!r}, torch.tensor(...))",
+            UserWarning, stacklevel=2,
+        )  # fmt: skip
 
 
 @functools.cache

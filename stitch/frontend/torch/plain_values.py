@@ -24,6 +24,9 @@ from torch.utils import _pytree as pytree
 from stitch.errors import CompileError, UsageError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_NUMBERS = (int, float, complex, str)
+#: What every module has.
+_OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module())) | vars(torch.nn.Module).keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +168,16 @@ class ModuleCalls:
     examples: Arguments
     #: What the last call gave.
     results: Any = None
+    #: By attribute, the numbers before the last call and after it, where it changed them.
+    changed_numbers: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     #: The objects of this call, each with its tensors as they were, and how often those had been
     #: written to.
     _made: list[tuple[Any, list[tuple[Any, int]]]] = field(default_factory=list)
+    _numbers: dict[str, Any] = field(default_factory=dict)
 
-    def before(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
+    def before(self, twin: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
         self._made.clear()
+        self._numbers = _numbers_of(twin)
         leaves, tree = pytree.tree_flatten(self.examples, is_leaf=_has_no_paths)
         parts = tree.flatten_up_to((arguments, named))
         values = map(self._like, leaves, parts)
@@ -195,7 +202,13 @@ class ModuleCalls:
         self._made.append((made, [(t, t._version) for t in fresh]))
         return made
 
-    def after(self, _: Any, __: Any, result: Any) -> Any:
+    def after(self, twin: Any, _: Any, result: Any) -> Any:
+        before, after = self._numbers, _numbers_of(twin)
+        self.changed_numbers = {
+            name: (before[name], after[name])
+            for name in before.keys() & after.keys()
+            if before[name] != after[name]
+        }
         plain, self.results = _plain(result), result
         returned = {id(tensor) for tensor in _tensors(plain)}
         for made, before in self._made:
@@ -212,6 +225,23 @@ class ModuleCalls:
                     'torch.compile(module, backend="stitch"), which changes it',
                 )
         return plain
+
+
+def _numbers_of(module: Any) -> dict[str, Any]:
+    """The Python numbers and text in the attributes of a module and its parts, by name; of lists
+    and dictionaries those in them."""
+    found: dict[str, Any] = {}
+    for prefix, part in module.named_modules():
+        # An attribute of the class is the value before the first assignment.
+        for name, value in (vars(type(part)) | vars(part)).items():
+            if name not in _OWN_ATTRIBUTES and not name.startswith("__"):
+                path = f"{prefix}.{name}" if prefix else name
+                if isinstance(value, _NUMBERS):
+                    found[path] = value
+                elif type(value) in (list, dict):
+                    items = value.items() if isinstance(value, dict) else enumerate(value)
+                    found[path] = {k: v for k, v in items if isinstance(v, _NUMBERS)}
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -56,16 +56,22 @@ def softplus_steps(x: Array, out: Array, work: Array) -> list[Thunk]:
 def _exponential_branch(
     x: Array, out: Array, work: Array, rate: float, scale: float
 ) -> list[Thunk]:
-    """max(x, 0) + scale (exp(min(x, 0) / rate) - 1): the common form of Elu, Selu and Celu."""
-    steps: list[Thunk] = [partial(np.minimum, x, zero(x), out=work)]
+    """max(x, 0) + scale (exp(min(x, 0) / rate) - 1): the common form of Elu, Selu and Celu.
+
+    Of 0 and -0 NumPy's minimum and maximum give the second on x86, so that -0 stays -0.
+    """
+    steps: list[Thunk] = [partial(np.minimum, zero(x), x, out=work)]
     if rate != 1.0:
         steps.append(partial(np.divide, work, scalar(rate, x), work))
     steps.append(partial(np.expm1, work, work))
     if scale != 1.0:
         steps.append(partial(np.multiply, work, scalar(scale, x), work))
+    if 0.0 < scale <= rate:
+        # The exponential lies above its tangent, x.
+        return [*steps, partial(np.maximum, x, work, out=out)]
     return [
         *steps,
-        partial(np.maximum, x, zero(x), out=out),
+        partial(np.maximum, zero(x), x, out=out),
         partial(np.add, out, work, out),
     ]
 
