@@ -263,3 +263,33 @@ def test_a_window_of_padding_alone_is_refused_at_load() -> None:
     with pytest.raises(CompileError, match="a window of padding alone"):
         computed(row, x)
     np.testing.assert_array_equal(of_numpy(row, x)[0], np.full((2, 3, 1), -np.inf))
+
+
+@pytest.mark.parametrize("kind", ["i16", "ui16", "ui64", "i1"])
+def test_a_choice_among_types_without_a_kernel(kind: str) -> None:
+    row = Row("Where", ["i1[4]", f"{kind}[4]", f"{kind}[4]"])
+    flags = np.array([True, False, False, True])
+    dtype = {"i16": np.int16, "ui16": np.uint16, "ui64": np.uint64, "i1": np.bool_}[kind]
+    limits = [0, 1] if kind == "i1" else [np.iinfo(dtype).min, np.iinfo(dtype).max]
+    first = np.array([limits[0], limits[1], 1, limits[1]], dtype)
+    (made,) = computed(row, flags, first, first[::-1].copy())
+    np.testing.assert_array_equal(made, np.where(flags, first, first[::-1]))
+
+
+@pytest.mark.parametrize("code", [2, 4, 12, 13])
+def test_numbers_below_zero_are_cast_to_the_least_unsigned_integer(code: int) -> None:
+    """ONNX leaves them open: ONNX Runtime by itself, and C, wrap around or saturate."""
+    x = np.array([-1, -2.5, -300, -7e4, -np.inf, np.nan, 3.7, 1e30], np.float32)
+    row = Row("Cast", ["f32[8]"], {"to": code})
+    (made,) = computed(row, x)
+    program = one_operation(row).program
+    (wanted,) = Binding(make_executor("numpy").prepare(program, MACHINE), program).run([x])
+    assert made.tolist() == wanted.tolist() == [0] * 6 + [3, np.iinfo(made.dtype).max]
+
+
+def test_a_convolution_of_no_channels_is_its_bias() -> None:
+    row = Row("Conv", ["f32[2,0,4,4]", "f32[3,0,2,2]", "f32[3]"])
+    nothing = np.zeros((2, 0, 4, 4), np.float32), np.zeros((3, 0, 2, 2), np.float32)
+    bias = np.array([1, -2, 3], np.float32)
+    (made,) = computed(row, *nothing, bias)
+    np.testing.assert_array_equal(made, np.broadcast_to(bias[:, None, None], (2, 3, 3, 3)))

@@ -89,10 +89,15 @@ class Functions:
         return [self.real(*self.shape(0, 3))], [], {"bias": 0.25, "lambd": 0.5}, 1, 9
 
     def rotary(self) -> Case:
-        b, s, heads = (self.length(3, least=1) for _ in range(3))
-        half = self.random.randint(1, 3)
+        b, s = self.length(3), self.length(3)
+        heads, half, still = self.length(3, least=1), *self.random.choices(range(1, 4), k=2)
         attributes = {"interleaved": self.random.choice((0, 1)), "num_heads": heads}
-        x, angles = self.real(b, s, heads * 2 * half), (self.real(b, s, half) for _ in range(2))
+        if self.random.random() < 0.5:
+            attributes["rotary_embedding_dim"] = 2 * half
+        else:
+            still = 0
+        width = heads * (2 * half + still)
+        x, angles = self.real(b, s, width), (self.real(b, s, half) for _ in range(2))
         return [x, *angles], [], attributes, 1, 23
 
     def attention(self) -> Case:
@@ -139,6 +144,29 @@ def test_a_function_agrees_with_onnx_runtime_on_short_axes(op: str) -> None:
 @pytest.mark.parametrize("op", OPERATORS)
 def test_a_function_agrees_with_onnx_runtime_on_many_short_axes(op: str) -> None:
     check(op, range(1_000 + 10_000 * SEED, 1_100 + 10_000 * SEED))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 16), (2, 0, 16)])
+@pytest.mark.parametrize("turned", [0, 4])
+def test_a_rotary_embedding_of_nothing_has_its_shape(shape: tuple[int, ...], turned: int) -> None:
+    flags = {"num_heads": 2} | ({"rotary_embedding_dim": turned} if turned else {})
+    angles = [np.ones((10, turned // 2 or 4), np.float32)] * 2
+    places = np.zeros(shape[:2], np.int64)
+    case: Case = ([np.zeros(shape, np.float32), *angles, places], [], flags, 1, 23)
+    (found,) = results(*function_model("RotaryEmbedding", case))
+    assert found.shape == shape
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 3)])
+def test_zeros_and_nothing_are_quantized_to_the_numbers_of_onnx_runtime(
+    shape: tuple[int, ...],
+) -> None:
+    """By ONNX's function the scale is 0 then, by ONNX Runtime 1: each times 0 is 0."""
+    case: Case = ([np.zeros(shape, np.float32)], [], {}, 3, 11)
+    model, feeds = function_model("DynamicQuantizeLinear", case)
+    y, scale, zero = results(model, feeds)
+    theirs = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    assert y.tolist() == theirs[0].tolist() and (scale, theirs[1], zero, theirs[2]) == (0, 1, 0, 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*affine_grid behavior has changed.*")

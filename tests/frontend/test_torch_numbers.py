@@ -264,6 +264,27 @@ def test_special_values_are_those_of_eager_torch(name: str) -> None:
         torch.testing.assert_close(found, function(x), rtol=3e-6, atol=1e-44, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["elu", "selu", "celu"])
+@pytest.mark.parametrize("length", [1, 5, 64])
+def test_activations_keep_the_sign_of_zero_as_eager_torch(name: str, length: int) -> None:
+    x = torch.tensor([-0.0, 0.0, -1.0, 1.0, -1e-40] * length)
+    (found,) = computed(getattr(functional, name), "numpy", x)
+    assert torch.equal(torch.signbit(found), torch.signbit(x))
+    torch.testing.assert_close(found, getattr(functional, name)(x), rtol=3e-6, atol=1e-44)
+
+
+@pytest.mark.parametrize("value", [2.5, -1.9, 3, 0.5])
+def test_addcmul_of_integers_cuts_its_value_as_eager_torch(value: float) -> None:
+    x = torch.arange(-3, 4)
+
+    def product(x: Any) -> Any:
+        return torch.addcmul(x, x, x, value=value)
+
+    assert_equal(computed(product, "numpy", x), product(x), str(value))
+    compiled = stitch.compile(Applied(product), (x,), target="host")(x)
+    assert compiled.numpy().tolist() == product(x).tolist()
+
+
 # torch's own database ----------------------------------------------------------------------------
 
 TABLE = Path(__file__).parents[2] / "docs" / "torch_special_values.md"

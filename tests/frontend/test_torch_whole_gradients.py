@@ -209,3 +209,37 @@ def test_products_that_are_turned_afterwards_are_those_of_eager(is_trained: bool
             found, wanted = [compiled(function)(*operands)], [function(*operands)]
         for ours, theirs in zip(found, wanted, strict=True):
             torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("executor", ["numpy", "onnxruntime"])
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (nn.LayerNorm(4), (0, 4)),
+        (nn.LayerNorm((3, 4)), (0, 3, 4)),
+        (nn.LayerNorm(4), (3, 0, 4)),
+        (nn.GroupNorm(2, 4), (0, 4, 3)),
+        (nn.RMSNorm(4), (0, 4)),
+        (nn.BatchNorm1d(4).eval(), (0, 4)),
+        (nn.Conv2d(3, 4, 2), (0, 3, 5, 5)),
+    ],
+)
+def test_gradients_of_layers_over_an_empty_batch_are_those_of_eager(
+    net: Any, shape: tuple[int, ...], executor: str
+) -> None:
+    compare(net, torch.zeros(shape), executor=executor)
+
+
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+def test_convolutions_of_no_input_channels_are_those_of_eager(spatial: int) -> None:
+    """torch gives no output channels then, though the weight and the bias have three."""
+
+    class Convolved(nn.Module):  # type: ignore[misc]  # torch has no types here
+        def forward(self, x: Any, weight: Any, bias: Any) -> Any:
+            return torch.convolution(
+                x, weight, bias, [1] * spatial, [0] * spatial, [1] * spatial, False,
+                [0] * spatial, 1,
+            )  # fmt: skip
+
+    x, weight = torch.zeros(2, 0, *[4] * spatial), torch.zeros(3, 0, *[2] * spatial)
+    compare(Convolved(), x, weight, torch.ones(3))

@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 
 from stitch.errors import CompileError, StitchError, UsageError
 from stitch.frontend.torch.aten_call import torch_type_of
+from stitch.frontend.torch.decompositions import or_whole
 from stitch.frontend.torch.lowering import KEPT_WHOLE
 from stitch.frontend.torch.node_places import failure_location
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
@@ -216,7 +217,7 @@ def _decompositions() -> tuple[dict[Any, Any], dict[Any, Any]]:
         table.pop(kept, None)
     made_of_others, rest = _split_decomp_table_to_cia_and_python_decomp(table.materialize())
     whole = {op: how for op, how in made_of_others.items() if how is _special_op_to_preserve_cia}
-    return whole, rest
+    return whole, or_whole(rest)
 
 
 def _arguments(examples: Examples) -> Arguments:

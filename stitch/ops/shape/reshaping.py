@@ -43,12 +43,18 @@ def _infer_reshape(context: InferenceContext) -> tuple[ValueType, ...]:
     if not keep_zero:
         if any(size == 0 and i >= len(data.shape) for i, size in enumerate(wanted)):
             raise context.fail("Reshape has no dimension to copy for a 0", got=wanted)
+        copied = [i for i, size in enumerate(wanted) if size == 0]
         wanted = [data.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
     count = math.prod(data.shape)
     if -1 in wanted:
+        rest = count
         others = math.prod(size for size in wanted if size != -1)
-        fits = others and count % others == 0
-        wanted[wanted.index(-1)] = count // others if fits else 0
+        if not others and not keep_zero:
+            # Of no elements the lengths that are not copied tell which is left.
+            rest = math.prod(size for i, size in enumerate(data.shape) if i not in copied)
+            others = math.prod(s for i, s in enumerate(wanted) if s != -1 and i not in copied)
+        fits = others and rest % others == 0
+        wanted[wanted.index(-1)] = rest // others if fits else 0
     if math.prod(wanted) != count:
         raise context.fail(
             "Reshape must keep the number of elements",

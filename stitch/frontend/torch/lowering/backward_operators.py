@@ -48,6 +48,9 @@ def _convolution_backward(
     wanted: Sequence[bool],
 ) -> Three:
     b, spatial = call.builder, len(weight.shape) - 2
+    if not transposed and not weight.shape[1]:
+        zeros = [None if t is None else np.zeros(t.shape, t.data_type.dtype) for t in call.results]
+        return tuple(None if array is None else b.constant(array) for array in zeros)
     steps, pads = spread(stride, spatial), spread(padding, spatial)
     attributes: dict[str, Any] = {
         "strides": steps, "pads": pads * 2, "dilations": spread(dilation, spatial), "group": groups,

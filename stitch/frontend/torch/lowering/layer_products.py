@@ -10,6 +10,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from stitch.frontend.torch.aten_call import Call, KeptWhole, Number, Row
@@ -123,6 +124,9 @@ def _convolution(
     groups: int,
 ) -> SymbolicTensor:
     b, spatial = call.builder, len(weight.shape) - 2
+    if not transposed and not weight.shape[1]:
+        # Of no input channels torch makes no output channels, however many weights there are.
+        return b.constant(np.zeros(call.shape, call.data_type.dtype))
     single = len(x.shape) == spatial + 1
     batch = b.unsqueeze(x, 0) if single else x
     attributes: dict[str, Any] = {

@@ -112,7 +112,8 @@ def _group_statistics(
     epsilon: float,
 ) -> Several:
     """The same, with the means and deviations that its backward pass reads."""
-    b, flat = call.builder, call.builder.reshape(x, (x.shape[0], groups, -1))
+    width = math.prod(x.shape[1:]) // groups
+    b, flat = call.builder, call.builder.reshape(x, (x.shape[0], groups, width))
     mean = b.reduce_mean(flat, -1, keepdims=True)
     centred = b.sub(flat, mean)
     variance = b.reduce_mean(b.square(centred), -1, keepdims=True)

@@ -105,6 +105,14 @@ def _scaled_sum(op: str, call: Call, a: Value, b: Value, alpha: Number) -> Symbo
     return call.cast(call.builder.op(op, call.cast(call.cast(a), wide), scaled))
 
 
+def _add_product(
+    call: Call, a: SymbolicTensor, b: SymbolicTensor, c: SymbolicTensor, value: Number = 1
+) -> SymbolicTensor:
+    """a + value b c; of integers torch cuts the value to a whole number."""
+    product = call.builder.op("Mul", call.cast(b), call.cast(c))
+    return _add(call, a, product, value if call.data_type.is_floating else int(value))
+
+
 def _by_number(op: str, call: Call, a: Value, b: Value) -> SymbolicTensor:
     """a * b or a / b as torch's kernels: to narrow floats they apply a second operand that is a
     number, or a tensor without axes, in float32 and before it is rounded to their type."""
@@ -329,6 +337,7 @@ LOWERINGS_BY_NAME: dict[str, Lowering] = {"prims.fma.default": _multiply_add}
 LOWERINGS: dict[Any, Row] = {
     **{packet.default: partial(_unary, op) for op, packet in _UNARY.items()},
     **{packet.default: partial(_whole, op) for op, packet in _WHOLE.items()},
+    aten.addcmul.default: _add_product,
     **{packet.Tensor: lowering for packet, lowering in _OF_TWO.items()},
     **{packet.Scalar: lowering for packet, lowering in _OF_TWO.items()},
     **{

@@ -145,8 +145,6 @@ def layer_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
     """
     kind, weights = (writer.type_of(operation.inputs[i]) for i in (1, 4))
     width = math.prod(weights.shape)
-    if 0 in kind.shape:
-        raise CompileError("a gradient over nothing is not given to it")
 
     def shaped(index: int, *shape: int) -> str:
         operand = writer.operand(operation.inputs[index])
@@ -184,8 +182,6 @@ def batch_gradient(writer: FormWriter, operation: Operation, attributes: Attribu
     """dx = scale (dy - mean(dy) - c mean(dy c) / deviation^2) / deviation with c = x - mean, means
     over samples and places."""
     kind = writer.type_of(operation.inputs[1])
-    if 0 in kind.shape:
-        raise CompileError("a gradient over nothing is not given to it")
     (channels,) = writer.type_of(operation.inputs[2]).shape
     gradient, x = (
         writer.node("Reshape", [writer.operand(v), writer.ints(kind.shape[0], channels, -1)])

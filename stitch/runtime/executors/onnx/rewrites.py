@@ -37,7 +37,9 @@ Rewrite = Callable[[FormWriter, Operation, Attributes], bool]
 #: The largest result that a session holds from the start; the places of results come beside it.
 KNOWN_NBYTES = 1 << 28
 #: Sums of products: over nothing they are 0.
-PRODUCTS = frozenset({"Einsum", "Gemm", "MatMul", "MatMulInteger"})
+PRODUCTS = frozenset({"Conv", "Einsum", "Gemm", "MatMul", "MatMulInteger"})
+#: Gradients whose sums over nothing are 0, whatever the scale is.
+GRADIENT_SUMS = frozenset({"BatchNormalizationGradient", "LayerNormalizationGradient"})
 #: Operators that it computes right where one operand is empty, and another is not.
 READS_NOTHING = frozenset({
     "Concat", "GRU", "LSTM", "RNN", "ScatterElements", "ScatterND", "TensorScatter", "Window",
@@ -70,7 +72,8 @@ def _saturating(
     bounds = [writer.scalar(limits.min, floating), writer.scalar(most, floating)]
     whole = writer.cast(writer.node("Clip", [number, *bounds]), wanted)
     above = writer.node("Greater", [number, bounds[1]])
-    writer.node("Where", [above, writer.scalar(limits.max, wanted.dtype.type), whole], out)
+    largest = writer.scalar(limits.max, wanted.dtype.type)
+    _chosen(writer, wanted, above, [largest, whole], out)
 
 
 def _clip(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
@@ -132,15 +135,33 @@ def _swish(writer: FormWriter, operation: Operation, attributes: Attributes) -> 
     return writer.give(operation, "Mul", [x, gate])
 
 
+#: Types among which there is no kernel that chooses, and one that holds all of their values.
+_CHOSEN_AS = {
+    DataType.BOOL: DataType.UINT8, DataType.INT16: DataType.INT32, DataType.UINT16: DataType.INT32,
+    DataType.UINT64: DataType.INT64,
+}  # fmt: skip
+
+
 def _where(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
-    """There is no kernel that chooses among booleans: bytes are chosen instead."""
-    if writer.type_of(operation.outputs[0]).data_type is not DataType.BOOL:
+    """In another type, where there is no kernel that chooses among values of theirs."""
+    kind = writer.type_of(operation.outputs[0]).data_type
+    if kind not in _CHOSEN_AS:
         return False
     condition, *choices = (writer.operand(v) for v in operation.inputs)
-    in_bytes = [writer.cast(choice, DataType.UINT8) for choice in choices]
-    chosen = writer.node("Where", [condition, *in_bytes])
-    writer.cast(chosen, DataType.BOOL, value_name(operation.outputs[0]))
+    _chosen(writer, kind, condition, choices, value_name(operation.outputs[0]))
     return True
+
+
+def _chosen(
+    writer: FormWriter, kind: DataType, condition: str, choices: Sequence[str], out: str
+) -> None:
+    """A Where of values of a type, written to `out`."""
+    other = _CHOSEN_AS.get(kind)
+    if other is None:
+        writer.node("Where", [condition, *choices], out)
+    else:
+        wide = [writer.cast(choice, other) for choice in choices]
+        writer.cast(writer.node("Where", [condition, *wide]), kind, out)
 
 
 def _dropout(writer: FormWriter, operation: Operation, _: Attributes) -> bool:
@@ -243,6 +264,9 @@ def _scaled_bias(writer: FormWriter, operation: Operation, attributes: Attribute
     if operation.op == "Gemm" and len(operation.inputs) == 3 and operation.inputs[2] != ABSENT:
         beta = writer.constant(np.array(attributes["beta"]).astype(dtype))
         source = writer.node("Mul", [writer.operand(operation.inputs[2]), beta])
+    if operation.op == "Conv" and len(operation.inputs) == 3 and operation.inputs[2] != ABSENT:
+        bias = writer.operand(operation.inputs[2])
+        source = writer.node("Reshape", [bias, writer.ints(-1, *(1 for _ in kind.shape[2:]))])
     writer.node("Expand", [source, writer.ints(*kind.shape)], out)
     return True
 
@@ -283,7 +307,7 @@ def written_over_nothing(writer: FormWriter, operation: Operation, attributes: A
         return True
     if is_empty or not empty:
         return False
-    if not reads_something:
+    if not reads_something or operation.op in GRADIENT_SUMS:
         return _known_result(writer, operation, attributes)
     if operation.op in PRODUCTS:
         return _scaled_bias(writer, operation, attributes)
