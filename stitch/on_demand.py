@@ -28,9 +28,19 @@ def late_import() -> Iterator[None]:
     Raises:
         StitchError: the system cannot open the module's file, for instance because the process has
             no file descriptors left. A later call tries again.
+        CompileError: the module needs the package torch, which is not installed.
     """
     try:
         yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from stitch.errors import CompileError
+
+        raise CompileError(
+            "this part of Stitch needs the package torch, which is not installed",
+            remedy="pip install 'stitch-runtime[torch]'",
+        ) from error
     except OSError as error:
         # `import stitch` loads this file alone.
         from stitch.errors import StitchError

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from stitch.budget import parse_nbytes
@@ -67,6 +68,8 @@ class Parser(argparse.ArgumentParser):
             word = stranger.partition("=")[0]
             if word.startswith("-") and word != "-":
                 names = [name for action in self._actions for name in action.option_strings]
+                if Path(stranger).exists():
+                    return f"there is no option {word}; the file of that name is ./{stranger}"
                 return f"there is no option {word}{closest(word, names, ': ')}"
         return f"there is nothing to do with {' '.join(strangers)!r}"
 

@@ -48,10 +48,10 @@ def load_program(
         )
     program = binary.program(which)
     _refuse_opaque(program, device, where)
-    if device.backend.executor.computes:
-        device.backend.executor.check_foreign(program)
     check_program(program, machine.shape)
     _check_use(program, binary, machine, where)
+    if device.backend.executor.computes:
+        device.backend.executor.check(program, machine.shape)
     kept: list[ConstantRecord] = []
     seconds = simulated_seconds(program, machine)
     loaded = LoadedProgram(device, program, lambda: binary.verify_segments(program), kept, seconds)

@@ -30,6 +30,15 @@ def test_inspect_shows_slots_machine_memory_and_sizes(cli: Cli, here: Path) -> N
     assert "constant 'w'" in done.out and "= MatMul" not in done.out
 
 
+def test_a_file_whose_name_begins_as_an_option_is_named_with_its_folder(
+    cli: Cli, here: Path
+) -> None:
+    (here / "a.ttb").rename(here / "-dash.ttb")
+    done = cli("inspect", "-dash.ttb")
+    assert done.code == 2 and "the file of that name is ./-dash.ttb" in done.err
+    assert cli("inspect", "./-dash.ttb").code == 0
+
+
 def test_sections_choose_what_is_shown(cli: Cli) -> None:
     operations = cli("inspect", "a.ttb", "--section=operations").out
     assert "MatMul x1, Relu x1" in operations and "input  x" not in operations

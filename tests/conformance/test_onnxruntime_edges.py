@@ -271,7 +271,7 @@ def test_a_choice_among_types_without_a_kernel(kind: str) -> None:
     flags = np.array([True, False, False, True])
     dtype = {"i16": np.int16, "ui16": np.uint16, "ui64": np.uint64, "i1": np.bool_}[kind]
     limits = [0, 1] if kind == "i1" else [np.iinfo(dtype).min, np.iinfo(dtype).max]
-    first = np.array([limits[0], limits[1], 1, limits[1]], dtype)
+    first: Array = np.array([limits[0], limits[1], 1, limits[1]], dtype)
     (made,) = computed(row, flags, first, first[::-1].copy())
     np.testing.assert_array_equal(made, np.where(flags, first, first[::-1]))
 
@@ -293,3 +293,23 @@ def test_a_convolution_of_no_channels_is_its_bias() -> None:
     bias = np.array([1, -2, 3], np.float32)
     (made,) = computed(row, *nothing, bias)
     np.testing.assert_array_equal(made, np.broadcast_to(bias[:, None, None], (2, 3, 3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "attributes"),
+    [("ReduceProd", "i64[2,3]", {}), ("Det", "f64[2,2]", {}), ("LRN", "f64[1,2,3,3]", {"size": 1})],
+)
+def test_what_onnx_runtime_cannot_run_is_refused_when_a_program_is_loaded(
+    op: str, kind: str, attributes: dict[str, Any]
+) -> None:
+    def build(b: ComputationGraphBuilder) -> None:
+        dims = tuple(int(n) for n in kind[4:-1].split(","))
+        x = b.input("x", dims, "int64" if kind.startswith("i") else "float64")
+        b.output("y", b.op(op, x, **attributes))
+
+    binary = model("refused", build, target="host")
+    with (
+        stitch.open_device("host", executor="onnxruntime") as device,
+        pytest.raises(CompileError, match=rf"onnxruntime executor cannot run {op}"),
+    ):
+        device.load(binary)

@@ -290,3 +290,64 @@ def test_the_remedy_for_a_number_that_forward_changes_counts_as_eager_torch() ->
     model = stitch.compile(module, (x,), target="host")
     compiled = [float(model(x).numpy()[0]) for _ in range(3)]
     assert compiled == [float(module(x)[0]) for _ in range(3)] == [1.0, 2.0, 3.0]
+
+
+class Grows(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Keeps all that it is given, in a buffer that becomes longer."""
+
+    cache: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(0, 3))
+
+    def forward(self, x: Any) -> Any:
+        self.cache = torch.cat([self.cache, x])
+        return self.cache.sum(0)
+
+
+def test_a_buffer_whose_shape_changes_is_refused_by_name() -> None:
+    with pytest.raises(CompileError) as caught:
+        stitch.compile(nn.Sequential(Grows()), (torch.ones(2, 3),))
+    text = str(caught.value)
+    assert "'0.cache'" in text and "[0, 3]" in text and "[2, 3]" in text and "[:, place]" in text
+
+
+def test_a_batch_norm_that_averages_over_all_batches_is_refused_by_name() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(3, momentum=None))
+    with pytest.raises(CompileError, match=r"(?s)momentum=None.*Sequential\.0.*a number"):
+        stitch.compile(net, (torch.ones(4, 3),))
+    assert_agrees(net.eval(), (torch.ones(4, 3),))
+
+
+def test_without_examples_the_remedy_names_the_arguments() -> None:
+    class Two(nn.Module):  # type: ignore[misc]  # torch has no types here
+        def forward(self, image: Any, mask: Any, scale: float = 2.0) -> Any:
+            return image * mask * scale
+
+    with pytest.raises(UsageError, match=r"compile\(module, \(image, mask,\)\)"):
+        stitch.compile(Two())
+
+
+@pytest.mark.parametrize(
+    ("tensor", "remedy"),
+    [
+        (torch.ones(2, 3, device="meta"), "no elements"),
+        (torch.ones(2, 3).to_sparse(), r"to_dense\(\)"),
+    ],
+)
+def test_a_tensor_without_dense_elements_has_a_remedy_that_fits(tensor: Any, remedy: str) -> None:
+    model = stitch.compile(nn.Linear(3, 3), (torch.ones(2, 3),), target="host")
+    with pytest.raises(stitch.errors.LayoutError, match=remedy):
+        model(tensor)
+
+
+def test_importing_stitch_torch_nn_without_torch_names_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "try:\n    import stitch.torch.nn\n"
+        "except Exception as error:\n    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.startswith("CompileError"), done.stderr
+    assert "pip install 'stitch-runtime[torch]'" in done.stdout

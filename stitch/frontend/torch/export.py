@@ -7,6 +7,7 @@ Comes in: a module, a graph module or an exported program, and example inputs. G
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import logging
 import sys
@@ -37,6 +38,7 @@ from stitch.frontend.torch.plain_values import Arguments, with_plain_values
 from stitch.program import TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _DEPENDS_ON_DATA = ("data-dependent", "data dependent", "unbacked", "GuardOnDataDependent")
 
 
@@ -57,6 +59,7 @@ def exported(module: Any, examples: Examples) -> Capture:
     torch has scripted or traced.
     """
     _refuse_scripts(module)
+    _refuse_cumulative_averages(module)
     with warnings.catch_warnings(), _quiet():
         # torch warns of its own deprecated parts here; the user can do nothing about them.
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -78,7 +81,7 @@ def exported(module: Any, examples: Examples) -> Capture:
             shared = _shared_bytes(module) if isinstance(error, AssertionError) else ()
             if shared:
                 raise refused_sharing(shared, type(module).__name__) from error
-            raise _explained(error, type(module).__name__) from error
+            raise _explained(error, module) from error
 
 
 @contextmanager
@@ -245,7 +248,33 @@ def _example_leaf(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _explained(error: Exception, name: str) -> StitchError:
+def _refuse_cumulative_averages(module: Any) -> None:
+    parts = module.named_modules() if isinstance(module, torch.nn.Module) else ()
+    for name, part in parts:
+        if (
+            isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+            and part.training and part.track_running_stats and part.momentum is None
+        ):  # fmt: skip
+            raise CompileError(
+                f"{type(part).__name__} with momentum=None in training mode weighs a batch by "
+                "how many there were, which torch reads out of a tensor",
+                where=f"{type(module).__name__}.{name}" if name else type(module).__name__,
+                remedy='a number as momentum; .eval(); or torch.compile(module, backend="stitch")',
+            )
+
+
+def _example_call(module: Any) -> str:
+    """How `compile` is called with an example for each argument that forward needs."""
+    try:
+        arguments = inspect.signature(module.forward).parameters.values()
+    except (AttributeError, TypeError, ValueError):
+        return "stitch.compile(module, (x,))"
+    names = [a.name for a in arguments if a.default is a.empty and a.kind in _BY_POSITION]
+    return f"stitch.compile(module, ({', '.join(names) or 'x'},)), each a tensor or an array"
+
+
+def _explained(error: Exception, module: Any) -> StitchError:
+    name = type(module).__name__
     text = f"{type(error).__name__}: {error}"
     line = failure_location(error)
     first = str(error).strip().partition("\n")[0]
@@ -262,7 +291,7 @@ def _explained(error: Exception, name: str) -> StitchError:
         return UsageError(
             f"the module cannot be called with these examples: {first}",
             where=name,
-            remedy="one example for each argument, in a tuple: stitch.compile(module, (x,))",
+            remedy=f"one example for each argument, in a tuple: {_example_call(module)}",
         )
     return CompileError(
         f"torch.export cannot capture the module: {first}",

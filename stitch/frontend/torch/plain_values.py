@@ -174,10 +174,12 @@ class ModuleCalls:
     #: written to.
     _made: list[tuple[Any, list[tuple[Any, int]]]] = field(default_factory=list)
     _numbers: dict[str, Any] = field(default_factory=dict)
+    _buffers: dict[str, torch.Size] = field(default_factory=dict)
 
     def before(self, twin: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
         self._made.clear()
         self._numbers = _numbers_of(twin)
+        self._buffers = {name: buffer.shape for name, buffer in twin.named_buffers()}
         leaves, tree = pytree.tree_flatten(self.examples, is_leaf=_has_no_paths)
         parts = tree.flatten_up_to((arguments, named))
         values = map(self._like, leaves, parts)
@@ -203,18 +205,28 @@ class ModuleCalls:
         return made
 
     def after(self, twin: Any, _: Any, result: Any) -> Any:
-        before, after = self._numbers, _numbers_of(twin)
+        numbers = _numbers_of(twin)
         self.changed_numbers = {
-            name: (before[name], after[name])
-            for name in before.keys() & after.keys()
-            if before[name] != after[name]
+            name: (self._numbers[name], numbers[name])
+            for name in self._numbers.keys() & numbers.keys()
+            if self._numbers[name] != numbers[name]
         }
+        for name, buffer in twin.named_buffers():
+            before = self._buffers.get(name, buffer.shape)
+            if buffer.shape != before:
+                raise CompileError(
+                    f"forward changes the shape of the buffer {name!r}",
+                    expected=f"the shape that it has before, {list(before)}",
+                    got=str(list(buffer.shape)),
+                    remedy="make the buffer as large as it becomes, and write into a part of it: "
+                    "self.cache[:, place] = x",
+                )
         plain, self.results = _plain(result), result
         returned = {id(tensor) for tensor in _tensors(plain)}
-        for made, before in self._made:
+        for made, versions in self._made:
             inside = _Inside()
             inside.plain(made)
-            known = {id(tensor): version for tensor, version in before}
+            known = {id(tensor): version for tensor, version in versions}
             changed = [t for t in inside.tensors if known.get(id(t)) != t._version]
             if any(id(tensor) not in returned for tensor in changed):
                 raise CompileError(

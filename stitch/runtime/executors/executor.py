@@ -223,6 +223,10 @@ class Executor(ABC):
         they cost: for those who measure them."""
         return self.prepare(program, machine)
 
+    def check(self, program: Program, machine: MachineShape) -> None:
+        """Raise `CompileError` for operations that this executor cannot run; asked at load."""
+        self.check_foreign(program)
+
     def takes_foreign(self) -> bool:
         """Whether it gives foreign operators to ONNX Runtime."""
         return False

@@ -77,9 +77,19 @@ def _taken_over(array: Any, what: str) -> Array:
             return np.asarray(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise LayoutError(
-            f"{what} cannot become an array: {error}",
-            remedy="bring it to the CPU, detach it, and give all rows one length",
+            f"{what} cannot become an array: {error}", remedy=_remedy(array)
         ) from error
+
+
+def _remedy(array: Any) -> str:
+    """What makes an array of what cannot become one."""
+    if not _is_torch(array):
+        return "give all rows one length, and bring tensors of other libraries to the CPU"
+    if array.is_meta:
+        return "a meta tensor has no elements: give one with data, on the CPU"
+    if array.layout is not sys.modules["torch"].strided:
+        return "programs take dense tensors: .to_dense()"
+    return "bring it to the CPU and detach it: .detach().cpu()"
 
 
 def _in_pairs(array: Array, shape: tuple[int, ...]) -> Array:

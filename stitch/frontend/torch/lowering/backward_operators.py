@@ -49,8 +49,11 @@ def _convolution_backward(
 ) -> Three:
     b, spatial = call.builder, len(weight.shape) - 2
     if not transposed and not weight.shape[1]:
-        zeros = [None if t is None else np.zeros(t.shape, t.data_type.dtype) for t in call.results]
-        return tuple(None if array is None else b.constant(array) for array in zeros)
+        of_x, of_weight, of_bias = (
+            None if kind is None else b.constant(np.zeros(kind.shape, kind.data_type.dtype))
+            for kind in call.results
+        )
+        return of_x, of_weight, of_bias
     steps, pads = spread(stride, spatial), spread(padding, spatial)
     attributes: dict[str, Any] = {
         "strides": steps, "pads": pads * 2, "dilations": spread(dilation, spatial), "group": groups,

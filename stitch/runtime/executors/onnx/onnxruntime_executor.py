@@ -61,6 +61,7 @@ from stitch.runtime.executors.onnx.session import (
     EXPECT,
     REFUSALS,
     Session,
+    check_kernels,
     computed_apart,
     first_line,
     session_call,
@@ -96,6 +97,17 @@ class OnnxRuntimeExecutor(Executor):
         except REFUSALS as error:
             raise self._refusal(program, error) from error
         return _Prepared(program, machine, session, self.intra_op_threads)
+
+    def check(self, program: Program, machine: MachineShape) -> None:
+        """A session that is not optimised tells which operator has no kernel, in a quarter of the
+        time; what that refuses, the optimised one decides."""
+        super().check(program, machine)
+        if not program.outputs:
+            return
+        try:
+            check_kernels(onnx_form(expanded(program)))
+        except REFUSALS:
+            self.prepare(program, machine)
 
     def host_bytes(self, program: Program) -> ProgramBytes:
         """A bound for each operator of ONNX Runtime, and for its arena."""

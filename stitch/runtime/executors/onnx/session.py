@@ -76,6 +76,13 @@ class Session:
         return bound_call(self.session, binding)
 
 
+def check_kernels(form: OnnxForm) -> None:
+    """Raise one of `SESSION_ERRORS` where a node of a form has no kernel; nothing is optimised."""
+    options = _options(1, is_optimised=True)
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    _load(form, [onnxruntime.OrtValue.ortvalue_from_numpy(a) for _, a in form.weights], options)
+
+
 def write_optimised(form: OnnxForm, path: str, constants: str, least: int) -> None:
     """What ONNX Runtime makes of a form, as a file; its constants of at least so many bytes as
     another file beside it. Raises one of `SESSION_ERRORS`."""
