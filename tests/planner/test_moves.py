@@ -264,6 +264,16 @@ def test_ways_that_take_more_than_their_estimates_are_followed_where_they_are_th
     assert seconds_on_tiny(moves, free) < 2.0e-6
 
 
+@pytest.mark.parametrize("free", [1664, 1984])
+def test_pieces_divide_tensors_where_narrow_rests_would_take_as_long_as_wide_ones(
+    free: int,
+) -> None:
+    # 1.39 us by pieces of 1056 B, of which each tensor leaves 32 B.
+    moves, prices = [Move(0, 3072, 2048), Move(2048, 0, 3072)], prices_of("wormhole_n150")
+    done = break_cycles(moves, [(5120, 5120 + free)], 1 << 22, prices, 32)
+    assert prices.seconds(done) < 1.07e-6
+
+
 def test_where_bytes_leave_the_piece_is_as_large_as_is_quickest() -> None:
     # What leaves leaves once, so no share of the pieces is set aside besides.
     assert seconds_on_tiny([Move(0, 2336, 2336), Move(2336, 0, 2336)], []) < 0.74e-6

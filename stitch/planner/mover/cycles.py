@@ -13,6 +13,7 @@ are priced; the cheapest is done.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 from stitch.packing import Span, minus, union
 from stitch.planner.mover.aside import laid, nbytes_of, outgoing, places_for, spans_of
@@ -163,8 +164,7 @@ class _Search:
             if self.free:
                 sizes.add(pieces.widest + max(end - start for start, end in self.free))
         work = tried * len(moves)
-        # The place of a piece that is outside serves all cycles.
-        share = 0.0 if away else pieces.share_set_aside()
+        share = pieces.share_set_aside()
         estimates = ((_estimate(pieces, share, size, away, prices), size) for size in sizes)
         for estimate, size in sorted(estimates):
             if estimate >= most or work <= 0:
@@ -182,13 +182,17 @@ class _Search:
 def _sizes(moves: Sequence[Move], most: int, granule: int) -> set[int]:
     """Sizes of a piece that are worth a look: fractions of all bytes, whole tensors, all room."""
     nbytes = sum(move.size for move in moves)
-    most = min(most, nbytes) // granule * granule
-    sizes = {move.size for move in moves} | {most}
-    for of, by in ((1, 2), (4, 5)):
-        share = nbytes
-        while share >= granule:
-            sizes.add(share // granule * granule)
-            share = share * of // by
+    most = min(most, nbytes)
+    # Pieces of which all tensors and distances are multiples leave no narrow rests.
+    common = gcd(*(move.size for move in moves), *(move.source - move.target for move in moves))
+    sizes = {move.size for move in moves}
+    for unit in {granule, max(granule, common)}:
+        sizes.add(most // unit * unit)
+        for of, by in ((1, 2), (4, 5)):
+            share = nbytes
+            while share >= unit:
+                sizes.add(share // unit * unit)
+                share = share * of // by
     return {size for size in sizes if 0 < size <= most}
 
 
@@ -196,11 +200,12 @@ def _estimate(pieces: Pieces, share: float, size: int, away: bool, prices: Price
     """Seconds if every hole is as wide as it is kept, and a `share` of all pieces is set aside."""
     aside = max(0, size - pieces.widest)
     width = min(size or pieces.widest, pieces.nbytes)
-    carried = (pieces.nbytes - aside * away) * (1 + share)
-    seconds = carried / width * prices.inside(width)
+    seconds = (pieces.nbytes - aside * away) / width * prices.inside(width)
+    first = 0.0
     if aside:
-        seconds += prices.out(aside) + prices.back(aside) if away else 2 * prices.inside(aside)
-    return seconds
+        first = prices.out(aside) + prices.back(aside) if away else 2 * prices.inside(aside)
+    # The piece that is set aside first is one of the share.
+    return seconds + max(share * seconds, first)
 
 
 def _leave(
