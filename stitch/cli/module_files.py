@@ -19,7 +19,6 @@ from stitch.files import (
     own_descriptor,
     read_bytes,
     read_text,
-    sweep_folder,
     unreadable,
 )
 from stitch.machine import Machine, load_machine, machine_names
@@ -62,8 +61,6 @@ def read_modules(
         )
     if paths.count("-") > 1:
         raise UsageError("standard input holds one module only", got="--module=- twice")
-    for folder in {Path(path).parent for path in paths if len(paths) > 1}:
-        sweep_folder(folder)  # Parts of one module belong together; a kill may have come between.
     chosen = [*functions, *[""] * (len(paths) - len(functions))]
     models = {path for path in paths if compiling and Path(path).suffix.lower() == ".onnx"}
     binaries = {path: _binary(path, verify) for path in paths if path not in models}

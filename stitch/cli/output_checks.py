@@ -24,11 +24,11 @@ from stitch.files import (
     files_read,
     head_of,
     identity,
-    is_compressed,
     own_descriptor,
     resolved,
     special_kind,
 )
+from stitch.report import is_compressed
 from stitch.ttb import recognize
 
 TTB = "a .ttb module"

@@ -15,6 +15,7 @@ from typing import final
 
 from stitch.argument_kinds import PATH, TEXT, WHOLE, either, takes
 from stitch.budget import parse_nbytes
+from stitch.compile_cache.bounded_folder import keep_below, mark_used
 from stitch.compile_cache.entries import (
     NAMES,
     KeptCompilation,
@@ -26,7 +27,6 @@ from stitch.compile_cache.entries import (
 from stitch.compile_cache.keys import EntryKey, entry_key
 from stitch.compiler import CompileOptions, CompileWarning
 from stitch.errors import StitchError
-from stitch.files import keep_below, mark_used
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
 from stitch.ttb import inspect_sizes

@@ -19,13 +19,13 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from stitch.compile_cache.keys import EntryKey
 from stitch.compiler import CompileWarning, LoopNote
 from stitch.errors import FormatError
-from stitch.files import FileBatch, Sink, head_of, make_folder, read_text, unreadable
+from stitch.files import OutputFiles, Sink, head_of, make_folder, read_text, unreadable
 from stitch.ttb import Binary, content_of, load, metadata_crc32, metadata_nbytes
 
 _KIND = "entry of a compile cache"
 _VERSION = 1
-#: Names of both files; the first group is the key.
-NAMES = re.compile(r"([0-9a-f]{64})\.(?:ttb|json)")
+#: Names of both files, and of what a killed process left of them; the first group is the key.
+NAMES = re.compile(r"\.?([0-9a-f]{64})\.(?:ttb|json)(?:\.\d+\.[0-9a-f]+\.part)?")
 _T = TypeVar("_T")
 
 
@@ -52,7 +52,7 @@ def write_entry(folder: Path, key: EntryKey, kept: KeptCompilation) -> None:
     """Write an entry; raises `StitchError` where the folder takes none."""
     make_folder(folder)
     write, written = content_of(kept.binary), _Measured()
-    batch = FileBatch()
+    batch = OutputFiles()
     # In this order: the notes tell of what was written. Others may write into a folder that several
     # share: a link at the name of an entry leads nowhere.
     batch.add_own(binary_path(folder, key), lambda sink: write(written.into(sink)))

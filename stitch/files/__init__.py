@@ -1,14 +1,9 @@
-"""Files: the one room that opens what is read, writes what is written, and locks folders.
+"""Files: opens what is read, writes what is written atomically, locks folders."""
 
-Comes in: paths, bytes. Goes out: open files, files that appear whole or not at all, locks that die
-with their owner. Must not know: what is in a file.
-"""
-
-from stitch.files.bounded_folder import keep_below, mark_used
 from stitch.files.folder_lock import FolderLock
-from stitch.files.parts import Content, Sink, naming
 from stitch.files.reading import (
     Identity,
+    Source,
     files_read,
     head_of,
     identity,
@@ -16,6 +11,7 @@ from stitch.files.reading import (
     note_standard_input,
     noting_files,
     open_file,
+    open_source,
     own_descriptor,
     read_bytes,
     read_text,
@@ -23,23 +19,23 @@ from stitch.files.reading import (
     text_of,
     unreadable,
 )
-from stitch.files.source import Source, open_source
-from stitch.files.spool import Spool, is_compressed
-from stitch.files.sweeping import sweep_folder
 from stitch.files.writing import (
     STANDARD_OUTPUT,
-    FileBatch,
-    LineFile,
+    Content,
+    Data,
+    OutputFiles,
+    Sink,
+    atomic_write,
     make_folder,
+    naming,
     resolved,
     write_added,
-    write_file,
 )
 
 __all__ = [
-    "STANDARD_OUTPUT", "Content", "FileBatch", "FolderLock", "Identity", "LineFile", "Sink",
-    "Source", "Spool", "files_read", "head_of", "identity", "is_compressed", "keep_below",
-    "make_folder", "mark_used", "naming", "nearest_file", "note_standard_input", "noting_files",
-    "open_file", "open_source", "own_descriptor", "read_bytes", "read_text", "resolved",
-    "special_kind", "sweep_folder", "text_of", "unreadable", "write_added", "write_file",
+    "STANDARD_OUTPUT", "Content", "Data", "FolderLock", "Identity", "OutputFiles", "Sink",
+    "Source", "atomic_write", "files_read", "head_of", "identity", "make_folder", "naming",
+    "nearest_file", "note_standard_input", "noting_files", "open_file", "open_source",
+    "own_descriptor", "read_bytes", "read_text", "resolved", "special_kind", "text_of",
+    "unreadable", "write_added",
 ]  # fmt: skip

@@ -1,17 +1,16 @@
 """Opening the files that are read: looked at before anything can block, and noted.
 
-Comes in: a path. Goes out: an open file, or its bytes. Only regular files are read, and what the
-caller of a command has opened already (`/dev/stdin`, `/dev/fd/63` of a shell's `<(...)`): a named
-pipe would block for ever, a device never end. Must not know: what is in a file, who writes.
-
-Within `noting_files` every file that is opened is noted by its identity (device and inode, whatever
-link led to it): a command looks there before it writes.
+Only regular files are read, and what the caller of a command has opened already (`/dev/stdin`,
+`/dev/fd/63` of a shell's `<(...)`): a named pipe would block for ever, a device never end. Within
+`noting_files` every file that is opened is noted by its identity (device and inode, whatever link
+led to it): a command looks there before it writes.
 """
 
 from __future__ import annotations
 
 import errno
 import io
+import mmap
 import os
 import re
 import stat
@@ -218,3 +217,26 @@ def read_text(path: str | Path, errors: str = "strict") -> str:
             remedy="large arrays belong into files of their own (.npy, .npz, .safetensors)",
         )  # fmt: skip
     return data.decode("utf-8", errors)
+
+
+#: A path, or bytes.
+Source: TypeAlias = str | Path | bytes | bytearray | memoryview
+
+
+def open_source(source: Source) -> tuple[str, memoryview]:
+    """A name for errors, and the bytes: of a path mapped read-only, of bytes as they are."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        view = memoryview(source)
+        castable = view.c_contiguous and view.nbytes
+        flat = view.cast("B") if castable else memoryview(view.tobytes())
+        return f"{flat.nbytes} bytes", flat.toreadonly()
+    try:
+        with open_file(source) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):  # A pipe that the process was given.
+                return str(source), memoryview(file.read())
+            if status.st_size == 0:
+                return str(source), memoryview(b"")
+            return str(source), memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        raise unreadable(source, error) from error

@@ -1,75 +1,63 @@
 """All files that are written: whole under their names, or not at all, and on the disk.
 
-Comes in: paths and contents. Goes out: files. Each is written as a part (`.name.PID.TOKEN-N.part`
-in the same folder), synced, renamed, and then its folder is synced; the files of one batch are
-renamed together at the end. What a killed process left is swept by the next batch that writes into
-that folder: a part whose owner lives is locked (`flock`, which the kernel gives free). Must not
-know: what is in a file.
-
-Devices and pipes (`/dev/null`, a shell's `>(...)`) are written to as they are; `-` is standard
-output.
+A file is written beside its place (`.NAME.PID.TOKEN.part`), synced and renamed, then its folder is
+synced. A kill in between leaves the old file, and perhaps the part. Devices and pipes (`/dev/null`,
+a shell's `>(...)`) are written to as they are; `-` is standard output.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import final
+from typing import Protocol, TypeAlias, final
 
 from stitch.errors import StitchError
 from stitch.files import system_calls
-from stitch.files.parts import (
-    Content,
-    HandleSink,
-    Part,
-    naming,
-    pour,
-    sync_folder,
-    sync_names,
-    write_all,
-    write_parts,
-)
 from stitch.files.reading import own_descriptor, special_kind
-from stitch.files.sweeping import manifest_path, manifest_text
 
 STANDARD_OUTPUT = "-"
+#: Pieces smaller than this are joined before they are written.
+_BUFFER = 1 << 18
+#: A name's part of the name of its part: file systems take 255 bytes.
+_NAME_NBYTES = 150
+_PART_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _DIRECT_FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+#: Folders that cannot be synced are those of file systems that do not need it.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
+
+Data: TypeAlias = bytes | bytearray | memoryview
 
 
-def resolved(path: str | Path) -> Path:
-    """Where a path leads: links followed, but for what the process has open already.
+class Sink(Protocol):
+    """What contents are written into."""
 
-    Raises `StitchError` for a name that no file can have (with a NUL or half a surrogate pair).
-    """
-    try:
-        return Path(path if own_descriptor(path) is not None else os.path.realpath(path))
-    except ValueError as error:
-        raise StitchError(
-            "no file can have this name", where=repr(str(path)), got=str(error),
-            remedy="choose a name without control characters",
-        ) from error  # fmt: skip
+    def write(self, data: Data, /) -> int:
+        """Take all of the data; gives its length in bytes."""
 
 
-def write_file(path: str | Path, content: Content) -> None:
+#: Bytes, a text, or what writes the bytes piece by piece.
+Content: TypeAlias = Data | str | Callable[[Sink], object]
+
+
+def atomic_write(path: str | Path, content: Content) -> None:
     """Write one file, whole or not at all; raises `StitchError`, also where it is written but not
     known to be on the disk."""
-    batch = FileBatch()
-    batch.add(path, content)
-    batch.commit()
+    files = OutputFiles()
+    files.add(path, content)
+    files.commit()
 
 
-def write_added(add_to: Callable[[FileBatch], None], forget: Callable[[], None]) -> None:
-    """Write what somebody adds to a batch, who is then told to `forget` it, whatever happened."""
-    batch = FileBatch()
+def write_added(add_to: Callable[[OutputFiles], None], forget: Callable[[], None]) -> None:
+    """Write the files that `add_to` adds, then call `forget`, whatever happened."""
+    files = OutputFiles()
     try:
-        add_to(batch)
-        batch.commit()
+        add_to(files)
+        files.commit()
     finally:
         forget()
 
@@ -87,108 +75,186 @@ def make_folder(path: Path) -> None:
         ) from error  # fmt: skip
 
 
-@final
-class FileBatch:
-    """Collects files; `commit` writes all of them, or none and raises `StitchError`.
+def resolved(path: str | Path) -> Path:
+    """Where a path leads: links followed, but for what the process has open already.
 
-    `as_one`: the files of a folder belong together, and are not to be mixed with older ones: where
-    a kill or an error comes between two renames, `sweep_folder` or the next save there finishes
-    them; after an interrupt they are finished at once.
+    Raises `StitchError` for a name that no file can have (with a NUL or half a surrogate pair).
+    """
+    try:
+        return Path(path if own_descriptor(path) is not None else os.path.realpath(path))
+    except ValueError as error:
+        raise StitchError(
+            "no file can have this name", where=repr(str(path)), got=str(error),
+            remedy="choose a name without control characters",
+        ) from error  # fmt: skip
+
+
+@final
+class OutputFiles:
+    """The files of one command. `commit` writes each atomically, once all contents are complete.
+
+    An error while contents are written changes no file; one between two renames leaves each file
+    old or new.
     """
 
-    def __init__(self, *, as_one: bool = False) -> None:
-        self._as_one = as_one
-        self._files: dict[Path, Content] = {}
-        self._owned: set[Path] = set()
-        self._standard_output: list[Content] = []
+    def __init__(self) -> None:
+        self._files: dict[Path, tuple[Content, bool]] = {}
+        self._standard_output: Content | None = None
 
     def add(self, path: str | Path, content: Content) -> None:
         """A file to write; a later one at the same path replaces it."""
         if path == STANDARD_OUTPUT:
-            self._standard_output = [content]
+            self._standard_output = content
         else:
-            self._files[resolved(path)] = content
+            place = resolved(path)
+            self._files[place] = content, _is_direct(place)
 
     def add_own(self, path: Path, content: Content) -> None:
         """A file whose name nobody has chosen: where a link or a pipe has it, it takes the name,
         and what the link leads to stays as it is."""
-        place = resolved(path.parent) / path.name
-        self._files[place] = content
-        self._owned.add(place)
+        self._files[resolved(path.parent) / path.name] = content, False
 
-    def commit(self) -> tuple[Path, ...]:
-        """Write the files; gives their paths. The batch is empty afterwards."""
-        files, self._files = self._files, {}
-        owned, self._owned = self._owned, set()
-        printed, self._standard_output = self._standard_output, []
-        direct = {path for path in files if path not in owned and _is_direct(path)}
-        whole = {path: content for path, content in files.items() if path not in direct}
-        parts: list[Part] = []
+    def commit(self) -> None:
+        """Write the files, in the order in which they were added; raises `StitchError`."""
+        parts: list[_Part] = []
         try:
-            write_parts(whole, parts)
-            for path in files:
-                if path in direct:
-                    with naming(path):
-                        _write_direct(path, files[path])
-            for content in printed:
+            for path, (content, is_direct) in self._files.items():
+                with naming(path):
+                    if is_direct:
+                        _write_direct(path, content)
+                    else:
+                        parts.append(_Part(path))
+                        parts[-1].write(content)
+            if self._standard_output is not None:
                 sys.stdout.flush()
-                pour(content, sys.stdout.buffer)
+                _pour(self._standard_output, sys.stdout.buffer)
                 sys.stdout.buffer.flush()
-            self._rename(parts)
+            for part in parts:
+                part.rename()
+            for folder in dict.fromkeys(part.target.parent for part in parts):
+                _sync_names(folder)
         finally:
-            for part in reversed(parts):
-                part.close()
-        return tuple(files)
+            for part in parts:
+                part.remove()
 
-    def _rename(self, parts: list[Part]) -> None:
-        """Give all parts their names, and sync their folders."""
-        folders: dict[Path, list[Part]] = {}
-        for part in parts:
-            folders.setdefault(part.target.parent, []).append(part)
-        sets = [those for those in folders.values() if len(those) > 1] if self._as_one else []
-        manifests: list[Part] = []
-        decided = False
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn `OSError` into a `StitchError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise StitchError(
+            "cannot write the file",
+            where=str(path),
+            got=error.strerror or str(error),
+            remedy="choose a folder that exists, is writable and has room; the file that was there "
+            "is as it was",
+        ) from error
+
+
+class _Part:
+    """A file under way to its name."""
+
+    def __init__(self, target: Path) -> None:
+        name = os.fsencode(target.name)[:_NAME_NBYTES].decode("utf-8", "ignore")
+        self.target = target
+        self.path = target.with_name(f".{name}.{os.getpid()}.{os.urandom(6).hex()}.part")
+        self._handle: int | None = None
+        self._is_there = False
+
+    def write(self, content: Content) -> None:
+        """Write and sync the content."""
+        self._handle = system_calls.table.open(self.path, _PART_FLAGS, 0o666)
+        self._is_there = True
+        with contextlib.suppress(OSError):  # A file that was there lends its permissions.
+            os.fchmod(self._handle, stat.S_IMODE(self.target.stat().st_mode) & 0o777)
+        _pour_into(self._handle, content)
+        system_calls.table.fsync(self._handle)
+        handle, self._handle = self._handle, None
+        system_calls.table.close(handle)
+
+    def rename(self) -> None:
+        """Give the file its name."""
+        with naming(self.target):
+            system_calls.table.replace(self.path, self.target)
+        self._is_there = False
+
+    def remove(self) -> None:
+        """Remove what was not renamed."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                system_calls.table.close(handle)
+        if self._is_there:
+            with contextlib.suppress(OSError):
+                system_calls.table.unlink(self.path)
+
+
+class _HandleSink:
+    """Writes into a handle; small pieces are joined."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle, self._held = handle, bytearray()
+
+    def write(self, data: Data, /) -> int:
+        view = memoryview(data)
+        if view.nbytes < _BUFFER:
+            self._held += view
+            if len(self._held) >= _BUFFER:
+                self.flush()
+        else:
+            self.flush()
+            self._write_all(view.cast("B"))
+        return view.nbytes
+
+    def flush(self) -> None:
+        held, self._held = self._held, bytearray()
+        self._write_all(memoryview(held))
+
+    def _write_all(self, view: memoryview) -> None:
+        """The system may take less than it is given; it then gets the rest."""
+        while view.nbytes:
+            count = system_calls.table.write(self._handle, view)
+            if count <= 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            view = view[count:]
+
+
+def _pour(content: Content, sink: Sink) -> None:
+    if callable(content):
+        content(sink)
+    elif isinstance(content, str):
+        sink.write(content.encode("utf-8", "backslashreplace"))
+    else:
+        sink.write(content)
+
+
+def _pour_into(handle: int, content: Content) -> None:
+    sink = _HandleSink(handle)
+    _pour(content, sink)
+    sink.flush()
+
+
+def _sync_names(folder: Path) -> None:
+    """New names have to be on the disk; raises `StitchError` where the system does not say so."""
+    try:
+        handle = system_calls.table.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _decide(sets, manifests)
-            for part in itertools.chain.from_iterable(sets):
-                part.decide()
-            decided = True
-            for part in reversed(parts):
-                part.rename()
-            for folder in folders:
-                sync_names(folder)
+            system_calls.table.fsync(handle)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
         finally:
-            unnamed = _unnamed(sets) if decided else []
-            for manifest in manifests:
-                manifest.close()
-                if manifest.target.parent not in unnamed:
-                    with contextlib.suppress(OSError):
-                        system_calls.table.unlink(manifest.target)
-
-
-def _decide(sets: list[list[Part]], manifests: list[Part]) -> None:
-    """Write the manifests of parts that are complete; those made are in `manifests`."""
-    for parts in sets:
-        folder, token = parts[0].target.parent, parts[0].token
-        with naming(folder):
-            manifest = Part(manifest_path(folder, token), f"{token}-{len(parts) + len(manifests)}")
-            manifests.append(manifest)
-            names = {part.path: part.target for part in parts}
-            manifest.fill(manifest_text(names), keep_open=False)
-            manifest.rename()
-            sync_folder(folder)
-
-
-def _unnamed(sets: list[list[Part]]) -> list[Path]:
-    """Finish what an error or interrupt stopped; the folders where parts still have no names.
-
-    There the manifest stays, as after a kill: half of a set must not stand beside half of another.
-    """
-    for part in itertools.chain.from_iterable(sets):
-        if not part.is_named:
-            with contextlib.suppress(StitchError):
-                part.rename()
-    return [parts[0].target.parent for parts in sets if not all(part.is_named for part in parts)]
+            system_calls.table.close(handle)
+    except OSError as error:
+        raise StitchError(
+            "the file is written, but not known to be on the disk: the folder cannot be synced",
+            where=str(folder),
+            got=error.strerror or str(error),
+            remedy="save again; until that succeeds, a loss of power may bring back what was there "
+            "before",
+        ) from error
 
 
 def _is_direct(path: Path) -> bool:
@@ -207,77 +273,20 @@ def _is_direct(path: Path) -> bool:
     return not stat.S_ISREG(mode)
 
 
-def _open_direct(path: Path) -> int:
+def _write_direct(path: Path, content: Content) -> None:
     own = own_descriptor(path)
     if own is not None:
         sys.stdout.flush()
-        return os.dup(own)
+        handle = os.dup(own)
+    else:
+        try:
+            handle = system_calls.table.open(path, _DIRECT_FLAGS)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                raise OSError(errno.ENXIO, "nobody reads from this pipe") from error
+            raise
+        os.set_blocking(handle, True)
     try:
-        handle = system_calls.table.open(path, _DIRECT_FLAGS)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise OSError(errno.ENXIO, "nobody reads from this pipe") from error
-        raise
-    os.set_blocking(handle, True)
-    return handle
-
-
-def _write_direct(path: Path, content: Content) -> None:
-    handle = _open_direct(path)
-    try:
-        sink = HandleSink(handle)
-        pour(content, sink)
-        sink.flush()
+        _pour_into(handle, content)
     finally:
         system_calls.table.close(handle)
-
-
-@final
-class LineFile:
-    """A file that grows by lines; `first`: those that it begins with, all of them or none.
-
-    Raises `StitchError`. A kill may leave half of the last line.
-    """
-
-    def __init__(self, path: str | Path, first: Iterable[str] = ()) -> None:
-        self.path = Path(path)
-        self._handle: int | None = None
-        text = "".join(f"{line}\n" for line in first)
-        if path == STANDARD_OUTPUT:
-            self._print(text)
-            return
-        target = resolved(path)
-        if _is_direct(target):
-            with naming(self.path):
-                self._handle = _open_direct(target)
-                write_all(self._handle, memoryview(text.encode()))
-            return
-        parts: list[Part] = []
-        try:
-            write_parts({target: text}, parts)
-            parts[0].rename()
-            sync_names(target.parent)
-            self._handle = parts[0].taken()
-        finally:
-            for part in parts:
-                part.close()
-
-    def add(self, line: str) -> None:
-        """Write a line, at once; raises `StitchError` where there is no room."""
-        if self._handle is None:
-            self._print(f"{line}\n")
-            return
-        with naming(self.path):
-            write_all(self._handle, memoryview(f"{line}\n".encode()))
-
-    def _print(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    def close(self) -> None:
-        """No more lines."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            with contextlib.suppress(OSError):  # Devices and pipes cannot be synced.
-                system_calls.table.fsync(handle)
-            system_calls.table.close(handle)

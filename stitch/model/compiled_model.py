@@ -28,7 +28,7 @@ from stitch.argument_kinds import (
 from stitch.compile_cache import CompileCache, KeptCompilation
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote, compile_graph
 from stitch.errors import TaskError, UsageError, closest
-from stitch.files import FileBatch, make_folder, text_of, write_file
+from stitch.files import OutputFiles, atomic_write, make_folder, text_of
 from stitch.frontend import graph_of_torch_call
 from stitch.graph import (
     LAYOUT_FIELDS,
@@ -112,7 +112,7 @@ class CompiledModel(ModelOfBinary):
         file."""
         text = self.as_json(weights=weights)
         if isinstance(file, str | os.PathLike):
-            write_file(Path(file), text.encode())
+            atomic_write(Path(file), text.encode())
         else:
             file.write(text)
 
@@ -246,7 +246,7 @@ class CompiledModel(ModelOfBinary):
         """
         place = Path(folder)
         make_folder(place)
-        batch, paths = FileBatch(as_one=True), []
+        batch, paths = OutputFiles(), []
         for program in self.binary.programs:
             twin = self.training is not None and program is self.training.programs.evaluation
             name = "evaluation" if twin else program.role.value

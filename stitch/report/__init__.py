@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stitch.report.record_replay import RunRecord, read_record, replay
     from stitch.report.run_difference import Difference, difference, read_copies
     from stitch.report.run_record import Recorder
+    from stitch.report.spool import is_compressed
     from stitch.report.trace import ChromeTrace
     from stitch.report.visualizer import VisualizerFolder
 else:
@@ -50,6 +51,7 @@ else:
             "record_replay": "RunRecord read_record replay",
             "run_difference": "Difference difference read_copies",
             "run_record": "Recorder",
+            "spool": "is_compressed",
             "trace": "ChromeTrace",
             "visualizer": "VisualizerFolder",
         },
@@ -59,6 +61,6 @@ __all__ = [
     "MACHINE", "REFERENCE", "ChromeTrace", "ComparedResult", "CopyLine", "Device", "Difference",
     "OperationComparison", "OperationLine", "OperationStore", "Recorder", "RunRecord",
     "Tolerances", "Verdict", "VisualizerFolder", "compare", "copy_lines", "counted", "difference",
-    "explain", "memory_report", "memory_views", "open_device", "other_lines",
+    "explain", "is_compressed", "memory_report", "memory_views", "open_device", "other_lines",
     "plan_json", "read_copies", "read_record", "replay", "totals_json",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from stitch.errors import FormatError, Problem, UsageError
-from stitch.files import write_file
+from stitch.files import atomic_write
 from stitch.frontend import loop_over
 from stitch.graph import JsonObject
 from stitch.torch.module_tensors import torch
@@ -201,6 +201,6 @@ def _dtypes() -> dict[str, Any]:
 def written(file: str | Path | IO[str], text: str) -> None:
     """Write a text to a path, whole or not at all, or into an open file."""
     if isinstance(file, str | os.PathLike):
-        write_file(Path(file), text.encode())
+        atomic_write(Path(file), text.encode())
     else:
         file.write(text)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from stitch.argument_kinds import ArgumentKind
 from stitch.errors import IncompatibleError, StitchError
-from stitch.files import Sink, Source, open_source, write_file
+from stitch.files import Sink, Source, atomic_write, open_source
 from stitch.flatbuffer import ProblemList, Schema, TableSpec, Verifier
 from stitch.program import dense_bytes
 from stitch.ttb.binary import CURRENT, DAMAGED, FEATURES, Binary, SegmentRow, Version
@@ -89,7 +89,7 @@ def save(binary: Binary, path: str | Path) -> None:
     Raises `StitchError` with the path where it cannot be written; then nothing is left behind, and
     a file that was there before stays as it was.
     """
-    write_file(path, content_of(binary))
+    atomic_write(path, content_of(binary))
 
 
 def _pieces(segments: Segments) -> Iterator[bytes | memoryview]:

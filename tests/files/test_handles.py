@@ -15,7 +15,7 @@ import pytest
 import stitch
 from stitch.documents import load_pipeline
 from stitch.errors import StitchError
-from stitch.files import FolderLock, LineFile, write_file
+from stitch.files import FolderLock, atomic_write
 from stitch.forms import read_array
 from stitch.frontend import read_graph
 from stitch.machine import named_machines
@@ -31,8 +31,7 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "the newest checkpoint": lambda here: CheckpointFolder(here / "c").newest(print),
     "a checkpoint": lambda here: CheckpointFolder(here / "c").save(Checkpoint(2, {})),
     "a lock": lambda here: FolderLock(here),
-    "a file": lambda here: write_file(here / "f", b"x"),
-    "lines": lambda here: LineFile(here / "l"),
+    "a file": lambda here: atomic_write(here / "f", b"x"),
 }
 
 

@@ -10,7 +10,7 @@ from pricing.figures import Figure, Section, points_of, section_of
 from pricing.operations import measured_operations
 from pricing.timing import installed, times_of
 from stitch.errors import UsageError
-from stitch.files import write_file
+from stitch.files import atomic_write
 from stitch.runtime import (
     LIBRARY_PRICES,
     PriceTable,
@@ -46,7 +46,7 @@ def tune(
         )  # fmt: skip
     text = measured_text(name or file.stem, largest, tries)
     table = parse_prices(text.encode(), str(file))
-    write_file(file, text)
+    atomic_write(file, text)
     return table
 
 

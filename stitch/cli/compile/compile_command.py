@@ -21,7 +21,7 @@ from stitch.cli.parser import add_options, count, make_parser, place, positive, 
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES, split_graph
 from stitch.errors import FormatError, UsageError
-from stitch.files import FileBatch
+from stitch.files import OutputFiles
 from stitch.frontend import read_graph
 from stitch.graph import parse_wish
 from stitch.program import MathFidelity, Program, Role
@@ -171,8 +171,8 @@ def _write(
     models: Sequence[api.CompiledModel], paths: Sequence[str | None], words: argparse.Namespace,
     cache: api.CompileCache | None,
 ) -> None:  # fmt: skip
-    """Writes the files, all or none, and says what they are."""
-    batch = FileBatch(as_one=True)
+    """Write the files, each atomically, and say what they are."""
+    batch = OutputFiles()
     for model, path in zip(models, paths, strict=True):
         if path is not None:
             batch.add(path, content_of(model.binary))

@@ -10,7 +10,7 @@ from pathlib import Path
 from stitch import api
 from stitch.cli.chain import RunInput, Runnable, RunOutput
 from stitch.cli.output_checks import JSON, NPY, TEXT
-from stitch.files import FileBatch, make_folder
+from stitch.files import OutputFiles, make_folder
 from stitch.forms import npy_bytes
 from stitch.program import Array
 from stitch.report import memory_views, plan_json
@@ -21,7 +21,7 @@ _REPORTS = ("plans.json", "memory.json", "explain.txt")
 
 
 def add_artifacts(
-    batch: FileBatch,
+    batch: OutputFiles,
     folder: str,
     device: api.Device,
     runnable: Runnable,

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stitch.api import Device
-from stitch.files import FileBatch
+from stitch.files import OutputFiles
 from stitch.report import (
     OperationComparison,
     OperationLine,
@@ -55,7 +55,7 @@ class OperationsAsked:
             if watch is not None:
                 watch.next_pass()
 
-    def add_to(self, batch: FileBatch) -> None:
+    def add_to(self, batch: OutputFiles) -> None:
         """What is to be saved goes into the batch."""
         if self._store is not None:
             self._store.add_to(batch)

@@ -17,7 +17,7 @@ from stitch.cli.chain import RunOutput
 from stitch.cli.run_inputs import Note, array_of_word, is_archive, is_array_word
 from stitch.cli.wire_words import deal, split_words
 from stitch.errors import UsageError
-from stitch.files import FileBatch
+from stitch.files import OutputFiles
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
 from stitch.program import Array, DataType
 
@@ -78,7 +78,7 @@ def put(
     where: Destinations,
     outputs: Sequence[RunOutput],
     arrays: Sequence[Array],
-    batch: FileBatch,
+    batch: OutputFiles,
     note: Note,
 ) -> list[str]:
     """Adds the files to the batch; gives the lines to print. `note` hears of wider types."""

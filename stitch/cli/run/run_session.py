@@ -56,7 +56,7 @@ from stitch.cli.run.run_report import (
 from stitch.cli.run_inputs import gather_inputs, given_names
 from stitch.cli.wire_words import wires_of
 from stitch.errors import UsageError
-from stitch.files import FileBatch, write_file
+from stitch.files import OutputFiles, atomic_write
 from stitch.program import Array
 from stitch.report import (
     REFERENCE,
@@ -86,7 +86,7 @@ class RunSession:
     results: list[Array] = field(default_factory=list)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
-    batch: FileBatch = field(default_factory=FileBatch)
+    batch: OutputFiles = field(default_factory=OutputFiles)
     operations: OperationsAsked = field(default_factory=OperationsAsked)
 
 
@@ -115,7 +115,7 @@ def run_session(words: argparse.Namespace) -> int:
         if words.result_file is not None and not checks.is_read(words.result_file):
             what, code = failure_of(error)
             body = {"result": "error", "exit_code": code, "error": what}
-            write_file(words.result_file, json.dumps(body, indent=2) + "\n")
+            atomic_write(words.result_file, json.dumps(body, indent=2) + "\n")
         raise
 
 

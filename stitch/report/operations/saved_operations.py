@@ -15,11 +15,12 @@ from urllib.parse import quote
 
 from stitch.argument_kinds import PATH, takes
 from stitch.errors import FormatError, UsageError
-from stitch.files import FileBatch, Spool, write_added
+from stitch.files import OutputFiles, write_added
 from stitch.forms import NpzWriter, archived_arrays
 from stitch.program import Array
 from stitch.report.operations.operation_watch import OperationWatch, SeenOperation
 from stitch.report.reported_device import DEVICE
+from stitch.report.spool import Spool
 from stitch.runtime import RuntimeDevice
 
 #: Of a program's name in the names of arrays; its number tells it apart.
@@ -80,7 +81,7 @@ class OperationStore(OperationWatch):
         """What comes now is not kept."""
         self._is_over = True
 
-    def add_to(self, batch: FileBatch) -> None:
+    def add_to(self, batch: OutputFiles) -> None:
         """Watch no more, and add the file to those that a batch is going to write; `forget` it when
         that has happened. Nothing is added where an interrupt or a full disk, which was raised, has
         left half of a result."""

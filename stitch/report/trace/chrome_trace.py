@@ -17,9 +17,10 @@ from typing import Any, Self
 
 from stitch.argument_kinds import PATH, optional, takes
 from stitch.errors import UsageError
-from stitch.files import FileBatch, Sink, Spool, write_added
+from stitch.files import OutputFiles, Sink, write_added
 from stitch.report.explanation import totals_json
 from stitch.report.reported_device import DEVICE
+from stitch.report.spool import Spool
 from stitch.report.trace.lines import Heard, TraceLines
 from stitch.report.trace.tracks import Line
 from stitch.runtime import Event, PlanRun, PlanStopped, RuntimeDevice
@@ -76,7 +77,7 @@ class ChromeTrace:
         if self._spool is not None:
             self._spool.close()
 
-    def add_to(self, batch: FileBatch) -> None:
+    def add_to(self, batch: OutputFiles) -> None:
         """Listen no more, and add the file to those that a batch is going to write; `forget` it
         when that has happened."""
         assert self._spool is not None

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import NamedTuple, Self
 
 from stitch.argument_kinds import PATH, takes
-from stitch.files import FileBatch, make_folder, resolved, write_added
+from stitch.files import OutputFiles, make_folder, resolved, write_added
 from stitch.report.reported_device import DEVICE
 from stitch.report.visualizer.report_tables import ReportTables
 from stitch.report.visualizer.told_steps import ToldSteps
@@ -66,7 +66,7 @@ class VisualizerFolder:
         self._unsubscribe()
         self._tables.close()
 
-    def add_to(self, batch: FileBatch) -> None:
+    def add_to(self, batch: OutputFiles) -> None:
         """Listen no more, and add the files to those that a batch is going to write; `forget` it
         when that has happened."""
         self._unsubscribe()

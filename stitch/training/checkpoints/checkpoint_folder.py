@@ -20,15 +20,15 @@ from typing import Any, final
 import numpy as np
 
 from stitch.errors import FormatError, IncompatibleError, StitchError
-from stitch.files import FolderLock, make_folder, sweep_folder, write_file
+from stitch.files import FolderLock, atomic_write, make_folder
 from stitch.program import Array
 from stitch.training.checkpoints.checkpoint_format import read_tensors, write_tensors
 
 VERSION = 1
 _KEY = "stitch_checkpoint"
 _NAME = re.compile(r"step-(\d{8,15})\.safetensors")
-#: Parts of versions that did not lock theirs.
-_OLD_PART = re.compile(r"\.step-\d{8,15}\.safetensors\.part")
+#: What a killed process leaves of a checkpoint that it was writing.
+_PART = re.compile(r"\.step-\d{8,15}\.safetensors\.(\d+\.[0-9a-f]+\.)?part")
 MAX_SHOWN = 8
 Facts = Mapping[str, Any]
 
@@ -60,7 +60,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
         "progress": checkpoint.progress,
     }  # fmt: skip
     text = json.dumps(facts, sort_keys=True)
-    write_file(path, lambda sink: write_tensors(sink, checkpoint.state, {_KEY: text}))
+    atomic_write(path, lambda sink: write_tensors(sink, checkpoint.state, {_KEY: text}))
 
 
 def _checksum(state: Mapping[str, Array]) -> int:
@@ -158,9 +158,8 @@ class CheckpointFolder:
             self.close()
             self._lock = FolderLock(self.folder, "another training")
         assert self._lock is not None
-        sweep_folder(self.folder)
         for entry in self._entries():
-            if _OLD_PART.fullmatch(entry.name):
+            if _PART.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
                     entry.unlink()
         return self._lock.missing

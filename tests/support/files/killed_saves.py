@@ -62,11 +62,11 @@ def main() -> None:
             names = {path.name for path in folder.iterdir()}
             dead = killed(lambda one=one, folder=folder: one.save(folder, 2), at)  # type: ignore[misc]
             ages = one.ages(folder)
-            parts = len({path.name for path in folder.iterdir()} - names)
+            new = {path.name for path in folder.iterdir()} - names
             one.save(folder, 2)
-            swept = {path.name for path in folder.iterdir()} == names
-            found.append({"save": name, "at": at, "killed": dead, "ages": ages, "parts": parts,
-                          "swept": swept, "then": one.ages(folder)})  # fmt: skip
+            found.append({"save": name, "at": at, "killed": dead, "ages": ages, "parts": len(new),
+                          "only_parts": all(name.endswith(".part") for name in new),
+                          "then": one.ages(folder)})  # fmt: skip
             if not dead:
                 break
     print(json.dumps(found))

@@ -14,7 +14,7 @@ import numpy as np
 import stitch
 from stitch import ttb
 from stitch.api import load
-from stitch.files import FileBatch, LineFile, sweep_folder, write_file
+from stitch.files import OutputFiles, atomic_write
 from stitch.forms import npy_bytes, read_array_file
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
@@ -50,7 +50,7 @@ def _age_of_ttb(path: Path) -> int:
 
 
 def _save_three(folder: Path, age: int) -> None:
-    batch = FileBatch()
+    batch = OutputFiles()
     batch.add(folder / "a.npy", npy_bytes(np.full(100_000, age)))
     batch.add(folder / "b.txt", f"{age}\n" * 1000)
     batch.add(folder / "c.npy", npy_bytes(np.full(3, age)))
@@ -66,33 +66,6 @@ def _ages_of_three(folder: Path) -> list[int]:
         ages.append(int(array[0]))
     assert not text
     return ages
-
-
-def _save_as_one(folder: Path, age: int) -> None:
-    batch = FileBatch(as_one=True)
-    for name in ("forward.ttb", "loss.ttb", "backward.ttb"):
-        batch.add(folder / name, ttb.content_of(BINARIES[age]))
-    batch.commit()
-
-
-def _age_of_one(folder: Path) -> list[int]:
-    """After a look at what was decided, files that belong together are of one age."""
-    sweep_folder(folder)
-    ages = [_age_of_ttb(folder / name) for name in ("forward.ttb", "loss.ttb", "backward.ttb")]
-    return [ages[0]] if len(set(ages)) == 1 else ages
-
-
-def _save_lines(folder: Path, age: int) -> None:
-    lines = LineFile(folder / "r.jsonl", [str(age)] * 1000)
-    lines.add(str(age))
-    lines.close()
-
-
-def _age_of_lines(folder: Path) -> list[int]:
-    """The lines that it begins with are there as a whole; the last one was added."""
-    found = (folder / "r.jsonl").read_text().splitlines()
-    assert len(found) in (1000, 1001) and set(found) in ({"1"}, {"2"})
-    return [int(found[0])]
 
 
 def _state(age: int) -> dict[str, np.ndarray]:
@@ -117,10 +90,8 @@ SAVES = {
         lambda folder: [_age_of_checkpoint(folder / "c")],
     ),
     "one file": Save(
-        lambda folder, age: write_file(folder / "f", bytes([age]) * 300_000),
+        lambda folder, age: atomic_write(folder / "f", bytes([age]) * 300_000),
         lambda folder: list(set((folder / "f").read_bytes())),
     ),
     "a command's outputs": Save(_save_three, _ages_of_three),
-    "programs that belong together": Save(_save_as_one, _age_of_one),
-    "lines of results": Save(_save_lines, _age_of_lines),
 }

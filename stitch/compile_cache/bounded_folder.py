@@ -1,8 +1,6 @@
 """Folders of files that can be made again, kept below a size: what was used last stays.
 
-Comes in: a folder, and how the names of its files begin that belong together. Goes out: files that
-count as used, or are gone; whoever has one open, or mapped, keeps what he has. Must not know: what
-is in a file.
+Whoever has a file open, or mapped, keeps what he has when it is removed.
 """
 
 from __future__ import annotations
@@ -11,8 +9,6 @@ import contextlib
 import os
 import re
 from pathlib import Path
-
-from stitch.files import system_calls
 
 
 def mark_used(path: Path) -> None:
@@ -44,6 +40,6 @@ def keep_below(folder: Path, names: re.Pattern[str], most_nbytes: int) -> int:
             break
         for path in paths[key]:
             with contextlib.suppress(OSError):
-                system_calls.table.unlink(path)
+                path.unlink()
         gone += sizes[key]
     return gone

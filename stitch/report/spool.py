@@ -1,9 +1,5 @@
-"""What becomes a file at the end of a long piece of work, kept on disk until then.
-
-Comes in: pieces of bytes, as they come. Goes out: all of them, into whatever the file's content is
-written to (`FileBatch.add(path, spool.pour)`). Memory holds one piece. Must not know: what is in
-the file.
-"""
+"""What becomes a file at the end of a long piece of work, kept on disk until then: memory holds one
+piece. `OutputFiles.add(path, spool.pour)` writes it."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ from pathlib import Path
 from typing import IO, final
 
 from stitch.errors import StitchError
-from stitch.files.parts import Data, Sink, naming
-from stitch.files.writing import resolved
+from stitch.files import Data, Sink, naming, resolved
 
 _PIECE_NBYTES = 1 << 20
 COMPRESSED = ".gz"
