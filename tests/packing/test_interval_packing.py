@@ -13,7 +13,6 @@ from stitch.errors import UsageError
 from stitch.packing import Interval, max_load, pack_intervals
 from stitch.packing.interval_packing import EXACT_BUFFERS
 from tests.support.benches import BENCHES
-from tests.support.grids import every
 from tests.support.packing_brute_force import clashes, lowest_peak
 
 CASES = BENCHES / "minimalloc"
@@ -187,7 +186,7 @@ def test_parts_that_share_no_moment_are_packed_apart() -> None:
     assert len(twice) > EXACT_BUFFERS and pack_intervals(twice).ended
 
 
-@pytest.mark.parametrize("case", every(2, ["A", "B", "C", "D", "E"]))
+@pytest.mark.parametrize("case", ["A", "B", "C", "D", "E"])
 def test_minimallocs_cases_pack_within_a_tenth_of_the_bound(case: str) -> None:
     rows = (CASES / f"{case}.csv").read_text(encoding="utf-8").splitlines()[1:]
     fields = [[int(field) for field in row.split(",")] for row in rows]

@@ -13,7 +13,6 @@ from stitch.planner.lifetimes.layouts import search
 from stitch.planner.lifetimes.lives import lives_in
 from stitch.program import Space
 from stitch.tasks import NumberedTask
-from tests.support.grids import every_row
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import desc_of, machine_with, program
 
@@ -85,7 +84,7 @@ def test_a_tensor_that_lives_on_is_made_where_nothing_wants_its_bytes(
 
 @pytest.mark.parametrize(
     ("scratch", "before", "share"),
-    every_row(3, [(False, 0, 0.02), (True, 0, 0.22), (False, 8, 0.14)]),
+    [(False, 0, 0.02), (True, 0, 0.22), (False, 8, 0.14)],
 )
 def test_bytes_moved_of_drawn_chains(
     scratch: bool, before: int, share: float, monkeypatch: pytest.MonkeyPatch
