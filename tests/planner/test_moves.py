@@ -80,14 +80,14 @@ def shuffled_buffers(random: Random, *, slack: int) -> tuple[list[Move], int]:
 
 
 @given(st.randoms(use_true_random=False), st.integers(0, 12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_a_random_rearrangement_loses_no_byte(random: Random, spare: int) -> None:
     moves, limit = shuffled_buffers(random, slack=random.choice((0, 0, 5)))
     carried_out(moves, limit + spare, outside=random.choice((1, 5, 400)))
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_one_free_byte_keeps_every_cycle_inside_the_space(random: Random) -> None:
     moves, limit = shuffled_buffers(random, slack=random.choice((0, 1, 5)))
     full = limit == sum(move.size for move in moves)
@@ -95,7 +95,7 @@ def test_one_free_byte_keeps_every_cycle_inside_the_space(random: Random) -> Non
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_relayout_that_keeps_the_order_stages_nothing_and_moves_each_buffer_once(
     random: Random,
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_relayout_that_keeps_the_order_stages_nothing_and_moves_each_buffer_on
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_in_a_full_space_one_piece_leaves_once_for_all_cycles(random: Random) -> None:
     moves, limit = shuffled_buffers(random, slack=0)
     ordered = carried_out(moves, limit, outside=7)
