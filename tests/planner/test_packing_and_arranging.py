@@ -97,7 +97,7 @@ def check_arrangement(problem: SpaceProblem, found: Repacking) -> None:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_with_few_buffers_the_fewest_possible_bytes_move(random: Random) -> None:
     problem = random_problem(random, 6)
     if problem is None:
