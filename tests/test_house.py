@@ -11,9 +11,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.benches import BENCH_NAMES
 
@@ -501,24 +503,54 @@ def test_files_that_texts_name_are_there() -> None:
     assert gone == set()
 
 
-def test_the_index_names_every_page_and_benchmark() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+def test_the_site_s_navigation_names_every_page() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     pages = {file.relative_to(ROOT / "docs").as_posix() for file in ROOT.glob("docs/**/*.md")}
-    linked = set(re.findall(r"\]\(([^)\s]+)\)", index))
-    assert pages - linked == {"README.md"}
-    listed = index.partition("Benchmarks")[2].partition("\n## ")[0]
+    records = {page for page in pages if re.match(r"decisions/\d", page)}
+    # What tools/site_hook.py adds.
+    added = {"changelog.md", "contributing.md", "examples.md", "format_versions.md"}
+    assert sorted(_leaves(site["nav"])) == sorted((pages - records) | added)
+    start = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([^)\s]+)\)", start))
+    assert pages - records - linked == {"README.md"}
+
+
+def _leaves(nav: object) -> list[str]:
+    """The pages of a navigation, or of a part of it."""
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    assert isinstance(parts, Iterable)
+    return [page for part in parts for page in _leaves(part)]
+
+
+def test_the_index_of_decisions_names_every_record_with_its_status() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(\d+)\]\((\S+)\) \| .* \| (.+) \|$", index, re.MULTILINE)
+    assert [file for _, file, _ in rows] == sorted(file.name for file in folder.glob("0*.md"))
+    for number, file, status in rows:
+        assert file.startswith(f"{number}-")
+        text = (folder / file).read_text(encoding="utf-8")
+        stated = re.search(r"^\*Status: (superseded by \S+\)|accepted)", text, re.MULTILINE)
+        assert status == (stated[1] if stated else "accepted"), file
+
+
+def test_the_page_of_benchmarks_names_every_script() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    listed = text.partition("## The benchmark scripts")[2]
     benchmarks = {f"{name}.py" for name in BENCH_NAMES}
     assert benchmarks == set(re.findall(r"^\| `(\w+\.py)` \|", listed, re.MULTILINE))
 
 
 def test_the_table_of_packages_names_every_folder() -> None:
-    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     named = {
         word for row in rows for word in re.findall(r"`(?:stitch/)?(\w+)/`", row.split("|")[1])
     }
-    rooms = {file.parent.name for file in (ROOT / "stitch").glob("*/__init__.py")}
-    assert rooms - named == set()
+    packages = {file.parent.name for file in (ROOT / "stitch").glob("*/__init__.py")}
+    assert packages - named == set()
 
 
 def test_the_commands_are_those_of_the_project_file() -> None:
