@@ -1,8 +1,7 @@
 """The public face: compile, load, submit, wait, to_layout, pipelines.
 
-Comes in: modules, files, arrays. Goes out: compiled models, devices, tensors. `stitch/__init__.py`
-re-exports it; nothing but the commands imports it. Training, pipeline files and front ends load
-when they are asked for: most processes run what was compiled before.
+`stitch/__init__.py` re-exports it; nothing but the commands imports it. Training, pipeline files
+and front ends load when they are asked for: most processes run what was compiled before.
 """
 
 from __future__ import annotations

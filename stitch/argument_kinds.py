@@ -1,9 +1,7 @@
 """What public functions take: an argument of another kind is answered with the parameter's name.
 
-Comes in: a function's arguments, and the kind that each of its parameters takes. Goes out: nothing
-(of inputs given by name, their order), or a `UsageError`. For the calls of a set-up (compile, load,
-open, save): what is called in every pass looks at its arguments by itself. Must not know what the
-arguments are for.
+For the calls of a set-up (compile, load, open, save): what is called in every pass looks at its
+arguments by itself.
 """
 
 from __future__ import annotations

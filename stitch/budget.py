@@ -1,9 +1,7 @@
 """The budget: how many bytes of the host's memory this process takes, and how many it may.
 
-Comes in: requests, each before anything of it is allocated. Goes out: claims, which count until
-they are let go, or an `OutOfMemoryError` that says what else is there. One budget serves all
-devices and readers of files of the process; nothing of it is on the way of a call that runs again.
-Must not know: devices, programs, files.
+One budget serves all devices and readers of files of the process; nothing of it is on the way of a
+call that runs again.
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ class Claim:
         self.__del__ = partial(budget.gone.append, number)
         self.number, self.nbytes, self._budget = number, nbytes, budget
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """The bytes are free; letting go twice is allowed."""
         self._budget.gone.append(self.number)
 
@@ -251,10 +249,10 @@ def keep(owner: Any, taken: Claim) -> None:
     while getattr(base, "base", None) is not None:
         base = base.base
     try:
-        weakref.finalize(base, taken.let_go).atexit = False
+        weakref.finalize(base, taken.dispose).atexit = False
     except TypeError:
         # Bytes and mappings take no finalizers: the array over them stands for them.
-        weakref.finalize(owner, taken.let_go).atexit = False
+        weakref.finalize(owner, taken.dispose).atexit = False
 
 
 #: Where control groups are told of, and where they are mounted.

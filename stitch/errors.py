@@ -1,7 +1,6 @@
 """The error tree: every way in which Stitch says no.
 
-Comes in: what went wrong, where, what was expected and what was found, and what to do about it.
-Goes out: one exception whose text says all of that. Knows nothing of any other room.
+Knows nothing of any other room.
 """
 
 from __future__ import annotations

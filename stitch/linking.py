@@ -1,6 +1,5 @@
 """`link`: programs of several binaries become one program in a binary of its own.
 
-Comes in: paths, bytes, binaries, models, loaded programs; wires in words. Goes out: `LinkedModel`.
 How programs are joined is the linker's business; here they are found, checked, and given a machine.
 """
 

@@ -1,7 +1,6 @@
 """Faces whose names are loaded when they are asked for.
 
-Comes in: the name of a face, and which of its files defines which names. Goes out: the face's
-`__getattr__` and `__dir__`. Type checkers read imports instead, which stand beside it for them:
+Type checkers read imports instead, which stand beside it for them:
 
     if TYPE_CHECKING:
         from stitch.api import load
@@ -9,7 +8,7 @@ Comes in: the name of a face, and which of its files defines which names. Goes o
         __getattr__, __dir__ = names_on_demand(__name__, {"api": "load"})
 
 They are the two branches of one choice, because type checkers would take any name from a module
-that has a `__getattr__`. Must not know: what it loads.
+that has a `__getattr__`.
 """
 
 from __future__ import annotations

@@ -65,14 +65,14 @@ BREACHES = {
                    "stitch.frontend.yaml is not allowed to import stitch.frontend.torch"),
     "checker": ("planner/checker/proof.py", "import stitch.planner.mover.order",
                 "stitch.planner.checker is not allowed to import stitch.planner.mover"),
-    "checker's own packing": ("planner/checker/end.py", "import stitch.packing",
+    "checker's own packing": ("planner/checker/plan_check.py", "import stitch.packing",
                               "stitch.planner.checker is not allowed to import stitch.packing"),
     "face": ("report/explanation.py", "import stitch",
              "stitch.report.explanation is not allowed to import stitch"),
     "flatbuffers": ("flatbuffer/verify.py", "import flatbuffers",
                     "stitch.flatbuffer.verify -> flatbuffers"),
-    "generated": ("model/model_json.py", "import stitch.ttb.generated",
-                  "stitch.model.model_json -> stitch.ttb.generated"),
+    "generated": ("model/compiled_model.py", "import stitch.ttb.generated",
+                  "stitch.model.compiled_model -> stitch.ttb.generated"),
     "extras": ("files/writing.py", "import torch", "stitch.files.writing -> torch"),
     "workshop": ("errors.py", "import pytest", "stitch.errors -> pytest"),
 }  # fmt: skip
@@ -143,8 +143,8 @@ ILL_BUILT = {
     "house/attic/__init__.py": "",
     "house/attic/wine.py": "from house.cellar.wine import count\nimport house.cellar as c\n"
                            "print(c._key)\nclass Box: ...\nclass _Lid: ...\n",
-    "house/attic/long.py": "class Box: ...\nclass _Lid: ...\n" + "\n" * 400,
-} | {f"house/attic/box_{number}.py": "" for number in range(18)}  # fmt: skip
+    "house/attic/long.py": "class Box: ...\nclass _Lid: ...\n" + "\n" * 800,
+}  # fmt: skip
 
 
 def test_the_structure_names_each_breach_of_the_rules(tmp_path: Path) -> None:
@@ -158,20 +158,17 @@ def test_the_structure_names_each_breach_of_the_rules(tmp_path: Path) -> None:
         "deep imports": ["house.attic.wine:1 imports house.cellar.wine"],
         "circles of files": ["house.cellar.ladder house.cellar.stairs"],
         "uses of getrefcount": ["house.cellar.wine:4 uses getrefcount"],
-        "folders over 20 files": ["house.attic holds 21 files"],
-        "files of one name": ["house.attic.wine, house.cellar.wine"],
-        "classes of one name": ["Box: house.attic.long, house.attic.wine"],
     }
     assert structure["notes"] == {
         "private reaches": ["house.attic.wine:3 reaches for _key"],
-        "files over 400 lines": ["house.attic.long has 402 lines"],
+        "files over 800 lines": ["house.attic.long has 802 lines"],
     }
     listed = subprocess.run(
         [*tool, "--list", "--check"], capture_output=True, text=True, check=False
     )
     assert listed.returncode == 1
     assert "house.attic.wine:1 imports house.cellar.wine" in listed.stdout
-    for name in ("cellar/wine.py", "cellar/ladder.py", "attic/wine.py", "attic/box_0.py"):
+    for name in ("cellar/wine.py", "cellar/ladder.py", "attic/wine.py"):
         (tmp_path / "house" / name).unlink()
     (tmp_path / "house/cellar/stairs.py").write_text("")
     clean = subprocess.run([*tool, "--check"], capture_output=True, text=True, check=False)
@@ -360,7 +357,7 @@ FILE_CALLS = {"open", "write_text", "write_bytes", "read_text", "read_bytes", "r
 OWN_FILES = {
     "stitch/machine/description.py": {"read_bytes"},
     "stitch/ttb/ttnn/field_history.py": {"read_bytes"},
-    "stitch/cli/run/examples.py": {"read_text", "rename", "TemporaryDirectory"},
+    "stitch/cli/run/run_command.py": {"read_text", "rename", "TemporaryDirectory"},
     "stitch/budget.py": {"read_text"},
     "stitch/forms/array_files.py": {"open"},  # members of an archive
     "stitch/frontend/onnx/protos/tensor_protos.py": {"memmap"},
@@ -368,7 +365,7 @@ OWN_FILES = {
     "stitch/cli/command.py": {"open"},
     "stitch/planner/planner.py": {"rename"},  # Of buffers.
     # What ONNX Runtime gives away as a file only, in a folder that is gone with the call.
-    "stitch/runtime/executors/onnx/optimised_form.py": {"TemporaryDirectory", "fromfile"},
+    "stitch/runtime/executors/onnx/onnxruntime_executor.py": {"TemporaryDirectory", "fromfile"},
     # What SQLite writes into a file only, in a folder that is gone with the report.
     "stitch/report/visualizer/report_tables.py": {"TemporaryDirectory"},
 }
@@ -457,11 +454,6 @@ def test_a_linked_environment_of_another_checkout_is_left_alone(
     assert left == {"precious", ".stitch-installed", "bin/activate"}
 
 
-def test_test_files_have_names_of_their_own() -> None:
-    names = [file.name for file in python_files("tests") if file.name.startswith("test_")]
-    assert sorted(names) == sorted(set(names))
-
-
 def test_what_tests_share_lies_in_support_and_is_imported_by_its_full_name() -> None:
     support, elsewhere = ROOT / "tests" / "support", []
     for file in python_files("tests"):
@@ -508,7 +500,7 @@ def test_the_site_s_navigation_names_every_page() -> None:
     pages = {file.relative_to(ROOT / "docs").as_posix() for file in ROOT.glob("docs/**/*.md")}
     records = {page for page in pages if re.match(r"decisions/\d", page)}
     # What tools/site_hook.py adds.
-    added = {"changelog.md", "contributing.md", "examples.md", "format_versions.md", "overview.md"}
+    added = {"changelog.md", "contributing.md", "examples.md", "format_versions.md"}
     assert sorted(_leaves(site["nav"])) == sorted((pages - records) | added)
     start = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\(([^)\s]+)\)", start))

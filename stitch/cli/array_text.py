@@ -1,7 +1,4 @@
-"""Arrays as words, in iree-run-module's form: `2x2xf32=1 2 3 4`, `f32=7`, `2x2xf32=@raw.bin`.
-
-Comes in: words. Goes out: arrays, or words again. Must not know: slots.
-"""
+"""Arrays as words, in iree-run-module's form: `2x2xf32=1 2 3 4`, `f32=7`, `2x2xf32=@raw.bin`."""
 
 from __future__ import annotations
 

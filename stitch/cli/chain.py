@@ -1,8 +1,4 @@
-"""`Runnable`: what `stitch-run` runs, be it a chain of modules or a pipeline file.
-
-Comes in: loaded programs and wires. Goes out: slots to fill, and a call that gives tensors. Must
-not know: files of arrays, reports.
-"""
+"""`Runnable`: what `stitch-run` runs, be it a chain of modules or a pipeline file."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Protocol
 
 from stitch.api import Device
 from stitch.cli.module_files import ModuleFile
-from stitch.cli.wire_words import free_outputs
+from stitch.cli.wiring import free_outputs
 from stitch.errors import IncompatibleError
 from stitch.linker import Wire
 from stitch.program import Array, DataType, InputKind, ValueType

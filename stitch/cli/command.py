@@ -1,7 +1,6 @@
 """What the commands share: how words are read, how errors are said, which exit codes there are.
 
-Comes in: what loads a command. Goes out: an exit code. What `--version` does not need is imported
-when the command is loaded. Must not know: what a command does.
+What `--version` does not need is imported when the command is loaded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""What a run costs its device: the room that it needs, the peaks and copies that it had.
-
-Comes in: a device, programs and slots before a run; its history after. Goes out: an
-`OutOfMemoryError` before arrays are made rather than when memory is full; peaks, copies, text. Must
-not know: words of the command line, arrays.
-"""
+"""What a run costs its device: the room that it needs, the peaks and copies that it had."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The files that a command names: modules, their programs, the machine to run them on; records.
-
-Comes in: the words of `--module`, `--function`, `--device`, a path. Goes out: binaries, programs, a
-machine; what a reader makes of a text. Must not know: wires, inputs.
-"""
+"""The files that a command names: modules, their programs, the machine to run them on; records."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """What a command is going to write: refused before anything is computed where it would do harm.
 
-Comes in: the paths of its outputs. Goes out: nothing, or `UsageError`: no command writes over a
-file that it reads (by whatever link), nor over one of another kind than it writes, nor two outputs
-into one file; empty files, `/dev/null` and other devices are free to write to. `-` is standard
-output, for one output of a command; what the command says goes to standard error then. What kinds
-of files there are is here too. Must not know: what is written.
+`-` is standard output, for one output of a command; what the command says goes to standard error
+then. What kinds of files there are is here too.
 """
 
 from __future__ import annotations

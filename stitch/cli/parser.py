@@ -1,7 +1,5 @@
-"""How the commands read their words: argparse, with errors of one line that name the nearest word.
-
-Comes in: options and the words of a command line. Goes out: parsed words, or a `UsageError`. Must
-not know: what a command does.
+"""How the commands read their words: argparse, with errors of one line that name the nearest
+word.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`stitch-run pipeline.yaml`: a pipeline file as something that a run can run.
 
-The form of the file is in `stitch/documents/pipelines/pipeline_form.py`. Comes in: parsed words.
-Goes out: a device, and what loads the pipeline on it.
+The form of the file is in `stitch/documents/pipelines/pipeline_form.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Advice: which slots to compile otherwise, as plans of the changed programs say; and its text.
-
-Comes in: what loads a run on a device, its inputs, changes of slots. Goes out: what one pass costs,
-planned without data on a device of its own; the best few changes, and what they save. Must not
-know: where programs come from, files of arrays.
-"""
+"""Advice: which slots to compile otherwise, as plans of the changed programs say; and its text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The arrays that a run starts from: files, words, or made up by `--init`.
-
-Comes in: the words of `--input`, and the slots. Goes out: one array for each slot, of its shape and
-type. Must not know: devices.
-"""
+"""The arrays that a run starts from: files, words, or made up by `--init`."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ import numpy as np
 from stitch.budget import claimed_array
 from stitch.cli.array_text import array_of_text, looks_like_array
 from stitch.cli.chain import RunInput
-from stitch.cli.wire_words import deal, split_words
+from stitch.cli.wiring import deal, split_words
 from stitch.errors import LayoutError, LinkError, UsageError
 from stitch.forms import read_array_file, typed
 from stitch.program import Array, DataType, InputKind, ValueType

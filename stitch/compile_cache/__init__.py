@@ -1,8 +1,5 @@
-"""The compile cache: what was compiled once is read from a folder where it would come out the same.
-
-Comes in: a computation graph, a machine, options, and what compiles. Goes out: a binary and the
-compiler's notes, from the folder or made and kept there. Must not know: modules, front ends,
-devices.
+"""The compile cache: what was compiled once is read from a folder where it would come out the
+same.
 """
 
 from stitch.compile_cache.cache import DEFAULT_MAX_NBYTES, CompileCache, FromCache

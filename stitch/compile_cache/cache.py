@@ -1,13 +1,14 @@
 """`CompileCache`: a folder of compilations, bounded, which never decides whether a module compiles.
 
-Comes in: a graph, a machine, options, and what compiles. Goes out: a compilation, from the folder
-where it has an entry that is whole, else made and kept there. Nothing of the folder raises: what is
-wrong with it is told among the compiler's warnings, and the module is compiled. Must not know: how
-entries are named and written.
+Nothing of the folder raises: what is wrong with it is told among the compiler's warnings, and the
+module is compiled.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import final
 
 from stitch.argument_kinds import PATH, TEXT, WHOLE, either, takes
 from stitch.budget import parse_nbytes
-from stitch.compile_cache.bounded_folder import keep_below, mark_used
 from stitch.compile_cache.entries import (
     NAMES,
     KeptCompilation,
@@ -30,6 +30,44 @@ from stitch.errors import StitchError
 from stitch.graph import ComputationGraph
 from stitch.machine import Machine
 from stitch.ttb import inspect_sizes
+
+# --------------------------------------------------------------------------------------------------
+# Folders of files that can be made again, kept below a size: what was used last stays.
+
+
+def mark_used(path: Path) -> None:
+    """A file counts as used now; where the folder does not allow that, as before."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def keep_below(folder: Path, names: re.Pattern[str], most_nbytes: int) -> int:
+    """Remove files, least recently used first, until the rest has so many bytes; gives how many
+    bytes went. Only files whose whole name matches are counted and removed; those with the same
+    first group belong together. What cannot be removed stays."""
+    sizes: dict[str, int] = {}
+    used: dict[str, int] = {}
+    paths: dict[str, list[Path]] = {}
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = names.fullmatch(entry.name)
+            if match is None:
+                continue
+            with contextlib.suppress(OSError):  # Another process may have removed it.
+                status = entry.stat(follow_symlinks=False)
+                sizes[match[1]] = sizes.get(match[1], 0) + status.st_size
+                used[match[1]] = max(used.get(match[1], 0), status.st_mtime_ns)
+                paths.setdefault(match[1], []).append(folder / entry.name)
+    over, gone = sum(sizes.values()) - most_nbytes, 0
+    for key in sorted(paths, key=lambda key: (used[key], key)):
+        if gone >= over:
+            break
+        for path in paths[key]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        gone += sizes[key]
+    return gone
+
 
 #: What the entries of a folder may take together, unless said otherwise.
 DEFAULT_MAX_NBYTES = 4 << 30

@@ -3,8 +3,6 @@
 `KEY.ttb` is the binary, as any other; `KEY.json` what the compiler said beside it, and of which
 binary it says that: its length and the CRC-32 of its metadata, in which those of all segments are;
 and last the CRC-32 of all that.
-Comes in: a folder, a key, a compilation. Goes out: files, whole or not at all, or what they hold,
-every byte of it checked. Must not know: when to compile.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Keys of entries: a digest of everything that decides what a compilation gives.
 
-Comes in: a computation graph, a machine, options. Goes out: an `EntryKey`. What is equal in all of
-it compiles to the same bytes. Must not know: files of entries.
+What is equal in all of it compiles to the same bytes.
 
 The parts, each with a digest of its own: `graph` (its JSON form, and its constants by content: the
 names of values and the lines of the source are in it, as they are in the file), `machine` (all

@@ -1,9 +1,7 @@
 """The compiler: computation graph → program, for one machine.
 
-Comes in: a computation graph with wishes, a machine, options. Goes out: a placed program and
-warnings. Passes are plain functions from graph to graph, one file each. Must not know: the runtime,
-files, or how programs will be composed. What few graphs need, to be differentiated, cut in parts or
-placed otherwise, is loaded when it is asked for.
+Passes are plain functions from graph to graph, one file each. What few graphs need, to be
+differentiated, cut in parts or placed otherwise, is loaded when it is asked for.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,7 @@
 """Aliasing: which outputs take the buffer of a donated input, each with its proof.
 
-Comes in: a graph whose outputs are values of their own, and the pairs that were asked for. Goes
-out: the pairs (output, input) that hold. A pair that was asked for and cannot be proved is an
-error that names the reader in the way (see `stitch.linker.alias_proofs` for the rule).
+A pair that was asked for and cannot be proved is an error that names the reader in the way (see
+`stitch.linker.alias_proofs` for the rule).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Bodies as graphs, optimised and differentiated as any graph is, and graphs written into others.
-
-Comes in: a body, or a graph. Goes out: a graph whose slots stand for operands and results by their
-numbers; a body; tensors of another builder. Must not know: gradients.
+"""Bodies as graphs, optimised and differentiated as any graph is, and graphs written into
+others.
 """
 
 from __future__ import annotations

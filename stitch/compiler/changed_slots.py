@@ -1,7 +1,5 @@
-"""A compiled program with some of its slots in other layouts, as compiling it anew would place it.
-
-Comes in: a program, layouts for slots, a machine. Goes out: the program, or `CompileError` where
-another compilation might place more than these slots otherwise: its source alone can tell then.
+"""A compiled program with some of its slots in other layouts, as compiling it anew would place
+it.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
 """The compiler's way: computation graph → passes → placement → program.
 
-Comes in: a computation graph, a machine, options. Goes out: a `Compilation`. The same input gives
-the same program, in every process. Must not know: files, devices, the runtime.
+The same input gives the same program, in every process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from stitch.compiler.aliasing import free_aliases, prove_aliases
 from stitch.compiler.loops import LoopNote, schedule_loops
-from stitch.compiler.math_fidelity import with_math_fidelity
 from stitch.compiler.options import Compilation, CompileOptions
 from stitch.compiler.output_values import give_outputs_their_values
 from stitch.compiler.passes import (
-    compute_parts_together,
     fold_constants,
     fold_transposes,
+    horizontal_fusion,
     merge_common_subexpressions,
     optimize_bodies,
     remove_identities,
@@ -26,6 +27,27 @@ from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, check_types
 from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.machine import Machine
+from stitch.ops import has_products
+from stitch.program import MathFidelity, Operation, Program
+
+# --------------------------------------------------------------------------------------------------
+# The math fidelity that was asked for, written to the operations of a program that have one.
+
+
+def with_math_fidelity(program: Program, fidelity: MathFidelity) -> Program:
+    """The program with a math fidelity at each operation that sums products."""
+    if fidelity is MathFidelity.BY_TYPE:
+        return program
+
+    def told(operations: Sequence[Operation]) -> tuple[Operation, ...]:
+        return tuple(
+            replace(operation, math_fidelity=fidelity) if has_products(operation) else operation
+            for operation in operations
+        )
+
+    bodies = tuple(replace(body, operations=told(body.operations)) for body in program.bodies)
+    return replace(program, operations=told(program.operations), bodies=bodies)
+
 
 _DEFAULTS = CompileOptions()
 
@@ -88,7 +110,7 @@ def optimize(
     graph = merge_common_subexpressions(graph)
     if nested < _NESTED:
         # A round is little data, and takes as long as it has operations.
-        graph = compute_parts_together(graph)
+        graph = horizontal_fusion(graph)
     graph = remove_dead_code(graph)
     if not nested:
         return graph

@@ -1,10 +1,4 @@
-"""Dependence: which values of a graph depend on which, through the rounds of scans too.
-
-Comes in: a graph or a body, the bodies that its operations carry. Goes out: values that others have
-a part in, at all (`reached`) or such that gradients flow (`dependents`, `needed`); of a scan, the
-inputs and outputs of its body for which that is so in some round. Must not know: rules, backward
-graphs, schedules.
-"""
+"""Dependence: which values of a graph depend on which, through the rounds of scans too."""
 
 from __future__ import annotations
 

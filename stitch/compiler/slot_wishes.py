@@ -1,8 +1,4 @@
-"""Wishes → choices: what was asked for each slot, checked, before anything is placed.
-
-Comes in: a graph with its wishes. Goes out: for each slot the wishes by field, the graph with kinds
-and ownership applied, and the pairs of outputs and inputs that were asked to share a buffer.
-"""
+"""Wishes → choices: what was asked for each slot, checked, before anything is placed."""
 
 from __future__ import annotations
 

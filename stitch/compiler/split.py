@@ -1,11 +1,8 @@
 """Splitting: one computation graph becomes several that run one after the other.
 
-Comes in: a graph, and how many parts, or the nodes after which to cut. Goes out: graphs that take
-and give what they need and make: an output feeds the activations of its name in later parts, which
-need not be the next one (`stitch.linker.chain_wires`). In a chain they give the whole's results, to
-the last bit. Without nodes named, cuts are where fewest bytes pass, between parts of about the same
-cost, which counts the bytes that operations touch and their multiplications. Must not know:
-machines, files.
+In a chain they give the whole's results, to the last bit. Without nodes named, cuts are where
+fewest bytes pass, between parts of about the same cost, which counts the bytes that operations
+touch and their multiplications.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a YAML file is: its form is the one that knows most of its keys.
 
-Comes in: a path. Goes out: the name of a form. A new form of file is one line here. Must not know:
-what forms mean.
+A new form of file is one line here.
 """
 
 from __future__ import annotations

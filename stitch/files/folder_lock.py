@@ -1,9 +1,8 @@
 """A lock on a folder that dies with its owner, and says who that is.
 
-Comes in: a folder. Goes out: a `FolderLock`, or an error that names the process that has it. The
-lock is `flock` on the file `.stitch-lock` in the folder, which the kernel gives free when its owner
-ends, however it ends; what stands in the file is for the message only. Where the file system has no
-such locks, `missing` says why, and the owner goes on without. Must not know: what is in the folder.
+The lock is `flock` on the file `.stitch-lock` in the folder, which the kernel gives free when its
+owner ends, however it ends; what stands in the file is for the message only. Where the file system
+has no such locks, `missing` says why, and the owner goes on without.
 """
 
 from __future__ import annotations

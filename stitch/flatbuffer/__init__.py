@@ -1,9 +1,6 @@
 """Flatbuffers of any schema, verified before anything of them is believed.
 
-Comes in: bytes, and the tables of a schema (ours, or those of another project's file by its
-version). Goes out: plain records, or a `FormatError` with every defect. Must not know: what a field
-means, who reads files of a kind. Nothing is written here, and the library `flatbuffers`, which has
-no verifier, is not needed.
+Nothing is written here, and the library `flatbuffers`, which has no verifier, is not needed.
 """
 
 from stitch.flatbuffer.foreign import (

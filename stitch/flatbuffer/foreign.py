@@ -1,10 +1,5 @@
 """Files of other projects, each one flatbuffer, by the version that they were written in.
 
-Comes in: bytes, and what a kind of file is: its identifier and, for the versions whose order of
-fields is known, the tables. Goes out: the version, plain records, and the names of their fields;
-or a `FormatError` with every defect, an `IncompatibleError` where the order is not known. Must not
-know: what any field means.
-
 Other than ours, such files are no envelope: a size prefix, the flatbuffer, and nothing behind it.
 Their projects move fields about between versions, so nothing is read before the version was: it
 stands in the first field of the root, as a struct, whatever the version.

@@ -1,8 +1,4 @@
-"""What is known of a schema: one `TableSpec` per table.
-
-Comes in: nothing. Goes out: the types in which the tables of a kind of file are
-written down. Must not know: programs, bytes.
-"""
+"""What is known of a schema: one `TableSpec` per table."""
 
 from __future__ import annotations
 

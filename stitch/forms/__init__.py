@@ -1,9 +1,7 @@
-"""Forms that people write and files of arrays: read with line numbers, all defects at once.
+"""Documents that people write (YAML) and files of arrays, checked against schemas.
 
-Comes in: text that may be hostile, paths of array files. Goes out: values of the right type,
-arrays, or what is wrong with which line. A form is rows: `Form`, `Row` and kinds of values. Must
-not know: what a form is for. Files of arrays are loaded when they are asked for: the description of
-a machine needs none.
+A `Schema` has `Field`s, each with a `FieldType`; all problems of a document are reported at once,
+with line numbers. Readers of array files load on demand.
 """
 
 from typing import TYPE_CHECKING
@@ -13,8 +11,8 @@ from stitch.forms.kinds import (
     AsWritten,
     Choice,
     ElementType,
+    FieldType,
     Flag,
-    Kind,
     Name,
     NameOrPath,
     Number,
@@ -33,8 +31,8 @@ from stitch.forms.nodes import (
     read_yaml,
     read_yaml_bytes,
 )
-from stitch.forms.places import Place, Reading
-from stitch.forms.rows import Form, FormValues, Row, as_written
+from stitch.forms.places import ParseContext, SourceLocation
+from stitch.forms.rows import Field, FormValues, Schema, as_written
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
@@ -58,11 +56,10 @@ else:
     )
 
 __all__ = [
-    "NUMPY_SUFFIXES", "AsWritten", "ByKey", "Choice", "ElementType", "Entries",
-    "Flag", "Form", "FormValues", "Kind", "ListOf", "Name", "NameOrPath", "Node", "NpzWriter",
-    "Number",
-    "Pairs", "Place", "ProblemLog", "Reading", "RelativePath", "Row", "Shape", "Tagged",
-    "Whole", "Word", "archived_arrays", "as_written", "form_text", "is_word", "npy_bytes",
-    "npz_bytes", "number_of", "read_array", "read_array_file", "read_yaml",
-    "read_entry", "read_yaml_bytes", "typed",
+    "AsWritten", "ByKey", "Choice", "ElementType", "Entries", "Field", "FieldType", "Flag",
+    "FormValues", "ListOf", "NUMPY_SUFFIXES", "Name", "NameOrPath", "Node", "NpzWriter", "Number",
+    "Pairs", "ParseContext", "ProblemLog", "RelativePath", "Schema", "Shape", "SourceLocation",
+    "Tagged", "Whole", "Word", "archived_arrays", "as_written", "form_text", "is_word",
+    "npy_bytes", "npz_bytes", "number_of", "read_array", "read_array_file", "read_entry",
+    "read_yaml", "read_yaml_bytes", "typed",
 ]  # fmt: skip

@@ -1,9 +1,5 @@
 """Arrays out of files and into them: `.npy`, `.npz` and `.safetensors`, never unpickled.
 
-Comes in: a path and, where a file holds several, a name; arrays. Goes out: arrays, or an error that
-names file and array. safetensors is an optional extra, imported only for its files. Must not know:
-slots.
-
 NumPy writes bfloat16 as two nameless bytes (`|V2`): read, they stay bytes until it is said that
 they are bfloat16; written, they become float32, which holds them exactly and which all can read.
 """

@@ -1,8 +1,4 @@
-"""Kinds that are made of others: lists, mappings from names, one of several by what is written.
-
-Comes in: a node and the kinds of its parts. Goes out: tuples, or what the chosen kind makes of it.
-Must not know: what the values are for.
-"""
+"""Kinds that are made of others: lists, mappings from names, one of several by what is written."""
 
 from __future__ import annotations
 
@@ -10,23 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from stitch.forms.kinds import Kind, is_name, is_word
+from stitch.forms.kinds import FieldType, is_name, is_word
 from stitch.forms.nodes import Node
-from stitch.forms.places import Place
-from stitch.forms.rows import Form
+from stitch.forms.places import SourceLocation
+from stitch.forms.rows import Schema
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(eq=False, repr=False)
-class ListOf(Kind[tuple[T_co, ...]], Generic[T_co]):
+class ListOf(FieldType[tuple[T_co, ...]], Generic[T_co]):
     """A list of values of one kind."""
 
-    kind: Kind[T_co]
+    kind: FieldType[T_co]
     wanted: str
     least: int = 0
 
-    def value(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
+    def value(self, node: Node, place: SourceLocation) -> tuple[T_co, ...] | None:
         items = node.data
         if not isinstance(items, tuple) or len(items) < self.least:
             return None
@@ -35,14 +31,14 @@ class ListOf(Kind[tuple[T_co, ...]], Generic[T_co]):
 
 
 @dataclass(eq=False, repr=False)
-class Entries(Kind[tuple[T_co, ...]], Generic[T_co]):
+class Entries(FieldType[tuple[T_co, ...]], Generic[T_co]):
     """A mapping from names to values of one kind, in the order of the file."""
 
-    kind: Kind[T_co]
+    kind: FieldType[T_co]
 
     wanted = "a mapping"
 
-    def value(self, node: Node, place: Place) -> tuple[T_co, ...] | None:
+    def value(self, node: Node, place: SourceLocation) -> tuple[T_co, ...] | None:
         if not isinstance(node.data, Mapping):
             return None
         values = []
@@ -53,21 +49,21 @@ class Entries(Kind[tuple[T_co, ...]], Generic[T_co]):
 
 
 @dataclass(eq=False, repr=False)
-class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
+class Pairs(FieldType[tuple[tuple[Any, ...], ...]]):
     """A mapping from names to values; a list of values `by_position`, whose names are None.
 
     Pairs may have a third: the line that they stand on. In a list that `is_named`, a value is its
     own name.
     """
 
-    kind: Kind[Any]
+    kind: FieldType[Any]
     wanted: str
     least: int = 0
     by_position: bool = True
     is_named: bool = False
     has_lines: bool = False
 
-    def value(self, node: Node, place: Place) -> tuple[tuple[Any, ...], ...] | None:
+    def value(self, node: Node, place: SourceLocation) -> tuple[tuple[Any, ...], ...] | None:
         items: list[tuple[str | None, Node]] | None = None
         if isinstance(node.data, Mapping):
             items = list(node.data.items())
@@ -86,16 +82,16 @@ class Pairs(Kind[tuple[tuple[Any, ...], ...]]):
 
 
 @dataclass(eq=False, repr=False)
-class ByKey(Kind[T_co], Generic[T_co]):
+class ByKey(FieldType[T_co], Generic[T_co]):
     """One of several forms: the first whose key is there.
 
     They are asked for when something is read, so that a form may hold itself.
     """
 
     wanted: str
-    forms: Callable[[], Mapping[str, Form[T_co]]]
+    forms: Callable[[], Mapping[str, Schema[T_co]]]
 
-    def value(self, node: Node, place: Place) -> T_co | None:
+    def value(self, node: Node, place: SourceLocation) -> T_co | None:
         forms = self.forms()
         key, first = next(iter(forms.items()))
         inner = place.inside(node, first.what)
@@ -111,7 +107,7 @@ class ByKey(Kind[T_co], Generic[T_co]):
 
 
 @dataclass(eq=False, repr=False)
-class Tagged(Kind[T_co], Generic[T_co]):
+class Tagged(FieldType[T_co], Generic[T_co]):
     """One of several forms, by the word that stands at `tag`, or alone without a mapping.
 
     They are asked for when something is read, so that a form may hold itself.
@@ -119,9 +115,9 @@ class Tagged(Kind[T_co], Generic[T_co]):
 
     wanted: str
     tag: str
-    forms: Callable[[], Mapping[str, Form[T_co]]]
+    forms: Callable[[], Mapping[str, Schema[T_co]]]
 
-    def value(self, node: Node, place: Place) -> T_co | None:
+    def value(self, node: Node, place: SourceLocation) -> T_co | None:
         forms = self.forms()
         if is_word(node):
             node = replace(node, data={self.tag: node})

@@ -1,8 +1,7 @@
 """Kinds of values in a form: what may stand there, and the Python value that it is.
 
-Comes in: one `Node`. Goes out: a value of the right type, or None after a defect was noted. Each
-kind is data: its bounds and words are attributes, which nobody changes (a frozen dataclass would
-say so, and cost more at every import). Must not know: what the values are for.
+Each kind is data: its bounds and words are attributes, which nobody changes (a frozen dataclass
+would say so, and cost more at every import).
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from typing import Generic, TypeVar
 
 from stitch.errors import LayoutError, closest
 from stitch.forms.nodes import Node
-from stitch.forms.places import Place
+from stitch.forms.places import SourceLocation
 from stitch.program import MAX_RANK, DataType
 
 T_co = TypeVar("T_co", covariant=True)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Kind(ABC, Generic[T_co]):
+class FieldType(ABC, Generic[T_co]):
     """What may stand at a place; `wanted`: in words that go on after `must be`."""
 
     __slots__ = ()
     wanted: str
 
-    def read(self, node: Node, place: Place) -> T_co | None:
+    def read(self, node: Node, place: SourceLocation) -> T_co | None:
         """The value that stands there (there is one); None where a defect was noted."""
         noted = place.reading.log.noted
         value = self.value(node, place)
@@ -38,7 +37,7 @@ class Kind(ABC, Generic[T_co]):
         return value
 
     @abstractmethod
-    def value(self, node: Node, place: Place) -> T_co | None:
+    def value(self, node: Node, place: SourceLocation) -> T_co | None:
         """The value; None where it is not what is `wanted`, or another defect was noted."""
 
 
@@ -48,14 +47,14 @@ def is_word(node: Node) -> bool:
 
 
 @dataclass(eq=False, repr=False)
-class Word(Kind[str]):
+class Word(FieldType[str]):
     """A word as it is written; `is_text` refuses numbers."""
 
     wanted: str = "a word"
     is_text: bool = False
     may_be_empty: bool = False
 
-    def value(self, node: Node, place: Place) -> str | None:
+    def value(self, node: Node, place: SourceLocation) -> str | None:
         is_text = isinstance(node.data, str) and bool(node.raw.strip())
         is_empty = node.data == "" and self.may_be_empty
         is_ours = is_text or is_empty or (is_word(node) and not self.is_text)
@@ -63,26 +62,26 @@ class Word(Kind[str]):
 
 
 @dataclass(eq=False, repr=False)
-class AsWritten(Kind[Node]):
+class AsWritten(FieldType[Node]):
     """Anything, which another reader looks at."""
 
     wanted: str = "a value"
 
-    def value(self, node: Node, place: Place) -> Node | None:
+    def value(self, node: Node, place: SourceLocation) -> Node | None:
         return node
 
 
-class Name(Kind[str]):
+class Name(FieldType[str]):
     """A word that can be the name of a value."""
 
     wanted = "a name"
 
-    def value(self, node: Node, place: Place) -> str | None:
+    def value(self, node: Node, place: SourceLocation) -> str | None:
         is_ours = is_word(node) and is_name(node.raw, node.line, place)
         return node.raw if is_ours else None
 
 
-def is_name(word: str, line: int, place: Place) -> bool:
+def is_name(word: str, line: int, place: SourceLocation) -> bool:
     """Whether a word can be a name; notes that it cannot."""
     if NAME.fullmatch(word) is None:
         detail = f"{word!r} is no name: letters, digits and _ only"
@@ -92,7 +91,7 @@ def is_name(word: str, line: int, place: Place) -> bool:
 
 
 @dataclass(eq=False, repr=False)
-class Choice(Kind[str]):
+class Choice(FieldType[str]):
     """One of several words."""
 
     words: tuple[str, ...]
@@ -100,24 +99,24 @@ class Choice(Kind[str]):
     def __post_init__(self) -> None:
         self.wanted = f"one of {', '.join(self.words)}"
 
-    def value(self, node: Node, place: Place) -> str | None:
+    def value(self, node: Node, place: SourceLocation) -> str | None:
         if is_word(node) and node.raw in self.words:
             return node.raw
         place.unknown_word(node, self.words)
         return None
 
 
-class Flag(Kind[bool]):
+class Flag(FieldType[bool]):
     """True or false."""
 
     wanted = "true or false"
 
-    def value(self, node: Node, place: Place) -> bool | None:
+    def value(self, node: Node, place: SourceLocation) -> bool | None:
         return node.data if isinstance(node.data, bool) else None
 
 
 @dataclass(eq=False, repr=False)
-class Whole(Kind[int]):
+class Whole(FieldType[int]):
     """A whole number from `least` to `most` (None: as large as can be written)."""
 
     least: int = 0
@@ -129,7 +128,7 @@ class Whole(Kind[int]):
             bounds = f"from {self.least} to {self.most}"
         self.wanted = f"a whole number {bounds}"
 
-    def value(self, node: Node, place: Place) -> int | None:
+    def value(self, node: Node, place: SourceLocation) -> int | None:
         if not isinstance(node.data, int) or isinstance(node.data, bool):
             return None
         if node.data < self.least or (self.most is not None and node.data > self.most):
@@ -139,7 +138,7 @@ class Whole(Kind[int]):
 
 
 @dataclass(eq=False, repr=False)
-class Number(Kind[float]):
+class Number(FieldType[float]):
     """A number between bounds: from `least` to `most`, and `above` and `below` these.
 
     It stays a whole number if it is written as one, unless it `is_float`. `wanted` may say it
@@ -161,7 +160,7 @@ class Number(Kind[float]):
         words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
         self.wanted = self.wanted or " ".join([kind, " and ".join(words)]).strip()
 
-    def value(self, node: Node, place: Place) -> float | None:
+    def value(self, node: Node, place: SourceLocation) -> float | None:
         number = node.data
         if isinstance(number, bool) or not isinstance(number, int | float):
             return None
@@ -181,13 +180,13 @@ class Number(Kind[float]):
 
 
 @dataclass(eq=False, repr=False)
-class RelativePath(Kind[Path]):
+class RelativePath(FieldType[Path]):
     """A path, relative to the file; one with one of the `endings`, if there are any."""
 
     wanted: str = "a path"
     endings: tuple[str, ...] = ()
 
-    def value(self, node: Node, place: Place) -> Path | None:
+    def value(self, node: Node, place: SourceLocation) -> Path | None:
         if not is_word(node) or "\0" in node.raw:
             return None
         if self.endings and Path(node.raw).suffix.lower() not in self.endings:
@@ -197,13 +196,13 @@ class RelativePath(Kind[Path]):
 
 
 @dataclass(eq=False, repr=False)
-class NameOrPath(Kind[str]):
+class NameOrPath(FieldType[str]):
     """A name as it is, or the path of a file that has one of some endings, relative to the file."""
 
     wanted: str
     endings: tuple[str, ...] = (".yaml", ".yml", ".ttsys")
 
-    def value(self, node: Node, place: Place) -> str | None:
+    def value(self, node: Node, place: SourceLocation) -> str | None:
         if not is_word(node) or "\0" in node.raw:
             return None
         # What stands behind a colon says which part of the file is meant.
@@ -212,12 +211,12 @@ class NameOrPath(Kind[str]):
         return str(place.reading.folder / node.raw) if is_path else node.raw
 
 
-class Shape(Kind[tuple[int, ...]]):
+class Shape(FieldType[tuple[int, ...]]):
     """A list of dimensions, or the only one."""
 
     wanted = "a list of dimensions, such as [64, 64]"
 
-    def value(self, node: Node, place: Place) -> tuple[int, ...] | None:
+    def value(self, node: Node, place: SourceLocation) -> tuple[int, ...] | None:
         parts = node.data if isinstance(node.data, tuple) else (node,)
         wanted = f"a list of at most {MAX_RANK} whole numbers that are not negative"
         if len(parts) > MAX_RANK or (parts == (node,) and not _is_dimension(node.data)):
@@ -236,12 +235,12 @@ def _is_dimension(data: object) -> bool:
     return isinstance(data, int) and not isinstance(data, bool) and 0 <= data < 2**40
 
 
-class ElementType(Kind[DataType]):
+class ElementType(FieldType[DataType]):
     """The name of a data type of single elements."""
 
     wanted = "a data type, such as float32"
 
-    def value(self, node: Node, place: Place) -> DataType | None:
+    def value(self, node: Node, place: SourceLocation) -> DataType | None:
         if not is_word(node):
             return None
         try:

@@ -1,9 +1,7 @@
 """YAML that may be hostile, read as plain data with line numbers.
 
-Comes in: text. Goes out: `Node`s and a `ProblemLog` that begins with the keys given twice, or a
-`FormatError`: too long, too deep, too many nodes once aliases are followed, tags. Nothing is
-constructed but numbers, strings, lists and mappings. Texts are scanned by libyaml where PyYAML has
-it, in a quarter of the time. Must not know: what the keys mean.
+Nothing is constructed but numbers, strings, lists and mappings. Texts are scanned by libyaml where
+PyYAML has it, in a quarter of the time.
 """
 
 from __future__ import annotations

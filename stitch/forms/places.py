@@ -1,8 +1,4 @@
-"""Where something stands in a form, so that a defect of it is told with line and name.
-
-Comes in: nodes, the log of their file. Goes out: notes of defects, each a sentence about one key.
-Must not know: which keys there are.
-"""
+"""Where something stands in a form, so that a defect of it is told with line and name."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from stitch.forms.nodes import Node, ProblemLog
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Reading:
+class ParseContext:
     """One file while it is read: its log, and the folder that its paths are relative to.
 
     Where `sources` is a list, every value may be written as `{value: .., source: ..}`, a mapping
@@ -28,9 +24,9 @@ class Reading:
     sources: list[tuple[str, str]] | None = None
 
     @property
-    def root(self) -> Place:
+    def root(self) -> SourceLocation:
         """The place of the whole file."""
-        return Place(self)
+        return SourceLocation(self)
 
     def stem(self) -> str:
         """The name of the file without its ending."""
@@ -38,14 +34,14 @@ class Reading:
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Place:
+class SourceLocation:
     """A mapping of the form (`what`), or the value of one key of it.
 
     `nodes` are the values of the mapping; `name` is the entry's where it is one of several by name;
     an `is_item` stands in a list or among such entries, and is told of by itself.
     """
 
-    reading: Reading
+    reading: ParseContext
     what: str = ""
     key: str = ""
     line: int = 1
@@ -63,27 +59,29 @@ class Place:
         """The dotted name of the place."""
         return f"{self.what}.{self.key}" if self.what and self.key else self.what or self.key
 
-    def at(self, key: str) -> Place:
+    def at(self, key: str) -> SourceLocation:
         """The value of a key of this mapping; on the line of the mapping where it is absent."""
         node = self.nodes.get(key)
         line = self.line if node is None else node.key_line or node.line
-        return Place(self.reading, self.what, key, line)
+        return SourceLocation(self.reading, self.what, key, line)
 
-    def item(self, index: int, node: Node) -> Place:
+    def item(self, index: int, node: Node) -> SourceLocation:
         """An item of the list that stands here."""
         key = f"{self.key}[{index}]" if self.is_dotted else self.key
-        return Place(self.reading, self.what, key, node.line, self.name, True)
+        return SourceLocation(self.reading, self.what, key, node.line, self.name, True)
 
-    def entry(self, name: str, node: Node) -> Place:
+    def entry(self, name: str, node: Node) -> SourceLocation:
         """One of the entries, by name, of the mapping that stands here."""
         what, key = (self.path, name) if self.is_dotted else (self.what, self.key)
         line = node.key_line or node.line
-        return Place(self.reading, what, key, line, name, True)
+        return SourceLocation(self.reading, what, key, line, name, True)
 
-    def inside(self, node: Node, what: str, name: str = "") -> Place:
+    def inside(self, node: Node, what: str, name: str = "") -> SourceLocation:
         """A mapping that stands at this place."""
         nodes = node.data if isinstance(node.data, Mapping) else {}
-        return Place(self.reading, what, "", node.key_line or node.line, name, False, nodes)
+        return SourceLocation(
+            self.reading, what, "", node.key_line or node.line, name, False, nodes
+        )
 
     def note(self, kind: str, detail: str, line: int = 0) -> None:
         """Notes a defect; `detail` goes on after the name of the place: `must be a number`."""

@@ -2,19 +2,17 @@
 
 A form is data: which keys there are, of what kind each value is, what it is if left out. ::
 
-    CHECKPOINTS = Form(
+    CHECKPOINTS = Schema(
         "checkpoints",
         CheckpointEntry,
-        Row("folder", RelativePath()),
-        Row("every", EVERY, default=Every(1, "epoch")),
-        Row("keep", Whole(1, MAX_COUNT), default=3),
+        Field("folder", RelativePath()),
+        Field("every", EVERY, default=Every(1, "epoch")),
+        Field("keep", Whole(1, MAX_COUNT), default=3),
     )
     entry = CHECKPOINTS.read(node, reading.root)
 
-Comes in: `Node`s of a file that was parsed. Goes out: the dataclass, or None after every defect was
-noted: with its line, the allowed words and the closest of them. A new key is one row. Kinds and
-rows say all that they check, so a form can also be printed (as JSON Schema, say); what no row can
-say (that two fields fit each other) is the form's `check`. Must not know: what the forms are for.
+A new key is one row. Kinds and rows say all that they check, so a form can also be printed (as JSON
+Schema, say); what no row can say (that two fields fit each other) is the form's `check`.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from stitch.forms.kinds import Kind
+from stitch.forms.kinds import FieldType
 from stitch.forms.nodes import Node
-from stitch.forms.places import Place, Reading
+from stitch.forms.places import ParseContext, SourceLocation
 
 T = TypeVar("T")
 #: Attributes that no row need fill.
@@ -35,23 +33,23 @@ _KNOWN = frozenset({"name", "line", "lines", "place", "file", "folder"})
 
 
 @dataclass(eq=False, repr=False)
-class Row:
+class Field:
     """A field of a form: its key, the kind of its value, and what it is where the key is absent.
 
     `into` is the attribute that takes it, if that is not called as the key is. A `default` that is
-    a function is asked with the `Reading`. `needed_without` names keys (with spaces between them)
-    of which one may stand in its place, `only_with` those of which it belongs to one.
+    a function is called with the `ParseContext`. `needed_without` names keys, with spaces between
+    them, of which one may stand in its place, `only_with` those of which it belongs to one.
     """
 
     key: str
-    kind: Kind[Any]
+    kind: FieldType[Any]
     default: Any = None
     into: str = ""
     needed: bool = False
     needed_without: str = ""
     only_with: str = ""
 
-    def otherwise(self, reading: Reading) -> Any:
+    def otherwise(self, reading: ParseContext) -> Any:
         """What the value is where the key is absent."""
         return self.default(reading) if callable(self.default) else self.default
 
@@ -60,7 +58,7 @@ class Row:
         """The attribute that takes the value."""
         return self.into or self.key
 
-    def read(self, mapping: Place) -> Any:
+    def read(self, mapping: SourceLocation) -> Any:
         """The value in a mapping; the default where there is none, or a defective one was noted."""
         place, node = mapping.at(self.key), mapping.nodes.get(self.key)
         if node is not None:
@@ -77,7 +75,7 @@ class Row:
         return self.otherwise(mapping.reading) if value is None else value
 
 
-def _has_one(mapping: Place, keys: str) -> bool:
+def _has_one(mapping: SourceLocation, keys: str) -> bool:
     nodes = [mapping.nodes.get(key) for key in keys.split()]
     return any(node is not None and node.data is not None for node in nodes)
 
@@ -86,7 +84,7 @@ def _has_one(mapping: Place, keys: str) -> bool:
 class FormValues:
     """What the rows of a form gave, by attribute; `sound` if no defect was noted meanwhile."""
 
-    place: Place
+    place: SourceLocation
     values: Mapping[str, Any]
     sound: bool
 
@@ -96,7 +94,7 @@ def as_written(**values: Any) -> dict[str, Any]:
     return values
 
 
-class Form(Kind[T]):
+class Schema(FieldType[T]):
     """A mapping of fields, each a row. `make` takes their values by name; `what` is what messages
     call it, where `{}` is the mapping around it (nothing: as its key is called).
 
@@ -112,9 +110,9 @@ class Form(Kind[T]):
         self,
         what: str,
         make: Callable[..., T],
-        *rows: Row,
+        *rows: Field,
         word: str = "",
-        check: Callable[[T, Place], None] | None = None,
+        check: Callable[[T, SourceLocation], None] | None = None,
         suffix: Callable[[Node], str] | None = None,
         wanted: str = "a mapping",
     ) -> None:
@@ -132,11 +130,11 @@ class Form(Kind[T]):
         """The keys that have a meaning."""
         return tuple(row.key for row in self.rows)
 
-    def row(self, key: str) -> Row:
+    def row(self, key: str) -> Field:
         """The row of a key."""
         return next(row for row in self.rows if row.key == key)
 
-    def value(self, node: Node, place: Place) -> T | None:
+    def value(self, node: Node, place: SourceLocation) -> T | None:
         """The dataclass; None where a defect was noted."""
         return self.build(self.fields(node, place))
 
@@ -150,7 +148,7 @@ class Form(Kind[T]):
             self.check(value, fields.place)
         return value if log.noted == noted else None
 
-    def fields(self, node: Node, place: Place) -> FormValues:
+    def fields(self, node: Node, place: SourceLocation) -> FormValues:
         """The values of all rows, also where some are defective: those have their defaults."""
         log = place.reading.log
         before = log.noted
@@ -173,11 +171,11 @@ class Form(Kind[T]):
         values.update((attribute, known[attribute]) for attribute in self._free)
         return FormValues(inner, values, log.noted == before)
 
-    def place(self, node: Node, place: Place) -> Place:
+    def place(self, node: Node, place: SourceLocation) -> SourceLocation:
         """The mapping itself, as a place."""
         return place.inside(node, self._title(node, place), place.name)
 
-    def _title(self, node: Node, place: Place) -> str:
+    def _title(self, node: Node, place: SourceLocation) -> str:
         if place.is_dotted:
             return place.path + (self.suffix(node) if self.suffix is not None else "")
         what = self.what.replace("{}", place.what) or place.key

@@ -1,6 +1,6 @@
 """Weights in `.safetensors` files, read with the library of that name (an optional extra).
 
-Comes in: a path. Goes out: one array. Importing this module fails where the library is absent.
+Importing this module fails where the library is absent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """FractalTensor: nested lists of tensors, access to parts of them, and functions over them.
 
-Comes in: nested lists, arrays, tensors, functions. Goes out: nests, which are views of one another.
-Must not know front ends, or training.
-
 >>> from stitch import fractal as ops
 >>> ops.slide(ops.FractalTensor([0, 1, 2, 3]), 2).tolist()
 [[0, 1], [1, 2], [2, 3]]

@@ -1,8 +1,7 @@
 """Access functions: parts of nests, windows, pairs. They make maps of maps, and copy no leaf, but
 where rows of several nests come into one (`join`, and padding).
 
-Of zipped nests each gives a tuple, one result for each part. Comes in: nests. Goes out: nests. Must
-not know functions over nests.
+Of zipped nests each gives a tuple, one result for each part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A whole function over nests as one program, for the lengths of an example: saved as a `.ttb`
 file, or called.
 
-Comes in: a function, examples of its arguments. Goes out: a binary; nests and tensors, where it is
-called. Arrays that the function closes over are constants. Must not know: how loops are scheduled.
+Arrays that the function closes over are constants.
 """
 
 from __future__ import annotations

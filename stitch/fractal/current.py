@@ -1,7 +1,4 @@
-"""Ways in which functions over nests run, and the one in use.
-
-Comes in: a way. Goes out: the way that the code within runs in. Must not know the ways.
-"""
+"""Ways in which functions over nests run, and the one in use."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class NestCall:
     named: dict[str, Any]
 
 
-class Way(Protocol):
+class ExecutionMode(Protocol):
     """How calls are computed; `builder` applies operations to tensors that have none."""
 
     builder: Any
@@ -75,7 +72,7 @@ class CallReport:
 
 #: Calls that a report has, the last of them.
 MAX_REPORTED = 256
-_current: ContextVar[Way | None] = ContextVar("fractal mode", default=None)
+_current: ContextVar[ExecutionMode | None] = ContextVar("fractal mode", default=None)
 _report: ContextVar[CallReport | None] = ContextVar("fractal report", default=None)
 
 
@@ -97,7 +94,7 @@ def report_call(call: str, how: Callable[[], str]) -> None:
 
 
 @contextmanager
-def using(way: Way) -> Iterator[None]:
+def using(way: ExecutionMode) -> Iterator[None]:
     """What runs within runs this way."""
     token = _current.set(way)
     try:
@@ -106,6 +103,6 @@ def using(way: Way) -> Iterator[None]:
         _current.reset(token)
 
 
-def way_set() -> Way | None:
+def mode_set() -> ExecutionMode | None:
     """The way that was chosen, if one was."""
     return _current.get()

@@ -2,7 +2,7 @@
 
 They are what symbolic tensors are while a graph is built, with data: the same methods, operators
 and NumPy functions, so a function that runs element by element can be traced as it stands, and a
-debugger sees numbers. Comes in: arrays, a device. Goes out: tensors with data. Must not know nests.
+debugger sees numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """`FractalTensor`: a nest of lists whose leaves are tensors of one shape and type, read-only.
 
 All leaves lie in one array or tensor, a row each; which row is which leaf is said beside it, on the
-host (`Indexed`). So elements, slices and windows are views, and no access copies a leaf. Comes in:
-data and an index, or nested lists (see `nested_lists`). Goes out: elements, nested lists, arrays.
-Must not know functions over nests.
+host (`Indexed`). So elements, slices and windows are views, and no access copies a leaf.
 """
 
 from __future__ import annotations

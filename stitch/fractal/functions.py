@@ -1,8 +1,6 @@
 """Functions over nests: map, forall, filter, filterall, reduce, scan and fold from either side.
 
-They apply to the elements of the outermost list; `forall` and `filterall` to all leaves. Comes in:
-a function, a nest, perhaps an initializer. Goes out: nests, states. Must not know how operations
-are computed.
+They apply to the elements of the outermost list; `forall` and `filterall` to all leaves.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.fractal.current import NestCall, Way
+from stitch.fractal.current import ExecutionMode, NestCall
 from stitch.fractal.fractal_tensor import FractalTensor, as_leaves
-from stitch.fractal.modes import way_in_use
+from stitch.fractal.modes import mode_in_use
 from stitch.fractal.rows import Indexed, IndexTree, Listed
 from stitch.fractal.user_function import UserFunction, nest_of
 from stitch.fractal.zipped import Nest, Zipped, as_nest, each_part
@@ -33,7 +31,7 @@ def map(f: Callable[..., Any], itr: Nest, *args: Any, **kwargs: Any) -> Any:
     xs, call, way = (
         as_nest("map", itr),
         NestCall("map", f, args, kwargs),
-        way_in_use(itr, args, [*kwargs.values()]),
+        mode_in_use(itr, args, [*kwargs.values()]),
     )
     return way.mapped(call, xs) if len(xs) else _none_of(call, way, xs)
 
@@ -156,7 +154,7 @@ def _scanned(
     call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: tuple[Any, ...],
     named: dict[str, Any], *, from_right: bool,
 ) -> Any:  # fmt: skip
-    xs, way = as_nest(call, itr), way_in_use(itr, initializer, args, [*named.values()])
+    xs, way = as_nest(call, itr), mode_in_use(itr, initializer, args, [*named.values()])
     told = NestCall(call, f, args, named)
     if len(xs):
         return way.scanned(told, xs, initializer, from_right=from_right)
@@ -168,7 +166,7 @@ def _folded(
     call: str, f: Callable[..., Any], itr: Nest, initializer: Any, args: tuple[Any, ...],
     named: dict[str, Any], *, from_right: bool, is_associative: bool = False,
 ) -> Any:  # fmt: skip
-    xs, way = as_nest(call, itr), way_in_use(itr, initializer, args, [*named.values()])
+    xs, way = as_nest(call, itr), mode_in_use(itr, initializer, args, [*named.values()])
     told = NestCall(call, f, args, named)
     if not len(xs):
         return as_leaves(_initial(told, way, xs, initializer))
@@ -176,14 +174,14 @@ def _folded(
     return as_leaves(last)
 
 
-def _initial(call: NestCall, way: Way, xs: Nest, initializer: Any) -> Any:
+def _initial(call: NestCall, way: ExecutionMode, xs: Nest, initializer: Any) -> Any:
     """The only state of an empty list."""
     if initializer is None:
         raise UsageError(f"{call.name} of an empty list needs an initializer")
     return UserFunction(call, way, xs, states=1).result(initializer)
 
 
-def _none_of(call: NestCall, way: Way, xs: Nest) -> Any:
+def _none_of(call: NestCall, way: ExecutionMode, xs: Nest) -> Any:
     """An empty nest of what a function would give: it is tried on zeros, one in each list."""
     try:
         result = way.mapped(call, _example(xs))
@@ -210,7 +208,7 @@ def _kept(
     """The numbers of the elements for which a predicate is true."""
     if not len(xs):
         return np.empty(0, np.int64)
-    return way_in_use(xs, args, [*named.values()]).kept(NestCall(call, predicate, args, named), xs)
+    return mode_in_use(xs, args, [*named.values()]).kept(NestCall(call, predicate, args, named), xs)
 
 
 def _leaves(call: str, xs: Nest) -> tuple[Nest, IndexTree]:

@@ -1,7 +1,6 @@
 """What was made of functions and graphs that come again, as much as is worth its memory.
 
-Comes in: programs, traces; the bytes that they hold. Goes out: those asked for last, by their keys.
-Threads may share them. Must not know what runs.
+Threads may share them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Nested Python lists become data and an index.
 
-Lists are walked depth by depth, however deep or long they are. Comes in: lists of numbers, arrays,
-tensors, or parts that are nests themselves. Goes out: one array or tensor with a row for each leaf,
-and which row is which leaf. Must not know what a nest offers.
+Lists are walked depth by depth, however deep or long they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Primitives for the functions that run over nests: what NumPy has no name for, or another one.
 
 They take tensors with methods, whose builder applies them, and arrays, as elements of rows are; so
-they run in every mode. Comes in: tensors, or nests whose leaves become one. Goes out: tensors. Must
-not know how operations are computed.
+they run in every mode.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from stitch.errors import UsageError
 from stitch.fractal.access import join
 from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor
-from stitch.fractal.modes import way_in_use
+from stitch.fractal.modes import mode_in_use
 from stitch.fractal.value_forms import rows_of
 from stitch.fractal.zipped import Zipped
 from stitch.graph import LayerMethods, SymbolicTensor
@@ -133,7 +132,7 @@ def _tensors(call: str, values: Sequence[Any]) -> tuple[LayerMethods, list[Any]]
     traced = [v for v in values if isinstance(v, SymbolicTensor) and v.written is None]
     first: Any = traced[0].builder.innermost(traced) if traced else None  # type: ignore[attr-defined]
     found = first or next(
-        (v.builder for v in values if isinstance(v, SymbolicTensor)), way_in_use().builder
+        (v.builder for v in values if isinstance(v, SymbolicTensor)), mode_in_use().builder
     )
     assert isinstance(found, LayerMethods)
     return found, [_given(found, value) for value in values]
@@ -158,4 +157,4 @@ def _rows(xs: FractalTensor) -> Any:
     """The leaves one after the other, as one tensor `[numel, *leaf]`."""
     if isinstance(xs.data, SymbolicTensor):
         return rows_of(xs, xs.data)
-    return way_in_use().given(xs.leaves())
+    return mode_in_use().given(xs.leaves())

@@ -1,7 +1,5 @@
 """Element by element: each operation is computed as it is written, so that a debugger sees numbers
 and errors name the line.
-
-Comes in: calls, nests with data. Goes out: nests, states. Must not know graphs under construction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Calls of user functions: what elements become for them, and what becomes of their results.
-
-Comes in: a function, elements of nests. Goes out: tensors for the function; nests of its results.
-Must not know which function over nests calls.
-"""
+"""Calls of user functions: what elements become for them, and what becomes of their results."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import UsageError
-from stitch.fractal.current import NestCall, Way
+from stitch.fractal.current import ExecutionMode, NestCall
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.programs import as_function
 from stitch.fractal.zipped import Nest, Zipped
@@ -31,7 +27,7 @@ class UserFunction:
 
     __slots__ = ("_arguments", "_function", "_is_spread", "_named", "_way", "call")
 
-    def __init__(self, call: NestCall, way: Way, itr: Nest, *, states: int) -> None:
+    def __init__(self, call: NestCall, way: ExecutionMode, itr: Nest, *, states: int) -> None:
         """`states`: how many arguments stand before an element. Raises `UsageError` for what cannot
         be called."""
         function, arguments, named = call.function, call.arguments, call.named

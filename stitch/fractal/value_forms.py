@@ -1,9 +1,5 @@
 """Forms: what values of functions over nests are, apart from numbers: tensors, nests of such with
 their lengths, several of either.
-
-Comes in: values of a graph under construction. Goes out: their form and the tensors that they are
-made of, a tensor for each leaf or nest; and values again, also many in one nest. Must not know
-functions over nests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`Zipped`: nests of one length, whose elements belong together.
 
-Comes in: FractalTensors, or such. Goes out: tuples of elements. What accesses it accesses all parts
-alike. Must not know functions over nests.
+What accesses it accesses all parts alike.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Front ends: foreign modules become computation graphs.
 
-Comes in: YAML files, ONNX models, PyTorch modules. Goes out: `ComputationGraph`. Each front end is
-a folder of its own and is loaded when it is asked for. Must not know: compiler, runtime.
+Each front end is a folder of its own and is loaded when it is asked for.
 """
 
 from typing import TYPE_CHECKING

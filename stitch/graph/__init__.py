@@ -1,9 +1,4 @@
-"""Computation graphs: operators and logical tensors, before anything is placed.
-
-Comes in: Python functions, calls of a builder, JSON, bodies to be lifted to many lanes. Goes out:
-checked, frozen `ComputationGraph`s and the wishes that users attach. Must not know: machines,
-layouts, files.
-"""
+"""Computation graphs: operators and logical tensors, before anything is placed."""
 
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph, check_types

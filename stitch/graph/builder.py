@@ -1,8 +1,6 @@
 """`ComputationGraphBuilder`: writes a computation graph down, one operation at a time.
 
-Comes in: inputs, parameters, and operators applied to tensors, arrays and numbers. Goes out: a
-checked `ComputationGraph`. Each operation is typed as it is added and remembers the line of the
-user's code that asked for it. Must not know: front ends, layouts.
+Each operation is typed as it is added and remembers the line of the user's code that asked for it.
 """
 
 from __future__ import annotations

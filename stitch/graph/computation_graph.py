@@ -1,8 +1,4 @@
-"""`ComputationGraph`: operators and logical tensors before anything is placed.
-
-Comes in: slots, values, operations and constants in the terms of `stitch.program`, and wishes.
-Goes out: a checked, frozen graph, its text, and a type check. Must not know: layouts, machines.
-"""
+"""`ComputationGraph`: operators and logical tensors before anything is placed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What data decide while a program runs: one of two sides, and how often a loop goes round.
 
-Comes in: a builder, functions of tensors, as for `scan`. Goes out: results whose types do not
-depend on what is decided. Both are scans with a condition: a side is a loop of at most one round,
-so the side that is not taken is not computed. Must not know: front ends.
+Both are scans with a condition: a side is a loop of at most one round, so the side that is not
+taken is not computed.
 """
 
 from __future__ import annotations

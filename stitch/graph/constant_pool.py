@@ -1,7 +1,6 @@
 """The constants of a graph under construction: each array once, none that can change later.
 
-Comes in: arrays and numbers. Goes out: `Constant`s. Small equal arrays are shared by content,
-large ones by identity.
+Small equal arrays are shared by content, large ones by identity.
 """
 
 from __future__ import annotations

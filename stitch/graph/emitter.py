@@ -1,7 +1,6 @@
 """`Emitter`: writes values, constants and operations down, each typed as it is added.
 
-Comes in: operators applied to tensors, arrays and numbers. Goes out: operations in the graph. The
-method families (`*_methods.py`) are written against this class alone; the builder adds slots.
+The method families (`*_methods.py`) are written against this class alone; the builder adds slots.
 """
 
 from __future__ import annotations

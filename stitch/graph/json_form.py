@@ -1,7 +1,6 @@
 """The JSON form of a computation graph: text that other tools can read, and that reads back.
 
-Comes in: a graph, or text from anywhere. Goes out: text that depends on the graph alone, or the
-same graph. Whatever text comes in: a graph or a `FormatError` that lists every defect.
+Whatever text comes in: a graph or a `FormatError` that lists every defect.
 
 The form (version 1): an object with `format` ("stitch.computation_graph"), `version`, `name`,
 `inputs` [{name, value, kind, ownership}], `outputs` [{name, value, aliases_input}],

@@ -1,8 +1,4 @@
-"""Reading JSON that may be wrong: every field checked, every defect noted, none fatal at once.
-
-Comes in: parsed JSON. Goes out: values of the right Python type (a harmless stand-in where the
-field is defective) and `Problem`s. Must not know: graphs.
-"""
+"""Reading JSON that may be wrong: every field checked, every defect noted, none fatal at once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Known values: the small arrays of a graph that can be computed before it runs.
 
-Comes in: constants and operations in run order. Goes out: the data of an operand where it is
-known (a Reshape's target shape, also when it is built from `Shape`, `Slice` and `Concat`), for
-inference to look at. The graph itself is not changed. Must not know: builders, files.
+The graph itself is not changed.
 """
 
 from __future__ import annotations

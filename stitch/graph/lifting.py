@@ -1,9 +1,7 @@
 """Lifting: the operations of a body, or of a graph, for many lanes at once.
 
-Comes in: values, operations and constants; operands, and which of them have a lane axis in front.
-Goes out: operations in a graph that is being written, and the results. What differs between no two
-lanes is computed once. How an operator is applied to all lanes its batching rule says. Must not
-know: what an operation means that has no rule, or carries a body: that is the caller's say.
+What differs between no two lanes is computed once. How an operator is applied to all lanes its
+batching rule says.
 """
 
 from __future__ import annotations

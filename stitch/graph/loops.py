@@ -1,8 +1,7 @@
 """Loops: a Python function on the tensors of one round becomes the body of a scan.
 
-Comes in: a builder, states, sequences, a function of one round. Goes out: the last states, and what
-the rounds give. The function runs once. Tensors of the graph around that it reads become operands
-that all rounds share; small constants are copied. Must not know: nests, front ends.
+The function runs once. Tensors of the graph around that it reads become operands that all rounds
+share; small constants are copied.
 """
 
 from __future__ import annotations

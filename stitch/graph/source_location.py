@@ -1,7 +1,6 @@
 """Source locations: the line of the user's code that asked for an operation.
 
-Comes in: the call stack. Goes out: `model.py:12`, and errors that say so. File names without their
-folders, so that the same module gives the same bytes wherever it lies.
+File names without their folders, so that the same module gives the same bytes wherever it lies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`TensorOperations`: what a symbolic tensor asks of the builder that made it.
 
-Comes in: tensors of one kind, arrays and numbers. Goes out: tensors of that kind. Generic in the
-tensor, so that neither it nor the builder need be known here: the tensor is typed by this protocol,
-and the builder fits it. Must not know: tensors, builders, operators.
+Generic in the tensor, so that neither it nor the builder need be known here: the tensor is typed by
+this protocol, and the builder fits it.
 """
 
 from __future__ import annotations

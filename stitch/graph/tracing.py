@@ -1,8 +1,7 @@
 """Tracing: a Python function over symbolic tensors becomes a computation graph.
 
-Comes in: a function, and what its arguments look like. Goes out: a `ComputationGraph`; arrays that
-the function closes over are its constants. The function runs once: control flow that depends on
-data is an error, control flow that depends on shapes is unrolled. Must not know: front ends.
+The function runs once: control flow that depends on data is an error, control flow that depends on
+shapes is unrolled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Wishes: what a user asks of placement for one slot, before anything is placed.
-
-Comes in: a spelling such as `input.x.space=l1`, or a `TensorDesc`. Goes out: a checked `Wish`,
-which the compiler honours or refuses. Must not know: machines (whether a wish fits is their say).
-"""
+"""Wishes: what a user asks of placement for one slot, before anything is placed."""
 
 from __future__ import annotations
 

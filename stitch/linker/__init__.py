@@ -1,8 +1,7 @@
 """Linking: may programs be joined, and several programs joined into one before they run.
 
-Comes in: programs, the wires between their slots, a machine's memory shape. Goes out: reports,
-errors that name both sides, or one program. Serves compiler and runtime alike; must not know
-either, nor files, devices or plans. Joining programs is loaded when it is asked for.
+Serves compiler and runtime alike; must not know either, nor files, devices or plans. Joining
+programs is loaded when it is asked for.
 """
 
 from typing import TYPE_CHECKING

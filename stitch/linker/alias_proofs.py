@@ -1,8 +1,5 @@
 """Alias proofs: may an output be written over a donated input?
 
-Comes in: an operation list, an output, an input. Goes out: None where the proof holds, else the
-sentence that names the operation that forbids it. Must not know: addresses, devices.
-
 The rule: the operation that writes the output is elementwise, reads the input itself, and nothing
 reads the input after it. Then each element is read before it is overwritten.
 """

@@ -1,8 +1,4 @@
-"""The body of a scan as a program of its own, on the host: what an executor prepares once.
-
-Comes in: a program, the index of a body. Goes out: a program whose slots are the body's inputs and
-outputs, dense on the host. Must not know: executors.
-"""
+"""The body of a scan as a program of its own, on the host: what an executor prepares once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Capacity: can a machine hold a program's slots, constants and scratch, all at once?
 
-Comes in: a program's parts, placed, and a machine's memory shape. Goes out: what each space must
-hold, every conflict between fixed addresses, or an `OutOfMemoryError`. Used by the compiler and by
-static linking. Must not know: other programs, devices, live tensors.
+Used by the compiler and by static linking.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Dead code: operations, constants, values and bodies that no output needs are dropped.
-
-Comes in: a graph, or programs that were joined. Goes out: the same, smaller; the very same where
-all is needed: most passes find nothing to drop, and whoever makes a list anew has it checked anew.
-"""
+"""Dead code: operations, constants, values and bodies that no output needs are dropped."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Expansion: what operations stand for is written out, and no body is left but those of scans.
 
-Comes in: a graph, or a program. Goes out: the same without bodies, operations in their order. It
-is what a program with bodies means: executors without a kernel for an operation compute this, and a
-program's scratch holds it. Of a body only what the operation's results need is written. A scan runs
-its body in rounds: it stays, and what its body carries is written out there. Must not know: files,
-machines, executors.
+It is what a program with bodies means: executors without a kernel for an operation compute this,
+and a program's scratch holds it. Of a body only what the operation's results need is written. A
+scan runs its body in rounds: it stays, and what its body carries is written out there.
 """
 
 from __future__ import annotations

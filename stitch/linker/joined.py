@@ -1,8 +1,4 @@
-"""Joining: programs appended one by one to a list of values and operations, wires resolved.
-
-Comes in: programs in run order and checked wires. Goes out: the parts of the whole, not yet placed.
-Must not know: machines, scratch.
-"""
+"""Joining: programs appended one by one to a list of values and operations, wires resolved."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Link checks: may this output feed that input, and what has to be done to it on the way?
-
-Comes in: descriptors, or whole programs. Goes out: a `LinkReport`, the pairs of slots to connect,
-or one `LinkError` that names both programs, both slots and both descriptors, for every pair that
-does not fit. Must not know: devices, costs.
-"""
+"""Link checks: may this output feed that input, and what has to be done to it on the way?"""
 
 from __future__ import annotations
 

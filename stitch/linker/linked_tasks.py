@@ -1,9 +1,4 @@
-"""Merged tasks of programs become programs: aggregation, and then static linking.
-
-Comes in: a table of tasks, or merged tasks, and a machine's memory shape. Goes out: the same, in
-which every merged task whose members are all programs is one program, where they can be linked.
-Must not know: devices.
-"""
+"""Merged tasks of programs become programs: aggregation, and then static linking."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Scratch: where a program's intermediate values lie while it runs, and in which space.
 
-Comes in: values and operations in run order, and a machine's memory shape. Goes out: a byte offset
-for every intermediate value (neither input, output nor constant), and the `Scratch` that holds
-them. Used by the compiler, and again whenever programs are joined. Must not know: files, graphs.
+Used by the compiler, and again whenever programs are joined.
 
 Rules. Values lie dense and row-major, in their logical type, at multiples of 64 bytes. A value is
 alive from the operation that makes it to its last reader, both included; an operation's outputs

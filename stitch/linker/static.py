@@ -1,8 +1,5 @@
 """Static linking: several programs → one, with the same results to the last bit.
 
-Comes in: programs in run order, the wires between their slots, which outputs others still read,
-and a machine's memory shape. Goes out: one program. Must not know: files, devices, task graphs.
-
 What a wire becomes: the output and the input turn into one plain value. A tensor that passes
 through a wire is rounded whenever its storage type narrows (logical type → stored by the producer →
 stored for the consumer → logical type); each such step that changes the type becomes a `Cast`, so
@@ -16,7 +13,8 @@ it was apart, and give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from stitch.errors import LinkError
@@ -25,11 +23,55 @@ from stitch.linker.capacity import address_problems, check_capacity, demands
 from stitch.linker.dead_code import live_operations, only_operations, renumbered, used_values
 from stitch.linker.expansion import expansion_nbytes
 from stitch.linker.joined import JoinedProgram
-from stitch.linker.part_seams import seams_of
 from stitch.linker.scratch import choose_scratch, pack_scratch, place_intermediates
 from stitch.linker.wires import Port, Wire, check_ports, check_wires
 from stitch.machine import MachineShape
-from stitch.program import Program, Role, Scratch, Space
+from stitch.program import ABSENT, OperationList, Program, Role, Scratch, Seam, Space
+
+# --------------------------------------------------------------------------------------------------
+# The seams of a program that was linked: which operations are whose, and what each part gave.
+
+
+def seams_of(
+    whole: OperationList,
+    firsts: Sequence[int],
+    given: Collection[int],
+    live: Sequence[int],
+    numbers: Mapping[int, int],
+) -> tuple[Seam, ...]:
+    """The seams of what is left of a list: `live` operations, values under their new `numbers`.
+
+    `firsts`: where parts begin in the whole list, rising, the first at 0; `given`: the values that
+    were outputs of a part, or were held by one. What another part reads was given, too. A part
+    without operations is gone; one part that holds nothing is no seam.
+    """
+    parts = [bisect_right(firsts, index) - 1 for index in range(len(whole.operations))]
+    made = {
+        v: parts[index]
+        for index, operation in enumerate(whole.operations)
+        for v in operation.outputs
+        if v != ABSENT
+    }
+    alive = frozenset(live)
+    gave = set(given)
+    gives = {slot.value for slot in whole.outputs}
+    for index, operation in enumerate(whole.operations):
+        for v in operation.inputs:
+            if v in made and made[v] != parts[index]:
+                gave.add(v)
+                if index in alive:
+                    gives.add(v)
+            elif v in made and index not in alive:
+                gave.add(v)
+    held: dict[int, list[int]] = {}
+    for v in sorted(gave - gives):
+        if v in made and v in numbers:
+            held.setdefault(made[v], []).append(numbers[v])
+    begins: dict[int, int] = {}
+    for now, index in enumerate(live):
+        begins.setdefault(parts[index], now)
+    seams = [Seam(first, tuple(held.get(part, ()))) for part, first in begins.items()]
+    return tuple(seams) if len(seams) > 1 or any(seam.held for seam in seams) else ()
 
 
 def link_programs(

@@ -1,8 +1,4 @@
-"""Wires between the slots of several programs, and the checks that they are sound.
-
-Comes in: programs and pairs of slots, by index. Goes out: nothing, or one `LinkError` that lists
-every wire that does not fit. Must not know: how programs are joined.
-"""
+"""Wires between the slots of several programs, and the checks that they are sound."""
 
 from __future__ import annotations
 

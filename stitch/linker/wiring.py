@@ -1,8 +1,5 @@
 """Wiring in words: `a.y=b.x`, or inputs with the outputs that feed them, made into wires.
 
-Comes in: programs, what their files are called, and words. Goes out: `Wire`s and `Port`s by index,
-checked. Must not know: files, command lines.
-
 A program is called by its name, by its file's name without suffix, or by its index; a slot by its
 name or its index.
 """

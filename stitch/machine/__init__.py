@@ -1,8 +1,4 @@
-"""Machines: described devices, the shape of their memory, and what copies cost on them.
-
-Comes in: descriptions in YAML, system descriptors of tt-mlir. Goes out: `Machine`. Must not know
-tensors' values, plans or devices.
-"""
+"""Machines: described devices, the shape of their memory, and what copies cost on them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,5 @@
 """How fast a machine computes: rates of one core, and what operations take by them (decision 0045).
 
-Comes in: figures that `machine_form.py` has read and checked; the work of an operation. Goes out:
-simulated seconds. Must not know: programs, tensors, plans.
-
 An operation is divided among cores in whole tiles of 32 x 32; the core with most tiles decides:
 
 * A sum of products takes a matrix unit so many passes as its math fidelity has. Each product of two

@@ -1,8 +1,4 @@
-"""Machines that are as one that Stitch ships, but for figures that are known better.
-
-Comes in: the name of a shipped machine, and figures with where each was found. Goes out: a
-`Machine` whose sources say which figure is whose. Must not know: files that hold such figures.
-"""
+"""Machines that are as one that Stitch ships, but for figures that are known better."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Machine descriptions: a YAML file → a checked `Machine`; ours and a user's work in the same way.
 
-Comes in: the bytes of a YAML file. Goes out: a `Machine`, or one `FormatError` that lists every
-problem with its line. The form:
+The form:
 
     name: my_device
     description: a sentence                     # optional
@@ -53,7 +52,6 @@ loops against each other, for each executor by its rates (without: the figures o
 `tools/bench/loop_rates.py` measures them. Any figure may be written `{value: .., source: ..}`; a
 `source` in a mapping speaks for all of its figures. The machines that Stitch ships name the source
 of every figure (a test keeps that); a user's file may leave them all out.
-Must not know: where a file comes from, tensors, plans, devices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Kinds of figures that machines' descriptions have: rates, times and counts of cycles.
 
-Comes in: nothing. Goes out: kinds of values. Within their bounds whatever is added up of figures is
-a finite number. Must not know: which figures there are.
+Within their bounds whatever is added up of figures is a finite number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`Machine`: a described device, its memory shape and the cost of every way between its spaces.
 
-Comes in: figures that `machine_form.py` has read and checked. Goes out: simulated seconds. Knows
-nothing of plans, tensors or files.
+Knows nothing of plans, tensors or files.
 
 The cost model, from first principles (decision 0002 has its errors on silicon):
 

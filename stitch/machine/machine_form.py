@@ -1,32 +1,34 @@
 """The form of a machine's description, and what of it has to fit each other.
 
-Comes in: the nodes of a file. Goes out: a `Machine`, or None after every defect was noted. The form
-is shown in `description`. Must not know: files, what figures are used for.
+The form is shown in `description`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from stitch.errors import StitchError
 from stitch.forms import (
     Choice,
-    Form,
+    Field,
+    Flag,
     FormValues,
     ListOf,
     Node,
-    Place,
+    Number,
+    ParseContext,
     ProblemLog,
-    Reading,
-    Row,
+    Schema,
+    SourceLocation,
     Whole,
     Word,
     as_written,
 )
-from stitch.machine.compute_form import COMPUTE
-from stitch.machine.figure_kinds import NOT_NEGATIVE
-from stitch.machine.loop_form import LOOPS, loop_rates
-from stitch.machine.machine import Machine
+from stitch.machine.compute import Compute
+from stitch.machine.figure_kinds import NOT_NEGATIVE, POSITIVE
+from stitch.machine.machine import LOOP_EXECUTORS, LoopRates, Machine
 from stitch.machine.network_form import (
     NOC,
     PATH,
@@ -35,12 +37,113 @@ from stitch.machine.network_form import (
     read_latency,
 )
 from stitch.machine.shape import MOST_GRANULES, MachineShape, Policy, SpaceShape
-from stitch.program import Space
+from stitch.program import DataType, MathFidelity, Space
+
+# --------------------------------------------------------------------------------------------------
+# The form of `compute` in a machine's description: the rates of one core.
+
+_FIDELITIES = tuple(kind for kind in MathFidelity if kind is not MathFidelity.BY_TYPE)
+
+#: Operands whose types have different ones.
+_MIXED = "mixed"
+
+
+def _passes(**passes: float | None) -> tuple[tuple[MathFidelity, float], ...]:
+    return tuple((MathFidelity(name), n) for name, n in passes.items() if n is not None)
+
+
+def _fidelities(**named: str | None) -> tuple[tuple[DataType | None, MathFidelity], ...]:
+    return tuple(
+        (None if kind == _MIXED else DataType(kind), MathFidelity(name))
+        for kind, name in named.items()
+        if name is not None
+    )
+
+
+def _by_space(**rates: float | None) -> tuple[tuple[Space, float], ...]:
+    return tuple((Space(name), rate) for name, rate in rates.items() if rate is not None)
+
+
+_SHARE = Number(above=0, most=1, is_float=True)
+_PASSES = Schema(
+    "the passes",
+    _passes,
+    *(Field(kind.value, Number(least=1, is_float=True), needed=True) for kind in _FIDELITIES),
+)
+_FIDELITY = Schema(
+    "the math fidelity of types",
+    _fidelities,
+    *(
+        Field(name, Choice(tuple(f.value for f in _FIDELITIES)))
+        for name in (*(kind.value for kind in DataType), _MIXED)
+    ),
+)
+#: L1 is each core's own.
+_SHARED = Schema(
+    "the spaces that cores share",
+    _by_space,
+    *(Field(space.value, POSITIVE) for space in Space if space is not Space.L1),
+)
+COMPUTE = Schema(
+    "compute",
+    Compute,
+    Field("launch_seconds", NOT_NEGATIVE, needed=True),
+    Field("clock_hz", POSITIVE, needed=True),
+    Field("multiply_adds_per_cycle", POSITIVE, needed=True),
+    Field("passes", _PASSES, needed=True),
+    Field("fidelity", _FIDELITY, default=()),
+    Field("elements_per_cycle", POSITIVE, needed=True),
+    Field("l1_bytes_per_cycle", POSITIVE, needed=True),
+    Field("tile_loads", NOT_NEGATIVE, default=0.0),
+    Field("products_share", _SHARE, default=1.0),
+    Field("hidden_share", Number(least=0, most=1, is_float=True), default=1.0),
+    Field("bytes_per_second", _SHARED, default=()),
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# The form of `loops` in a machine's description: the caches, and the rates of each executor.
+
+_EXECUTOR = Schema(
+    "rates of an executor",
+    as_written,
+    Field("has_views", Flag(), needed=True),
+    Field("copies_elements", Flag(), needed=True),
+    Field("loop_seconds", NOT_NEGATIVE, needed=True),
+    Field("round_seconds", NOT_NEGATIVE, needed=True),
+    Field("element_seconds", NOT_NEGATIVE, needed=True),
+    Field("operation_seconds", NOT_NEGATIVE, needed=True),
+    Field("function_seconds", NOT_NEGATIVE, needed=True),
+    Field("movement_seconds", NOT_NEGATIVE, needed=True),
+    Field("matrix_seconds", NOT_NEGATIVE, needed=True),
+    Field("flops_per_second", POSITIVE, needed=True),
+    Field("packed_flops_per_second", POSITIVE, needed=True),
+)
+LOOPS = Schema(
+    "loops",
+    as_written,
+    Field("near_nbytes", Whole(1), needed=True),
+    Field("near_bytes_per_second", POSITIVE, needed=True),
+    Field("far_bytes_per_second", POSITIVE, needed=True),
+    *(
+        Field(each, _EXECUTOR, needed_without=" ".join(e for e in LOOP_EXECUTORS if e != each))
+        for each in LOOP_EXECUTORS
+    ),
+)
+
+
+def loop_rates(values: Mapping[str, Any] | None) -> tuple[LoopRates, ...]:
+    """The rates of each executor that is described, with the caches, which all have."""
+    if values is None:
+        return ()
+    caches = {key: value for key, value in values.items() if key not in LOOP_EXECUTORS}
+    described = {each: values[each] for each in LOOP_EXECUTORS if values[each] is not None}
+    return tuple(LoopRates(each, **rates, **caches) for each, rates in described.items())
 
 
 def read_description(root: Node, log: ProblemLog) -> Machine | None:
     """The machine that a file describes; None where a defect was noted."""
-    reading = Reading(log, sources=[])
+    reading = ParseContext(log, sources=[])
     fields = _MACHINE.fields(root, reading.root)
     _check_parts(fields)
     if log.problems:
@@ -64,7 +167,7 @@ class _Space:
     alignment: int
     granule: int | None
     policy: str
-    place: Place
+    place: SourceLocation
 
     @property
     def shape(self) -> SpaceShape:
@@ -83,7 +186,7 @@ class _Space:
 _MOST_NBYTES = 1 << 46
 
 
-def _check_space(space: _Space, place: Place) -> None:
+def _check_space(space: _Space, place: SourceLocation) -> None:
     shape = space.shape
     base, limit, granule = shape.base, shape.limit, shape.granule
     what = "alignment" if space.granule is None else "granule"
@@ -109,34 +212,34 @@ def _check_space(space: _Space, place: Place) -> None:
         place.at("base" if base % granule else "bank_nbytes").note(what, detail)
 
 
-_SPACE = Form(
+_SPACE = Schema(
     "a space",
     _Space,
-    Row("banks", Whole(1), needed=True),
-    Row("bank_nbytes", Whole(1), needed=True),
-    Row("base", Whole(0), default=0),
-    Row("reserved_bottom_nbytes", Whole(0), default=0),
-    Row("reserved_top_nbytes", Whole(0), default=0),
-    Row("alignment", Whole(1), needed=True),
-    Row("granule", Whole(1)),
-    Row("policy", Choice(("best_fit", "first_fit")), default=Policy.BEST_FIT.value),
+    Field("banks", Whole(1), needed=True),
+    Field("bank_nbytes", Whole(1), needed=True),
+    Field("base", Whole(0), default=0),
+    Field("reserved_bottom_nbytes", Whole(0), default=0),
+    Field("reserved_top_nbytes", Whole(0), default=0),
+    Field("alignment", Whole(1), needed=True),
+    Field("granule", Whole(1)),
+    Field("policy", Choice(("best_fit", "first_fit")), default=Policy.BEST_FIT.value),
     check=_check_space,
 )
 
 
-_MACHINE = Form(
+_MACHINE = Schema(
     "a machine",
     as_written,
-    Row("name", Word("a name", is_text=True), needed=True),
-    Row("description", Word("a sentence", is_text=True)),
-    Row("core_grid", GridKind(), needed=True),
-    Row("host", _SPACE, needed=True),
-    Row("dram", _SPACE),
-    Row("l1", _SPACE),
-    Row("noc", NOC),
-    Row("compute", COMPUTE),
-    Row("loops", LOOPS),
-    Row("paths", ListOf(PATH, "a list of paths"), needed=True, default=()),
+    Field("name", Word("a name", is_text=True), needed=True),
+    Field("description", Word("a sentence", is_text=True)),
+    Field("core_grid", GridKind(), needed=True),
+    Field("host", _SPACE, needed=True),
+    Field("dram", _SPACE),
+    Field("l1", _SPACE),
+    Field("noc", NOC),
+    Field("compute", COMPUTE),
+    Field("loops", LOOPS),
+    Field("paths", ListOf(PATH, "a list of paths"), needed=True, default=()),
 )
 MACHINE_KEYS = _MACHINE.keys
 
@@ -182,7 +285,7 @@ def _check_parts(fields: FormValues) -> None:
                 inner.at(key).note("routers", detail)
 
 
-def _machine(fields: FormValues, reading: Reading) -> Machine:
+def _machine(fields: FormValues, reading: ParseContext) -> Machine:
     values = fields.values
     dram, l1 = (None if space is None else space.shape for space in (values["dram"], values["l1"]))
     if dram is not None and dram.policy is Policy.FIRST_FIT:

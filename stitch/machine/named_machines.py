@@ -1,8 +1,4 @@
-"""Machines by name: of one that Stitch ships, of a YAML file, of a system descriptor.
-
-Comes in: a name, a path, or a `Machine`. Goes out: a `Machine`, or an error that says what there
-is. Must not know: what stands in files, tensors, plans, devices.
-"""
+"""Machines by name: of one that Stitch ships, of a YAML file, of a system descriptor."""
 
 from __future__ import annotations
 

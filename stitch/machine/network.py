@@ -1,8 +1,5 @@
 """The network on chip: rates and latencies of its links, and how much the busiest link carries.
 
-Comes in: the figures of a description; which core or DRAM port sends how many bytes to which. Goes
-out: cycles, and bytes over the busiest link. Must not know tensors or plans.
-
 A chip is a grid of routers, closed to a ring in both directions, with two networks. What a read or
 a write carries goes, on the first network, east along its row and then south; on the second north
 along its column and then west (tt-npe's device models). So the load of each link of a ring follows

@@ -1,8 +1,4 @@
-"""The form of a network on chip, and of the paths between spaces.
-
-Comes in: values that stand in a machine's description, once they are sound by themselves. Goes out:
-`Noc`, and the `Path` of two spaces. Must not know: the other parts of a machine.
-"""
+"""The form of a network on chip, and of the paths between spaces."""
 
 from __future__ import annotations
 
@@ -13,7 +9,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from stitch.forms import Form, Kind, ListOf, Node, Number, Place, Row, Whole, Word, number_of
+from stitch.forms import (
+    Field,
+    FieldType,
+    ListOf,
+    Node,
+    Number,
+    Schema,
+    SourceLocation,
+    Whole,
+    Word,
+    number_of,
+)
 from stitch.machine.figure_kinds import NOT_NEGATIVE, POSITIVE
 from stitch.machine.machine import Path
 from stitch.machine.network import Curve, Noc, Route, Routers
@@ -35,15 +42,15 @@ class WrittenPath:
     hops: float | None
     latency_seconds: float | None
     limit_bytes_per_second: float
-    place: Place
+    place: SourceLocation
 
 
-class GridKind(Kind[tuple[int, int]]):
+class GridKind(FieldType[tuple[int, int]]):
     """Rows and columns."""
 
     wanted = "[rows, columns], each from 1 to 1024"
 
-    def value(self, node: Node, place: Place) -> tuple[int, int] | None:
+    def value(self, node: Node, place: SourceLocation) -> tuple[int, int] | None:
         parts = node.data if isinstance(node.data, tuple) else ()
         sizes = [p.data for p in parts if isinstance(p.data, int) and not isinstance(p.data, bool)]
         if len(sizes) == len(parts) == 2 and all(1 <= size <= 1024 for size in sizes):
@@ -54,19 +61,19 @@ class GridKind(Kind[tuple[int, int]]):
         return None
 
 
-class _Position(Kind[tuple[int, int]]):
+class _Position(FieldType[tuple[int, int]]):
     """A router: its row and column."""
 
     wanted = "[row, column], each from 0 to 1023"
 
-    def value(self, node: Node, place: Place) -> tuple[int, int] | None:
+    def value(self, node: Node, place: SourceLocation) -> tuple[int, int] | None:
         parts = node.data if isinstance(node.data, tuple) else ()
         sizes = [part.data for part in parts if type(part.data) is int and 0 <= part.data < 1024]
         return (sizes[0], sizes[1]) if len(sizes) == len(parts) == 2 else None
 
 
 @dataclass(eq=False, repr=False)
-class _Curve(Kind[Curve]):
+class _Curve(FieldType[Curve]):
     """Transfer bytes and the rate at them: at least one point, sizes rising.
 
     Rates rise, too; where a curve `may_fall` (large transfers leave the caches of a host), a larger
@@ -76,7 +83,7 @@ class _Curve(Kind[Curve]):
     may_fall: bool = False
     wanted: str = "a mapping of transfer bytes to rates"
 
-    def value(self, node: Node, place: Place) -> Curve | None:
+    def value(self, node: Node, place: SourceLocation) -> Curve | None:
         if not isinstance(node.data, Mapping) or not node.data:
             return None
         log = place.reading.log
@@ -95,7 +102,7 @@ class _Curve(Kind[Curve]):
             self._check_rising(points, places)
         return tuple(points) if log.noted == noted else None
 
-    def _check_rising(self, points: list[tuple[int, float]], places: list[Place]) -> None:
+    def _check_rising(self, points: list[tuple[int, float]], places: list[SourceLocation]) -> None:
         for (a, b), at in zip(pairwise(points), places[1:], strict=True):
             if b[0] <= a[0] or (b[1] < a[1] and not self.may_fall):
                 detail = f"{b[0]} bytes at {b[1]:g} must not follow {a[0]} bytes at {a[1]:g}"
@@ -103,7 +110,7 @@ class _Curve(Kind[Curve]):
                 at.note("not_rising", f"{detail}: sizes rise{also}")
 
 
-def _check_routers(routers: Routers, place: Place) -> None:
+def _check_routers(routers: Routers, place: SourceLocation) -> None:
     rows, columns = routers.grid
     for key, given, most in (("core_rows", routers.core_rows, rows),
                              ("core_columns", routers.core_columns, columns)):  # fmt: skip
@@ -113,7 +120,7 @@ def _check_routers(routers: Routers, place: Place) -> None:
         place.at("dram").note("routers", f"there are {rows} rows and {columns} columns")
 
 
-def _check_path(path: WrittenPath, place: Place) -> None:
+def _check_path(path: WrittenPath, place: SourceLocation) -> None:
     given = [key for key in _RATES if getattr(path, key) is not None]
     if len(given) != 1:
         got = " and ".join(given) or "none"
@@ -137,52 +144,52 @@ def _ends(node: Node) -> str:
     return ""
 
 
-def rates_by(kind: type[_Key], what: str) -> Form[tuple[tuple[_Key, float], ...]]:
+def rates_by(kind: type[_Key], what: str) -> Schema[tuple[tuple[_Key, float], ...]]:
     """Positive rates by the members of an enumeration, as far as they are given."""
 
     def given(**rates: float | None) -> tuple[tuple[_Key, float], ...]:
         return tuple((kind(name), rate) for name, rate in rates.items() if rate is not None)
 
-    return Form(what, given, *(Row(member.value, POSITIVE) for member in kind))
+    return Schema(what, given, *(Field(member.value, POSITIVE) for member in kind))
 
 
-_ROUTERS = Form(
+_ROUTERS = Schema(
     "the routers",
     Routers,
-    Row("grid", GridKind(), needed=True),
-    Row("core_rows", ListOf(Whole(0), "a list of rows"), needed=True),
-    Row("core_columns", ListOf(Whole(0), "a list of columns"), needed=True),
-    Row("dram", ListOf(_Position(), "a list of positions, one for each bank"), default=()),
+    Field("grid", GridKind(), needed=True),
+    Field("core_rows", ListOf(Whole(0), "a list of rows"), needed=True),
+    Field("core_columns", ListOf(Whole(0), "a list of columns"), needed=True),
+    Field("dram", ListOf(_Position(), "a list of positions, one for each bank"), default=()),
     check=_check_routers,
 )
-NOC = Form(
+NOC = Schema(
     "the NoC",
     Noc,
-    Row("clock_hz", POSITIVE, needed=True),
-    Row("bytes_per_cycle", _Curve(), into="curve", needed=True),
-    Row("latency_cycles", NOT_NEGATIVE, needed=True),
-    Row("latency_cycles_per_hop", NOT_NEGATIVE, needed=True),
-    Row("read_latency_cycles", rates_by(Route, "the routes"), into="read_latency", default=()),
-    Row("link_bytes_per_cycle", POSITIVE, into="link"),
-    Row("core_bytes_per_cycle", POSITIVE, into="core"),
-    Row("dram_bytes_per_cycle", POSITIVE, into="dram"),
-    Row("dram_queueing", Number(least=1, is_float=True), default=1.0),
-    Row("turns", NOT_NEGATIVE, default=0.0),
-    Row("routers", _ROUTERS, only_with="link_bytes_per_cycle"),
+    Field("clock_hz", POSITIVE, needed=True),
+    Field("bytes_per_cycle", _Curve(), into="curve", needed=True),
+    Field("latency_cycles", NOT_NEGATIVE, needed=True),
+    Field("latency_cycles_per_hop", NOT_NEGATIVE, needed=True),
+    Field("read_latency_cycles", rates_by(Route, "the routes"), into="read_latency", default=()),
+    Field("link_bytes_per_cycle", POSITIVE, into="link"),
+    Field("core_bytes_per_cycle", POSITIVE, into="core"),
+    Field("dram_bytes_per_cycle", POSITIVE, into="dram"),
+    Field("dram_queueing", Number(least=1, is_float=True), default=1.0),
+    Field("turns", NOT_NEGATIVE, default=0.0),
+    Field("routers", _ROUTERS, only_with="link_bytes_per_cycle"),
 )
 
 
-PATH = Form(
+PATH = Schema(
     "a path",
     WrittenPath,
-    Row("from", Word("the name of a space"), into="source", needed=True),
-    Row("to", Word("the name of a space"), into="target", needed=True),
-    Row("bytes_per_second", POSITIVE),
-    Row("curve", _Curve(may_fall=True)),
-    Row("noc_links", Whole(1)),
-    Row("hops", NOT_NEGATIVE),
-    Row("latency_seconds", NOT_NEGATIVE),
-    Row("limit_bytes_per_second", POSITIVE, default=math.inf),
+    Field("from", Word("the name of a space"), into="source", needed=True),
+    Field("to", Word("the name of a space"), into="target", needed=True),
+    Field("bytes_per_second", POSITIVE),
+    Field("curve", _Curve(may_fall=True)),
+    Field("noc_links", Whole(1)),
+    Field("hops", NOT_NEGATIVE),
+    Field("latency_seconds", NOT_NEGATIVE),
+    Field("limit_bytes_per_second", POSITIVE, default=math.inf),
     check=_check_path,
     suffix=_ends,
 )

@@ -1,8 +1,6 @@
 """What programs and their operations take on a machine: the one estimate of it.
 
-Comes in: operations with their values, placed or not; a machine. Goes out: simulated seconds. What
-devices report, plans are advised by and the search for trainings weighs, comes from here. Must not
-know: devices, plans.
+What devices report, plans are advised by and the search for trainings weighs, comes from here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Memory: the bytes of each space, which buffer may take which address, and copies between layouts.
-
-Comes in: sizes, addresses, tensor descriptions, arrays. Goes out: addresses, views of footprints,
-prepared copies. Must not know: tasks, plans, programs, executors.
+"""Memory: the bytes of each space, which buffer may take which address, and copies between
+layouts.
 """
 
 from stitch.memory.allocator import Allocator

@@ -1,8 +1,5 @@
 """Addresses of one space: which buffer takes which bytes of every bank.
 
-Comes in: sizes, and sometimes addresses, in bytes per bank (allocation is lock-step: the same
-address and size in every bank). Goes out: addresses. Must not know: tensors, layouts, bytes.
-
 Best fit, or first fit as devices do, over integer granules. A hole is one number, `size << 40 |
 address`, in a sorted list; two dictionaries and a list of starts name the same holes by their ends.
 All three are plain Python containers: below ten thousand buffers nothing is faster in CPython.
@@ -12,11 +9,57 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
+from heapq import nlargest
+from typing import Protocol
 
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 from stitch.machine import MOST_GRANULES, Policy, SpaceShape
 from stitch.memory.gaps import FreeGaps
-from stitch.memory.pressure import pressure_text, takers_text
+
+# --------------------------------------------------------------------------------------------------
+# What an out-of-memory error says of a space: how full it is, and who is in the way.
+
+#: How many live buffers an error names.
+_NAMED = 5
+
+
+class Occupied(Protocol):
+    """A space and what lies in it, in bytes per bank."""
+
+    def buffers(self) -> tuple[tuple[int, int], ...]:
+        """The live buffers, (address, size), by address."""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes, live and free."""
+
+    @property
+    def free_nbytes(self) -> int:
+        """Bytes that are free."""
+
+    @property
+    def largest_hole(self) -> int:
+        """Bytes of the largest hole."""
+
+
+def pressure_text(space: Occupied) -> str:
+    """How much is free, in one piece and in all, and the biggest live buffers."""
+    live = space.buffers()
+    biggest = nlargest(_NAMED, live, key=lambda buffer: buffer[1])
+    named = ", ".join(f"{size} B at {address:#x}" for address, size in biggest)
+    return (
+        f"{space.free_nbytes} B free of {space.capacity}, largest hole {space.largest_hole} B, "
+        f"{len(live)} live blocks, the biggest: {named or 'none'}"
+    )
+
+
+def takers_text(space: Occupied, address: int, size: int) -> str:
+    """Which live buffers lie in `[address, address + size)`."""
+    end = address + size
+    taken = [f"[{a:#x}, {a + s:#x})" for a, s in space.buffers() if a < end and address < a + s]
+    more = f" and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
+    return "taken by " + ", ".join(taken[:_NAMED]) + more
+
 
 _ADDRESS = MOST_GRANULES
 _SHIFT = _ADDRESS.bit_length()

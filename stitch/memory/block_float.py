@@ -1,8 +1,5 @@
 """Block formats bfp8 and bfp4: sixteen elements of a face row share one exponent.
 
-Comes in: float32 elements in tile order. Goes out: stages to and from the packed tiles. Must not
-know: shapes, layouts, spaces.
-
 A packed tile is 64 exponent bytes (one per face row, faces in tile order), then 1024 elements of
 1 sign bit and 7 (bfp8) or 3 (bfp4) magnitude bits; bfp4 packs two elements in a byte, the first
 in the low half (tt-metal data formats; sizes in its tile table: 1088 and 576 bytes). The exponent

@@ -1,7 +1,6 @@
 """Ranges of bytes that were ever written: which there are, and what others would add.
 
-Comes in: half-open ranges. Goes out: bytes. Ranges are widened to whole pages of the system, as
-those are what it commits. Must not know: spaces, buffers.
+Ranges are widened to whole pages of the system, as those are what it commits.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Where the cells of a tensor lie: a cell is a tile of a tiled layout, else one element.
 
-Comes in: descriptions and the machine's memory shape. Goes out: rectangles of the matrix of cells
-with their byte offsets and strides inside the footprint, and the bytes that no cell uses. Must not
-know: what the bytes mean, where in a space the footprint lies.
-
 Source: tt-metal's tensor layout reports. Interleaved, cell i follows cell i-1 by one aligned page
 (dense rows where row-major). Sharded, a shard lies in its core's bank, its pages in order.
 """

@@ -1,9 +1,5 @@
 """Layout conversion: any legal layout to any other, prepared once and run often.
 
-Comes in: two descriptions of one shape and the machine's memory shape. Goes out: a `CopyKernel`,
-bound to bytes as a call without arguments that allocates nothing. Must not know: which
-buffer the bytes belong to, where they lie in a space, why they are copied.
-
 The cheapest path: same form, the used bytes as they are; same kind of cell, one strided copy per
 pair of shards; else strips of about 256 KiB run through gather, decode, cast, tilize or untilize,
 cast, encode, scatter, of which most conversions need one or two, and staging stays in the cache.

@@ -1,7 +1,4 @@
-"""Gaps of a space, from which one place after the other is taken without any being allocated.
-
-Comes in: the gaps, and sizes in bytes per bank. Goes out: addresses. Must not know: the allocator.
-"""
+"""Gaps of a space, from which one place after the other is taken without any being allocated."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The bytes of one memory space: a lazily committed mapping, its allocator, moves and counters.
 
-Comes in: addresses and sizes in bytes per bank. Goes out: writable views of footprints. A buffer
-at bank address `a` owns host bytes `[a * banks, (a + size_per_bank) * banks)`, so footprints
-overlap exactly where the device's ranges do. Must not know: tensors' owners, plans, programs.
+A buffer at bank address `a` owns host bytes `[a * banks, (a + size_per_bank) * banks)`, so
+footprints overlap exactly where the device's ranges do.
 """
 
 from __future__ import annotations

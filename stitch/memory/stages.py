@@ -1,8 +1,4 @@
-"""Stages: what a conversion does to one strip of a tensor, and how strips run one after another.
-
-Comes in: stages that turn one contiguous strip of bytes into the next. Goes out: a list of
-prepared calls without arguments, which allocate nothing when they run. Must not know: layouts.
-"""
+"""Stages: what a conversion does to one strip of a tensor, and how strips run one after another."""
 
 from __future__ import annotations
 

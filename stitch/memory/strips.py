@@ -1,8 +1,5 @@
 """How a conversion is cut into strips, and which stages each strip needs.
 
-Comes in: two sides (description and cells), of which at least one is tiled or both are dense.
-Goes out: strips. Must not know: regions, spaces, where staging lies.
-
 A cast is what `Cast` computes, bit for bit: both go by way of the compute types and share
 `stitch.ops.conversion_steps`. The rules are those of ONNX, with its undefined cases defined:
 * float to float rounds to nearest even, once; too large becomes infinite; NaN stays NaN. A block

@@ -1,7 +1,5 @@
 """Tilize and untilize one strip: dense rows to tiles of four faces, and back.
 
-Comes in: the sizes of a strip. Goes out: stages. Must not know: spaces, shards, casts.
-
 A strip is either some whole matrices, or some tile rows of one matrix; both sides are contiguous.
 A tile is four 16 x 16 faces, row-major, in the order top-left, top-right, bottom-left,
 bottom-right (tt-metal tensor layouts); its padding elements are zeros.

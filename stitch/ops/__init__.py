@@ -1,9 +1,7 @@
 """Operators: one definition per operator, and the three ways of using one.
 
-Comes in: ONNX names (opset 26), operand types, arrays. Goes out: result types, steps bound to
-arrays, results, gradients and forms for many lanes said in operators, what computing takes. Must
-not know: graphs, devices, files. A family of operators is a folder, with their gradient and
-batching rules and the operators that compute a gradient; what all families use lies above them.
+A family of operators is a folder, with their gradient and batching rules and the operators that
+compute a gradient; what all families use lies above them.
 """
 
 from stitch.ops.activation import GELU_CUBE, GELU_HEIGHT, GELU_RATE

@@ -1,10 +1,8 @@
 """Using a definition: infer the types of an operation, bind it to arrays, or compute it at once;
 and what the NumPy kernels of a whole program take beside its values: kept, and while they run.
 
-Comes in: operator names, types, arrays; a program's values, operations and constants. Goes out:
-types, steps, results; bytes, and the operation that takes most. Bound steps are run under
-`np.errstate(all="ignore")`: kernels rely on it, as entering it costs more than many of them. Must
-not know: addresses, layouts, executors.
+Bound steps are run under `np.errstate(all="ignore")`: kernels rely on it, as entering it costs more
+than many of them.
 """
 
 from __future__ import annotations

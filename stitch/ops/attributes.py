@@ -1,7 +1,4 @@
-"""Attributes as definitions read them: by name, with their Python type.
-
-Comes in: a mapping with defaults filled in (`resolve_attributes`). Goes out: numbers, words, lists.
-"""
+"""Attributes as definitions read them: by name, with their Python type."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Batching: the terms in which an operator says what it becomes when it is applied to many lanes.
 
-Comes in: one operation, its operands, and which of them differ from lane to lane. Goes out: results
-for all lanes at once, written with the operator vocabulary through the protocol that gradients are
-written by. A lane axis is put in front of every operand that differs and of every result; what is
-the same for all lanes has none. What rules of all families write often the context writes. Must not
-know: graphs, bodies.
+A lane axis is put in front of every operand that differs and of every result; what is the same for
+all lanes has none. What rules of all families write often the context writes.
 """
 
 from __future__ import annotations

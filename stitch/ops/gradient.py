@@ -1,9 +1,9 @@
 """Gradients: the terms in which an operator says its vector-Jacobian product.
 
-A rule writes the backward pass with the operator vocabulary itself, through a builder that it
-knows only by the protocol below, so that backward graphs are ordinary graphs. Asking for a forward
-value is what saves it: rules ask for as little as they need. What rules of all families write often
-the context writes. Must not know: graphs, training.
+A rule writes the backward pass with the operator vocabulary itself, through a builder that it knows
+only by the protocol below, so that backward graphs are ordinary graphs. Asking for a forward value
+is what saves it: rules ask for as little as they need. What rules of all families write often the
+context writes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`InferenceContext`: what shape and type inference looks at, and the rules that many share.
-
-Comes in: operand types, known data, attributes. Goes out: types and shapes, or the `CompileError`
-to raise.
-"""
+"""`InferenceContext`: what shape and type inference looks at, and the rules that many share."""
 
 from __future__ import annotations
 

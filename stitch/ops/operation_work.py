@@ -1,9 +1,4 @@
-"""What a run of a program computes and carries, operation by operation.
-
-Comes in: operations and their values, placed or not. Goes out: `OperationWork` for each operation,
-and sums of figures over all that run: `ProgramWork`, FLOPs by type, bytes by space. Must not know
-machines and executors: what is counted here is no price, and how long it takes is theirs.
-"""
+"""What a run of a program computes and carries, operation by operation."""
 
 from __future__ import annotations
 

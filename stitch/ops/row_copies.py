@@ -1,8 +1,4 @@
-"""Copies of elements that lie apart, as copies of the runs of bytes that they lie in.
-
-Comes in: two arrays of one shape and type, seen with any strides. Goes out: arrays for `np.copyto`.
-Must not know: operators.
-"""
+"""Copies of elements that lie apart, as copies of the runs of bytes that they lie in."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""How much computing an operation is, by an estimate from types alone.
-
-Comes in: an operation, and the types of its operands and results. Goes out: a number of elementary
-steps, a multiply-add or an element touched each. Must not know machines and executors: the estimate
-says what is worth doing ahead of time, it is no price, and how long it takes is theirs.
-"""
+"""How much computing an operation is, by an estimate from types alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How many bytes a NumPy kernel takes beside its operands and results: rules, and some to choose.
 
-Comes in: types, known data and attributes of an operation. Goes out: bytes. A rule may say more
-than a kernel takes, never less: `tests/ops/test_workspaces.py` measures every operator.
+A rule may say more than a kernel takes, never less: `tests/ops/test_workspaces.py` measures every
+operator.
 """
 
 from __future__ import annotations

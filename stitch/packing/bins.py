@@ -1,8 +1,5 @@
 """Exact and heuristic placement of pieces in the gaps between regions that cannot move.
 
-Comes in: sizes of pieces and of gaps, a budget. Goes out: the gap of each piece, or a refutation
-that a stranger can replay, or neither where the budget ended. Must not know: addresses, tensors.
-
 Depth first, the largest piece first, into the tightest gap first. Each gap holds at most the
 largest sum of pieces left over that it has room for: a branch ends where these sums add up to too
 little, and gaps that hold the same are tried once. What was refuted once is not searched again. A

@@ -1,8 +1,5 @@
 """Skyline packing: the search for a lower peak where simple orders leave holes.
 
-Comes in: intervals, a peak that is good enough, a budget. Goes out: offsets with the lowest peak
-that was found. Must not know: values, programs, spaces.
-
 One pass keeps the height reached at every moment and always fills the lowest segment of that
 skyline, with an interval that lies wholly inside it: first one that ends flush with the segment and
 level with its neighbours, then the one of highest priority. Where none fits, the segment is raised

@@ -1,9 +1,6 @@
 """Planning: residency, addresses and moves for a stretch of tasks; pure functions on frozen data.
 
-Comes in: a `PlanRequest` (machine, tasks, buffers, values). Goes out: a `Plan` whose every copy
-carries its bytes, simulated time, reason and, where bytes leave L1, a certificate. Must not know
-devices, bytes, kernels or files. The checker and advice are loaded when they are
-asked for.
+The checker and advice are loaded when they are asked for.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +9,7 @@ from stitch.on_demand import names_on_demand
 from stitch.planner.after_steps import after_steps
 from stitch.planner.certificate import Branches, Certificate, CostCertificate
 from stitch.planner.copy_cost import copy_cost, foreseen_cost
-from stitch.planner.lanes import LEAST, ONE_LANE, Fork, Lanes, OwnPlace, lanes_of, touched_by
+from stitch.planner.lanes import LEAST, ONE_LANE, ArenaSlot, Fork, Lanes, lanes_of, touched_by
 from stitch.planner.placing import may_be_placed, placed
 from stitch.planner.plan import (
     Allocate,
@@ -29,7 +26,7 @@ from stitch.planner.plan import (
     Step,
     Transfer,
 )
-from stitch.planner.plan_picture import needed_regions, ranges_of
+from stitch.planner.plan_state import needed_regions, ranges_of
 from stitch.planner.planner import plan
 
 if TYPE_CHECKING:
@@ -56,7 +53,7 @@ __all__ = [
     "LEAST", "MOST_CHANGES", "MOST_TRIALS", "ONE_LANE", "WARNINGS", "Allocate", "Branches",
     "Buffer",
     "Certificate", "Copy", "Cost", "CostCertificate", "Execute", "Fork", "Free", "Instance",
-    "Lanes", "OwnPlace", "Plan", "PlanRequest", "Region", "Relocate", "Resident", "Slot",
+    "Lanes", "ArenaSlot", "Plan", "PlanRequest", "Region", "Relocate", "Resident", "Slot",
     "SlotChange", "Step", "Transfer", "after_steps", "best_changes", "check_certificate",
     "check_plan", "copy_cost", "foreseen_cost", "lanes_of", "may_be_placed", "needed_regions",
     "placed", "plan", "possible_changes", "ranges_of", "touched_by",

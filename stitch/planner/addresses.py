@@ -1,10 +1,9 @@
 """Addresses: where what a task needs made comes to lie, and room for it.
 
-Comes in: the picture, and the buffers that a task wants. Goes out: these buffers, allocated. Three
-choices, in this order: where a program names the address, there; where a later task names one,
-there at once, if that costs no more than to move it then (it is *born* there); else the best fit
-among what lies there, beside what later tasks name. A plan that is made again says where instead,
-and what moves for that (`Standing`). Must not know: inputs, values' instances.
+Three choices, in this order: where a program names the address, there; where a later task names
+one, there at once, if that costs no more than to move it then (it is *born* there); else the best
+fit among what lies there, beside what later tasks name. A plan that is made again says where
+instead, and what moves for that (`StaticLayout`).
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.packing import Span
-from stitch.planner.lifetimes import Standing
+from stitch.planner.lifetimes import StaticLayout
 from stitch.planner.making_room import RoomDemand, make_room
 from stitch.planner.named_places import NamedPlaces
-from stitch.planner.plan_picture import Residency
+from stitch.planner.plan_state import PlanState
 from stitch.program import Space, TensorDesc
 
 #: L1 first: what it evicts needs room in DRAM before DRAM is dealt out.
@@ -49,7 +48,7 @@ class Want:
 
     @classmethod
     def of(
-        cls, state: Residency, what: str, desc: TensorDesc, value: int, becomes: int | None = None
+        cls, state: PlanState, what: str, desc: TensorDesc, value: int, becomes: int | None = None
     ) -> Want:
         """As a slot's descriptor says; `becomes`: where not the value itself."""
         bare, address, size = desc.without_address(), desc.layout.address, state.size_of(desc)
@@ -58,11 +57,11 @@ class Want:
 
 
 def allocate(
-    state: Residency,
+    state: PlanState,
     demands: Mapping[Space, RoomDemand],
     wants: Sequence[Want],
     ahead: NamedPlaces | None,
-    standing: Standing | None = None,
+    standing: StaticLayout | None = None,
 ) -> None:
     """Buffers for all that a task wants, in room that each space's demand makes. Raises what
     `make_room` raises."""
@@ -81,7 +80,7 @@ def allocate(
 
 
 def _place(
-    state: Residency, demand: RoomDemand, wants: Sequence[Want], ahead: NamedPlaces | None
+    state: PlanState, demand: RoomDemand, wants: Sequence[Want], ahead: NamedPlaces | None
 ) -> None:
     """Gives the wants of a space their addresses, with room made for them."""
     fixed = [w for w in wants if w.address is not None]
@@ -100,7 +99,9 @@ def _place(
             w.address = ahead.beside(state, w.becomes, w.desc, w.span, taken)
 
 
-def _stood(state: Residency, demand: RoomDemand, wants: Sequence[Want], standing: Standing) -> bool:
+def _stood(
+    state: PlanState, demand: RoomDemand, wants: Sequence[Want], standing: StaticLayout
+) -> bool:
     """Gives the wants of a space the addresses that were chosen for them, and moves what was to
     move; False, and nothing is done, where something would have to leave the space for that."""
     relocate = dict(demand.relocate)
@@ -109,7 +110,7 @@ def _stood(state: Residency, demand: RoomDemand, wants: Sequence[Want], standing
         if buffer is not None and buffer.space is demand.space and buffer.address == was:
             relocate.setdefault(number, now)
     chosen = [
-        standing.births.get((state.task, k)) if w.address is None else w.address
+        standing.allocations.get((state.task, k)) if w.address is None else w.address
         for k, w in enumerate(wants)
     ]
     places = list(zip(wants, chosen, strict=True))
@@ -129,7 +130,7 @@ def _stood(state: Residency, demand: RoomDemand, wants: Sequence[Want], standing
 
 
 def _born(
-    state: Residency, demand: RoomDemand, wants: Sequence[Want], ahead: NamedPlaces
+    state: PlanState, demand: RoomDemand, wants: Sequence[Want], ahead: NamedPlaces
 ) -> list[int] | None:
     """Addresses of wants where some are born, with room made for them; None where none can be
     without anything leaving the space."""

@@ -1,8 +1,5 @@
-"""Advice: which slots, compiled with another layout, save copies; by planning what would then run.
-
-Comes in: plans, whose programs are numbered, and a function that prices changes by planning the
-changed programs. Goes out: the set of changes that saves most. Must not know: how programs are
-compiled, loaded or run.
+"""Advice: which slots, compiled with another layout, save copies; by planning what would then
+run.
 """
 
 from __future__ import annotations

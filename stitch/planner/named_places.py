@@ -1,8 +1,7 @@
 """Named places: the addresses that programs name, known before the chain comes to them.
 
-Comes in: the tasks of a request; then, at each task, the picture. Goes out: the address at which a
-tensor is made. What is wanted at an address is *born* there, if no task wants those bytes before;
-anything else is made beside what tasks name while it lives. Must not know: steps, who leaves.
+What is wanted at an address is *born* there, if no task wants those bytes before; anything else is
+made beside what tasks name while it lives.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from operator import itemgetter
 from stitch.machine import MachineShape, room_per_bank
 from stitch.packing import Span, union
 from stitch.planner.plan import PlanRequest
-from stitch.planner.plan_picture import Residency, scratch_in_l1
+from stitch.planner.plan_state import PlanState, scratch_in_l1
 from stitch.program import Space, TensorDesc
 from stitch.tasks import NumberedTask, Transformation
 
@@ -52,7 +51,7 @@ class NamedPlaces:
     def __bool__(self) -> bool:
         return bool(self._takers)
 
-    def birthplace(self, state: Residency, value: int, desc: TensorDesc, size: int) -> int | None:
+    def birthplace(self, state: PlanState, value: int, desc: TensorDesc, size: int) -> int | None:
         """Where a value that the current task makes is wanted next, if these bytes are free until
         then, or held by what has to make way then in any case; `desc` has no address."""
         following = self._next(value, desc, state.task)
@@ -76,7 +75,7 @@ class NamedPlaces:
         return address
 
     def beside(
-        self, state: Residency, value: int, desc: TensorDesc, span: Span, taken: Iterable[Span]
+        self, state: PlanState, value: int, desc: TensorDesc, span: Span, taken: Iterable[Span]
     ) -> int:
         """Where a value had best be made for which a span is free: there, if it is wanted there or
         no task names these bytes while it lives; else in free ones, none `taken`, that none names.

@@ -19,11 +19,11 @@ from functools import cached_property, partial
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.addresses import Want, allocate
 from stitch.planner.copy_cost import copy_cost, foreseen_cost
-from stitch.planner.lifetimes import Standing, standing_for
+from stitch.planner.lifetimes import StaticLayout, standing_for
 from stitch.planner.making_room import RoomDemand
 from stitch.planner.named_places import NamedPlaces
 from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest, Relocate
-from stitch.planner.plan_picture import RULES, Residency, scratch_in_l1
+from stitch.planner.plan_state import RULES, PlanState, scratch_in_l1
 from stitch.planner.residency import chain_of, choose
 from stitch.planner.shared_blocks import (
     Return,
@@ -64,7 +64,7 @@ def plan(request: PlanRequest, *, spills: bool = True) -> Plan:
         pressed, slack = False, least * (NEAR - 1)
         tries: list[NamedPlaces | None] = [named or None]
         for ahead in tries:
-            state = Residency(request, rule, away, spills=spills, slack_seconds=slack)
+            state = PlanState(request, rule, away, spills=spills, slack_seconds=slack)
             candidate: Plan | None = None
             try:
                 candidate = _plan_by(state, ahead)
@@ -165,7 +165,7 @@ def _standing(made: Plan, ahead: NamedPlaces | None, *, spills: bool) -> Plan:
     standing = standing_for(made)
     if standing is None:
         return made
-    state = Residency(made.request, spills=spills)
+    state = PlanState(made.request, spills=spills)
     try:
         candidate = _plan_by(state, ahead, standing)
     except (OutOfMemoryError, LayoutError):
@@ -176,7 +176,9 @@ def _standing(made: Plan, ahead: NamedPlaces | None, *, spills: bool) -> Plan:
     return candidate if foreseen_cost(candidate) < foreseen_cost(made) else made
 
 
-def _plan_by(state: Residency, ahead: NamedPlaces | None, standing: Standing | None = None) -> Plan:
+def _plan_by(
+    state: PlanState, ahead: NamedPlaces | None, standing: StaticLayout | None = None
+) -> Plan:
     request = state.request
     for index, task in enumerate(request.tasks):
         state.begin(index)
@@ -197,7 +199,7 @@ def _plan_by(state: Residency, ahead: NamedPlaces | None, standing: Standing | N
 
 
 def _run(
-    state: Residency, task: NumberedTask, ahead: NamedPlaces | None, standing: Standing | None
+    state: PlanState, task: NumberedTask, ahead: NamedPlaces | None, standing: StaticLayout | None
 ) -> None:
     transformation = task.transformation
     demands = {
@@ -233,7 +235,7 @@ _Input = Instance | tuple[Want, int]
 
 
 def _choose_inputs(
-    state: Residency,
+    state: PlanState,
     task: NumberedTask,
     demands: dict[Space, RoomDemand],
     returns: Sequence[Return],
@@ -269,7 +271,7 @@ def _choose_inputs(
 
 
 def _serving(
-    state: Residency,
+    state: PlanState,
     task: NumberedTask,
     value: int,
     desc: TensorDesc,
@@ -304,7 +306,7 @@ def _serving(
 
 
 def _scratch_wants(
-    state: Residency, task: NumberedTask, demands: dict[Space, RoomDemand]
+    state: PlanState, task: NumberedTask, demands: dict[Space, RoomDemand]
 ) -> list[Want]:
     """Scratch in L1 is a promised region; elsewhere it is a buffer for the run."""
     scratch = task.transformation.scratch
@@ -323,7 +325,7 @@ def scratch_desc(scratch: Scratch, banks: int) -> TensorDesc:
     return TensorDesc((banks, scratch.size_per_bank), Layout(DataType.UINT8, scratch.space))
 
 
-def _copy(state: Residency, want: Want, task: NumberedTask, source_of: int | None = None) -> None:
+def _copy(state: PlanState, want: Want, task: NumberedTask, source_of: int | None = None) -> None:
     value = want.value if source_of is None else source_of
     source = _cheapest_source(state, value, want.desc)
     state.touch(source.buffer)
@@ -338,14 +340,14 @@ def _copy(state: Residency, want: Want, task: NumberedTask, source_of: int | Non
     state.attach(want.value, target)
 
 
-def _cheapest_source(state: Residency, value: int, desc: TensorDesc) -> Instance:
+def _cheapest_source(state: PlanState, value: int, desc: TensorDesc) -> Instance:
     origin = state.values[value][0].desc.layout.data_type
     exact = [i for i in state.values[value] if i.desc.layout.data_type is origin]
     return min(exact, key=lambda i: copy_cost(state.machine, i.desc, desc)[1])
 
 
 def _execute(
-    state: Residency,
+    state: PlanState,
     task: NumberedTask,
     chosen: list[_Input],
     outputs: list[Want],

@@ -1,8 +1,4 @@
-"""Views of one block: whether a task reads them in it, or apart, as copies of their own.
-
-Comes in: the picture, and a task. Goes out: the task as it takes the least time, its views read in
-their blocks, as copies, or in blocks that came back whole, because the views take more room apart.
-"""
+"""Views of one block: whether a task reads them in it, or apart, as copies of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from stitch.planner.addresses import Want
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.making_room import RoomDemand, carry, is_spare
 from stitch.planner.plan import Buffer, Copy, Instance, Relocate, waiting_desc
-from stitch.planner.plan_picture import OtherWay, Residency
+from stitch.planner.plan_state import OtherWay, PlanState
 from stitch.program import Space, TensorDesc
 from stitch.tasks import NumberedTask
 
@@ -25,7 +21,7 @@ _Parts = dict[tuple[int, Space], dict[tuple[int, TensorDesc], int]]
 
 
 def run_with_views(
-    state: Residency, task: NumberedTask, run: Callable[[Residency, NumberedTask], None]
+    state: PlanState, task: NumberedTask, run: Callable[[PlanState, NumberedTask], None]
 ) -> None:
     """Runs a task by `run`. Where something leaves for it, the views that it reads are tried out of
     their blocks and in them, and what takes the least time is done.
@@ -64,7 +60,7 @@ def run_with_views(
                 del refused  # Else it would keep itself alive, and all that its callers hold.
 
 
-def _reads_views(state: Residency, task: NumberedTask) -> bool:
+def _reads_views(state: PlanState, task: NumberedTask) -> bool:
     """Whether an input of a task lies in a block that is not its alone."""
     return any(
         len(state.users[i.buffer]) > 1 or i.desc != state.buffers[i.buffer].desc
@@ -83,7 +79,7 @@ class Return:
 
 
 def blocks_to_return(
-    state: Residency, task: NumberedTask, demands: Mapping[Space, RoomDemand]
+    state: PlanState, task: NumberedTask, demands: Mapping[Space, RoomDemand]
 ) -> list[Return]:
     """The blocks that a task had better read whole, as the views of them take more room apart."""
     for value, joins in state.otherwise:
@@ -125,7 +121,7 @@ def returned_for(
     return None
 
 
-def bring_back(state: Residency, back: Return) -> None:
+def bring_back(state: PlanState, back: Return) -> None:
     """Copy a block whole into its new buffer; what lies in it then lies there as well."""
     values, new = {value for value, _ in back.views}, back.want.buffer
     sources = [
@@ -145,7 +141,7 @@ def bring_back(state: Residency, back: Return) -> None:
 
 
 def other_ways(
-    state: Residency, task: NumberedTask, served: Iterable[tuple[int, Instance]]
+    state: PlanState, task: NumberedTask, served: Iterable[tuple[int, Instance]]
 ) -> frozenset[OtherWay]:
     """How else the views that a task reads could be read in less room.
 
@@ -172,7 +168,7 @@ def other_ways(
     return frozenset((*apart, *joined))
 
 
-def _parts(state: Residency, task: NumberedTask) -> _Parts:
+def _parts(state: PlanState, task: NumberedTask) -> _Parts:
     """The inputs of a task that lie in blocks with others, and could be read in them."""
     parts: _Parts = {}
     given = {i for _, i in task.transformation.aliases}
@@ -195,7 +191,7 @@ def _parts(state: Residency, task: NumberedTask) -> _Parts:
     return parts
 
 
-def _in_blocks(state: Residency, value: int) -> list[Instance]:
+def _in_blocks(state: PlanState, value: int) -> list[Instance]:
     """The whole instances of a value that share their buffer with other values."""
     origin = state.values[value][0].desc.layout.data_type
     return [
@@ -205,7 +201,7 @@ def _in_blocks(state: Residency, value: int) -> list[Instance]:
     ]
 
 
-def _copies_beside(state: Residency, value: int) -> list[Instance]:
+def _copies_beside(state: PlanState, value: int) -> list[Instance]:
     """Copies of a value that hold nothing else, where it lies in a block as well."""
     return [
         i
@@ -215,7 +211,7 @@ def _copies_beside(state: Residency, value: int) -> list[Instance]:
 
 
 def _is_larger_apart(
-    state: Residency, block: Buffer, space: Space, parts: Iterable[tuple[int, TensorDesc]]
+    state: PlanState, block: Buffer, space: Space, parts: Iterable[tuple[int, TensorDesc]]
 ) -> bool:
     whole = state.size_of(waiting_desc(block.desc, space))
     return sum(state.size_of(desc) for _, desc in parts) > whole

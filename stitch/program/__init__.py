@@ -1,8 +1,4 @@
-"""Programs: the data that crosses every wall, and nothing that acts on it.
-
-Comes in: types, layouts, values, operations, slots. Goes out: frozen, checked `Program`s and
-their text. Must not know: machines, files, kernels, memory.
-"""
+"""Programs: the data that crosses every wall, and nothing that acts on it."""
 
 from stitch.program.bodies import Body, BodyPool, holds_foreign, name_of, result_types
 from stitch.program.contents import Contents, dense_bytes, same_bytes

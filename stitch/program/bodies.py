@@ -1,8 +1,5 @@
 """Bodies: operations inside an operation, stored once, and what must hold of them.
 
-Comes in: values, operations, constants; the operations that carry bodies. Goes out: `Body`, a pool
-in which equal ones are one, and every way in which they do not fit. Must not know: how they run.
-
 A body is what its operation means: whoever has no kernel for the operation computes the body (once,
 or, of a scan, once a round: `scans`). It sees its own inputs alone. Its values have no places:
 those depend on the operation that carries it. Its operations may carry bodies that stand before it

@@ -1,7 +1,6 @@
 """Contents: arrays told apart by their bytes, which are looked at where they lie.
 
-Comes in: arrays, such as views of a mapped file. Goes out: a number for each, the same for equal
-bytes. No array is copied, and none is read whose size no other has.
+No array is copied, and none is read whose size no other has.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Names of which no two are alike: what is asked for where it is free, else numbered.
 
-Comes in: names that are wished for. Goes out: names. Takes constant time for each.
+Takes constant time for each.
 """
 
 from __future__ import annotations

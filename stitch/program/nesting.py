@@ -1,8 +1,6 @@
 """Nesting: what bodies within bodies come to, counted before anything is written out or bound.
 
-Comes in: operations and the bodies that they may carry. Goes out: how many operations and values
-they are, how many scans deep they go. Both in time linear in what is there: a few bytes describe
-any number. Must not know: what is wrong with bodies.
+Both in time linear in what is there: a few bytes describe any number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Arrays that are only to be read: views that stay so, and whether an array can still change.
-
-Comes in: arrays. Goes out: views of them that nobody makes writable. Must not know: whose they are.
-"""
+"""Arrays that are only to be read: views that stay so, and whether an array can still change."""
 
 from __future__ import annotations
 

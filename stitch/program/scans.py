@@ -1,9 +1,6 @@
 """Scans: operations whose body runs once for each of `count` rounds; which of their operands and
 results are what.
 
-Comes in: an operation of the operator `stitch.Scan`, its body. Goes out: a `ScanForm`; the types
-that operands and results have; every way in which they do not fit. Must not know: how rounds run.
-
 Operands are the first states, then sequences, of which each round takes one element of axis 0, then
 what all rounds share. Results are the last states, then what each round gives, collected along a
 new axis 0. The body takes states, elements and what is shared, and makes states and elements. This

@@ -1,7 +1,7 @@
 """Reports: what a device did and what it holds, for people and for programs.
 
-Comes in: a device's history and events. Goes out: text and plain data. Nothing depends on it; it
-changes nothing. What only a run's files need (traces, records) is loaded when it is asked for.
+Nothing depends on it; it changes nothing. What only a run's files need (traces, records) is loaded
+when it is asked for.
 """
 
 from __future__ import annotations

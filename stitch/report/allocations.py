@@ -19,10 +19,10 @@ Place = tuple[Space, int]
 
 def own_at_start(plan: Plan) -> dict[Place, Buffer]:
     """The buffers that a plan found and reads, moves or frees."""
-    return own_places(plan, plan.request.buffers)
+    return assign_arenas(plan, plan.request.buffers)
 
 
-def own_places(plan: Plan, buffers: Iterable[Buffer]) -> dict[Place, Buffer]:
+def assign_arenas(plan: Plan, buffers: Iterable[Buffer]) -> dict[Place, Buffer]:
     """Those of the buffers that a plan reads, moves, frees or makes."""
     others = {b.number for b in plan.request.buffers} - plan.touched
     return {

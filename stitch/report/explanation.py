@@ -1,8 +1,7 @@
 """`explain`: every copy that a device made, with bytes, simulated time and reason; and what its
 memory holds.
 
-Comes in: a device, its account of a period. Goes out: text, and lines of plain data. What a copy
-and its bytes are: `Footprint.own_nbytes`.
+What a copy and its bytes are: `Footprint.own_nbytes`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Frozen data ⇄ JSON: dataclasses, named tuples, enumerations, tuples, sets, numbers, words.
-
-Comes in: a value of a known type, or parsed JSON and the type that it should have. Goes out: plain
-data, or the value, checked against the type hints; the type says everything, so the text names no
-classes and nothing in it is ever looked up by name. Must not know: what the types mean.
-"""
+"""Frozen data ⇄ JSON: dataclasses, named tuples, enumerations, tuples, sets, numbers, words."""
 
 from __future__ import annotations
 

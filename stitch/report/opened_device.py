@@ -1,8 +1,4 @@
-"""Opening a device: every option that a device takes, checked, in one place.
-
-Comes in: a machine and options. Goes out: the device that users open, and torch.compile, whose
-options follow from this function's parameters. Must not know: programs.
-"""
+"""Opening a device: every option that a device takes, checked, in one place."""
 
 from __future__ import annotations
 

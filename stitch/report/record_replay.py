@@ -1,8 +1,4 @@
-"""Replay: the allocator events of a record, once more, on fresh allocators.
-
-Comes in: the text of a record (see `run_record`). Goes out: the confirmation that every address was
-taken and free as recorded, or the first difference. Must not know: devices.
-"""
+"""Replay: the allocator events of a record, once more, on fresh allocators."""
 
 from __future__ import annotations
 

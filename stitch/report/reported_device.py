@@ -1,9 +1,4 @@
-"""The `Device` that users open: the runtime's, with what it has to say of itself.
-
-Comes in: a machine and options. Goes out: the device that `open_device` and torch.compile open;
-its reports are loaded when they are asked for.
-Must not know: where programs come from.
-"""
+"""The `Device` that users open: the runtime's, with what it has to say of itself."""
 
 from __future__ import annotations
 

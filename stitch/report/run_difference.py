@@ -1,8 +1,4 @@
-"""What one run copied more or less than another: records of runs, or plans as they were saved.
-
-Comes in: the texts of two files, each either what `--record` wrote or the `plans.json` of
-`--save_artifacts`. Goes out: sums and copies that differ. Must not know: files, commands.
-"""
+"""What one run copied more or less than another: records of runs, or plans as they were saved."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Records: a device's plans and allocator events as JSON (`replay` runs them again).
 
-Comes in: a device's events. Goes out: text. It changes nothing. The form, one JSON object:
+It changes nothing. The form, one JSON object:
 
     {"stitch": "run", "version": 2,
      "machine": Machine,
@@ -29,7 +29,7 @@ from typing import Any
 
 from stitch.argument_kinds import takes
 from stitch.planner import Buffer, Plan
-from stitch.report.allocations import Place, own_at_start, own_places
+from stitch.report.allocations import Place, assign_arenas, own_at_start
 from stitch.report.explanation import totals_json
 from stitch.report.frozen_json import to_plain
 from stitch.report.reported_device import DEVICE
@@ -72,7 +72,7 @@ class Recorder:
             plan, after = event.plan, _allocated(self._device)
             started, ended = (
                 _sizes(own_at_start(plan)),
-                _sizes(own_places(plan, plan.final_buffers)),
+                _sizes(assign_arenas(plan, plan.final_buffers)),
             )
             before = {p: size for p, size in after.items() if p not in ended} | started
             self._differences(before)

@@ -1,8 +1,5 @@
 """The runtime: a device opened on a machine, its queue, its executors, the handles on its tensors.
 
-Comes in: binaries, arrays, calls. Goes out: tensors, perhaps pending. Must not know the compiler:
-what it runs was compiled elsewhere, by anyone.
-
 It is built in floors, each of which knows only those below it: executors/ compute; values/ are the
 records of what lies where; backends/ allocate, copy and run on behalf of plans; recording/ makes
 work that runs again; queue/ gathers the tasks that wait. On these stand tensors, loaded programs,
@@ -39,13 +36,13 @@ from stitch.runtime.executors import (
     this_processor,
 )
 from stitch.runtime.functions import HostResult
-from stitch.runtime.graphs import PreparedGraph, Repeat, chain_graph
+from stitch.runtime.graphs import PreparedGraph, Replay, chain_graph
 from stitch.runtime.history import WHOLE_RUN, Account, Totals, totals_of
 from stitch.runtime.hooks import HookContext
 from stitch.runtime.lending import elements, export, lend, reshaped, share, take_back
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.loading import check_program
-from stitch.runtime.loops import Cells, LoopStage
+from stitch.runtime.loops import PersistentBuffers, StatefulExecutable
 from stitch.runtime.pipeline import RuntimePipeline
 from stitch.runtime.queue import comparison_of
 from stitch.runtime.tensor import Tensor
@@ -54,11 +51,11 @@ from stitch.runtime.values import InputPort, Lying, SpaceUse, capture
 
 __all__ = [
     "AGGREGATE", "DEFAULT_WINDOW", "EXECUTORS", "LIBRARY_PRICES", "TENSOR", "WHOLE_RUN", "Account",
-    "Cells", "Curve", "Event", "Executor", "HookContext", "HostResult", "InputPort",
+    "PersistentBuffers", "Curve", "Event", "Executor", "HookContext", "HostResult", "InputPort",
     "LoadedProgram", "OperationReferences",
     "PlanMade", "PlanRun", "PlanStopped", "PreparedGraph", "PriceTable", "Prices", "ReadBack",
-    "Repeat", "RuntimeDevice",
-    "RuntimePipeline", "SpaceUse", "Lying", "LoopStage", "Tensor", "Totals", "Written",
+    "Replay", "RuntimeDevice",
+    "RuntimePipeline", "SpaceUse", "Lying", "StatefulExecutable", "Tensor", "Totals", "Written",
     "capture", "chain_graph", "check_program", "comparison_of", "elements", "export", "lend",
     "load_prices",
     "make_executor", "parse_prices", "price_names", "processor_name", "program_peak", "reshaped",

@@ -1,8 +1,5 @@
 """Aggregation: programs of a queue that feed each other run as one, where that pays.
 
-Comes in: windows that are about to run. Goes out: the same window, or one with fewer tasks that
-leaves the same values, as far as anybody still refers to them. Must not know: plans, handles.
-
 Sets of programs such that no path leaves a set and comes back are linked; a host read in between
 keeps the value that it reads. Host functions and copies stay tasks of their own, the former in the
 order of their calls; so do programs that take an input over. `"auto"` links where the executor
@@ -26,13 +23,13 @@ from stitch.program import Program
 from stitch.runtime.executors import Executor
 from stitch.runtime.loaded import LoadedProgram
 from stitch.runtime.queue import Linked
-from stitch.runtime.recording import Agent, Window
+from stitch.runtime.recording import Agent, TaskBatch
 from stitch.tasks import (
     MergedAgent,
     NumberedTask,
     ProgramAgent,
-    Stretch,
     TaskRow,
+    TaskSequence,
     TransformationKind,
     edges_of,
     groups_of,
@@ -52,7 +49,7 @@ AGGREGATE: Final = ArgumentKind(
     '"auto", "never" or "always"', lambda value: value in ("auto", "never", "always")
 )
 #: The same tasks, of which the same values are kept.
-_Work: TypeAlias = tuple[Stretch, tuple[bool, ...]]
+_Work: TypeAlias = tuple[TaskSequence, tuple[bool, ...]]
 
 
 class LinkingSite(Protocol):
@@ -61,7 +58,7 @@ class LinkingSite(Protocol):
     machine: Machine
     strict_types: bool
 
-    def runs_in_lanes(self, window: Window, kept: tuple[bool, ...]) -> bool:
+    def runs_in_lanes(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
         """Whether stretches of a window ran beside each other, as it is."""
 
     def load_made(self, program: Program) -> LoadedProgram:
@@ -109,7 +106,7 @@ class Aggregation:
 
     # -- the queue asks ----------------------------------------------------------------------------
 
-    def linked(self, window: Window, kept: tuple[bool, ...]) -> Linked | None:
+    def linked(self, window: TaskBatch, kept: tuple[bool, ...]) -> Linked | None:
         """See `Linking.linked`."""
         kind = self._kind(window.graph, kept)
         if not kind.is_settled:
@@ -118,11 +115,11 @@ class Aggregation:
                 self._look(kind, window, kept)
         return kind.linked
 
-    def is_settled(self, window: Window, kept: tuple[bool, ...]) -> bool:
+    def is_settled(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
         """See `Linking.is_settled`."""
         return self._kind(window.graph, kept).is_settled
 
-    def keep_apart(self, window: Window, kept: tuple[bool, ...], why: str) -> None:
+    def keep_apart(self, window: TaskBatch, kept: tuple[bool, ...], why: str) -> None:
         """See `Linking.keep_apart`."""
         kind = self._kind(window.graph, kept)
         for names, _ in kind.notes:
@@ -139,7 +136,7 @@ class Aggregation:
         """Forget all work."""
         self._kinds.clear()
 
-    def _kind(self, graph: Stretch, kept: tuple[bool, ...]) -> _Kind:
+    def _kind(self, graph: TaskSequence, kept: tuple[bool, ...]) -> _Kind:
         kinds = self._kinds
         kind = kinds.get((graph, kept))
         if kind is not None and len(kinds) >= MAX_KINDS and not (kind.is_settled or kind.linked):
@@ -159,7 +156,7 @@ class Aggregation:
 
     # -- what is linked ----------------------------------------------------------------------------
 
-    def _look(self, kind: _Kind, window: Window, kept: tuple[bool, ...]) -> None:
+    def _look(self, kind: _Kind, window: TaskBatch, kept: tuple[bool, ...]) -> None:
         """Find out when it pays to link a kind of work, and do so when that has come."""
         tasks, agents = window.graph.tasks, window.agents
         self._gain_nothing.clear()
@@ -225,7 +222,7 @@ class Aggregation:
         return 0 if terms.obstacle or terms.repeats is None else max(1, terms.repeats)
 
     def _linked(
-        self, window: Window, kept: Sequence[bool], before: list[dict[int, bool]],
+        self, window: TaskBatch, kept: Sequence[bool], before: list[dict[int, bool]],
         groups: list[int],
     ) -> tuple[Linked | None, tuple[tuple[str, str], ...]]:  # fmt: skip
         """The work with each set of programs as one, where they can be linked (None: nothing), and

@@ -30,9 +30,9 @@ from stitch.runtime.hooks import Hooks
 from stitch.runtime.loaded import MANY_NOTES, LoadedProgram
 from stitch.runtime.loading import load_program
 from stitch.runtime.locks import quick
-from stitch.runtime.queue import ConstantCache, Deaths, TaskQueue
+from stitch.runtime.queue import ConstantCache, Reclaimer, TaskQueue
 from stitch.runtime.queued_views import QueuedViews
-from stitch.runtime.recording import RecordingMaker, Recordings, Window
+from stitch.runtime.recording import RecordingMaker, Recordings, TaskBatch
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.tensor_access import TensorAccess
 from stitch.runtime.values import (
@@ -42,7 +42,7 @@ from stitch.runtime.values import (
     SpaceUse,
     SpaceWatch,
     ValueRecord,
-    let_go,
+    dispose,
 )
 from stitch.tasks import HostFunction
 from stitch.ttb import SOURCE, Binary, load
@@ -101,7 +101,7 @@ class RuntimeDevice(TensorAccess):
         self.constant_cache = ConstantCache()
         records, queue_lock = Records(self.backend.spaces), RLock()
         quick_lock = quick(queue_lock)
-        deaths = Deaths(records, self.contents, self.constant_cache, quick_lock)
+        deaths = Reclaimer(records, self.contents, self.constant_cache, quick_lock)
         tasks = TaskQueue(self, records, quick_lock, window)
         super().__init__(self.machine.name, records, deaths, tasks, queue_lock)
         if lanes > 1:
@@ -161,7 +161,7 @@ class RuntimeDevice(TensorAccess):
     def close_unless_held(self) -> None:
         """Close it, unless a tensor of it is referred to, or a thread is using it; for finalizers,
         which run anywhere."""
-        if self.is_closed or self.runs_here() or self.queues_here():
+        if self.is_closed or self.holds_run_lock() or self.holds_queue_lock():
             return
         if not self._locks[0].acquire(blocking=False):
             return
@@ -203,15 +203,15 @@ class RuntimeDevice(TensorAccess):
         self.backend.threads.close()
         self.host_memory.close(self.records.pinned())
 
-    def mend(self) -> None:
+    def rebuild_bookkeeping(self) -> None:
         """Bring to an end, or take back, what an interrupt has left half done."""
         # What an interrupted run has given to lanes works in bytes of its plan.
         self.backend.threads.rest()
-        super().mend()
+        super().rebuild_bookkeeping()
 
-    def leave_behind(self) -> None:
+    def invalidate_after_fork(self) -> None:
         """In the child of a fork: closed, with locks and lanes that no thread has."""
-        super().leave_behind()
+        super().invalidate_after_fork()
         self.backend.threads.forget()
 
     @property
@@ -257,7 +257,7 @@ class RuntimeDevice(TensorAccess):
     def memory_use(self) -> dict[Space, SpaceUse]:
         """What each space holds now; runs nothing. It may be asked in the middle of a plan, but not
         while what it tells of changes."""
-        if self.records.is_whole and (self.runs_here() or self.queues_here()):
+        if self.records.is_consistent and (self.holds_run_lock() or self.holds_queue_lock()):
             return self.records.use()
         with self.lock:
             self.drain()
@@ -298,7 +298,7 @@ class RuntimeDevice(TensorAccess):
         self.drain()
         return load_program(self, self.machine, self.records, binary, program, where)
 
-    def runs_in_lanes(self, window: Window, kept: tuple[bool, ...]) -> bool:
+    def runs_in_lanes(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
         """Whether stretches of a window ran beside each other, as it is."""
         if self.lanes == 1:
             return False
@@ -320,7 +320,7 @@ class RuntimeDevice(TensorAccess):
         if self.linking is not None:
             self.linking.forget(reader.key)
         self.recordings.forget(reader.key)
-        let_go(self.records, constants, reader)
+        dispose(self.records, constants, reader)
 
     # -- queueing ----------------------------------------------------------------------------------
 
@@ -328,8 +328,8 @@ class RuntimeDevice(TensorAccess):
                borrow: bool = False) -> Tensor | tuple[Tensor, ...]:  # fmt: skip
         """Queue one run of a loaded program; see `LoadedProgram.__call__`."""
         try:
-            runs_here, queues_here = self.runs_here, self.queues_here
-            if self.is_closed or runs_here() or queues_here() or agent.device is not self:
+            holds_run_lock, holds_queue_lock = self.holds_run_lock, self.holds_queue_lock
+            if self.is_closed or holds_run_lock() or holds_queue_lock() or agent.device is not self:
                 self.check_may_queue()
                 self.check_open()
                 self.check_program(agent)
@@ -345,7 +345,7 @@ class RuntimeDevice(TensorAccess):
                 if self.is_closed:
                     self.check_open()
                 if not tasks.queued.is_whole:
-                    tasks.mend()
+                    tasks.rebuild_bookkeeping()
                 check_inputs(agent, inputs)
                 if agent.is_constant_evaluable:
                     results = self._remembered(agent, inputs)
@@ -353,7 +353,9 @@ class RuntimeDevice(TensorAccess):
                     values = tasks.append(agent.transformation, agent, inputs, agent.outputs)
                     results = handle_on(values[0]) if len(values) == 1 else handles_on(values)
                 is_full = (
-                    tasks.queued.graph.length >= tasks.limit and not runs_here() and tasks.is_full()
+                    tasks.queued.graph.length >= tasks.limit
+                    and not holds_run_lock()
+                    and tasks.is_full()
                 )
             if is_full:
                 self.flush()
@@ -370,8 +372,8 @@ class RuntimeDevice(TensorAccess):
         describes none, a `HostResult` for what it returns. Raises `UsageError` for arguments that
         the function does not take, `TaskError` for tensors that are gone.
         """
-        runs_here = self.runs_here
-        if self.is_closed or runs_here() or self.queues_here():
+        holds_run_lock = self.holds_run_lock
+        if self.is_closed or holds_run_lock() or self.holds_queue_lock():
             self.check_may_queue()
             self.check_open()
         quick = None if named else self.host_agents.call_on_objects(function, arguments)
@@ -402,11 +404,13 @@ class RuntimeDevice(TensorAccess):
                 handles: Tensor | tuple[Tensor, ...] = ()
             else:
                 if not window.is_whole:
-                    tasks.mend()
+                    tasks.rebuild_bookkeeping()
                 check_inputs(agent, inputs)
                 handles = handles_on(queue_call(tasks, agent, queued, inputs))
             is_full = (
-                tasks.queued.graph.length >= tasks.limit and not runs_here() and tasks.is_full()
+                tasks.queued.graph.length >= tasks.limit
+                and not holds_run_lock()
+                and tasks.is_full()
             )
         if is_full:
             self.flush()
@@ -437,7 +441,7 @@ class RuntimeDevice(TensorAccess):
         """Let go of what seems to share a value that is donated, and was perhaps dropped, is being
         let go of just now by another thread, or is read for the last time by a queued task."""
         given = [inputs[index] for index in agent.transformation.donated]
-        if any(map(_is_shared, given)) and not self.runs_here():
+        if any(map(_is_shared, given)) and not self.holds_run_lock():
             with self.lock:
                 self.drain()
             if any(map(_is_shared, given)):
@@ -491,7 +495,7 @@ class RuntimeDevice(TensorAccess):
         """Drop the recordings, and give back what only they wrote to."""
         self.recordings.clear()
         gc.collect()
-        self.host_memory.give_back(self.records.buffers.values())
+        self.host_memory.release_buffer(self.records.buffers.values())
 
     def look_again(self) -> None:
         """Something has changed that every run must know of."""

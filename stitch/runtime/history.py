@@ -1,8 +1,6 @@
 """What a device has done, added up: the events of its stream as plans and counts.
 
-Comes in: events, and runs of plans, which count themselves. Goes out: an `Account` of a period;
-every report is made from one, or from the same events. A period begins with the device, or where
-`clear` is called. Must not know: how a report looks.
+A period begins with the device, or where `clear` is called.
 """
 
 from __future__ import annotations

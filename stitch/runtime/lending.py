@@ -1,10 +1,8 @@
 """Lending: bytes of another owner become tensors without a copy, and the other way round.
 
-Comes in: a dense array whose owner promises to keep it for as long as anything runs on it. Goes
-out: a tensor. Where the host is the whole device its programs read those bytes in place; elsewhere
-the device copies them, and keeps the copy for as long as it is equal to them (`exposure`). `export`
-gives a tensor's bytes as an array, in place. Whoever calls them holds the device's lock. Must not
-know who owns or takes the bytes.
+Where the host is the whole device its programs read those bytes in place; elsewhere the device
+copies them, and keeps the copy for as long as it is equal to them (`exposure`). `export` gives a
+tensor's bytes as an array, in place. Whoever calls them holds the device's lock.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ def lend(
     They are taken back when this object is gone, and the array is kept until then.
     """
     device.check_open()
-    device.check_whole()
+    device.check_consistent()
     desc = TensorDesc(array.shape, host_layout(DataType.from_dtype(array.dtype)))
     memory = device.backend.spaces[Space.HOST]
     if len(device.backend.spaces) > 1:

@@ -9,7 +9,7 @@ way, a lock that nobody gives back. So a device belongs to the process that open
 it is closed from the first moment, and says so to whoever uses it.
 
 Whoever uses an open one first brings to an end what others have left: half done, by an interrupt,
-or in notes, by finalizers. Must not know plans or tensors.
+or in notes, by finalizers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from stitch.errors import TaskError
 from stitch.live_objects import LiveObjects
 from stitch.runtime.events import EventStream
 from stitch.runtime.locks import Lock, held_here, quick
-from stitch.runtime.queue import Deaths, Done, TaskQueue
+from stitch.runtime.queue import Done, Reclaimer, TaskQueue
 from stitch.runtime.values import Records, Status, ValueRecord
 
 # What an enumeration gives takes 40 ns each time.
 PENDING, READY = Status.PENDING, Status.READY
 
-_alive: LiveObjects[Lifetime] = LiveObjects()
+_alive: LiveObjects[DeviceLocking] = LiveObjects()
 
 
-class Lifetime:
+class DeviceLocking:
     """The part of a device that knows whether it may be used, and makes it ready to be.
 
     `lock` is held by whoever runs, plans, reads or changes what lies where. `queue_lock` is held
@@ -48,7 +48,7 @@ class Lifetime:
         self,
         name: str,
         records: Records,
-        deaths: Deaths,
+        deaths: Reclaimer,
         tasks: TaskQueue,
         queue_lock: threading.RLock,
     ) -> None:
@@ -57,10 +57,13 @@ class Lifetime:
         self.records, self.deaths, self.tasks = records, deaths, tasks
         self.drop, self.lost_all = deaths.dropped.append, deaths.lost_all
         self._locks = (threading.RLock(), queue_lock)
-        #: `quick_lock` is for those who have asked `runs_here` themselves.
+        #: `quick_lock` is for those who have asked `holds_run_lock` themselves.
         self.quick_lock, self.queue_lock = quick(self._locks[0]), tasks.lock
         #: Whether this thread holds the first lock, or the second.
-        self.runs_here, self.queues_here = held_here(self._locks[0]), held_here(queue_lock)
+        self.holds_run_lock, self.holds_queue_lock = (
+            held_here(self._locks[0]),
+            held_here(queue_lock),
+        )
         #: How many host functions it is running, and whether one of them has queued something.
         self.calls_host = 0
         self.was_queued_inside = False
@@ -100,7 +103,7 @@ class Lifetime:
     def lock(self) -> Lock:
         """For the `with` statement of who comes from outside; raises `TaskError` for who is inside,
         unless he listens and what he hears of is over."""
-        if self.runs_here() or self.queues_here():
+        if self.holds_run_lock() or self.holds_queue_lock():
             self.check_outside()
             return self._once_more()
         return self.quick_lock
@@ -108,24 +111,24 @@ class Lifetime:
     def check_may_queue(self) -> None:
         """Raise `TaskError` where this thread is inside, but for a host function, which may queue
         what runs after it."""
-        if self.runs_here() and self.calls_host and not self.queues_here():
+        if self.holds_run_lock() and self.calls_host and not self.holds_queue_lock():
             self.was_queued_inside = True
         else:
             self.check_outside()
 
     def check_outside(self) -> None:
         """Raise `TaskError` where this thread is inside: a plan or a call is half-way through."""
-        if not (self.runs_here() or self.queues_here()):
+        if not (self.holds_run_lock() or self.holds_queue_lock()):
             return
-        if self.calls_host and not self.queues_here():
+        if self.calls_host and not self.holds_queue_lock():
             raise TaskError(
                 f"device {self._name!r} is running the host function that asks: what it asks for "
                 "would wait for the function itself",
                 remedy="give the function what it reads as an argument; it may queue tasks, whose "
                 "results are there once it has returned",
             )
-        if (not self.events.is_over or self.queues_here() or self.tasks.running is not None
-                or not self.records.is_whole):  # fmt: skip
+        if (not self.events.is_over or self.holds_queue_lock() or self.tasks.running is not None
+                or not self.records.is_consistent):  # fmt: skip
             raise _inside(self._name)
 
     def keep_out(self, is_out: Callable[[], bool]) -> None:
@@ -147,24 +150,24 @@ class Lifetime:
         if self.is_closed:
             self.refuse()
 
-    def check_whole(self) -> None:
+    def check_consistent(self) -> None:
         """Nothing is half done from now on; the lock is held, so what is was interrupted."""
-        if not self.records.is_whole or self.tasks.running is not None:
-            self.mend()
+        if not self.records.is_consistent or self.tasks.running is not None:
+            self.rebuild_bookkeeping()
 
-    def mend(self) -> None:
+    def rebuild_bookkeeping(self) -> None:
         """Bring to an end, or take back, what an interrupt has left half done."""
         self.tasks.end_run()
-        if self.records.unfinished is not None:
-            self.records.unfinished()
+        if self.records.pending_recovery is not None:
+            self.records.pending_recovery()
         with self.queue_lock:
-            self.tasks.mend()
-            self.deaths.mend(self.tasks.queued.values)
+            self.tasks.rebuild_bookkeeping()
+            self.deaths.rebuild_bookkeeping(self.tasks.queued.values)
 
     def drain(self, *, resting: bool = True) -> None:
-        """Read the notes that finalizers left: see `Deaths.read`."""
+        """Read the notes that finalizers left: see `Reclaimer.read`."""
         # What reads a value may have left the queue, and come back to it.
-        self.check_whole()
+        self.check_consistent()
         self._read_notes(resting=resting)
 
     def _read_notes(self, *, resting: bool) -> None:
@@ -172,20 +175,20 @@ class Lifetime:
         if not tasks.queued.is_whole:
             # What only half a task reads is not queued.
             with self.queue_lock:
-                tasks.mend()
+                tasks.rebuild_bookkeeping()
         self.deaths.read(tasks.queued.number, resting=resting)
 
     def drain_if_free(self) -> None:
         """Read the notes of finalizers, unless another thread runs, which reads them itself."""
         lock = self._locks[0]
-        if self.runs_here():
+        if self.holds_run_lock():
             return
         try:
             if lock.acquire(blocking=False):
                 self.drain()
         finally:
             # An interrupt may come just after it was acquired.
-            if self.runs_here():
+            if self.holds_run_lock():
                 lock.release()
 
     # -- ready -------------------------------------------------------------------------------------
@@ -197,8 +200,8 @@ class Lifetime:
         if self.is_closed:
             self.check_process()
         tasks, deaths = self.tasks, self.deaths
-        if not self.records.is_whole or tasks.running is not None:
-            self.mend()
+        if not self.records.is_consistent or tasks.running is not None:
+            self.rebuild_bookkeeping()
         is_empty = fill is None and tasks.is_idle
         if deaths.dropped or deaths.notes.left or (deaths.resting and not is_empty):
             self._read_notes(resting=not is_empty)
@@ -230,7 +233,7 @@ class Lifetime:
     def settle(self, value: ValueRecord) -> None:
         """Make sure that a value is ready: run the queue if it is pending, raise if it is gone."""
         if (value.status is not READY or value.consumed or self.is_closed
-                or self.tasks.running is not None or not self.records.is_whole):  # fmt: skip
+                or self.tasks.running is not None or not self.records.is_consistent):  # fmt: skip
             with self.lock:
                 self.settle_now(value)
 
@@ -240,14 +243,14 @@ class Lifetime:
             self.run_queue()
         elif self.is_closed:
             self.refuse()
-        elif self.tasks.running is not None or not self.records.is_whole:
-            self.mend()
+        elif self.tasks.running is not None or not self.records.is_consistent:
+            self.rebuild_bookkeeping()
         if value.status is not READY or value.consumed:
             value.check_usable()
 
     # -- left behind -------------------------------------------------------------------------------
 
-    def leave_behind(self) -> None:
+    def invalidate_after_fork(self) -> None:
         """In the child of a fork: closed, with locks that no thread of the parent holds."""
         self.is_closed = True
         # Whoever runs past the queue looks closer now, and finds it closed.
@@ -274,7 +277,7 @@ def _check_out(is_out: Callable[[], bool], name: str) -> None:
 
 def _in_child() -> None:
     for device in tuple(_alive):
-        device.leave_behind()
+        device.invalidate_after_fork()
 
 
 os.register_at_fork(after_in_child=_in_child)

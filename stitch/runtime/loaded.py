@@ -25,11 +25,11 @@ from stitch.runtime.executors import (
     PreparedProgram,
     ProgramBytes,
     as_bytes,
-    found_once,
+    cached_attribute,
     least_microseconds,
 )
 from stitch.runtime.locks import Lock
-from stitch.runtime.queue import Deaths, TaskQueue
+from stitch.runtime.queue import Reclaimer, TaskQueue
 from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import ArgumentRecord, ConstantRecord, InputPort, Status, ValueRecord
 from stitch.tasks import Transformation, transformation_of
@@ -48,11 +48,11 @@ class Home(Protocol):
 
     is_closed: bool
     tasks: TaskQueue
-    deaths: Deaths
+    deaths: Reclaimer
     queue_lock: Lock
     #: Whether this thread is inside already.
-    runs_here: Callable[[], bool]
-    queues_here: Callable[[], bool]
+    holds_run_lock: Callable[[], bool]
+    holds_queue_lock: Callable[[], bool]
     #: Whether tensors and constants leave DRAM where there is no room for all.
     spills: bool
 
@@ -139,8 +139,12 @@ class LoadedProgram:
             what = f"program {self.name!r}"
             arguments = arranged(what, types, arguments, named, states=self.state_names)
         home = self._home
-        tasks, runs_here, queues_here = home.tasks, home.runs_here, home.queues_here
-        if runs_here() or queues_here() or len(home.deaths.dropped) > MANY_NOTES:
+        tasks, holds_run_lock, holds_queue_lock = (
+            home.tasks,
+            home.holds_run_lock,
+            home.holds_queue_lock,
+        )
+        if holds_run_lock() or holds_queue_lock() or len(home.deaths.dropped) > MANY_NOTES:
             return home.submit(self, arguments)
         handles: Tensor | tuple[Tensor, ...] | None = None
         is_full = False
@@ -210,17 +214,17 @@ class LoadedProgram:
             self._prepared = self._home.backend.prepare(self.program)
         return self._prepared
 
-    @found_once
+    @cached_attribute
     def host_bytes(self) -> ProgramBytes:
         """What running it takes of the host's memory beside the spaces, by the executor."""
         return self._home.backend.executor.host_bytes(self.program)
 
-    @found_once
+    @cached_attribute
     def least_microseconds(self) -> float:
         """What a run takes of the host's time, at least."""
         return least_microseconds(self.program)
 
-    @found_once
+    @cached_attribute
     def with_constants(self) -> Transformation:
         """What it does in a plan in which constants may leave: they are inputs, too."""
         what = self.transformation
@@ -231,7 +235,7 @@ class LoadedProgram:
             constants=len(descs),
         )  # fmt: skip
 
-    @found_once
+    @cached_attribute
     def content_hash(self) -> bytes:
         """What programs with the same text and constants share, whatever their file."""
         import hashlib  # It loads OpenSSL, for programs that share remembered results.

@@ -29,7 +29,7 @@ from stitch.machine import (
 from stitch.ops import infer_operation, is_elementwise, operators
 from stitch.program import ABSENT, Body, Operation, Program
 from stitch.runtime.loaded import Home, LoadedProgram
-from stitch.runtime.values import ConstantRecord, Reader, Records, hold_constant, let_go
+from stitch.runtime.values import ConstantRecord, Reader, Records, dispose, hold_constant
 from stitch.ttb import Binary, state_names
 
 
@@ -70,7 +70,7 @@ def load_program(
     try:
         _place(list(dict.fromkeys(kept)), device, records, program.name)
     except Exception:
-        let_go(records, kept, reader)
+        dispose(records, kept, reader)
         raise
     return loaded
 
@@ -122,7 +122,7 @@ def _place(constants: Sequence[ConstantRecord], device: Home, records: Records, 
             # Its bytes are never written, and its padding is looked at when it leaves.
             memory.fill_padding(constant.desc, buffer.address, shape)
             records.attach(constant, buffer, 0)
-            records.is_whole = True
+            records.is_consistent = True
     except OutOfMemoryError as error:
         if not device.spills:
             error.where = f"loading {name!r}, and spill=False keeps every constant in its space"

@@ -1,5 +1,5 @@
 """Locks: an `RLock` for `with` statements alone, in two thirds of the time, and who holds it; and
-`InterruptDeferred`, which keeps Ctrl-C out of a block. Must not know what these guard.
+`InterruptDeferred`, which keeps Ctrl-C out of a block.
 """
 
 from __future__ import annotations

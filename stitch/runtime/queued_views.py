@@ -1,8 +1,7 @@
 """Views of pending tensors: tasks of the queue, each a program of one operation that copies rows.
 
-Comes in: a tensor that the queue will make, rows of its first dimension. Goes out: a pending tensor
-of these rows, as any result of a program. Which row is the first is an operand: views of one length
-are one program, and parts of one recording. Must not know who reads them.
+Which row is the first is an operand: views of one length are one program, and parts of one
+recording.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def _program(whole: TensorDesc, rows: TensorDesc) -> Program | None:
         *(Value(name, one, _NUMBERS) for name, one in zip(("first", "step"), place, strict=True)),
         Value("rows", ValueType(rows.shape, kind), rows.layout),
     )
-    copy = Operation("Window", (0, 1, 2), (3,), {"lengths": lengths}, "stitch")
+    copy = Operation("TaskBatch", (0, 1, 2), (3,), {"lengths": lengths}, "stitch")
     try:
         infer_operation(copy, [value.type for value in values[:3]], [None] * 3)
     except CompileError:

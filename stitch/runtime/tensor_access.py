@@ -21,8 +21,8 @@ from stitch.runtime.backends import HostMemory, InstanceBytes, LocalBackend
 from stitch.runtime.events import EventStream, ReadBack, Written
 from stitch.runtime.executors import as_bytes
 from stitch.runtime.history import History
-from stitch.runtime.lifetime import Lifetime
-from stitch.runtime.queue import ConstantCache, expose
+from stitch.runtime.lifetime import DeviceLocking
+from stitch.runtime.queue import ConstantCache, mark_externally_writable
 from stitch.runtime.queued_views import QueuedViews
 from stitch.runtime.tensor import Tensor, handle_on
 from stitch.runtime.values import BufferRecord, Status, ValueRecord, as_array, view_offset
@@ -34,7 +34,7 @@ DESC = instance_of("a TensorDesc", TensorDesc)
 PENDING, READY = Status.PENDING, Status.READY
 
 
-class TensorAccess(Lifetime):
+class TensorAccess(DeviceLocking):
     """The part of a device that works on single values, once they are ready, under its locks."""
 
     machine: Machine
@@ -105,9 +105,9 @@ class TensorAccess(Lifetime):
 
     def read(self, value: ValueRecord) -> Array:
         """A value's elements in an array of their own; see `Tensor.numpy`."""
-        runs_here, queues_here = self.runs_here, self.queues_here
+        holds_run_lock, holds_queue_lock = self.holds_run_lock, self.holds_queue_lock
         asked = perf_counter() if self.events.active else None
-        with self.lock if runs_here() or queues_here() else self.quick_lock:
+        with self.lock if holds_run_lock() or holds_queue_lock() else self.quick_lock:
             return self.elements(value, asked)
 
     def elements(self, value: ValueRecord, asked: float | None = None) -> Array:
@@ -205,12 +205,12 @@ class TensorAccess(Lifetime):
             self.host_memory.take_region(buffer.space, buffer.address, bare, "device.empty()")
         except OutOfMemoryError:
             self.records.free(buffer)
-            self.records.is_whole = True
+            self.records.is_consistent = True
             raise
         memory = self.backend.spaces[buffer.space]
         memory.fill_padding(bare, buffer.address, self.machine.shape)
         handle = self.tensor_at(buffer, 0, bare, "empty()", is_exposed=False)
-        self.records.is_whole = True
+        self.records.is_consistent = True
         return handle
 
     def write(self, tensor: Tensor, array: Any) -> None:
@@ -271,7 +271,7 @@ class TensorAccess(Lifetime):
         """Rows `[start, stop)` of the first dimension of a tensor with this value: of one that is
         there on the same buffer; of one that is pending a task's result, with bytes of its own."""
         if value.status is PENDING and not self.copies_forbidden:
-            if self.runs_here() or self.queues_here():
+            if self.holds_run_lock() or self.holds_queue_lock():
                 self.check_may_queue()
             value.check_usable()
             queued = self.queued_views.view(tensor, value, start, stop, keep=keep)
@@ -332,7 +332,7 @@ class TensorAccess(Lifetime):
         """Others hold the primary bytes of a value from now on; both locks are held."""
         # The window may read it already.
         self.tasks.queued.reads_exposed = True
-        expose(value, self.constant_cache)
+        mark_externally_writable(value, self.constant_cache)
 
     def deallocate(self, value: ValueRecord, by: str) -> None:
         """Free a value now, or, if tasks that are queued or run still read it, after them."""
@@ -342,7 +342,7 @@ class TensorAccess(Lifetime):
             if self.tasks.give_up(value, by):
                 return
         with self.lock:
-            self.check_whole()
+            self.check_consistent()
             self.give_up(value, by)
 
     def give_up(self, value: ValueRecord, by: str) -> None:
@@ -358,7 +358,7 @@ class TensorAccess(Lifetime):
         """Queue what `fill` puts into the queue; nobody else can in between. Whether it is to run
         now."""
         with self.queue_lock:
-            self.tasks.mend()
+            self.tasks.rebuild_bookkeeping()
             fill()
             return self.tasks.is_full()
 

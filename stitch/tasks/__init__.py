@@ -1,16 +1,14 @@
 """Tasks: what is to be done, in which order, with which values; never where or how.
 
-Comes in: transformations defined by agents (loaded programs, copies, host functions) and references
-to values. Goes out: a `TaskTable` of a task graph, or a `Stretch` of a queue, the same object for
-the same work. Must not know memory or kernels. Words follow FlexFlow: an agent defines a task, a
-backend executes it. Task graphs are loaded when they are asked for.
+Words follow FlexFlow: an agent defines a task, a backend executes it. Task graphs are loaded when
+they are asked for.
 """
 
 from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
 from stitch.tasks.repeats import SHORTEST, Cut, cuts_of
-from stitch.tasks.stretch import NumberedTask, Stretch
+from stitch.tasks.task_sequence import NumberedTask, TaskSequence
 from stitch.tasks.transformation import Transformation, TransformationKind, transformation_of
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ else:
 __all__ = [
     "OUTSIDE", "SHORTEST", "Agent", "CopyAgent", "Cut", "Future", "Handle", "HostCall",
     "HostFunction", "InputPlace", "MergedAgent", "NamedValue", "NumberedTask", "OutputPlace",
-    "Permission", "ProgramAgent", "Stretch", "Task", "TaskGraph", "TaskRow", "TaskTable",
+    "Permission", "ProgramAgent", "TaskSequence", "Task", "TaskGraph", "TaskRow", "TaskTable",
     "Transformation", "TransformationKind", "aggregate", "compose", "cuts_of", "edges_of",
     "groups_of", "host_call", "host_function", "members_of", "merge_rows", "order_of_groups",
     "problems_of", "program_agent", "run_problems", "task", "transformation_of",

@@ -1,9 +1,4 @@
-"""Agents: who defines what a task does. Programs, copies, and calls of host functions.
-
-Comes in: programs (loaded, compiled, bare, or a binary of one), descriptors. Goes out: frozen data
-that says how many inputs a task has, what it gives, and which inputs are gone afterwards. Must not
-know: graphs.
-"""
+"""Agents: who defines what a task does. Programs, copies, and calls of host functions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Composition: two tasks become one, and whole graphs of tasks graphs of fewer.
 
-Comes in: tasks of a graph, or a graph. Goes out: a task that does what both do, or a graph of
-merged tasks. Must not know: how programs are linked; a merged task says what its members are and
-what passes between them.
-
 T2 after T1 is a task: its inputs are X1 and those of X2 that T1 does not make (each once), its
 transformation is that of T1 and then that of T2, its outputs are Y2 and those of Y1 that somebody
 else refers to.

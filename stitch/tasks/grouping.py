@@ -1,9 +1,5 @@
 """Which tasks may become one: sets of tasks such that no path leaves a set and comes back.
 
-Comes in: for each task, in order, those that must run before it, and which of these edges may
-vanish inside a merged task. Goes out: for each task the set that it belongs to. Must not know:
-what tasks do.
-
 First every task gets a level: no lower than those before it, and higher than those from which an
 edge comes that must stay. Tasks of one level between which edges may vanish are a set: all other
 edges lead to higher levels, so no path comes back, and sets never wait for each other in a circle.

@@ -1,8 +1,4 @@
-"""One call of a host function: which arguments are plain, and which are arrays of which values.
-
-Comes in: a host function and the arguments of a call, futures or tensors among them. Goes out: a
-`HostCall`, which has a place for each value, and the values. Must not know: what a value is.
-"""
+"""One call of a host function: which arguments are plain, and which are arrays of which values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Host functions: Python functions that queue like programs, and what they may do with arrays.
 
-Comes in: a function, what it gives, and by parameter name what it reads, writes and updates. Goes
-out: a `HostFunction`. Must not know: graphs, devices, memory.
-
 A function gives, in this order: what it writes (the arrays of `writes=`, in the order in which they
 are named there; their descriptors are the first of `returns=`), what it returns, and what it
 updates in place (`updates=`; the value before is gone).

@@ -1,8 +1,4 @@
-"""Stretches that repeat, cut into equal ones: what serves one of these serves all of them.
-
-Comes in: a stretch. Goes out: its pieces, each a stretch that starts from nothing: what comes
-before the repetition, then so many periods at a time, then the rest. Must not know plans.
-"""
+"""Stretches that repeat, cut into equal ones: what serves one of these serves all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stitch.tasks.stretch import NumberedTask, Stretch, least_period
+from stitch.tasks.task_sequence import NumberedTask, TaskSequence, least_period
 
 #: Tasks that equal pieces have, at most, unless a period has more.
 PIECE = 64
@@ -28,14 +24,14 @@ class Cut:
     reads that value.
     """
 
-    graph: Stretch
+    graph: TaskSequence
     start: int
     stop: int
     numbers: tuple[int, ...]
     read_later: tuple[bool, ...]
 
 
-def cuts_of(graph: Stretch, nothing: Stretch) -> tuple[Cut, ...]:
+def cuts_of(graph: TaskSequence, nothing: TaskSequence) -> tuple[Cut, ...]:
     """The pieces of a stretch that repeats; () of one that does not, or is shorter than `SHORTEST`.
 
     `nothing`: the stretch without tasks that it comes after, as its pieces do.
@@ -94,7 +90,7 @@ def _repetition(items: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _piece(
-    tasks: Sequence[NumberedTask], start: int, stop: int, nothing: Stretch,
+    tasks: Sequence[NumberedTask], start: int, stop: int, nothing: TaskSequence,
     last_read: dict[int, int],
 ) -> Cut:  # fmt: skip
     graph = nothing

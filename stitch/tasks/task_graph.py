@@ -1,14 +1,12 @@
 """Task graphs: what is to be done with which values, written down before anything runs.
 
-Comes in: descriptors of inputs, programs, Python functions, layouts, and the futures that earlier
-calls gave. Goes out: futures, and a `TaskTable` for whoever runs it. Must not know: devices.
-
 A call that cannot be a task (arguments that are missing, futures of another graph) raises at once
 and leaves the graph as it was; what is wrong with values, `validate` finds, all of it at once.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -28,11 +26,116 @@ from stitch.tasks.agents import (
     program_agent,
 )
 from stitch.tasks.future import OUTSIDE, Future, Task, TaskList
-from stitch.tasks.growing_table import GrowingTable
 from stitch.tasks.host_calls import HostCall, host_call
 from stitch.tasks.host_functions import Handle, HostFunction, Names, Returns, host_function
-from stitch.tasks.task_table import TaskTable
+from stitch.tasks.task_table import NamedValue, TaskTable
 from stitch.tasks.validation import MAX_PROBLEMS, check_table, problems_of, run_problems
+
+# --------------------------------------------------------------------------------------------------
+# A table of tasks that grows, as calls come in: what a task graph keeps.
+
+
+class GrowingTable:
+    """Tasks in the order in which they were added; values are numbered in that order, too.
+
+    >>> GrowingTable().frozen("empty").tasks
+    ()
+    """
+
+    __slots__ = ("descs", "inputs", "outputs", "producers", "sources", "tasks")
+
+    def __init__(self) -> None:
+        #: By the number of a value: its descriptor, and the task that makes it.
+        self.descs: list[TensorDesc] = []
+        self.producers: list[int] = []
+        self.tasks: list[TaskRow] = []
+        #: The numbers of inputs, in order; inputs and outputs by name.
+        self.sources: list[int] = []
+        self.inputs: dict[str, int] = {}
+        self.outputs: dict[str, int] = {}
+
+    @staticmethod
+    def of(table: TaskTable) -> GrowingTable:
+        """What freezes to a table, with the same numbers."""
+        grown = GrowingTable()
+        grown.descs, grown.tasks = list(table.descs), list(table.tasks)
+        grown.producers = [OUTSIDE] * len(table.descs)
+        for index, task in enumerate(table.tasks):
+            for number in task.outputs:
+                grown.producers[number] = index
+        grown.inputs, grown.outputs = dict(table.inputs), dict(table.outputs)
+        grown.sources = list(grown.inputs.values())
+        return grown
+
+    def add_input(self, desc: TensorDesc, name: str | None) -> int:
+        """The number of a value from outside; raises `UsageError` for a name that is taken."""
+        number = len(self.descs)
+        self.inputs[_fresh(name, "input", self.inputs)] = number
+        self.sources.append(number)
+        self.descs.append(desc)
+        self.producers.append(OUTSIDE)
+        return number
+
+    def add_output(self, number: int, name: str | None) -> None:
+        """Keep a value; raises `UsageError` for a name that is taken."""
+        self.outputs[_fresh(name, "output", self.outputs)] = number
+
+    def add(self, agent: Agent, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """The numbers of what a task makes."""
+        descs = self.descs
+        made = agent.outputs([descs[number] for number in inputs])
+        task, first = len(self.tasks), len(descs)
+        if len(made) == 1:
+            outputs: tuple[int, ...] = (first,)
+            self.producers.append(task)
+        else:
+            outputs = tuple(range(first, first + len(made)))
+            self.producers.extend([task] * len(made))
+        descs.extend(made)
+        self.tasks.append(TaskRow(agent, inputs, outputs))
+        return outputs
+
+    def origin_of(self, number: int) -> tuple[int, int]:
+        """The task that makes a value (`OUTSIDE` for an input), and which of its outputs it is."""
+        task = self.producers[number]
+        if task == OUTSIDE:
+            return OUTSIDE, bisect_left(self.sources, number)
+        return task, number - self.tasks[task].outputs[0]
+
+    def frozen(self, name: str) -> TaskTable:
+        """The table as it is now: in it, inputs come first."""
+        inputs = len(self.sources)
+        if not inputs or self.sources[-1] == inputs - 1:
+            numbers: Sequence[int] = range(len(self.descs))
+            tasks, descs = tuple(self.tasks), tuple(self.descs)
+        else:  # Inputs were added between tasks.
+            order = [*self.sources, *(n for task in self.tasks for n in task.outputs)]
+            numbers = renumbered = [0] * len(order)
+            for new, old in enumerate(order):
+                renumbered[old] = new
+            at = renumbered.__getitem__
+            tasks = tuple([
+                TaskRow(agent, tuple(map(at, read)), tuple(map(at, made)))
+                for agent, read, made in self.tasks
+            ])  # fmt: skip
+            descs = tuple([self.descs[old] for old in order])
+        return TaskTable(
+            name,
+            tuple([NamedValue(word, numbers[n]) for word, n in self.inputs.items()]),
+            tasks,
+            tuple([NamedValue(word, numbers[n]) for word, n in self.outputs.items()]),
+            descs,
+        )
+
+
+def _fresh(name: str | None, side: str, taken: dict[str, int]) -> str:
+    chosen = f"{side}{len(taken)}" if name is None else name
+    if not chosen or chosen in taken:
+        why = f"another {side} has it" if chosen else "it is empty"
+        raise UsageError(f"no {side} can have the name {chosen!r}: {why}",
+                         expected="a name of its own")  # fmt: skip
+    return chosen
+
 
 _DESC = instance_of("a TensorDesc", TensorDesc)
 _LAYOUT = instance_of("a Layout", Layout)

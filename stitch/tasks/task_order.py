@@ -1,8 +1,8 @@
 """The order of tasks: which must have run before which, and whether that is possible at all.
 
-Comes in: rows of tasks. Goes out: for each task, those before it. An edge says: what it reads is
-made there (read after write), or was still read there, before it is overwritten here (write after
-read). Of two tasks that overwrite, the later reads what the earlier made (write after write).
+An edge says: what it reads is made there (read after write), or was still read there, before it is
+overwritten here (write after read). Of two tasks that overwrite, the later reads what the earlier
+made (write after write).
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """What a task graph freezes to: the form that runtimes take.
 
-Comes in: rows. Goes out: frozen data over numbered values: the inputs are the values 0, 1, ...,
-then come the outputs of the tasks, in order. Must not know: futures, devices.
-
 Tasks stand in an order in which they may run, one after the other: what a task reads is made
 before it, and what it overwrites (`agent.consumes`) is read by no task after it.
 """

@@ -1,8 +1,4 @@
-"""Whether a task graph can run: everything that is wrong with it, at once.
-
-Comes in: a `TaskTable`, of a graph or of a text from anywhere: its numbers may be any. Goes out:
-problems, each with its place. Must not know: how a table came about.
-"""
+"""Whether a task graph can run: everything that is wrong with it, at once."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """`CapturedModel`: a torch module that is compiled when enough of it is known.
 
-Comes in: a module, an algorithm, an optimizer, a loss, perhaps none of them yet. Goes out: a model
-that captures the module at its first call, at that batch's shapes, and takes its loss from the
-first `loss_fn(pred, y)`. From then on it is the `CompiledModel`. Must not know: how modules are
-captured, what an algorithm does.
+From then on it is the `CompiledModel`.
 """
 
 from __future__ import annotations
@@ -176,7 +173,7 @@ class CapturedModel:
 
         return (theirs,), {"closure": first_call}
 
-    def judge(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
+    def compute_loss(self, awaited: AwaitedPrediction, loss: Any, label: Any) -> LossTensor:
         """The loss of a first prediction: from now on it is known how the model is trained.
 
         What fails leaves it unknown.
@@ -330,7 +327,7 @@ class AwaitedPrediction:
         if self.captured is None:
             judged: LossTensor = self.future.judged_by(loss, label)
             return judged
-        return self.captured.judge(self, loss, label)
+        return self.captured.compute_loss(self, loss, label)
 
     @property
     def predicted(self) -> Any:

@@ -1,9 +1,4 @@
-"""`load`: what `dump` wrote, with torch's objects in their places again.
-
-Comes in: JSON of a compiled model, or of a module that torch runs; the module, the optimizer. Goes
-out: a compiled model that goes on where the other one stopped, stepped by that optimizer; or the
-module and the optimizer with the state of then. Must not know: what is in a training.
-"""
+"""`load`: what `dump` wrote, with torch's objects in their places again."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A module that torch runs, and the optimizer that steps it, as JSON.
-
-Comes in: a module, perhaps one whose optimizer is that of torch.compile's options. Goes out: text
-with every tensor and every setting to the bit; the same put back into a module and an optimizer
-that are alike. Must not know: compiled models.
-"""
+"""A module that torch runs, and the optimizer that steps it, as JSON."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Parameters and buffers of a module that torch runs, by name, whole and in parts.
 
-Comes in: a module, a name, an index. Goes out: arrays; tensors overwritten in place, where torch
-and devices that share their bytes see it. Needs the package torch (an optional extra). Must not
-know: compiled models.
+Needs the package torch (an optional extra).
 """
 
 from __future__ import annotations

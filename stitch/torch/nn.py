@@ -1,8 +1,4 @@
-"""torch.nn, with a `Module` that compiles itself: `import stitch.torch.nn as nn`.
-
-Comes in: whatever is asked of torch.nn. Goes out: the same, but for `Module`. Must not know: how
-modules are captured.
-"""
+"""torch.nn, with a `Module` that compiles itself: `import stitch.torch.nn as nn`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """A module of torch's whose tensors are those of a training, for as long as that is on.
 
-Comes in: a module, a training instance. Goes out: parameters that lie where the training has them
-(on a machine that is the host's memory where they always lay), so that torch reads what the last
-step left, and what it writes is trained on; buffers that are copied when a program has changed
-them; gradients. When the training ends, however it does, the module has its values, in its own
-bytes. What cannot be followed is refused before the next program runs. Must not know: programs.
+When the training ends, however it does, the module has its values, in its own bytes. What cannot be
+followed is refused before the next program runs.
 """
 
 from __future__ import annotations

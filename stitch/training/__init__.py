@@ -1,8 +1,6 @@
 """Training: forward, loss, backward and update as programs of their own, stitched in a loop.
 
-Comes in: a graph with weights, a loss, an optimizer, a machine. Goes out: programs, and the
-instance that runs them on a device. Must not know: front ends, the commands. Checkpoints are
-loaded when they are asked for, as is FlexFlow's local backend.
+Checkpoints are loaded when they are asked for, as is FlexFlow's local backend.
 """
 
 from __future__ import annotations

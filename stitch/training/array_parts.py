@@ -1,8 +1,4 @@
-"""Parts of arrays by index: what `get_tensor` and `set_tensor` mean by one.
-
-Comes in: an array, an index as NumPy takes it. Goes out: a part, or the array with another part; or
-an error that names the tensor. Must not know: devices, programs.
-"""
+"""Parts of arrays by index: what `get_tensor` and `set_tensor` mean by one."""
 
 from __future__ import annotations
 

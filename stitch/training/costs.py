@@ -1,8 +1,4 @@
-"""What the programs of a training take, by where the tensors between them lie.
-
-Comes in: graphs, a machine, a space for each slot. Goes out: simulated seconds, by an estimator:
-`SimulatedTime`, as devices report them. Must not know: what is chosen by them.
-"""
+"""What the programs of a training take, by where the tensors between them lie."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class ModelInTraining(Protocol):
     def forwards(self) -> int:
         """How many batches the model was called with: the number of the last prediction."""
 
-    def judge(self, label: Any) -> LossTensor:
+    def compute_loss(self, label: Any) -> LossTensor:
         """The loss of the last prediction."""
 
 
@@ -76,4 +76,4 @@ class TensorFuture(PendingValue):
                 "this prediction is not the last one: its saved activations are gone",
                 remedy="call loss_fn(pred, label) before the model is called again",
             )
-        return instance.judge(label)
+        return instance.compute_loss(label)

@@ -50,7 +50,7 @@ T = TypeVar("T")
 class TrainingInstance(TrainingTensors):
     """A model in training. Use it as a context manager, or call `close`; its scope ends it too.
 
-    `forward`, `judge`, `backward` and `update` are the lower face: each queues one program. While
+    `forward`, `compute_loss`, `backward` and `update` each queue one program. While
     `profiling` is set each runs at once instead, exactly once, and returns the times of its
     operations. One device may hold several instances.
     """
@@ -205,7 +205,7 @@ class TrainingInstance(TrainingTensors):
         return TensorFuture(self, tensor, self.forwards)
 
     @alone
-    def judge(self, label: Any) -> LossTensor:
+    def compute_loss(self, label: Any) -> LossTensor:
         """Queue the loss program on the last prediction; raises `UsageError` for bad labels."""
         self._check_open()
         if not self._has_forward:

@@ -20,7 +20,7 @@ from stitch.runtime import Tensor
 from stitch.training.pending_values import PendingValue
 
 
-class GoesBack(Protocol):
+class SupportsBackward(Protocol):
     """What a loss asks of the training that it belongs to."""
 
     def backward_of(self, loss: LossTensor, by: float) -> None:
@@ -93,7 +93,7 @@ class LossTensor:
     #: NumPy's numbers leave operators to it.
     __array_priority__ = 1000
 
-    def __init__(self, training: GoesBack | None, tensor: Tensor | None) -> None:
+    def __init__(self, training: SupportsBackward | None, tensor: Tensor | None) -> None:
         """`training` is not kept alive: it ends with its model, whoever still has its losses."""
         self._training = None if training is None else weakref.ref(training)
         self._tensor = tensor
@@ -107,7 +107,7 @@ class LossTensor:
         self.training.backward_of(self, 1.0)
 
     @property
-    def training(self) -> GoesBack:
+    def training(self) -> SupportsBackward:
         """The training that it belongs to; raises `TaskError` where that has ended."""
         assert self._training is not None, "what is not computed was judged"
         return still_on(self._training())

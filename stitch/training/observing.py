@@ -1,7 +1,6 @@
 """Looking into programs while they run: times, values inside, and which operation went wrong.
 
-Comes in: a device whose queue is empty, what queues work. Goes out: figures, arrays, a sentence.
-The work runs once, for real, one operation at a time. Must not know: losses, optimizers.
+The work runs once, for real, one operation at a time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """`PendingValue`: a tensor on a device that is computed with before it is there.
 
-Comes in: a pending tensor, what is done with it: operators, indices, NumPy's methods, functions and
-methods of torch's. Goes out: another pending value: the work is a small program, queued behind what
-it waits for. What was compiled for operands like these once is kept. A function of torch's is
-captured by the front end, which is given. Must not know: front ends, losses.
+What was compiled for operands like these once is kept. A function of torch's is captured by the
+front end, which is given.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The programs of training: forward, loss, backward and update, each compiled on its own.
 
-Comes in: a trainable graph, a loss, an optimizer, a machine. Goes out: four programs that are
-stitched by the names of their slots: slots of one name are one tensor, in one space and layout,
-wherever they turn up. So saved activations, gradients and weights stay where they are. Must not
-know: devices, files.
+So saved activations, gradients and weights stay where they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Schedules: the learning rate of each step, as a factor on the optimizer's own.
 
-Comes in: the number of optimizer steps taken so far, from 0. Goes out: a learning rate. The rate is
-an input of the update program, so no schedule needs another compilation. Must not know: optimizers.
+The rate is an input of the update program, so no schedule needs another compilation.
 """
 
 from __future__ import annotations

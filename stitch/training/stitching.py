@@ -18,11 +18,11 @@ import numpy as np
 from stitch.errors import UsageError
 from stitch.program import Array, InputKind, Program, TensorDesc, ValueType
 from stitch.runtime import (
-    Cells,
     InputPort,
     LoadedProgram,
-    LoopStage,
+    PersistentBuffers,
     RuntimeDevice,
+    StatefulExecutable,
     Tensor,
     capture,
 )
@@ -32,8 +32,8 @@ from stitch.training.programs import LABEL, LOSS
 from stitch.ttb import Binary
 
 
-class NamedCells(Cells):
-    """Cells by name; programs see them by number."""
+class NamedCells(PersistentBuffers):
+    """PersistentBuffers by name; programs see them by number."""
 
     def __init__(self, device: RuntimeDevice) -> None:
         super().__init__(device)
@@ -91,7 +91,7 @@ class NamedCells(Cells):
         return [(number, self.tensor(number)) for number in numbers]
 
     def restore(self, tensors: Iterable[tuple[int, Tensor | None]]) -> None:
-        """Cells hold again what they held."""
+        """PersistentBuffers hold again what they held."""
         for number, tensor in tensors:
             self.hold(number, tensor)
 
@@ -128,7 +128,7 @@ class Stitched:
         self.run = self._stage(entering, lost_by)
         self.again = self._stage((), lost_by) if self.entering else self.run
 
-    def _stage(self, entering: Container[str], lost_by: str) -> LoopStage:
+    def _stage(self, entering: Container[str], lost_by: str) -> StatefulExecutable:
         """The program as a task graph between cells; what enters comes to its cell first."""
         cells, graph = self.cells, TaskGraph(self.agent.name)
         reads: list[int | None] = []
@@ -146,7 +146,7 @@ class Stitched:
         made = graph.call(self.agent, *given)
         for output in made if isinstance(made, tuple) else (made,):
             graph.output(output)
-        return LoopStage(cells, graph.table(), reads, [*writes, *self.outputs], lost_by)
+        return StatefulExecutable(cells, graph.table(), reads, [*writes, *self.outputs], lost_by)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""`TrainingOptions`: how a model is trained, apart from its loss and its optimizer.
-
-Comes in: words of the call that compiles, fields of a file. Goes out: checked options, and plain
-data that they are read back from. Must not know: graphs, programs.
-"""
+"""`TrainingOptions`: how a model is trained, apart from its loss and its optimizer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """The `.ttb` file: programs to bytes and back; the only room that knows flatbuffers.
 
-Comes in: `Binary`, or whatever bytes a caller hands over. Goes out: the same bytes for the same
-binary, or a `Binary` whose constants are mapped, or a `FormatError` with every defect. Must not
-know: operators, devices, plans. The format is specified in `envelope.py` and `docs/format.md`.
-Files of others are read by the same verifier (`stitch.flatbuffer`): `.ttnn` as a `Binary`.
+The format is specified in `envelope.py` and `docs/format.md`. Files of others are read by the same
+verifier (`stitch.flatbuffer`): `.ttnn` as a `Binary`.
 """
 
 from stitch.ttb.binary import (

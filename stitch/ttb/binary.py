@@ -1,8 +1,4 @@
-"""`Binary`: one or more programs, and the machine they were compiled for, as a file holds them.
-
-Comes in: programs, or what `load` decoded. Goes out: programs by name, and the check of the bytes
-of their constants. Must not know: bytes of the metadata, devices.
-"""
+"""`Binary`: one or more programs, and the machine they were compiled for, as a file holds them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Records to programs: what the verifier has walked becomes `Program`s and a `Binary`.
 
-Comes in: the root's record and the file's data. Goes out: a `Binary`, or every defect that only
-shows at this level: segments, constants' lengths, layouts, indices. Must not know: flatbuffers.
 Records are unpacked by position: their fields stand in the schema's order.
 """
 

@@ -1,7 +1,6 @@
 """The schema's enums and the program's enums, matched by name.
 
-Comes in: a member of an enum, or its code in a file. Goes out: the other. The schema appends only,
-so a code never changes its meaning.
+The schema appends only, so a code never changes its meaning.
 """
 
 from __future__ import annotations

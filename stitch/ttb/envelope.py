@@ -14,9 +14,6 @@ Positions 0 to 4 + size are the metadata. The `offset` of a segment in the root'
 the data's start; `length` and `crc32` are those of its own bytes. Because the metadata's length
 decides where the data starts, offsets could not be absolute; because the data starts at a multiple
 of 64, segments are aligned to 64 bytes in the file, and so in memory when it is mapped.
-
-Comes in: bytes of a file. Goes out: its metadata and where its data starts, or a `FormatError`
-that names what the file is instead. Must not know: the schema beyond the identifier, programs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Files: `Binary` to bytes and back, whole or mapped.
-
-Comes in: a binary and a path, or a path or bytes. Goes out: a file or a `Binary` whose constants
-are read-only views of the mapping. Must not know: what programs mean.
-"""
+"""Files: `Binary` to bytes and back, whole or mapped."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ def test_no_more_is_given_than_is_allowed_and_the_error_says_what_else_is_there(
     for wanted in ("reading 'x.npy' needs 500", "400 of 1000", "600 B the first", "max_memory"):
         assert wanted in text
     assert budget.taken_nbytes == 600
-    first.let_go()
-    first.let_go()
+    first.dispose()
+    first.dispose()
     assert budget.taken_nbytes == 0
     second = budget.claim(1000, "all of it", allowed=1000)
     assert budget.live() == ((1000, "all of it"),)
@@ -133,7 +133,7 @@ def test_threads_are_never_given_more_than_is_allowed() -> None:
             except OutOfMemoryError:
                 continue
             most[0] = max(most[0], budget.taken_nbytes)
-            claimed.let_go()
+            claimed.dispose()
 
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
@@ -203,8 +203,8 @@ def test_after_an_interrupt_at_any_line_what_is_taken_is_the_sum_of_what_is_clai
         first = own.claim(1000, "first", allowed=1 << 20)
         parts = ((10, "a"), (20, "b"))
         held.extend(own.claim_parts(lambda: parts, "c", allowed=1 << 20, make_room=gc.collect))
-        first.let_go()
-        own.claim(300, "last", allowed=1 << 20).let_go()
+        first.dispose()
+        own.claim(300, "last", allowed=1 << 20).dispose()
         assert own.taken_nbytes == 30
 
     lines = lines_of(change)
@@ -229,7 +229,7 @@ class Service:
     def __init__(self):
         self.me = self
     def __del__(self):
-        BUDGET.claim(1, "by a finalizer").let_go()
+        BUDGET.claim(1, "by a finalizer").dispose()
 
 gc.freeze()  # What is imported is no garbage: a collection takes no time.
 for later in range(1, 60):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stitch.compiler import differentiate
-from stitch.compiler.passes import pool_first
+from stitch.compiler.passes import sink_relu_below_max_pool
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array, DataType
 from tests.support.gradients.running import backward_feeds, run
@@ -57,7 +57,7 @@ def test_results_and_gradients_stay_the_same_to_the_last_bit(
     pool: dict[str, Any], data_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = graph_of(lambda b, x: [pooled(b, b.relu(x), **pool)], data_type)
-    assert operators(pool_first(graph)) == ["MaxPool", "Relu"]
+    assert operators(sink_relu_below_max_pool(graph)) == ["MaxPool", "Relu"]
     x = drawn(data_type)
     found = []
     for _ in range(2):
@@ -97,4 +97,4 @@ KEPT: dict[str, Build] = {
 @pytest.mark.parametrize("build", KEPT.values(), ids=KEPT)
 def test_what_would_change_stays(build: Build) -> None:
     graph = graph_of(build)
-    assert pool_first(graph) is graph
+    assert sink_relu_below_max_pool(graph) is graph

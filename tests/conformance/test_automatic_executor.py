@@ -19,7 +19,7 @@ from stitch.runtime.executors import (
     Workspace,
     as_bytes,
 )
-from stitch.runtime.executors.division import divide
+from stitch.runtime.executors.automatic import divide
 from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
 from stitch.runtime.executors.onnx.foreign_calls import Sessions
 from tests.support.executors.named_prices import TABLE

@@ -14,8 +14,7 @@ from stitch.machine import load_machine
 from stitch.program import Array, Program
 from stitch.runtime import HookContext
 from stitch.runtime.executors import make_executor
-from stitch.runtime.executors.automatic import points
-from stitch.runtime.executors.division import divide
+from stitch.runtime.executors.automatic import divide, points
 from stitch.runtime.executors.host.host_bytes import repacked_nbytes
 from tests.support.executors.named_prices import TABLE
 from tests.support.grids import in_turn, named

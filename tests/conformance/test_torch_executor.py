@@ -22,13 +22,13 @@ from stitch.ops import (
     resolve_attributes,
 )
 from stitch.program import NO_ATTRIBUTES, Array, DataType, Operation, Program, ValueType
-from stitch.runtime.executors import aten_convolutions, make_executor
-from stitch.runtime.executors.aten_convolutions import CONVOLUTIONS
-from stitch.runtime.executors.division import divide
+from stitch.runtime.executors import make_executor, torch_executor
+from stitch.runtime.executors.automatic import divide
 from stitch.runtime.executors.host.numpy_executor import PreparedKernels
 from stitch.runtime.executors.operation_prices import OperationPrices
 from stitch.runtime.executors.prices import AtenConvolutions, Curve, Gain
 from stitch.runtime.executors.torch_executor import (
+    CONVOLUTIONS,
     KERNELS,
     AtenKernels,
     TorchExecutor,
@@ -230,7 +230,7 @@ def test_a_convolution_in_pieces_is_that_of_the_whole_batch(
                 for i, a in enumerate(row.operands)]  # fmt: skip
     found = []
     for nbytes in (1 << 30, 1):
-        monkeypatch.setattr(aten_convolutions, "PIECE_NBYTES", nbytes)
+        monkeypatch.setattr(torch_executor, "PIECE_NBYTES", nbytes)
         results, bind, arguments = bound(row, operands)
         steps = bind(arguments) or ()
         assert len(steps) == (1 if nbytes > 1 else len(operands[0]))

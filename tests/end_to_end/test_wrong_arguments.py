@@ -135,7 +135,8 @@ TABLE: list[Row] = [
      ("None", "dict")),
     ("model.start", "seed", lambda w, v: w.trainer.start(w.device, seed=v), ("int",)),
     ("instance.forward", "x", lambda w, v: w.instance.forward(v), ()),
-    ("instance.judge", "label", lambda w, v: (w.instance.forward(X), w.instance.judge(v)), ()),
+    ("instance.compute_loss", "label",
+     lambda w, v: (w.instance.forward(X), w.instance.compute_loss(v)), ()),
     ("instance.predict", "x", lambda w, v: w.instance.predict(v), ()),
     ("instance.load_state_dict", "state", lambda w, v: w.instance.load_state_dict(v), ("dict",)),
     *(

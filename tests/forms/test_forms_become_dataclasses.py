@@ -13,18 +13,18 @@ from stitch.forms import (
     Choice,
     ElementType,
     Entries,
+    Field,
+    FieldType,
     Flag,
-    Form,
-    Kind,
     ListOf,
     Name,
     Number,
     Pairs,
-    Place,
-    Reading,
+    ParseContext,
     RelativePath,
-    Row,
+    Schema,
     Shape,
+    SourceLocation,
     Whole,
     Word,
     read_yaml,
@@ -76,51 +76,53 @@ class Sack:
     sack: str
 
 
-WHEEL = Form(
+WHEEL = Schema(
     "wheel",
     Wheel,
-    Row("size", Number(above=0), needed_without="file", default=1.0),
-    Row("file", RelativePath()),
-    Row("name", Word(), into="array", only_with="file"),
+    Field("size", Number(above=0), needed_without="file", default=1.0),
+    Field("file", RelativePath()),
+    Field("name", Word(), into="array", only_with="file"),
     word="file",
 )
-CRATE: Form[object] = Form(
+CRATE: Schema[object] = Schema(
     "a load",
     Crate,
-    Row("crate", Word("the name of a crate"), needed=True),
-    Row("loads", ListOf(ByKey("a crate or a sack", lambda: LOADS), "a list of loads"), default=()),
+    Field("crate", Word("the name of a crate"), needed=True),
+    Field(
+        "loads", ListOf(ByKey("a crate or a sack", lambda: LOADS), "a list of loads"), default=()
+    ),
 )
-LOADS: dict[str, Form[object]] = {
+LOADS: dict[str, Schema[object]] = {
     "crate": CRATE,
-    "sack": Form("a load", Sack, Row("sack", Word(), needed=True)),
+    "sack": Schema("a load", Sack, Field("sack", Word(), needed=True)),
 }
 
 
-def check(car: Car, place: Place) -> None:
+def check(car: Car, place: SourceLocation) -> None:
     if car.doors < len(car.seats):
         place.at("seats").note("too_many", "must not be more than the doors")
 
 
-CAR = Form(
+CAR = Schema(
     "a car",
     Car,
-    Row("name", Word(), default=Reading.stem),
-    Row("doors", Whole(1, 9), default=5),
-    Row("red", Flag(), into="is_red", default=False),
-    Row("fuel", Choice(("none", "petrol", "diesel")), default="none"),
-    Row("wheels", Entries(WHEEL), default=()),
-    Row("shape", Shape(), default=()),
-    Row("kind", ElementType()),
-    Row("seats", ListOf(Name(), "a list of seats", least=1), default=()),
-    Row("parts", Pairs(Word(), "parts", is_named=True, has_lines=True), default=()),
-    Row("load", CRATE),
+    Field("name", Word(), default=ParseContext.stem),
+    Field("doors", Whole(1, 9), default=5),
+    Field("red", Flag(), into="is_red", default=False),
+    Field("fuel", Choice(("none", "petrol", "diesel")), default="none"),
+    Field("wheels", Entries(WHEEL), default=()),
+    Field("shape", Shape(), default=()),
+    Field("kind", ElementType()),
+    Field("seats", ListOf(Name(), "a list of seats", least=1), default=()),
+    Field("parts", Pairs(Word(), "parts", is_named=True, has_lines=True), default=()),
+    Field("load", CRATE),
     check=check,
 )
 
 
 def read(text: str) -> Car | None:
     root, log = read_yaml(text, "car.yaml")
-    car = CAR.read(root, Reading(log, Path("garage")).root)
+    car = CAR.read(root, ParseContext(log, Path("garage")).root)
     log.raise_any("car")
     return car
 
@@ -205,14 +207,14 @@ def test_all_defects_are_told_at_once_in_the_order_of_the_file() -> None:
 def test_a_figure_may_name_its_source_and_places_have_dots() -> None:
     text = "doors: {value: 3, source: counted}\nwheels: {a: {size: 2, source: measured}}"
     root, log = read_yaml(text, "car.yaml")
-    reading = Reading(log, sources=[])
+    reading = ParseContext(log, sources=[])
     car = CAR.read(root, reading.root)
     assert car is not None and car.doors == 3 and car.wheels == (Wheel("a", 2, 2),)
     assert reading.sources == [("doors", "counted"), ("wheels.a", "measured")]
     root, log = read_yaml(
         "wheels: {a: {size: 0, sise: 1}}\ndoors: {value: 3, sauce: x}", "car.yaml"
     )
-    assert CAR.read(root, Reading(log, sources=[]).root) is None
+    assert CAR.read(root, ParseContext(log, sources=[]).root) is None
     assert [str(problem) for problem in log.problems] == [
         "car.yaml:2: doors: a figure has `value` and `source`, no 'sauce' [unknown_key]",
         "car.yaml:1: wheels.a.sise: there is no such key; allowed: size, file, name, source; did "
@@ -223,7 +225,7 @@ def test_a_figure_may_name_its_source_and_places_have_dots() -> None:
 
 def test_what_is_sound_is_there_beside_what_is_not() -> None:
     root, log = read_yaml("doors: 3\nfuel: gas\nname: x", "car.yaml")
-    values = CAR.fields(root, Reading(log).root)
+    values = CAR.fields(root, ParseContext(log).root)
     assert not values.sound and values.place.at("fuel").line == 2
     assert (values.values["doors"], values.values["fuel"], values.values["name"]) == (
         3,
@@ -234,7 +236,7 @@ def test_what_is_sound_is_there_beside_what_is_not() -> None:
 
 def test_a_form_says_all_that_it_checks() -> None:
     """What prints a form reads keys, words and bounds off it."""
-    kinds: dict[str, Kind[object]] = {row.key: row.kind for row in CAR.rows}
+    kinds: dict[str, FieldType[object]] = {row.key: row.kind for row in CAR.rows}
     assert CAR.keys[:4] == ("name", "doors", "red", "fuel")
     assert isinstance(kinds["fuel"], Choice) and kinds["fuel"].words == ("none", "petrol", "diesel")
     assert isinstance(kinds["wheels"], Entries) and kinds["wheels"].kind is WHEEL
@@ -245,4 +247,4 @@ def test_a_form_says_all_that_it_checks() -> None:
 
 def test_rows_and_dataclass_have_to_fit_each_other() -> None:
     with pytest.raises(AssertionError, match="colour"):
-        Form("a sack", Sack, Row("colour", Word()))
+        Schema("a sack", Sack, Field("colour", Word()))

@@ -18,7 +18,7 @@ import torch
 import stitch
 from stitch import fractal as ops
 from stitch.compiler import compile_graph
-from stitch.fractal import FractalTensor, kept_programs, parallel
+from stitch.fractal import FractalTensor, kept_programs, modes
 from stitch.fractal.tracing import GraphMeaning
 from tests.support.garbage import only_of_here
 
@@ -226,7 +226,7 @@ def test_new_closures_compile_nothing_where_they_compute_the_same(
         made.append(given)
         return compile_graph(*given)
 
-    monkeypatch.setattr(parallel, "compile_graph", noted)
+    monkeypatch.setattr(modes, "compile_graph", noted)
     for _ in range(3):
         assert ops.map(lambda x: x * 2, XS).tolist() == [2.0, 4.0]
     assert len(made) == 1
@@ -238,10 +238,10 @@ def test_new_closures_compile_nothing_where_they_compute_the_same(
 def test_calls_that_are_kept_are_few(
     within: stitch.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "MAX_CALL_NBYTES", 4096)
+    monkeypatch.setattr(modes, "MAX_CALL_NBYTES", 4096)
     for k in range(50):
         assert ops.map(lambda x, k=k: x + k, XS).tolist() == [1.0 + k, 2.0 + k]
-    (way,) = [way for way in within.kept.values() if isinstance(way, parallel.Parallel)]
+    (way,) = [way for way in within.kept.values() if isinstance(way, modes.Parallel)]
     assert 0 < len(way._calls) < 50 and way._calls.nbytes <= 4096
 
 

@@ -15,7 +15,7 @@ import stitch
 import stitch.compiler
 from stitch import fractal as ops
 from stitch.errors import CompileError, StitchError, TaskError, UsageError
-from stitch.fractal import FractalTensor, kept_programs, parallel
+from stitch.fractal import FractalTensor, kept_programs, modes
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_weights_that_are_replaced_do_not_pile_up(
 
 
 def test_threads_share_a_device(device: stitch.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(modes, "MAX_PROGRAMS", 3)
     failed: list[BaseException] = []
 
     def work(number: int) -> None:

@@ -12,8 +12,7 @@ import pytest
 import stitch
 from stitch import fractal as ops
 from stitch.fractal import FractalTensor
-from stitch.fractal.modes import way_in_use
-from stitch.fractal.parallel import Parallel
+from stitch.fractal.modes import Parallel, mode_in_use
 
 DATA = np.arange(48, dtype=np.float32).reshape(24, 2)
 ACCESSES: dict[str, tuple[Callable[[Any], Any], str | None]] = {
@@ -71,7 +70,7 @@ def test_a_compiled_function_takes_nests_and_tensors_in_any_order() -> None:
 def programs() -> Any:
     """How many programs a device has for what ran in parallel."""
     with stitch.open_device("host", executor="numpy") as device, ops.mode("parallel", device):
-        way = way_in_use()
+        way = mode_in_use()
         assert isinstance(way, Parallel)
         yield lambda: len(way._programs)
 

@@ -12,7 +12,7 @@ import pytest
 import stitch
 from stitch import fractal as ops
 from stitch.compiler import SCHEDULES, compile_graph
-from stitch.fractal import FractalTensor, parallel
+from stitch.fractal import FractalTensor, modes
 from tests.support import plain_nests as plain
 from tests.support.grids import every, in_turn
 from tests.support.plain_nests import assert_same, lists_of
@@ -90,7 +90,7 @@ def test_a_schedule_finds_its_programs_again(monkeypatch: pytest.MonkeyPatch) ->
         compiled.append(options.schedule)
         return compile_graph(graph, machine, options)
 
-    monkeypatch.setattr(parallel, "compile_graph", counted)
+    monkeypatch.setattr(modes, "compile_graph", counted)
     for _ in range(3):
         for schedule in ("rounds", "hoisted"):
             with ops.mode("parallel", schedule=schedule):

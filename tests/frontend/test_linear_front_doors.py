@@ -15,7 +15,7 @@ from onnx import helper
 
 import stitch
 from stitch.cli.module_files import ModuleFile
-from stitch.cli.wire_words import deal, wires_of
+from stitch.cli.wiring import deal, wires_of
 from stitch.compiler import compile_graph
 from stitch.documents import YamlPipeline, read_pipeline
 from stitch.errors import FormatError

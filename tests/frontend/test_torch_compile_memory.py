@@ -23,7 +23,7 @@ from stitch.frontend.torch.compile.shared_storage import (
 )
 from stitch.planner.checker.plan_check import check_plan
 from stitch.runtime import RuntimeDevice, Tensor
-from stitch.runtime.known_work import KnownWork
+from stitch.runtime.plan_cache import PlanCache
 from tests.support import garbage
 from tests.support.grids import every
 from tests.support.stitched_models import one
@@ -190,9 +190,9 @@ def test_in_the_steady_state_nothing_is_looked_up_nor_given_back(
     run, account = compiled(function, fallback="torch", min_operations=1), storage_of()
     device = account.device
     asked: list[str] = []
-    find, read = KnownWork.find, device.deaths.read
+    find, read = PlanCache.find, device.deaths.read
 
-    def found(known: KnownWork[Any], *arguments: Any) -> Any:
+    def found(known: PlanCache[Any], *arguments: Any) -> Any:
         asked.append("find")
         return find(known, *arguments)
 
@@ -204,7 +204,7 @@ def test_in_the_steady_state_nothing_is_looked_up_nor_given_back(
         account.look()
         for _ in range(10):
             run(x)
-        monkeypatch.setattr(KnownWork, "find", found)
+        monkeypatch.setattr(PlanCache, "find", found)
         monkeypatch.setattr(device.deaths, "read", was_read)
         for _ in range(10):
             assert_same(run(x), function(x))

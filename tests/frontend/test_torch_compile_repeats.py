@@ -11,7 +11,7 @@ from torch import nn
 
 from stitch.errors import TaskError
 from stitch.frontend.torch.compile.program_arguments import ProgramArguments
-from stitch.runtime import Repeat
+from stitch.runtime import Replay
 from tests.support.interrupts import interrupted
 from tests.support.torch.compiled import assert_same, compiled
 
@@ -24,14 +24,14 @@ INTERRUPTED = ("program_arguments.py", "graph_program.py", "shared_storage.py")
 def repeats(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each attempt to repeat a run whether it was."""
     seen: list[bool] = []
-    call = Repeat.__call__
+    call = Replay.__call__
 
-    def noted(self: Repeat, arrays: Any) -> Any:
+    def noted(self: Replay, arrays: Any) -> Any:
         made = call(self, arrays)
         seen.append(made is not None)
         return made
 
-    monkeypatch.setattr(Repeat, "__call__", noted)
+    monkeypatch.setattr(Replay, "__call__", noted)
     # Whatever is taken back then, no repeat outlives.
     monkeypatch.setattr(f"{ProgramArguments.__module__}.CALLS_BETWEEN_LOOKS", 1 << 30)
     return seen

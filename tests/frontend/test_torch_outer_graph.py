@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stitch.frontend.torch.compile.outer_graph import OuterGraph
+from stitch.frontend.torch.compile.stitched_graph import OuterGraph
 
 Function = Callable[..., Any]
 

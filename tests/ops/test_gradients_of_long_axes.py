@@ -9,7 +9,7 @@ import pytest
 
 from stitch.errors import CompileError
 from stitch.ops.sampling import resampling
-from stitch.ops.window import pooling_gradients
+from stitch.ops.window import pooling
 from tests.support.gradients.running import Case, case, gradients
 
 POOLS = [
@@ -26,7 +26,7 @@ POOLS = [
 @pytest.mark.parametrize("one", POOLS, ids=str)
 def test_shares_are_spread_as_a_matrix_would(one: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     (by_matrix, *_), _, _ = (list(found.values()) for found in gradients(one))
-    monkeypatch.setattr(pooling_gradients, "MOST_SHARES", 8)
+    monkeypatch.setattr(pooling, "MOST_SHARES", 8)
     (spread, *_), _, _ = (list(found.values()) for found in gradients(one))
     np.testing.assert_allclose(spread, by_matrix, rtol=1e-12, atol=1e-12)
 

@@ -19,7 +19,7 @@ from stitch.planner.checker.proof import packs
 from stitch.planner.mover.arrange import Repacking, arrange
 from stitch.planner.mover.holes import SpaceProblem
 from stitch.planner.mover.order import Move, order_moves
-from stitch.planner.plan_picture import Residency
+from stitch.planner.plan_state import PlanState
 from tests.support.planner.small_requests import Scene, desc_of, program
 
 #: The file; the name in its folder is the function.
@@ -208,7 +208,7 @@ def test_a_task_whose_result_is_kept_costs_the_same_however_many_live(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: Counter[str] = Counter()
-    for owner, name in ((Allocator, "__init__"), (Residency, "in_space")):
+    for owner, name in ((Allocator, "__init__"), (PlanState, "in_space")):
         real = getattr(owner, name)
 
         def counted(*arguments: Any, real: Any = real, name: str = name) -> Any:

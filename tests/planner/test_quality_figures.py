@@ -14,7 +14,7 @@ import pytest
 from stitch.errors import OutOfMemoryError
 from stitch.machine import load_machine
 from stitch.packing import Interval, gaps_between, pack_intervals
-from stitch.packing.exact import ExactSearch
+from stitch.packing.interval_packing import ExactSearch
 from stitch.planner import PlanRequest, Relocate, check_plan, plan
 from stitch.planner.mover.arrange import arrange
 from stitch.planner.mover.cost import ASIDE, Prices

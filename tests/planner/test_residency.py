@@ -13,7 +13,7 @@ from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Path, footprint, load_machine
 from stitch.planner import Copy, Instance, Plan, PlanRequest, check_plan, plan
 from stitch.planner.copy_cost import copy_cost, foreseen_cost
-from stitch.planner.plan_picture import RULES
+from stitch.planner.plan_state import RULES
 from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
 from stitch.program import Layout, Space, TensorDesc
 from stitch.report.frozen_json import from_plain, to_plain

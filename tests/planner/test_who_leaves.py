@@ -8,7 +8,7 @@ from stitch.errors import OutOfMemoryError
 from stitch.planner import Copy, Free, Instance, Plan, plan
 from stitch.planner.making_room import RoomDemand, room
 from stitch.planner.making_room.victims import victims_of
-from stitch.planner.plan_picture import Residency, Rule
+from stitch.planner.plan_state import PlanState, Rule
 from stitch.program import Layout, TensorDesc
 from tests.support.planner.byte_machine import sound
 from tests.support.planner.small_requests import (
@@ -35,7 +35,7 @@ def order(
     scene: Scene, rule: Rule, wanted: int, away: frozenset[tuple[int, int]] = frozenset()
 ) -> list[int]:
     """Values in L1 in the order in which they would leave for so many bytes, at the first task."""
-    state = Residency(scene.request(), rule, away)
+    state = PlanState(scene.request(), rule, away)
     state.begin(0)
     demand = RoomDemand(L1, "p", set(), floating=[(wanted, "output")])
     return [min(state.users[b.number]) for _, b, _ in victims_of(state, demand)]
@@ -269,7 +269,7 @@ def test_what_an_attempt_copies_is_what_is_there_now() -> None:
     """Else a task of a long chain takes longer than one of a short chain."""
     scene = Scene(SMALL)
     read_in(scene)
-    state = Residency(scene.request())
+    state = PlanState(scene.request())
     sizes = {k: len(v) for k, v in vars(state).items() if isinstance(v, dict | set)}
     for _ in range(50):
         state.free(state.allocate(L1, state.shape(L1).base, 16, desc_of(16, L1), "x"))

@@ -21,7 +21,7 @@ from stitch.report import ChromeTrace, VisualizerFolder
 from stitch.report.record_replay import read_record, replay
 from stitch.report.run_record import Recorder
 from stitch.runtime import RuntimeDevice
-from stitch.runtime.recording import Straight
+from stitch.runtime.recording import GeneratedRunner
 from tests.support.machines import without_path
 from tests.support.report_database import check_references, copies_told
 from tests.support.stitched_models import consuming, integers, one, scaled, tiny
@@ -256,7 +256,7 @@ def test_copies_of_a_plan_that_fails_half_way_are_counted(way: str) -> None:
             binding = None if known is None else known.binding(pipeline.device)
             assert binding is not None
             code = binding.straight
-            assert isinstance(code, Straight)
+            assert isinstance(code, GeneratedRunner)
 
             def broken(arrays: Any, sure: bool) -> bool:
                 raise ValueError("told to")
@@ -324,7 +324,7 @@ def test_all_reports_of_trainings_count_what_the_spaces_counted(
             for step in range(steps):
                 for _ in range(batches):
                     held.append(instance(integers((4, 8), step)))
-                    instance.judge(np.zeros((4, 4), np.float32))
+                    instance.compute_loss(np.zeros((4, 4), np.float32))
                     instance.backward()
                 instance.update()
                 instance.zero_grad()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stitch.program import Array
-from stitch.runtime.executors import quietly
+from stitch.runtime.executors import with_fp_errors_ignored
 from stitch.runtime.executors.executor import treating
 
 ZERO = np.zeros(3, np.float32)
@@ -23,7 +23,7 @@ def reciprocals(array: Array) -> Array:
 def test_nothing_is_raised_within_and_the_callers_state_is_as_before() -> None:
     with np.errstate(all="raise"):
         before = np.geterr()
-        np.testing.assert_array_equal(quietly(reciprocals, ZERO), np.full(3, np.inf))
+        np.testing.assert_array_equal(with_fp_errors_ignored(reciprocals, ZERO), np.full(3, np.inf))
         assert np.geterr() == before
         with pytest.raises(FloatingPointError):
             reciprocals(ZERO)
@@ -36,7 +36,7 @@ def test_what_is_raised_within_comes_out_and_leaves_the_callers_state() -> None:
     with np.errstate(all="raise"):
         before = np.geterr()
         with pytest.raises(KeyboardInterrupt):
-            quietly(fails, ZERO)
+            with_fp_errors_ignored(fails, ZERO)
         assert np.geterr() == before
 
 
@@ -47,18 +47,18 @@ def test_a_run_within_a_run_and_runs_of_other_threads_are_as_quiet() -> None:
     def waits(array: Array) -> None:
         inside.wait(60)
         goes_on.wait(60)
-        found.append(quietly(reciprocals, array))
+        found.append(with_fp_errors_ignored(reciprocals, array))
 
     with np.errstate(all="raise"):
         # Both threads run in copies of one context, entered at the same time.
         threads = [
-            threading.Thread(target=copy_context().run, args=(quietly, waits, ZERO))
+            threading.Thread(target=copy_context().run, args=(with_fp_errors_ignored, waits, ZERO))
             for _ in range(2)
         ]
         for thread in threads:
             thread.start()
         inside.wait(60)
-        quietly(reciprocals, ZERO)
+        with_fp_errors_ignored(reciprocals, ZERO)
         goes_on.wait(60)
         for thread in threads:
             thread.join(60)
@@ -68,10 +68,10 @@ def test_a_run_within_a_run_and_runs_of_other_threads_are_as_quiet() -> None:
 def test_a_run_sees_its_callers_context_variables_as_they_are_now() -> None:
     token = ANOTHER.set("the caller's")
     try:
-        assert quietly(lambda _: ANOTHER.get(), ZERO) == "the caller's"
+        assert with_fp_errors_ignored(lambda _: ANOTHER.get(), ZERO) == "the caller's"
     finally:
         ANOTHER.reset(token)
-    assert quietly(lambda _: ANOTHER.get(), ZERO) == "nothing"
+    assert with_fp_errors_ignored(lambda _: ANOTHER.get(), ZERO) == "nothing"
 
 
 def test_where_numpy_keeps_more_than_one_variable_its_own_function_is_called() -> None:

@@ -321,7 +321,7 @@ def test_an_interrupt_while_tasks_run_one_by_one_leaves_nothing_pending(
     wide = scaled("wide", 2.0, (32, 64), target=small, wishes=wishes)
     with stitch.open_device(small) as device:
         big, a = device.load(wide), device.load(scaled("a", 2.0, target=small))
-        in_the_way = np.from_dlpack(device.empty(TensorDesc((4, 64), Layout(F32, Space.L1))))
+        conflicting_slots = np.from_dlpack(device.empty(TensorDesc((4, 64), Layout(F32, Space.L1))))
         eat = device.load(consuming("eat", 3.0, target=small))
         given = device.tensor(integers())
 
@@ -337,7 +337,7 @@ def test_an_interrupt_while_tasks_run_one_by_one_leaves_nothing_pending(
         for y in results[1:]:
             with pytest.raises(stitch.TaskError):
                 a(y)
-        del in_the_way
+        del conflicting_slots
         # Whoever was to overwrite it met the hook, and had not begun to.
         np.testing.assert_array_equal(given.numpy(), integers())
         np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)

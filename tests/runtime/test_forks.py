@@ -191,7 +191,7 @@ def test_a_training_in_a_child_says_so_and_stops_quietly() -> None:
 
         def step():
             instance.forward(batch)
-            instance.judge(label)
+            instance.compute_loss(label)
             instance.backward()
             instance.update()
             instance.zero_grad()

@@ -6,7 +6,7 @@ import gc
 from dataclasses import dataclass
 
 import stitch
-from stitch.runtime.executors.executor import found_once
+from stitch.runtime.executors.executor import cached_attribute
 from tests.support.stitched_models import integers, scaled
 
 
@@ -17,7 +17,7 @@ class Square:
     side: int
     asked: tuple[list[int], ...]
 
-    @found_once
+    @cached_attribute
     def area(self) -> int:
         self.asked[0].append(1)
         return self.side**2

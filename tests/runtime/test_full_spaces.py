@@ -15,8 +15,8 @@ import stitch
 from stitch.machine import Machine
 from stitch.planner import Copy, Plan, foreseen_cost
 from stitch.program import Array, DataType, Layout, Space
-from stitch.runtime.recording.recording import Recording
-from stitch.runtime.recording.window import Window
+from stitch.runtime.recording.recording import Executable
+from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from stitch.runtime.values import ValueRecord
 from tests.support.grids import every_row
@@ -30,7 +30,7 @@ DEEP = tiny(l1_nbytes=8192, dram_nbytes=1 << 20)
 X = np.arange(512, dtype=np.float32).reshape(SHAPE)
 
 
-def who_leaves(planned: Planned, window: Window) -> list[ValueRecord]:
+def who_leaves(planned: Planned, window: TaskBatch) -> list[ValueRecord]:
     """The values that a plan evicts, in order."""
     bystanders = planned.picture.bystanders
     return [
@@ -57,7 +57,7 @@ def placed_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Plan, P
     place = WindowPlans.placed
 
     def compared(
-        self: WindowPlans, variants: Sequence[Recording], window: Window, kept: tuple[bool, ...]
+        self: WindowPlans, variants: Sequence[Executable], window: TaskBatch, kept: tuple[bool, ...]
     ) -> Planned | None:
         found = place(self, variants, window, kept)
         if found is not None:

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from stitch.errors import OutOfMemoryError
 from stitch.planner import PlanRequest
 from stitch.runtime.executors import EXECUTORS
-from stitch.runtime.recording.window import Window
+from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from tests.support import plans_that_ran
 from tests.support.grids import every
@@ -124,7 +124,7 @@ def campaign(
 
     Use.window, Use.executor = window, executor
 
-    def remembering(self: WindowPlans, work: Window, kept: tuple[bool, ...]) -> Planned:
+    def remembering(self: WindowPlans, work: TaskBatch, kept: tuple[bool, ...]) -> Planned:
         try:
             return planned(self, work, kept)
         except OutOfMemoryError:

@@ -18,8 +18,8 @@ from stitch.runtime.backends import local_backend
 from stitch.runtime.locks import InterruptDeferred
 from stitch.runtime.queue import task_queue
 from stitch.runtime.recording import Recordings
-from stitch.runtime.values import Lease, Records
-from stitch.tasks import Stretch
+from stitch.runtime.values import OutputSlots, Records
+from stitch.tasks import TaskSequence
 from tests.support.stitched_models import held_by, integers, one, scaled
 
 DOUBLED, HALVED = scaled("doubled", 2.0), scaled("halved", 0.5)
@@ -52,7 +52,7 @@ def test_a_queue_that_is_put_in_order_is_interrupted_again() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(device.maker.plans, "planned", always_interrupt)
             # As its tasks go back into the queue, the second of them.
-            is_done = interrupt_once(patch, Stretch, "after", after=1)
+            is_done = interrupt_once(patch, TaskSequence, "after", after=1)
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
             assert is_done()
@@ -63,7 +63,7 @@ def test_half_a_task_alone_is_no_queue() -> None:
     with stitch.open_device("tiny") as device:
         program = device.load(DOUBLED)
         with pytest.MonkeyPatch.context() as patch:
-            interrupt_once(patch, Stretch, "after")
+            interrupt_once(patch, TaskSequence, "after")
             with pytest.raises(KeyboardInterrupt):
                 program(integers())
         before = device.statistics()
@@ -92,7 +92,7 @@ def test_what_only_half_a_task_reads_is_freed_with_its_last_handle() -> None:
         given = one(program(integers()))
         device.flush()
         with pytest.MonkeyPatch.context() as patch:
-            interrupt_once(patch, Stretch, "after")
+            interrupt_once(patch, TaskSequence, "after")
             with pytest.raises(KeyboardInterrupt):
                 program(given)
         del given
@@ -147,14 +147,14 @@ def test_a_settled_pipeline_mends_what_an_interrupt_left_of_a_note_half_read() -
         pipeline = stitch.Pipeline([device.load(DOUBLED)])
         for _ in range(4):
             pipeline(integers())
-        put_back = Lease.put_back
+        release_value = OutputSlots.release_value
 
         def interrupted(lease: Any, value: Any) -> bool:
-            put_back(lease, value)
+            release_value(lease, value)
             raise KeyboardInterrupt
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Lease, "put_back", interrupted)
+            patch.setattr(OutputSlots, "release_value", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 device.flush()
         result = one(pipeline(-integers()))

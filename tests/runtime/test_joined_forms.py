@@ -25,9 +25,9 @@ from tests.support.stitched_models import one
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from stitch.runtime.executors.onnx import OnnxRuntimeExecutor, optimised_form  # noqa: E402
+from stitch.runtime.executors.onnx import OnnxRuntimeExecutor, onnxruntime_executor  # noqa: E402
 from stitch.runtime.executors.onnx.form_writer import OnnxForm  # noqa: E402
-from stitch.runtime.executors.onnx.joined_form import joined_form  # noqa: E402
+from stitch.runtime.executors.onnx.onnxruntime_executor import joined_form  # noqa: E402
 from stitch.runtime.executors.onnx.session import Session, write_optimised  # noqa: E402
 
 TARGET = "wormhole_n150"
@@ -107,7 +107,7 @@ def test_equal_parts_are_optimised_once(monkeypatch: pytest.MonkeyPatch) -> None
         made.append(form)
         write_optimised(form, path, constants, least)
 
-    monkeypatch.setattr(optimised_form, "write_optimised", counted)
+    monkeypatch.setattr(onnxruntime_executor, "write_optimised", counted)
     tables = [table(64, 64) for _ in range(3)]
     joined_form(linked([dense(f"p{i}", tables[i % 3].copy()) for i in range(24)]))
     assert len(made) == 3
@@ -167,7 +167,7 @@ def test_nothing_is_left_in_the_temporary_folder(
         Path(path).write_bytes(b"a part of it")
         raise OSError("no space left")
 
-    monkeypatch.setattr(optimised_form, "write_optimised", fail)
+    monkeypatch.setattr(onnxruntime_executor, "write_optimised", fail)
     with pytest.raises(CompileError, match="no space left") as caught:
         joined_form(whole)
     assert "TMPDIR" in str(caught.value)

@@ -1,7 +1,7 @@
 """Devices with several lanes under random use: plans, copies and elements are those of one lane.
 
-Comes in: seeds. Work is drawn as for handles that are used anyhow, but windows are long, so that
-there is something to run beside each other, and every stretch counts as long enough.
+Work is drawn as for handles that are used anyhow, but windows are long, so that there is something
+to run beside each other, and every stretch counts as long enough.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from stitch.planner import Buffer
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.report import memory_views
 from stitch.runtime import LoadedProgram
-from stitch.runtime.recording.recording import Recording
+from stitch.runtime.recording.recording import Executable
 from tests.support.grids import every
 from tests.support.lines_run import lines_run
 from tests.support.stitched_models import (
@@ -485,7 +485,7 @@ def test_a_result_that_lies_where_its_recording_works_is_not_run_over() -> None:
         several(pipeline(integers((12, 64))))
         device.flush()
         (recording,) = {lease.holder for lease in records.spare_leases()}
-        assert isinstance(recording, Recording) and recording.has_one_lease
+        assert isinstance(recording, Executable) and recording.has_one_lease
         records.revoke(records.spare_leases())
         recording.makes_way = True
         several(pipeline(integers((12, 64))))

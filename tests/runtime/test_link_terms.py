@@ -57,15 +57,15 @@ def test_denormals_are_an_obstacle_where_only_some_programs_flush_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("onnxruntime")
-    from stitch.runtime.executors.onnx import joining_terms
+    from stitch.runtime.executors.onnx import onnxruntime_executor
 
     pair = [program("scores", "Softmax"), program("plain", "Relu")]
-    monkeypatch.setattr(joining_terms, "has_effect", lambda: True)
+    monkeypatch.setattr(onnxruntime_executor, "has_effect", lambda: True)
     found = terms("onnxruntime", *pair)
     assert found.obstacle == "'scores' takes denormal numbers as zero, 'plain' does not"
     assert found.repeats is None
     assert terms("onnxruntime", pair[0], pair[0]).obstacle == ""
-    monkeypatch.setattr(joining_terms, "has_effect", lambda: False)
+    monkeypatch.setattr(onnxruntime_executor, "has_effect", lambda: False)
     assert terms("onnxruntime", *pair).obstacle == ""
 
 
@@ -88,9 +88,9 @@ def test_an_output_that_is_read_before_it_is_rounded_is_an_obstacle() -> None:
 
 def test_constants_that_a_form_cannot_hold_are_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
-    from stitch.runtime.executors.onnx import joining_terms
+    from stitch.runtime.executors.onnx import onnxruntime_executor
 
-    monkeypatch.setattr(joining_terms, "MOST_CONSTANTS", 8 * 8 * 4 - 1)
+    monkeypatch.setattr(onnxruntime_executor, "MOST_CONSTANTS", 8 * 8 * 4 - 1)
     found = terms("onnxruntime", program("a"), program("b"))
     assert found.obstacle == "'a' has more than 255 bytes of constants"
 

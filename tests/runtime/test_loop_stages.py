@@ -14,7 +14,7 @@ import pytest
 import stitch
 from stitch.errors import TaskError, UsageError
 from stitch.program import Array, Ownership
-from stitch.runtime import Cells, HookContext, LoopStage, lend, share
+from stitch.runtime import HookContext, PersistentBuffers, StatefulExecutable, lend, share
 from tests.support.grids import every
 from tests.support.stitched_models import held_by, model
 
@@ -43,7 +43,7 @@ class Loop:
 
     def __init__(self, device: stitch.Device) -> None:
         look, step = (device.load(compiled) for compiled in programs(device.machine))
-        self.device, self.cells = device, Cells(device)
+        self.device, self.cells = device, PersistentBuffers(device)
         self.cells.grow(4)
         x, state = (port.desc for port in look.ports)
         seeing, stepping = stitch.TaskGraph("look"), stitch.TaskGraph("step")
@@ -54,8 +54,8 @@ class Loop:
         for made in stepping.call(step, *states):
             stepping.output(made)
         cells = self.cells
-        self.look = LoopStage(cells, seeing.table(), (None, STATE), (BATCH, SEEN))
-        self.step = LoopStage(cells, stepping.table(), (STATE, SEEN), (STATE, SUM))
+        self.look = StatefulExecutable(cells, seeing.table(), (None, STATE), (BATCH, SEEN))
+        self.step = StatefulExecutable(cells, stepping.table(), (STATE, SEEN), (STATE, SUM))
         self.desc = state
         self.begin(np.full(SHAPE, 64.0, np.float32))
 
@@ -183,7 +183,7 @@ def test_a_stage_of_several_tasks_is_a_task_graph(window: int) -> None:
     with stitch.open_device("wormhole_n150", window=window) as device:
         look, step = (device.load(compiled) for compiled in programs(device.machine))
         for with_host in (False, True):
-            cells, graph = Cells(device), stitch.TaskGraph("turn")
+            cells, graph = PersistentBuffers(device), stitch.TaskGraph("turn")
             cells.grow(2)
             x, state = (graph.input(port.desc, port.name) for port in look.ports)
             read = graph.copy(graph.call(look, x, state), look.ports[0].desc)
@@ -192,7 +192,7 @@ def test_a_stage_of_several_tasks_is_a_task_graph(window: int) -> None:
             graph.output(total)
             if with_host:
                 graph.host(note, total)
-            turn = LoopStage(cells, graph.table(), (None, 0), (0, 1))
+            turn = StatefulExecutable(cells, graph.table(), (None, 0), (0, 1))
             expected = np.full(SHAPE, 8.0, np.float32)
             tensor = device.empty(look.ports[1].desc)
             device.write(tensor, expected)
@@ -230,10 +230,10 @@ def test_a_cell_without_a_value_is_named_and_nothing_is_queued() -> None:
 def test_a_graph_that_is_no_stage_is_one_clear_error() -> None:
     with stitch.open_device("tiny") as device:
         look = device.load(programs(device.machine)[0])
-        cells = Cells(device)
+        cells = PersistentBuffers(device)
         cells.grow(3)
 
-        def stage(outputs: int, *, spare: bool = False, passes: bool = False) -> LoopStage:
+        def stage(outputs: int, *, spare: bool = False, passes: bool = False) -> StatefulExecutable:
             graph = stitch.TaskGraph("look")
             x, state = (graph.input(port.desc, port.name) for port in look.ports)
             if spare:
@@ -241,7 +241,7 @@ def test_a_graph_that_is_no_stage_is_one_clear_error() -> None:
             seen = graph.call(look, x, state)
             for _ in range(outputs):
                 graph.output(x if passes else seen)
-            return LoopStage(cells, graph.table(), (0, 1, 2)[: 2 + spare], range(outputs))
+            return StatefulExecutable(cells, graph.table(), (0, 1, 2)[: 2 + spare], range(outputs))
 
         stage(1)
         with pytest.raises(UsageError, match="a stage leaves each value in one cell"):

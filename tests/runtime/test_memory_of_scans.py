@@ -13,7 +13,7 @@ from stitch.machine import MachineShape
 from stitch.ops import KernelMemory
 from stitch.program import Array, Program
 from stitch.runtime import make_executor
-from stitch.runtime.executors import BoundProgram, ProgramBytes, Workspace, quietly
+from stitch.runtime.executors import BoundProgram, ProgramBytes, Workspace, with_fp_errors_ignored
 from tests.support.grids import in_turn
 from tests.support.scanned_graphs import FORMS, scanned_graph
 
@@ -37,14 +37,14 @@ def measured(program: Program, machine: MachineShape) -> tuple[ProgramBytes, int
     )
     scratch: Array = np.zeros(program.scratch.size_per_bank, np.uint8)
     # What is found once and kept for good belongs to nobody.
-    quietly(run, executor.prepare(program, machine).bind(given, made, scratch))
+    with_fp_errors_ignored(run, executor.prepare(program, machine).bind(given, made, scratch))
     workspace = Workspace()
     tracemalloc.start()
     try:
         workspace.kernels.reserve(said.kernels)
         reserved = workspace.kernels.take(0).base
         prepared = executor.prepare(program, machine, workspace)
-        quietly(run, prepared.bind(given, made, scratch))
+        with_fp_errors_ignored(run, prepared.bind(given, made, scratch))
         return (
             said,
             tracemalloc.get_traced_memory()[1],

@@ -10,8 +10,8 @@ import pytest
 
 import stitch
 from stitch.memory import Allocator
-from stitch.runtime.values import Lease, Records
-from stitch.tasks import Stretch
+from stitch.runtime.values import OutputSlots, Records
+from stitch.tasks import TaskSequence
 from tests.support.stitched_models import integers, one, scaled
 
 
@@ -31,7 +31,7 @@ def test_a_task_that_is_half_queued_is_taken_back(monkeypatch: pytest.MonkeyPatc
         double, triple = device.load(scaled("a", 2.0)), device.load(scaled("b", 3.0))
         x = device.tensor(integers())
         first = one(double(x))
-        interrupted_once(monkeypatch, Stretch, "after")
+        interrupted_once(monkeypatch, TaskSequence, "after")
         with pytest.raises(KeyboardInterrupt):
             triple(first)
         np.testing.assert_array_equal(one(triple(first)).numpy(), (integers() * 2 + 1) * 3 + 1)
@@ -44,7 +44,7 @@ def test_a_result_that_was_not_taken_says_so_and_leaves_nothing(
     with stitch.open_device("tiny") as device:
         double = device.load(scaled("a", 2.0))
         y = one(double(integers()))
-        interrupted_once(monkeypatch, Lease, "take")
+        interrupted_once(monkeypatch, OutputSlots, "take")
         with pytest.raises(KeyboardInterrupt):
             y.numpy()
         with pytest.raises(stitch.TaskError, match="never made"):

@@ -15,9 +15,9 @@ import stitch
 from stitch.errors import TaskError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc, host_layout
 from stitch.report import Device
-from stitch.runtime import PreparedGraph, Repeat, chain_graph, lend, take_back
-from stitch.runtime.graphs import once_more
-from stitch.runtime.graphs.once_more import MAX_NOTES_LEFT, only_of_leases
+from stitch.runtime import PreparedGraph, Replay, chain_graph, lend, take_back
+from stitch.runtime.graphs import replay
+from stitch.runtime.graphs.replay import MAX_NOTES_LEFT, only_of_leases
 from stitch.tasks import TaskGraph
 from tests.support.stitched_models import binary_op, one, scaled
 
@@ -134,7 +134,7 @@ def test_steps_that_were_done_before_one_failed_are_told(
         raise FloatingPointError("no number")
 
     told: list[object] = []
-    monkeypatch.setattr(once_more, "tell_stopped", lambda *what: told.append(what[1]))
+    monkeypatch.setattr(replay, "tell_stopped", lambda *what: told.append(what[1]))
     prepared = _sum(host)
     _ready(prepared, X, W)
     again = dataclasses.replace(_again(prepared), run=fails)
@@ -186,7 +186,7 @@ class _Repeated:
         _ready(self.prepared, X, self.tensor)
         repeat = self.prepared.repeat((X, self.tensor))
         assert repeat is not None
-        self.repeat: Repeat = repeat
+        self.repeat: Replay = repeat
 
     def made(self, array: Array = X) -> Array | None:
         made = self.repeat([array])
@@ -265,7 +265,7 @@ def _dropped(of: _Repeated) -> object:
 
 
 def _half_done(of: _Repeated) -> object:
-    of.device.records.is_whole = False
+    of.device.records.is_consistent = False
     return None
 
 
@@ -297,7 +297,7 @@ def test_a_repeat_does_nothing_where_anything_has_changed(
     kept, runs = change(repeated), repeated.repeat.again.binding.tally.runs
     assert repeated.made() is None
     assert repeated.repeat.again.binding.tally.runs == runs
-    repeated.device.records.is_whole = True
+    repeated.device.records.is_consistent = True
     del kept
 
 
@@ -368,7 +368,7 @@ def test_no_lease_that_others_share_is_run_into_for_good(repeated: _Repeated) ->
 def test_large_results_are_not_copied_under_the_lock(
     repeated: _Repeated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(once_more, "LARGE_NBYTES", X.nbytes)
+    monkeypatch.setattr(replay, "LARGE_NBYTES", X.nbytes)
     assert repeated.prepared.repeat((X, repeated.tensor)) is None
 
 

@@ -17,7 +17,7 @@ import pytest
 import stitch
 from stitch.planner import Allocate, Copy, Execute, Plan, Relocate
 from stitch.program import TILE_SHAPE, Array, DataType, Layout, Space
-from stitch.runtime.recording import Window
+from stitch.runtime.recording import TaskBatch
 from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from tests.support import plans_that_ran
 from tests.support.machines import without_path
@@ -94,7 +94,7 @@ def is_right(machine: stitch.machine.Machine, mutation: Mutation | None) -> bool
 
     planned = WindowPlans.planned
 
-    def changed(self: WindowPlans, window: Window, kept: tuple[bool, ...]) -> Planned:
+    def changed(self: WindowPlans, window: TaskBatch, kept: tuple[bool, ...]) -> Planned:
         chosen = planned(self, window, kept)
         return chosen if mutation is None else replace(chosen, plan=mutation(chosen.plan))
 

@@ -17,8 +17,7 @@ from stitch.errors import FormatError, UsageError
 from stitch.linker import expanded
 from stitch.program import Program
 from stitch.runtime.executors import make_executor
-from stitch.runtime.executors.aten_convolutions import CONVOLUTIONS
-from stitch.runtime.executors.division import divide
+from stitch.runtime.executors.automatic import divide
 from stitch.runtime.executors.prices import (
     Curve,
     Gain,
@@ -32,7 +31,7 @@ from stitch.runtime.executors.prices import (
     price_tables,
     processors,
 )
-from stitch.runtime.executors.torch_executor import KERNELS
+from stitch.runtime.executors.torch_executor import CONVOLUTIONS, KERNELS
 from tests.support.executors.named_prices import FILE, TABLE
 from tests.support.stitched_models import model
 

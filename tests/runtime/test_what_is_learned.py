@@ -12,9 +12,9 @@ import pytest
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.runtime.recording import next_uses
 from stitch.runtime.recording.next_uses import NextUses
-from stitch.runtime.recording.window import Window
+from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import ValueRecord
-from stitch.tasks import Stretch, Transformation, TransformationKind
+from stitch.tasks import TaskSequence, Transformation, TransformationKind
 
 L1, DRAM = Space.L1, Space.DRAM
 
@@ -25,7 +25,7 @@ class Passage:
     def __init__(self) -> None:
         self.uses = NextUses()
         self.uses.is_wanted = True
-        self.window = Window(0, Stretch())
+        self.window = TaskBatch(0, TaskSequence())
         self._kinds: dict[tuple[str, Sequence[Space], int], Transformation] = {}
 
     def value(self) -> ValueRecord:
@@ -76,7 +76,7 @@ class Passage:
         """In how many tasks a value is read next, as predicted after a task that is none of its."""
         self.queue("now", self.value())
         found = self.uses.next_use(self.window, value) - self.window.number
-        self.window = Window(self.window.number, self.window.nothing)
+        self.window = TaskBatch(self.window.number, self.window.nothing)
         return found
 
 

@@ -1,7 +1,6 @@
 """Failures in the middle of what a device runs: at the n-th call of a step, or of a transfer.
 
-Comes in: a device. Goes out: the same device, whose bound steps and moves call a fuse before each
-of their parts. The steps stay those that the backend has bound.
+The steps stay those that the backend has bound.
 """
 
 from __future__ import annotations

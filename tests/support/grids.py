@@ -1,8 +1,4 @@
-"""Grids of parameters: the quick suite runs a few of their points, the campaign all of them.
-
-Comes in: the values of each parameter, or points one by one. Goes out: all points for
-`pytest.mark.parametrize`; those that the quick suite leaves out are in the campaign `grids`.
-"""
+"""Grids of parameters: the quick suite runs a few of their points, the campaign all of them."""
 
 from __future__ import annotations
 

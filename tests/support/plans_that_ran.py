@@ -1,8 +1,4 @@
-"""Asks the checker about every plan that ran in this process, whichever device ran it.
-
-Comes in: the histories of devices, when a plan is bound or where it stopped half-way. Goes out:
-the plans of which nobody has asked yet, and what is wrong with them.
-"""
+"""Asks the checker about every plan that ran in this process, whichever device ran it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The database of a folder for ttnn-visualizer, read back.
-
-Comes in: a folder. Goes out: rows, and what they add up to.
-"""
+"""The database of a folder for ttnn-visualizer, read back."""
 
 from __future__ import annotations
 

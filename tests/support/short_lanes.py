@@ -1,7 +1,4 @@
-"""Lanes for small work: forks of a few microseconds, so that tests need no large programs.
-
-Comes in: a patch. Goes out: devices whose lanes take whatever is independent, and what they forked.
-"""
+"""Lanes for small work: forks of a few microseconds, so that tests need no large programs."""
 
 from __future__ import annotations
 

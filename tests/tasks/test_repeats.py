@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stitch.program import DataType, TensorDesc, host_layout
-from stitch.tasks import SHORTEST, Cut, Stretch, Transformation, TransformationKind, cuts_of
+from stitch.tasks import SHORTEST, Cut, TaskSequence, Transformation, TransformationKind, cuts_of
 from stitch.tasks.repeats import LEAST_PIECES, PIECE
 
 DESC = TensorDesc((2,), host_layout(DataType.FLOAT32))
@@ -21,7 +21,7 @@ KINDS = [
 ]
 
 
-def queued(nothing: Stretch, calls: Sequence[Sequence[object]]) -> Stretch:
+def queued(nothing: TaskSequence, calls: Sequence[Sequence[object]]) -> TaskSequence:
     """The stretch of calls, each on values by their names."""
     numbers: dict[object, int] = {}
     graph = nothing
@@ -36,7 +36,7 @@ def queued(nothing: Stretch, calls: Sequence[Sequence[object]]) -> Stretch:
     return graph
 
 
-def check(graph: Stretch, pieces: tuple[Cut, ...]) -> None:
+def check(graph: TaskSequence, pieces: tuple[Cut, ...]) -> None:
     """The pieces are all tasks in order, and say which of their values later tasks read."""
     assert [piece.start for piece in pieces] == [0, *[piece.stop for piece in pieces[:-1]]]
     assert pieces[-1].stop == len(graph)
@@ -52,7 +52,7 @@ def check(graph: Stretch, pieces: tuple[Cut, ...]) -> None:
 
 @pytest.mark.parametrize("rounds", [400, 2000])
 def test_the_parts_of_a_chain_are_one_stretch_whatever_its_length(rounds: int) -> None:
-    nothing = Stretch()
+    nothing = TaskSequence()
     graph = queued(nothing, [[(i - 1, 0), "w"] for i in range(rounds)])
     pieces = cuts_of(graph, nothing)
     check(graph, pieces)
@@ -61,7 +61,7 @@ def test_the_parts_of_a_chain_are_one_stretch_whatever_its_length(rounds: int) -
 
 
 def test_what_comes_before_and_after_is_apart() -> None:
-    nothing = Stretch()
+    nothing = TaskSequence()
     calls: list[list[object]] = [["x"], ["x", "y"]]
     for i in range(2, 502, 2):
         calls += [[(0, 0), ("first", i)], [(i - 1, 0), (i, 0), "w"]]
@@ -74,7 +74,7 @@ def test_what_comes_before_and_after_is_apart() -> None:
 
 
 def test_a_period_in_what_is_read_counts_beside_that_of_the_programs() -> None:
-    nothing = Stretch()
+    nothing = TaskSequence()
     graph = queued(nothing, [[(i - 3, 0), "w"] for i in range(600)])
     pieces = cuts_of(graph, nothing)
     check(graph, pieces)
@@ -82,7 +82,7 @@ def test_a_period_in_what_is_read_counts_beside_that_of_the_programs() -> None:
 
 
 def test_what_does_not_repeat_and_what_is_short_is_not_cut() -> None:
-    nothing = Stretch()
+    nothing = TaskSequence()
     chain: list[list[object]] = [[(i - 1, 0), "w"] for i in range(SHORTEST - 1)]
     assert cuts_of(queued(nothing, chain), nothing) == ()
     draw = Random(0)
@@ -106,7 +106,7 @@ def test_parts_of_whatever_repeats_are_the_whole(data: st.DataObject) -> None:
                 else ("fresh", at, slot) if name is None else name
                 for slot, name in enumerate(task)
             ])  # fmt: skip
-    nothing = Stretch()
+    nothing = TaskSequence()
     graph = queued(nothing, [*calls, *lead])
     pieces = cuts_of(graph, nothing)
     if pieces:

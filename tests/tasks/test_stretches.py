@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stitch.errors import TaskError
 from stitch.program import DataType, TensorDesc, host_layout
-from stitch.tasks import Stretch, Transformation, TransformationKind
-from stitch.tasks.stretch import least_period
+from stitch.tasks import TaskSequence, Transformation, TransformationKind
+from stitch.tasks.task_sequence import least_period
 
 DESC = TensorDesc((2,), host_layout(DataType.FLOAT32))
 
@@ -24,7 +24,7 @@ def transformation(inputs: int = 1, outputs: int = 1, name: str = "t") -> Transf
 
 def test_values_are_numbered_in_the_order_of_calls() -> None:
     two = transformation(outputs=2)
-    graph = Stretch().after(two, (0,), 1).after(two, (3, 1), 1)
+    graph = TaskSequence().after(two, (0,), 1).after(two, (3, 1), 1)
     assert graph.values == 6 and len(graph) == 2
     assert [task.outputs for task in graph.tasks] == [(1, 2), (4, 5)]
     assert graph.first == 4
@@ -32,7 +32,7 @@ def test_values_are_numbered_in_the_order_of_calls() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(-2, 12), max_size=3))))
 def test_a_task_reads_only_what_is_earlier(calls: list[tuple[int, list[int]]]) -> None:
-    graph = Stretch()
+    graph = TaskSequence()
     for outputs, inputs in calls:
         known = graph.values + 1
         if all(0 <= i < known for i in inputs):
@@ -49,7 +49,7 @@ def test_a_task_reads_only_what_is_earlier(calls: list[tuple[int, list[int]]]) -
 
 @pytest.mark.parametrize("inputs", [(1,), (-1,), (0, 5), (0, -3)])
 def test_a_refused_task_leaves_the_graph_as_it_was(inputs: tuple[int, ...]) -> None:
-    graph, what = Stretch(), transformation(name="late")
+    graph, what = TaskSequence(), transformation(name="late")
     with pytest.raises(TaskError, match="'late' refers to a value that no earlier task makes"):
         graph.after(what, inputs, 1)
     assert (graph.values, graph.tasks, graph.following) == (0, (), None)
@@ -57,11 +57,11 @@ def test_a_refused_task_leaves_the_graph_as_it_was(inputs: tuple[int, ...]) -> N
 
 def test_a_task_cannot_read_its_own_output() -> None:
     with pytest.raises(TaskError):
-        Stretch().after(transformation(), (0,))
+        TaskSequence().after(transformation(), (0,))
 
 
 def test_a_task_without_inputs_or_outputs_is_allowed() -> None:
-    graph = Stretch().after(transformation(0, 0), ())
+    graph = TaskSequence().after(transformation(0, 0), ())
     assert (graph.first, len(graph), graph.values) == (0, 1, 0)
 
 
@@ -71,23 +71,23 @@ def test_a_task_without_inputs_or_outputs_is_allowed() -> None:
 Call = tuple[Transformation, tuple[int, ...], int]
 
 
-def build(graph: Stretch, *calls: Call) -> Stretch:
+def build(graph: TaskSequence, *calls: Call) -> TaskSequence:
     for call in calls:
         graph = graph.after(*call)
     return graph
 
 
 def test_the_same_calls_after_the_same_graph_give_the_same_graph() -> None:
-    nothing, a, b, c = Stretch(), transformation(2), transformation(), transformation()
+    nothing, a, b, c = TaskSequence(), transformation(2), transformation(), transformation()
     one = build(nothing, (a, (0, 1), 2), (b, (2,), 0))
     other = build(nothing, (a, (0, 1), 2), (c, (2,), 0))
     assert build(nothing, (a, (0, 1), 2), (b, (2,), 0)) is one
     assert build(nothing, (a, (0, 1), 2), (c, (2,), 0)) is other
-    assert build(Stretch(), (a, (0, 1), 2), (b, (2,), 0)) is not one
+    assert build(TaskSequence(), (a, (0, 1), 2), (b, (2,), 0)) is not one
 
 
 def test_other_transformations_references_or_lengths_give_other_graphs() -> None:
-    nothing, a, b, twin = Stretch(), transformation(2), transformation(), transformation()
+    nothing, a, b, twin = TaskSequence(), transformation(2), transformation(), transformation()
     graphs = [
         build(nothing, *calls)
         for calls in (
@@ -105,7 +105,7 @@ def test_other_transformations_references_or_lengths_give_other_graphs() -> None
 
 
 def test_a_source_and_an_output_under_one_number_give_different_graphs() -> None:
-    nothing, what = Stretch(), transformation()
+    nothing, what = TaskSequence(), transformation()
     reads_a_source = build(nothing, (what, (0,), 2), (what, (1,), 0))
     reads_an_output = build(nothing, (what, (0,), 1), (what, (1,), 1))
     assert reads_a_source.values == reads_an_output.values
@@ -113,7 +113,7 @@ def test_a_source_and_an_output_under_one_number_give_different_graphs() -> None
 
 
 def test_a_transformation_made_anew_with_the_same_key_is_the_same_work() -> None:
-    nothing = Stretch()
+    nothing = TaskSequence()
     one, other = (
         Transformation("copy", TransformationKind.COPY, (), (DESC,), key=-7) for _ in range(2)
     )
@@ -121,7 +121,7 @@ def test_a_transformation_made_anew_with_the_same_key_is_the_same_work() -> None
 
 
 def test_graphs_that_nobody_refers_to_are_forgotten() -> None:
-    nothing, what, other = Stretch(), transformation(), transformation()
+    nothing, what, other = TaskSequence(), transformation(), transformation()
     gone = weakref.ref(build(nothing, (what, (0,), 1), (what, (1,), 0)))
     held = build(nothing, (other, (0,), 1))
     gc.collect()
@@ -131,7 +131,7 @@ def test_graphs_that_nobody_refers_to_are_forgotten() -> None:
 
 def test_a_graph_knows_the_transformations_in_it() -> None:
     a, b, c = transformation(), transformation(), transformation()
-    graph = build(Stretch(), (a, (0,), 1), (b, (1,), 0))
+    graph = build(TaskSequence(), (a, (0,), 1), (b, (1,), 0))
     assert [graph.has(what.key) for what in (a, b, c)] == [True, True, False]
 
 
@@ -145,7 +145,7 @@ def test_two_transformations_are_never_equal_by_chance() -> None:
 
 def test_a_chain_that_repeats_has_a_period() -> None:
     a, b, c = (transformation(name=n) for n in "abc")
-    graph = Stretch().after(a, (0,), 1)
+    graph = TaskSequence().after(a, (0,), 1)
     for what in (b, c, a, b, c, a):
         graph = graph.after(what, (graph.first,))
     assert graph.period() == 3
@@ -153,7 +153,7 @@ def test_a_chain_that_repeats_has_a_period() -> None:
 
 def test_work_that_was_seen_only_once_has_no_period() -> None:
     a, b, c = (transformation(name=n) for n in "abc")
-    graph = Stretch().after(a, (0,), 1)
+    graph = TaskSequence().after(a, (0,), 1)
     for what in (b, c, a, b):
         graph = graph.after(what, (graph.first,))
     assert graph.period() == 0

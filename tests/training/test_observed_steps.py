@@ -59,11 +59,11 @@ def trained(how: str, rounds: int
     model, losses, counted = compiled(), [], []
     assert model.training is not None
     with stitch.open_device("tiny") as device, model.training.start(device) as instance:
-        judge, optimizer = model.training.loss, model.training.optimizer
+        compute_loss, optimizer = model.training.loss, model.training.optimizer
         for number in range(rounds):
             end = observed(device, how) if how != "nobody" and number % 2 == 0 else None
             for _ in range(STEPS):
-                loss = judge(instance(batch), labels)
+                loss = compute_loss(instance(batch), labels)
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()

@@ -45,7 +45,7 @@ def test_a_loss_and_its_gradient_are_those_of_torch(
     pred = torch.from_numpy(instance(x).numpy()).requires_grad_()
     expected = theirs(reduction=reduction)(pred, torch.from_numpy(label))
     expected.backward()
-    found = instance.judge(label)
+    found = instance.compute_loss(label)
     gradient = instance.get_tensor("y.grad")
     np.testing.assert_allclose(found.item(), expected.item(), rtol=2e-5)
     np.testing.assert_allclose(gradient, pred.grad, rtol=1e-4, atol=1e-6)
@@ -56,7 +56,7 @@ def test_the_identity_loss_is_the_prediction_itself(reduction: str) -> None:
     model = compiled(loss=f"identity_{reduction}", graph=mlp(16, 3))
     instance = model.start()
     pred = instance(batches(1)[0][0]).numpy()
-    found = instance.judge(0.0)
+    found = instance.compute_loss(0.0)
     assert found.item() == pytest.approx(getattr(pred, reduction)(), rel=1e-5)
     share = 1 / pred.size if reduction == "mean" else 1.0
     np.testing.assert_allclose(instance.get_tensor("y.grad"), np.full(pred.shape, share))

@@ -25,7 +25,7 @@ def test_gradients_and_activations_are_those_of_torch() -> None:
     inside = instance.get_tensor("gemm")
     np.testing.assert_allclose(inside, hidden.detach(), atol=1e-5)
     np.testing.assert_allclose(instance.get_tensor("saved.relu"), hidden.relu().detach(), atol=1e-5)
-    instance.judge(y)
+    instance.compute_loss(y)
     instance.backward()
     for name, parameter in zip(instance.parameters(), theirs.parameters(), strict=True):
         np.testing.assert_allclose(instance.get_tensor(f"{name}.grad"), parameter.grad, atol=1e-5)
@@ -39,7 +39,7 @@ def test_looking_into_forward_changes_nothing_that_follows() -> None:
         instance = instance or looked.start()
         instance.forward(x)
         assert instance.get_tensor("gemm").shape == (16, 32)
-        loss = instance.judge(y)
+        loss = instance.compute_loss(y)
         instance.backward()
         instance.update()
         instance.zero_grad()
@@ -54,7 +54,7 @@ def test_writing_parameters_gradients_activations_and_state_decides_what_comes_n
     instance.set_tensor("fc2.bias", [0.25])
     np.testing.assert_array_equal(instance(x).numpy(), np.full((16, 1), 0.25, np.float32))
     instance.set_tensor("saved.relu", np.zeros((16, 32)))
-    instance.judge(y)
+    instance.compute_loss(y)
     instance.backward()
     assert not instance.get_tensor("fc2.weight.grad").any()
     instance.set_tensor("fc2.bias.grad", [2.0])
@@ -82,7 +82,7 @@ def test_profiling_runs_every_kernel_exactly_once() -> None:
     instance.device.hooks.register(after_program=lambda c: runs.append(c.program.role.value))
     for x, y in batches(3):
         forward = instance.forward(x)
-        loss = instance.judge(y)
+        loss = instance.compute_loss(y)
         backward, update = instance.backward(), instance.update()
         instance.zero_grad()
         (expected,) = train(plain, [(x, y)])
@@ -101,7 +101,7 @@ def test_without_profiling_the_lower_face_gives_no_times() -> None:
     instance = compiled().start()
     ((x, y),) = batches(1)
     assert instance.forward(x) is None
-    instance.judge(y)
+    instance.compute_loss(y)
     assert (instance.backward(), instance.update()) == (None, None)
 
 

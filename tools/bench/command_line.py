@@ -1,8 +1,4 @@
-"""What the command lines of the benchmarks share: types of their words, and exit codes.
-
-Comes in: words, missed goals, errors. Goes out: numbers and shapes, of which argparse names the
-option and exits with 2 where a word is none; the exit code. Must not know what is measured.
-"""
+"""What the command lines of the benchmarks share: types of their words, and exit codes."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ from train_ways.models import MODELS, Sizes, subjects
 from stitch.errors import StitchError
 from stitch.frontend.torch.compile import device_of
 from stitch.machine import load_machine
-from stitch.runtime import known_work
+from stitch.runtime import plan_cache
 from stitch.runtime.queue import exposure, task_queue
 
 #: `copied` over `compared`, at least.
 LEAST_RATIO = 0.85
-_COMPARED = exposure.forget_stale_copies
+_COMPARED = exposure.invalidate_stale_copies
 
 
 def _copied(device: Any, value: Any) -> None:
@@ -58,7 +58,7 @@ def calls(subject: Any, machine: str, optimizer: str) -> dict[str, Callable[[], 
     """An inference call and a training step of one model."""
     module = subject.make()
     model = torch.compile(module, backend="stitch", options={"target": machine})
-    judge = torch.nn.CrossEntropyLoss()
+    compute_loss = torch.nn.CrossEntropyLoss()
     kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
     stepper = kind(module.parameters(), lr=1e-3, fused=True)
 
@@ -68,7 +68,7 @@ def calls(subject: Any, machine: str, optimizer: str) -> dict[str, Callable[[], 
 
     def step() -> object:
         stepper.zero_grad()
-        loss = judge(model(subject.batch), subject.labels)
+        loss = compute_loss(model(subject.batch), subject.labels)
         loss.backward()
         stepper.step()
         return loss.item()
@@ -100,8 +100,8 @@ def measured(
 
 
 def _compare_by(way: Callable[[Any, Any], None]) -> None:
-    for module in (task_queue, known_work):
-        vars(module)["forget_stale_copies"] = way
+    for module in (task_queue, plan_cache):
+        vars(module)["invalidate_stale_copies"] = way
 
 
 @dataclass(frozen=True, slots=True)

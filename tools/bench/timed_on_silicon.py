@@ -1,9 +1,4 @@
-"""What the benchmarks share that stand beside times of silicon: files of them, and errors.
-
-Comes in: CSV files with a row for each thing that was timed; rows that have an error, simulated ÷
-measured - 1. Goes out: what a benchmark makes of the rows, one line on the errors of a group, and
-the goals that they miss. Must not know what was timed.
-"""
+"""What the benchmarks share that stand beside times of silicon: files of them, and errors."""
 
 from __future__ import annotations
 

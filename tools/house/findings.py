@@ -1,8 +1,4 @@
-"""Findings: where a package breaks a rule of the house, one line each.
-
-Comes in: modules. Goes out: deep imports, circles, private reaches, files and classes of one
-name, full folders, long files, uses of reference counts. Must not know: which are allowed for now.
-"""
+"""Findings: where a package breaks a rule of the house, one line each."""
 
 from __future__ import annotations
 
@@ -13,10 +9,8 @@ from collections.abc import Iterator, Mapping
 from house.modules import Module, imports_of, is_private, root
 
 Modules = dict[str, Module]
-#: Files that one folder may hold, its face among them.
-FOLDER_FILES = 20
 #: Lines from which on a file is worth a second look.
-FILE_LINES = 400
+FILE_LINES = 800
 
 
 def deep_imports(modules: Modules) -> list[str]:
@@ -83,25 +77,6 @@ def _private_uses(module: Module) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, a.name) for a in aliases if is_private(a.name))
 
 
-def files_of_one_name(modules: Modules) -> list[str]:
-    """Files that share their name with another one, faces aside."""
-    named: defaultdict[str, list[str]] = defaultdict(list)
-    for module in modules.values():
-        if not module.is_face:
-            named[module.file.name].append(module.name)
-    return [", ".join(names) for _, names in sorted(named.items()) if len(names) > 1]
-
-
-def classes_of_one_name(modules: Modules) -> list[str]:
-    """Classes that share their name with another file's, private ones aside."""
-    homes: defaultdict[str, list[str]] = defaultdict(list)
-    for module in modules.values():
-        for node in module.tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes[node.name].append(module.name)
-    return [f"{name}: {', '.join(files)}" for name, files in sorted(homes.items()) if files[1:]]
-
-
 def long_files(modules: Modules) -> list[str]:
     """Files that are long for a reader: they may be one thing all the same."""
     counts = {name: len(module.text.splitlines()) for name, module in modules.items()}
@@ -112,15 +87,6 @@ def folder_sizes(modules: Modules) -> dict[str, int]:
     """Python files in each folder, fullest first."""
     sizes = Counter(module.folder for module in modules.values())
     return dict(sizes.most_common())
-
-
-def full_folders(modules: Modules) -> list[str]:
-    """Folders that hold more files than one can take in."""
-    return [
-        f"{folder} holds {count} files"
-        for folder, count in folder_sizes(modules).items()
-        if count > FOLDER_FILES
-    ]
 
 
 def reference_counts(modules: Modules) -> list[str]:

@@ -1,7 +1,6 @@
 """Modules: the files of a package, what each imports, and which private names it has.
 
-Comes in: the folder of a package. Goes out: one `Module` a file. Imports count wherever they stand:
-at the top, inside functions, and for type checking only.
+Imports count wherever they stand: at the top, inside functions, and for type checking only.
 """
 
 from __future__ import annotations

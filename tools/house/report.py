@@ -1,7 +1,4 @@
-"""The report: the numbers of a package, each with its goal where it has one.
-
-Comes in: the folder of a package. Goes out: a `Structure`, and its text.
-"""
+"""The report: the numbers of a package, each with its goal where it has one."""
 
 from __future__ import annotations
 
@@ -10,11 +7,8 @@ from pathlib import Path
 
 from house.findings import (
     circles,
-    classes_of_one_name,
     deep_imports,
-    files_of_one_name,
     folder_sizes,
-    full_folders,
     lines,
     long_files,
     private_reaches,
@@ -45,13 +39,10 @@ def measure(package: Path) -> Structure:
             "deep imports": tuple(deep_imports(modules)),
             "circles of files": tuple(" ".join(names) for names in circles(modules)),
             "uses of getrefcount": tuple(reference_counts(modules)),
-            "folders over 20 files": tuple(full_folders(modules)),
-            "files of one name": tuple(files_of_one_name(modules)),
-            "classes of one name": tuple(classes_of_one_name(modules)),
         },
         notes={
             "private reaches": tuple(private_reaches(modules)),
-            "files over 400 lines": tuple(long_files(modules)),
+            "files over 800 lines": tuple(long_files(modules)),
         },
     )
 

@@ -1,5 +1,4 @@
 """Faults at every place: runs that are stopped, and a model of what must still hold afterwards.
 
-Comes in: scenarios, each one function. Goes out: how many places leave something broken, and which.
 Uses the public face and documented inspection only; must not know how a device keeps its records.
 """

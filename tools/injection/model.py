@@ -1,7 +1,6 @@
 """What a scenario gives, and what must hold of it after a fault.
 
-Comes in: a `Case`, fresh, and what was known of it before. Goes out: the first thing that is
-broken, as a sentence, or nothing. Asks the public face only.
+Asks the public face only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The runs that are stopped: each scenario is one function, which gives a fresh `Case`.
 
-Comes in: nothing. Goes out: `SCENARIOS` by name. Those of torch are in `torch_scenarios.py`.
+Those of torch are in `torch_scenarios.py`.
 """
 
 from __future__ import annotations

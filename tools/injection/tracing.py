@@ -1,7 +1,6 @@
 """A call before every instruction, on every version of Python.
 
-Comes in: what to call. Goes out: frames, before each of their instructions; and what calls call.
-CPython 3.11 has `sys.settrace`, later versions `sys.monitoring`. Must not know: faults.
+CPython 3.11 has `sys.settrace`, later versions `sys.monitoring`.
 """
 
 from __future__ import annotations

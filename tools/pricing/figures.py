@@ -1,8 +1,4 @@
-"""What was measured as the figures of a table.
-
-Comes in: microseconds by operation, size and library. Goes out: the sections of a table, as plain
-data in the order of its form. Must not know: clocks, files.
-"""
+"""What was measured as the figures of a table."""
 
 from __future__ import annotations
 

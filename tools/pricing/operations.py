@@ -1,8 +1,4 @@
-"""The operations that are measured: small programs, each of one operator, at several sizes.
-
-Comes in: how many elements the largest operands have. Goes out: `MeasuredOperation`s, each with
-its operands and the size by which prices count it. Must not know: clocks, executors.
-"""
+"""The operations that are measured: small programs, each of one operator, at several sizes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How long programs take by each library: least of many, all taking turns.
-
-Comes in: programs on operands. Goes out: microseconds of the processor. Must not know: what is made
-of them.
-"""
+"""How long programs take by each library: least of many, all taking turns."""
 
 from __future__ import annotations
 

@@ -3,30 +3,249 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import importlib
+import importlib.util
+import io
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stitch import api
 from stitch.cli.command import EXIT_OK, Command, say, say_aside
-from stitch.cli.compile.module_sources import (
-    SOURCES,
-    input_shapes,
-    module_of,
-    refuse_other_forms,
-)
 from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, make_parser, place, positive, size
+from stitch.cli.run_inputs import array_of_word, is_array_word
+from stitch.cli.wiring import split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES, split_graph
-from stitch.errors import FormatError, UsageError
-from stitch.files import OutputFiles
+from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
+from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
+from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable
 from stitch.frontend import read_graph
-from stitch.graph import parse_wish
-from stitch.program import MathFidelity, Program, Role
+from stitch.graph import ComputationGraph, from_json, parse_wish
+from stitch.program import Array, MathFidelity, Program, Role
 from stitch.report import counted
 from stitch.ttb import content_of
+
+# --------------------------------------------------------------------------------------------------
+# Python factories: what `--entry=file.py:factory` names, called.
+
+#: The extra with which a package is installed that a factory may need.
+_EXTRAS = {"torch": "torch", "onnx": "onnx", "onnxruntime": "onnx", "safetensors": "onnx"}
+
+
+def from_entry(source: str | None, entry: str) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
+    """Call a factory: it returns a graph, or a module and its examples.
+
+    Raises `UsageError`, `CompileError`, `FormatError`.
+    """
+    module_name, colon, name = entry.rpartition(":")
+    if not name or (source is None and not (colon and module_name)):
+        raise UsageError(
+            f"--entry={entry} names no factory",
+            expected="--entry=pkg.mod:factory, --entry=file.py:factory, or SOURCE and --entry=NAME",
+        )
+    if source is None and module_name.lower().endswith(".py"):
+        source, module_name = module_name, ""
+    if source is not None and module_name:
+        raise UsageError(
+            "SOURCE and the module of --entry both say where the factory is",
+            expected=f"SOURCE and --entry={name}, or --entry={entry} alone",
+        )
+    module = _file_module(Path(source)) if source is not None else _imported(entry)
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        known = [key for key, value in vars(module).items() if callable(value)]
+        raise UsageError(
+            f"{module.__name__} has no factory {name!r}",
+            where=f"--entry={entry}",
+            remedy=closest(name, known) or None,
+        )
+    try:
+        returned = factory()
+    except StitchError:
+        raise
+    except Exception as error:
+        raise _failure("the factory failed", error, f"--entry={entry}") from error
+    if isinstance(returned, ComputationGraph):
+        return returned, ()
+    if isinstance(returned, tuple) and len(returned) == 2 and callable(returned[0]):
+        function, examples = returned
+        if isinstance(examples, Mapping):
+            return function, examples
+        return function, tuple(examples) if isinstance(examples, list | tuple) else (examples,)
+    raise CompileError(
+        "the factory returned something that no front end reads",
+        where=f"--entry={entry}",
+        expected="a ComputationGraph, or (function or torch module, example inputs)",
+        got=type(returned).__name__,
+    )
+
+
+def _imported(entry: str) -> Any:
+    name, _, factory = entry.rpartition(":")
+    # As with `python -m`: the user's own modules lie in the current folder.
+    place = str(Path.cwd())
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        failure = _failure(f"cannot import {name!r}", error, f"--entry={entry}")
+        absent = isinstance(error, ModuleNotFoundError) and error.name == name
+        if absent and "." not in name and not failure.remedy:
+            failure.remedy = f"a file is named with its ending: --entry={name}.py:{factory}"
+        raise failure from error
+
+
+def _file_module(path: Path) -> Any:
+    if path.suffix.lower() != ".py":
+        raise UsageError("SOURCE with --entry is a Python file", got=str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    try:
+        open_file(path).close()  # The import opens it by its name, and would wait for a pipe.
+        spec.loader.exec_module(module)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except FormatError:
+        raise
+    except Exception as error:
+        raise _failure(f"{path.name} cannot be imported", error) from error
+    return module
+
+
+def _failure(what: str, error: Exception, where: str | None = None) -> CompileError:
+    """What went wrong in a user's Python; a package that is one of our extras can be installed.
+
+    Where only a part of it is missing (`onnx.nope`), the package itself is there, and loaded.
+    """
+    name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    package = name.partition(".")[0]
+    extra = _EXTRAS.get(package) if sys.modules.get(package) is None else None
+    return CompileError(
+        f"{what}: {type(error).__name__}: {error}", where=where,
+        remedy=None if extra is None else f"pip install stitch-runtime[{extra}]",
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# What `stitch-compile` compiles: the words that name a module, its examples and shapes.
+
+SOURCES = (
+    "modules in YAML (.yaml, .yml), ONNX models (.onnx), graphs in JSON (.json), "
+    "Python (.py with --entry=NAME)"
+)
+_SHAPE = re.compile(r"(?:\d{1,18}(?:x\d{1,18})*)?")
+
+
+def module_of(words: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
+    """The module and its example inputs. Raises `UsageError`, `CompileError` for what is none."""
+    source: str | None = words.source
+    suffix = Path(source or "").suffix.lower()
+    if words.examples and suffix != ".onnx":
+        raise UsageError("example inputs are for ONNX models", where="--input")
+    if words.entry is not None:
+        return from_entry(source, words.entry)
+    if source is None:
+        raise UsageError(
+            "there is no module to compile", expected=f"SOURCE ({SOURCES}), or --entry"
+        )
+    if suffix == ".onnx":
+        return source, example_inputs(words.examples)
+    if suffix == ".json":
+        return _graph_of_json(Path(source)), ()
+    if suffix == ".py":
+        raise UsageError(
+            "a Python file needs the name of its factory", remedy=f"add --entry=NAME to {source}"
+        )
+    if suffix not in (".yaml", ".yml"):
+        raise CompileError(
+            f"no front end reads {source!r}", expected=SOURCES, remedy=other_source(source)
+        )
+    return source, ()
+
+
+def _graph_of_json(path: Path) -> ComputationGraph:
+    text = text_of(path)
+    if '"stitch": "model"' in text[:40]:
+        model = api.CompiledModel.load(io.StringIO(text))
+        return model.graph.with_wishes(*model.wishes)
+    return from_json(text)
+
+
+def input_shapes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes by input; raises `UsageError` for another form.
+
+    >>> input_shapes(["x=1x3x224x224", "scale="])
+    {'x': (1, 3, 224, 224), 'scale': ()}
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for word in words:
+        name, equals, text = word.rpartition("=")
+        if not (equals and name) or _SHAPE.fullmatch(text) is None:
+            raise UsageError(
+                f"{word[:80]!r} is no shape of an input", where="--input_shape",
+                expected="NAME=1x3x224x224",
+            )  # fmt: skip
+        if name in shapes:
+            raise UsageError(f"the shape of input {name!r} is given twice", where="--input_shape")
+        shapes[name] = tuple(int(size) for size in text.split("x") if size)
+    return shapes
+
+
+def example_inputs(words: Sequence[str]) -> dict[str, Array]:
+    """Example arrays by input; raises `UsageError`, or `FormatError` for a bad file."""
+    examples: dict[str, Array] = {}
+    for word in words:
+        name, text = split_slot(word, is_array_word)
+        if name is None:
+            raise UsageError(
+                f"{word[:80]!r} is no example input", where="--input",
+                expected="NAME=@file.npy, or as in NAME=2xi64=3 4",
+            )  # fmt: skip
+        if name in examples:
+            raise UsageError(f"input {name!r} is given twice", where="--input")
+        examples[name] = array_of_word(text, name)
+    return examples
+
+
+def other_source(source: str) -> str | None:
+    """What to do with a source that no front end reads, if it is known.
+
+    >>> other_source("mlp.py:make"), other_source("a.ttb"), other_source("a.txt")
+    ('--entry=mlp.py:make', 'it is compiled: stitch-run a.ttb', None)
+    """
+    module, colon, factory = source.rpartition(":")
+    if colon and module and factory.isidentifier():
+        return f"--entry={source}"
+    if Path(source).suffix.lower() == ".ttb":
+        return f"it is compiled: stitch-run {source}"
+    return nearest_file(source, (".yaml", ".yml", ".onnx", ".json", ".py")) or None
+
+
+def refuse_other_forms(words: argparse.Namespace, error: FormatError) -> None:
+    """Raise `UsageError` where a module or a pipeline in YAML is another form of file."""
+    placed = f"a pipeline that runs {words.output}"
+    for path, wanted, only, expected in (
+        (words.source, MODULE, "only modules are compiled", None),
+        (words.pipeline, PIPELINE, "--for takes a pipeline", placed),
+    ):
+        is_yaml = path is not None and Path(path).suffix.lower() in (".yaml", ".yml")
+        if is_yaml and (form := form_of(path, wanted)) != wanted:
+            remedy = {
+                MACHINE: f"stitch-compile module.yaml --target={path}",
+                MODULE: f"stitch-compile {path}",
+            }.get(form, f"stitch-run {path}")
+            raise UsageError(
+                f"{path!r} is a {form}, and {only}", expected=expected, remedy=remedy
+            ) from error
+
 
 EXAMPLES = """\
   stitch-compile features.yaml -o features.ttb

@@ -3,8 +3,7 @@
 The module is the one whose file in the pipeline is what `-o` writes; what lies there so far does
 not matter, and it need not be there. Slots get the places and fixed addresses with which one pass
 of the pipeline costs least, each planned with the module compiled anew. What `--set` says stays;
-what the source wishes for a slot gives way. Comes in: words, a graph. Goes out: the model, and what
-was found. Must not know: front ends, how files are written.
+what the source wishes for a slot gives way.
 """
 
 from __future__ import annotations

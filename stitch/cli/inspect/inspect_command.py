@@ -13,28 +13,197 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stitch import api
+from stitch.cli.chain import Chain
 from stitch.cli.command import EXIT_FAILURE, EXIT_OK, Command, say, say_aside
-from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, program_lines
-from stitch.cli.inspect.stitching_cost import stitching, stitching_json, stitching_lines
-from stitch.cli.inspect.systems import describe_system, system_lines
+from stitch.cli.device_costs import peaks
+from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, machine_json, program_lines
 from stitch.cli.module_files import (
+    ModuleFile,
+    lacking_lines,
     machine_for,
     module_source,
     read_document,
     read_modules,
     told_apart,
+    with_program,
 )
 from stitch.cli.parser import add_options, count, make_parser
-from stitch.cli.rehearsal import difference_text
-from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, wires_of
+from stitch.cli.rehearsal import Advice, advise, difference_text, rehearse
+from stitch.cli.wiring import FUNCTION_WORD, WIRE_WORD, wires_of
 from stitch.errors import Problem, UsageError
-from stitch.machine import is_machine_file
+from stitch.linker import LinkReport, Wire, check_link
+from stitch.machine import Chip, Machine, is_machine_file, load_system
 from stitch.planner import Plan, check_plan
-from stitch.report import counted, difference, read_copies, read_record
+from stitch.program import Program
+from stitch.report import CopyLine, counted, difference, read_copies, read_record
+
+# --------------------------------------------------------------------------------------------------
+# `stitch-inspect a.ttb b.ttb`: can they be stitched, and at what cost, and how would it cost
+# less?
+
+
+@dataclass(frozen=True, slots=True)
+class Stitching:
+    """What stitching modules takes: links, the plan's copies, advice, and the plans themselves;
+    what of the modules has no counterpart here."""
+
+    machine: str
+    links: tuple[LinkReport, ...]
+    copies: tuple[CopyLine, ...]
+    advice: Advice | None
+    peaks: tuple[tuple[str, int], ...]
+    plans: tuple[Plan, ...]
+    lacking: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Copies in one pass."""
+        return sum(line.times for line in self.copies)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that these copies carry."""
+        return sum(line.times * line.nbytes for line in self.copies)
+
+    @property
+    def seconds(self) -> float:
+        """Their simulated seconds."""
+        return sum(line.times * line.seconds for line in self.copies)
+
+
+def stitching(modules: Sequence[ModuleFile], wires: Sequence[Wire], machine: Machine) -> Stitching:
+    """Plan one pass on a device without data, and what it would be with slots compiled otherwise.
+
+    Raises `LinkError` where the modules do not fit, `OutOfMemoryError` where there is no room.
+    """
+    reports = tuple(_report(modules, one) for one in wires)
+
+    def load(device: api.Device, programs: Mapping[int, Program]) -> Chain:
+        placed = [with_program(one, programs.get(at)) for at, one in enumerate(modules)]
+        return Chain(device, placed, wires)
+
+    now = rehearse(machine, load, {}, None)
+    plans = tuple(plan for plan, _ in now.plans)
+    most = tuple((space.value, size) for space, size in peaks(plans).items())
+    advice = advise(machine, load, None, now)
+    lacking = tuple(lacking_lines(modules))
+    return Stitching(machine.name, reports, now.copies, advice, most, plans, lacking)
+
+
+def _report(modules: Sequence[ModuleFile], one: Wire) -> LinkReport:
+    producer, consumer = modules[one.producer].program, modules[one.consumer].program
+    return check_link(
+        producer.output_desc(one.output),
+        consumer.input_desc(one.input),
+        output=f"{producer.name}.{producer.outputs[one.output].name}",
+        input=f"{consumer.name}.{consumer.inputs[one.input].name}",
+    )
+
+
+def stitching_json(result: Stitching) -> dict[str, Any]:
+    """The same as plain data."""
+    advice = result.advice
+    return {
+        "machine": result.machine,
+        "can_be_stitched": True,
+        "links": [
+            {"output": r.output, "input": r.input, "conversions": list(r.conversions),
+             "changes_type": r.changes_type}
+            for r in result.links
+        ],
+        "copies": [asdict(copy) for copy in result.copies],
+        "copy_count": result.count,
+        "copy_nbytes": result.nbytes,
+        "copy_seconds": result.seconds,
+        "peak_bytes_per_bank": dict(result.peaks),
+        "advice": [] if advice is None else list(advice.lines),
+        "advice_adds": None if advice is None else asdict(advice.then - advice.now),
+        "lacking": list(result.lacking),
+    }  # fmt: skip
+
+
+def stitching_lines(result: Stitching) -> list[str]:
+    """The same as text."""
+    out = [
+        f"can be stitched on {result.machine}: {counted(result.count, 'copy', 'copies')}, "
+        f"{result.nbytes} B, {result.seconds * 1e6:.1f} us simulated in one pass"
+    ]
+    out += [f"  link {report.text()}" for report in result.links]
+    for line in result.copies:
+        proof = f" [{line.certificate}]" if line.certificate else ""
+        out.append(
+            f"  {line.kind} x{line.times} {line.nbytes} B {line.seconds * 1e6:.1f} us  "
+            f"{line.source} -> {line.target}{proof}"
+        )
+        out.append(f"    {line.reason}")
+    out += [f"  peak {space}: {size} B per bank" for space, size in result.peaks]
+    if result.advice is not None:
+        out += [f"  advice: {line}" for line in result.advice.lines]
+    out += [f"  shown otherwise: {line}" for line in result.lacking]
+    return out
+
+
+# --------------------------------------------------------------------------------------------------
+# What a system descriptor says, as plain data and as text: for `stitch-inspect`.
+
+
+def describe_system(path: str) -> dict[str, Any]:
+    """A descriptor as data; raises `FormatError` with all defects, `StitchError` without a file."""
+    system = load_system(path)
+    return {
+        "format": "ttsys",
+        "version": str(system.version),
+        "schema_hash": system.schema_hash,
+        "git_hash": system.git_hash,
+        "product": system.product,
+        "hosts": list(system.hosts),
+        "chips": [_chip(number, chip) for number, chip in enumerate(system.chips)],
+        "links": [list(link) for link in system.links],
+    }
+
+
+def _chip(number: int, chip: Chip) -> dict[str, Any]:
+    return {
+        "chip": number,
+        "architecture": chip.architecture,
+        "machine": machine_json(chip.machine.shape),
+        "descriptor": chip.fields,
+        "sources": dict(chip.machine.sources),
+    }
+
+
+def system_lines(path: str, described: Mapping[str, Any]) -> list[str]:
+    """A descriptor as text: chips that are alike in one line."""
+    chips = described["chips"]
+    hosts = ", ".join(described["hosts"]) or "none named"
+    lines = [
+        f"{path}: system descriptor of version {described['version']}, "
+        f"tt-mlir {described['git_hash'][:10] or 'unknown'}, product {described['product']}",
+        f"  host {hosts}; {counted(len(chips), 'chip')}, "
+        f"{counted(len(described['links']), 'link')} between them",
+    ]
+    alike: dict[str, list[str]] = {}
+    for chip in chips:
+        rows, columns = chip["machine"]["core_grid"]
+        words = [f"{chip['architecture']}, {rows}x{columns} cores"]
+        for name, space in chip["machine"]["spaces"].items():
+            if name != "host":
+                words.append(
+                    f"{name} {space['banks']} x [{space['base']}, {space['limit']}) B, pages at "
+                    f"{space['alignment']}, tensors at {space['granule']}"
+                )
+        alike.setdefault("\n    ".join(words), []).append(chip["machine"]["name"])
+    for text, names in alike.items():
+        lines.append(f"  machine {', '.join(names)}: {text}")
+    like = sorted({s.split(":")[0] for c in chips for s in c["sources"].values()
+                   if s.startswith("as ")})  # fmt: skip
+    lines.append(f"  times of copies and programs: {', '.join(like)}")
+    return lines
+
 
 EXAMPLES = """\
   stitch-inspect a.ttb

@@ -1,8 +1,4 @@
-"""`stitch-link`: several `.ttb` modules → one module with one program, the same to the last bit.
-
-Comes in: words. Goes out: `main`, which writes a binary and gives an exit code. Must not know:
-devices, runs.
-"""
+"""`stitch-link`: several `.ttb` modules → one module with one program, the same to the last bit."""
 
 from stitch.cli.command import entry_point
 

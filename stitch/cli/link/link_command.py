@@ -9,7 +9,7 @@ from stitch.cli.command import EXIT_OK, Command, say
 from stitch.cli.module_files import read_modules
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
-from stitch.cli.wire_words import FUNCTION_WORD, WIRE_WORD, names_of, wires_of
+from stitch.cli.wiring import FUNCTION_WORD, WIRE_WORD, names_of, wires_of
 from stitch.errors import UsageError
 from stitch.files import atomic_write
 from stitch.linking import LinkPart, link_parts

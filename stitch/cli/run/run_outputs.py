@@ -1,8 +1,4 @@
-"""Where results go (`--output`), and what they should be (`--expected_output`).
-
-Comes in: words, result arrays. Goes out: files in a batch, text, expected arrays. Must not know:
-devices, how arrays are compared.
-"""
+"""Where results go (`--output`), and what they should be (`--expected_output`)."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import numpy as np
 from stitch.cli.array_text import text_of_array
 from stitch.cli.chain import RunOutput
 from stitch.cli.run_inputs import Note, array_of_word, is_archive, is_array_word
-from stitch.cli.wire_words import deal, split_words
+from stitch.cli.wiring import deal, split_words
 from stitch.errors import UsageError
 from stitch.files import OutputFiles
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed

@@ -1,23 +1,40 @@
 """One run of `stitch-run`, from its words to its exit code.
 
-Comes in: parsed words. Goes out: files, text, an exit code. Everything that can be wrong with the
-words and the files is found before anything runs; files appear at the end, all or none.
+Everything that can be wrong with the words and the files is found before anything runs; files
+appear at the end, all or none.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import re
 import sys
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
 from stitch import api
-from stitch.cli.chain import Chain, Runnable
+from stitch.api import Device
+from stitch.cli.chain import Chain, RunInput, Runnable, RunOutput
 from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, failure_of, say, say_aside
-from stitch.cli.device_costs import check_room, copies_inside, memory_text, planned_copies
+from stitch.cli.device_costs import (
+    check_room,
+    copies_inside,
+    entries,
+    memory_text,
+    peaks_of,
+    planned_copies,
+)
 from stitch.cli.module_files import (
     lacking_lines,
     machine_for,
@@ -28,47 +45,322 @@ from stitch.cli.module_files import (
 from stitch.cli.output_checks import (
     DATABASE,
     JSON,
+    NPY,
     NPZ,
     RECORD,
     RESULT,
+    TEXT,
     OutputChecks,
     array_kind,
     trace_kind,
 )
 from stitch.cli.rehearsal import MOST_RUNS, Load, advise
-from stitch.cli.run.artifacts import add_artifacts, artifact_kinds
-from stitch.cli.run.run_operations import WORDS, OperationsAsked
 from stitch.cli.run.run_outputs import (
     Destinations,
     destinations,
     expectations,
     put,
 )
-from stitch.cli.run.run_report import (
-    Measured,
-    copies_text,
-    leaks,
-    progress,
-    result_json,
-    run_passes,
-    statistics_text,
-)
 from stitch.cli.run_inputs import gather_inputs, given_names
-from stitch.cli.wire_words import wires_of
+from stitch.cli.wiring import wires_of
 from stitch.errors import UsageError
-from stitch.files import OutputFiles, atomic_write
+from stitch.files import OutputFiles, atomic_write, make_folder
+from stitch.forms import npy_bytes
+from stitch.model import PRODUCER
 from stitch.program import Array
 from stitch.report import (
     REFERENCE,
     ChromeTrace,
     ComparedResult,
+    CopyLine,
+    OperationComparison,
+    OperationLine,
+    OperationStore,
     Recorder,
     Tolerances,
     Verdict,
     VisualizerFolder,
     compare,
     counted,
+    memory_views,
+    other_lines,
+    plan_json,
+    totals_json,
 )
+from stitch.runtime import LoadedProgram
+
+# --------------------------------------------------------------------------------------------------
+# `--save_artifacts`: a run's inputs, outputs, programs, plans and reports as files in a folder.
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_REPORTS = ("plans.json", "memory.json", "explain.txt")
+
+
+def add_artifacts(
+    batch: OutputFiles,
+    folder: str,
+    device: api.Device,
+    runnable: Runnable,
+    arrays: Sequence[Array],
+    results: Sequence[Array],
+) -> None:
+    """Adds the files of a run to the batch; makes the folders."""
+    places = _places(folder, runnable)
+    for part in places:
+        make_folder(Path(folder) / part)
+    for path, array in zip(places["inputs"], arrays, strict=True):
+        batch.add(path, npy_bytes(array))
+    for path, array in zip(places["outputs"], results, strict=False):  # Without data none are.
+        batch.add(path, npy_bytes(array))
+    for path, program in zip(places["programs"], runnable.programs, strict=True):
+        batch.add(path, program.program.text())
+    plans = [plan_json(plan) | {"runs": times} for plan, times in device.history.plans]
+    texts = json.dumps(plans, indent=2), json.dumps(memory_views(device), indent=2)
+    for name, text in zip(_REPORTS, (*texts, device.explain()), strict=True):
+        batch.add(Path(folder) / name, text + "\n")
+
+
+def artifact_kinds(folder: str, runnable: Runnable) -> dict[Path, str]:
+    """The files that `add_artifacts` will add, and of which kind each is."""
+    places = _places(folder, runnable)
+    plans, memory, explain = (Path(folder) / name for name in _REPORTS)
+    return {
+        **dict.fromkeys((*places["inputs"], *places["outputs"]), NPY),
+        **dict.fromkeys((*places["programs"], explain), TEXT),
+        **dict.fromkeys((plans, memory), JSON),
+    }
+
+
+def _places(folder: str, runnable: Runnable) -> dict[str, tuple[Path, ...]]:
+    """Where the artifacts of each part go: names from files are data, never paths."""
+    parts: tuple[tuple[str, Sequence[RunInput | RunOutput | LoadedProgram], str], ...] = (
+        ("inputs", runnable.inputs, ".npy"), ("outputs", runnable.outputs, ".npy"),
+        ("programs", runnable.programs, ".txt"),
+    )  # fmt: skip
+    return {
+        part: tuple(
+            Path(folder) / part / f"{at}-{_UNSAFE.sub('_', one.name)[:80]}{suffix}"
+            for at, one in enumerate(named)
+        )
+        for part, named, suffix in parts
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# What is asked of each operation of a run: `--expected_operations`, `--save_operations`.
+
+WORDS = ("expected_operations", "save_operations")
+_COLUMNS = (
+    ("program", "left"), ("operation", "left"), ("output", "left"), ("runs", "right"),
+    ("PCC", "right"), ("difference", "right"), ("atol", "right"), ("rtol", "right"),
+    ("", "left"), ("at", "left"),
+)  # fmt: skip
+
+
+class OperationsAsked:
+    """What watches the operations of a run, if anything does."""
+
+    def __init__(self) -> None:
+        self.comparison: OperationComparison | None = None
+        self._store: OperationStore | None = None
+
+    def begin(self, words: argparse.Namespace, device: Device, stack: ExitStack) -> None:
+        """Watch from now on, until the stack ends. Raises `UsageError`, `FormatError`."""
+        if words.expected_operations is not None:
+            how = Tolerances(words.atol, words.rtol, words.pcc)
+            self.comparison = OperationComparison(device, words.expected_operations, how)
+            stack.callback(self.comparison.close)
+        if words.save_operations is not None:
+            self._store = OperationStore(device, words.save_operations)
+            stack.callback(self._store.forget)
+
+    def next_pass(self) -> None:
+        """A pass is over."""
+        for watch in (self.comparison, self._store):
+            if watch is not None:
+                watch.next_pass()
+
+    def add_to(self, batch: OutputFiles) -> None:
+        """What is to be saved goes into the batch."""
+        if self._store is not None:
+            self._store.add_to(batch)
+
+    @property
+    def differ(self) -> bool:
+        """Whether any result is not as expected."""
+        return self.comparison is not None and self.comparison.first is not None
+
+    def lines(self) -> list[str]:
+        """A table, and the verdict; raises `UsageError` where expected operations did not run."""
+        if self.comparison is None:
+            return []
+        self.comparison.check_complete()
+        lines = self.comparison.lines
+        if self.comparison.first is None:
+            verdict = f"[SUCCESS] {counted(len(lines), 'result')} of operations as expected"
+        else:
+            many = counted(sum(not line.verdict.passed for line in lines), "result")
+            first = self.comparison.first.text
+            verdict = f"[FAILED] {many} of operations not as expected; the first: {first}"
+        return [_table(lines), verdict]
+
+
+def _table(lines: Sequence[OperationLine]) -> str:
+    """A row for each result of each operation: how near it is to what it should be."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, side in _COLUMNS:
+        table.add_column(name, justify="right" if side == "right" else "left", overflow="fold")
+    for line in lines:
+        verdict = line.verdict
+        figures = (verdict.pcc, verdict.max_abs_difference, verdict.atol, verdict.rtol)
+        table.add_row(
+            line.program, f"{line.index} {line.op}", f"{line.output} {verdict.name}",
+            str(line.runs), *("-" if f is None else f"{f:.6g}" for f in figures),
+            "ok" if verdict.passed else "FAILED", line.location,
+        )  # fmt: skip
+    stream = io.StringIO()
+    Console(file=stream, width=240, color_system=None, markup=False, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+# --------------------------------------------------------------------------------------------------
+# Running the chain as often as asked, and what `stitch-run` says about it: statistics, copies,
+# and all of it as JSON.
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the passes took.
+
+    `seconds`: of each timed pass. `copies`: the most writes that the memory of all spaces saw in
+    one pass, less those that brought host arrays in.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    passes: int = 0
+    copies: int = 0
+
+    def percentiles(self) -> dict[str, float]:
+        """p50, p90, p99, least, most and mean of the timed passes, in seconds."""
+        if not self.seconds:
+            return {}
+        shares = {f"p{share}": float(np.percentile(self.seconds, share)) for share in (50, 90, 99)}
+        least, most = min(self.seconds), max(self.seconds)
+        return {**shares, "min": least, "max": most, "mean": float(np.mean(self.seconds))}
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[], None]]:
+    """What to call after each of `total` passes.
+
+    Moves a bar on standard error, only on a terminal and only for several passes.
+    """
+    if total < 2 or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("running", total=total)
+        yield lambda: bar.advance(task)
+
+
+def run_passes(
+    runnable: Runnable,
+    arrays: Sequence[Array],
+    warmup: int,
+    timed: int,
+    measured: Measured,
+    tick: Callable[[], None],
+) -> list[Array]:
+    """Warm up, run and time; gives the last pass's results (none without data)."""
+    device = runnable.device
+    for index in range(warmup + timed):
+        before = device.history.seen()[0] - entries(device)
+        began = time.perf_counter()
+        tensors = runnable.run(arrays)
+        device.flush()
+        seconds = time.perf_counter() - began
+        wrote = device.history.seen()[0] - entries(device) - before
+        measured.copies = max(measured.copies, wrote)
+        measured.passes += 1
+        tick()
+        if index >= warmup:
+            measured.seconds.append(seconds)
+        if index < warmup + timed - 1:
+            del tensors
+    if not device.computes:
+        return []
+    return [tensor.numpy() for tensor in tensors]
+
+
+def leaks(device: Device) -> list[str]:
+    """What is still allocated, one line per buffer; nothing should be once all is dropped."""
+    device.flush()
+    return [
+        f"{space.value} {address:#x}: {size} B per bank, {origin}"
+        for space, use in sorted(device.memory_use().items(), key=lambda item: item[0].value)
+        for address, size, origin in sorted(use.buffers)
+    ]
+
+
+def statistics_text(measured: Measured) -> str:
+    """One line: how many passes, and p50, p90, p99 in microseconds."""
+    by_name = measured.percentiles()
+    listed = "  ".join(f"{name} {seconds * 1e6:.1f} us" for name, seconds in by_name.items())
+    return f"{counted(len(measured.seconds), 'timed pass', 'timed passes')}: {listed}"
+
+
+def copies_text(lines: Sequence[CopyLine]) -> str:
+    """One line per copy, with its reason."""
+    return "\n".join(
+        f"  {line.kind} x{line.times} {line.nbytes} B  {line.source} -> {line.target}\n"
+        f"    {line.reason}"
+        for line in lines
+    )
+
+
+def result_json(
+    device: api.Device,
+    runnable: Runnable,
+    measured: Measured,
+    verdicts: Mapping[int, Verdict],
+    code: int,
+    failures: Sequence[str],
+    operations: OperationComparison | None = None,
+) -> dict[str, Any]:
+    """Everything as plain data, the form of `run_results.json`."""
+    account = device.account()
+    return {
+        "result": {0: "pass", 1: "mismatch"}.get(code, "error"),
+        "exit_code": code,
+        "errors": list(failures),
+        "producer": PRODUCER,
+        "machine": device.machine.name,
+        "executor": device.executor,
+        "inputs": [{"name": i.name, "type": i.type.text()} for i in runnable.inputs],
+        "outputs": [{"name": o.name, "type": o.type.text()} for o in runnable.outputs],
+        "comparisons": [
+            {"result": index, **asdict(verdict)} for index, verdict in sorted(verdicts.items())
+        ],
+        **({} if operations is None else {"operations": [asdict(o) for o in operations.lines]}),
+        "passes": measured.passes,
+        "seconds": measured.percentiles(),
+        "copies_per_pass": measured.copies,
+        "totals": totals_json(account.period, account.total),
+        "memory_writes": {"writes": account.writes_seen, "nbytes": account.nbytes_seen},
+        "plans": [plan_json(plan) | {"runs": times} for plan, times in account.plans],
+        "other_copies": [asdict(line) for line in other_lines(account)],
+        "older_copies": totals_json("older or failed plans", account.earlier),
+        "reads": {
+            "times": sum(read.times for read in account.reads),
+            "nbytes": sum(read.times * read.nbytes for read in account.reads),
+        },
+        "peak_bytes_per_bank": peaks_of(device),
+        "memory": memory_views(device),
+        "host_memory": {
+            "peak_nbytes": device.peak_nbytes,
+            "allowed_nbytes": device.allowed_nbytes,
+        },
+    }
 
 
 @dataclass(slots=True)

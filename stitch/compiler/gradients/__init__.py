@@ -1,7 +1,5 @@
-"""Gradients: forward and backward graphs from a graph, by the operators' rules, through scans too.
-
-Comes in: a graph, inputs whose gradients are wanted, what may be computed again. Goes out: two
-graphs that are stitched by the names of their slots. Must not know: losses, placement, machines.
+"""Gradients: forward and backward graphs from a graph, by the operators' rules, through scans
+too.
 """
 
 from stitch.compiler.gradients.autodiff import differentiate

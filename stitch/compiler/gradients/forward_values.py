@@ -1,8 +1,4 @@
-"""Forward values in a backward graph: given, saved, or computed again.
-
-Comes in: a graph, the builder of its backward graph, what may be computed again. Goes out: values
-of the backward graph, and the forward graph that hands over what they need. Must not know: rules.
-"""
+"""Forward values in a backward graph: given, saved, or computed again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Recomputing: what backward computes again, as a word says it.
-
-Comes in: the word. Goes out: a `Recomputation`. Must not know: graphs.
-"""
+"""Recomputing: what backward computes again, as a word says it."""
 
 from __future__ import annotations
 

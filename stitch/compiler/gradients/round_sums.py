@@ -1,8 +1,5 @@
 """Sums over rounds: what the rounds of a scan add up to, computed after it where that costs less.
 
-Comes in: the values of a round. Goes out: what the scan is to collect and to add up in states; then
-the sums, written into a graph. Must not know: gradients.
-
 A product of two values that differ from round to round is one product over all rounds: the sum of
 AᵀB is the product of all rows of A and all rows of B. What is linear is computed once, of the sum.
 What each round gives as a product with a matrix that all share is one product, too.

@@ -1,9 +1,4 @@
-"""The values of a round of a scan, and where they are for all rounds.
-
-Comes in: the graph of a round, and which of its inputs all rounds share or come from sequences.
-Goes out: which values are the same in all rounds, and these written outside; what the scan is to
-collect, and all rows of it as products take them. Must not know: what is summed.
-"""
+"""The values of a round of a scan, and where they are for all rounds."""
 
 from __future__ import annotations
 

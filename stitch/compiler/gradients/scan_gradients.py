@@ -1,9 +1,7 @@
 """Gradients of scans: a scan backwards over the backward graph of the body.
 
-Comes in: a scan of a forward graph, what of it has gradients. Goes out: what the forward scan
-collects for it, and the gradients of its operands in the backward graph. The body is differentiated
-as any graph is. What its rules ask for is collected by the forward scan and taken as sequences by
-the backward one, whose states are the gradients of states. Must not know: rules.
+The body is differentiated as any graph is. What its rules ask for is collected by the forward scan
+and taken as sequences by the backward one, whose states are the gradients of states.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Loops: how the scans of a graph run, chosen by what their schedules cost on a machine.
-
-Comes in: a graph, a machine, perhaps the name of a schedule. Goes out: a graph that computes the
-same, and a note for each loop. Must not know: executors, programs.
-"""
+"""Loops: how the scans of a graph run, chosen by what their schedules cost on a machine."""
 
 from stitch.compiler.loops.executor_rates import (
     RATED_EXECUTORS,

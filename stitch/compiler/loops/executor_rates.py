@@ -1,8 +1,4 @@
-"""Whose rates weigh the schedules of loops: those of the executor that will compute.
-
-Comes in: a machine, the name of an executor. Goes out: its rates, or those of each that may
-compute. Must not know: what is weighed.
-"""
+"""Whose rates weigh the schedules of loops: those of the executor that will compute."""
 
 from __future__ import annotations
 

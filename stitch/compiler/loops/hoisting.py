@@ -1,10 +1,7 @@
 """Hoisting: what of a body does not read the states leaves the loop, as one computation for all
 rounds.
 
-Comes in: the body of a scan. Goes out: two bodies, one for what can be computed beforehand and one
-for the rest; or none, where that holds no product, since only products are worth the way through
-memory. A product of what is joined of states and others is two products, so that one can leave.
-Must not know how either is run.
+A product of what is joined of states and others is two products, so that one can leave.
 """
 
 from __future__ import annotations

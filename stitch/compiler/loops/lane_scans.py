@@ -1,8 +1,5 @@
 """Loops over lanes that are no more than a scan for each: such a scan for all lanes, by itself or
 for the lanes of others.
-
-Comes in: a loop over lanes, bodies, which of them are a scan alone. Goes out: the scan, written
-into another graph with its operands' lanes in front. Must not know schedules.
 """
 
 from __future__ import annotations

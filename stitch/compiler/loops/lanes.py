@@ -1,9 +1,7 @@
 """Scans written into another graph, as they are or for many lanes at once: then with the body
 lifted, states and elements with a lane axis in front.
 
-Comes in: a scan, or an operation without a batching rule; operands of which some have a lane axis
-in front. Goes out: the results, all with that axis where one operand has. What differs between no
-two lanes is computed once. Must not know schedules.
+What differs between no two lanes is computed once.
 """
 
 from __future__ import annotations

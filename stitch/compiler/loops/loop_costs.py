@@ -1,22 +1,68 @@
 """What a schedule of a loop costs, by an estimate from types and the rates of a machine.
 
-Comes in: bodies, how many lanes they are computed for, rates. Goes out: seconds. It weighs
-schedules against each other, and is no promise. Must not know: schedules.
+It weighs schedules against each other, and is no promise.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 
 from stitch.compiler.dependence import reached
 from stitch.compiler.loops.lane_scans import lane_scan_of
 from stitch.compiler.loops.lanes import states_that_vary
-from stitch.compiler.loops.operation_costs import call_seconds, passed_over
 from stitch.machine import LoopRates
-from stitch.ops import is_elementwise, multiply_adds
+from stitch.ops import RESHAPING, is_elementwise, multiply_adds
 from stitch.program import ABSENT, Body, Operation, ScanForm, Value, is_scan
+
+# --------------------------------------------------------------------------------------------------
+# What an operation of a round takes beside its FLOPs and bytes, and which bytes it passes over.
+
+#: They only move elements: what some executors see in place, and what all copy.
+_VIEWS = frozenset({"Expand", "Slice", "Split", "Transpose"})
+_COPIES = frozenset({"Concat", "Gather"})
+#: Of what they read, they read what they give.
+_PICKS = frozenset({"Gather", "Slice"})
+#: One function of the processor's, or of NumPy's, each; of others there are several to a result.
+_PLAIN = frozenset({
+    "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Exp", "Greater",
+    "GreaterOrEqual", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Min", "Mul", "Neg", "Not",
+    "Or", "Reciprocal", "ReduceMax", "ReduceMin", "ReduceSum", "Relu", "Sqrt", "Sub", "Tanh",
+    "Where",
+})  # fmt: skip
+#: Functions of whole rows: several times the steps of one of single elements.
+_OVER_ROWS = frozenset({
+    "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LogSoftmax",
+    "RMSNormalization", "Softmax",
+})  # fmt: skip
+_STEPS_OVER_ROWS = 7
+
+
+def call_seconds(operation: Operation, rates: LoopRates) -> float:
+    """What an operation takes beside its FLOPs and bytes."""
+    if operation.domain:
+        return rates.function_seconds
+    if rates.has_views and operation.op in _COPIES:
+        # A call for each piece that is copied, or for what is picked and whether it is there.
+        return rates.operation_seconds * len(operation.inputs)
+    if operation.op in RESHAPING | _VIEWS | _COPIES:
+        return rates.movement_seconds
+    if operation.op in _PLAIN:
+        return rates.operation_seconds
+    return rates.function_seconds * (_STEPS_OVER_ROWS if operation.op in _OVER_ROWS else 1)
+
+
+def passed_over(operation: Operation, rates: LoopRates) -> Iterator[int]:
+    """The values of which an operation reads or writes all elements: none where it is a view; where
+    it picks some, as many as it gives."""
+    values = (*operation.inputs, *operation.outputs)
+    if not operation.domain:
+        if operation.op in RESHAPING or (rates.has_views and operation.op in _VIEWS):
+            return
+        if operation.op in _PICKS:
+            values = operation.outputs
+    yield from (value for value in values if value != ABSENT)
 
 
 class LoopCosts:

@@ -1,8 +1,4 @@
-"""Rewriting: a graph written anew, with the slots and wishes it has.
-
-Comes in: a graph, what gives its results of its inputs. Goes out: the graph that another builder
-makes of it. Must not know loops.
-"""
+"""Rewriting: a graph written anew, with the slots and wishes it has."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Waves: a loop in a loop, each layer over what the layer before made, runs along its diagonals.
 
-Comes in: an outer scan whose state is a sequence, which an inner scan goes over and makes anew.
-Goes out: one scan of all layers side by side, layer `l` one round behind layer `l - 1`; or nothing,
-where a loop is not of that kind. The first rounds hold layers back that have nothing to read yet;
-what layers compute past the end of the sequence nobody reads, so that no operation may be among it
-that can fail there. Must not know costs.
+The first rounds hold layers back that have nothing to read yet; what layers compute past the end of
+the sequence nobody reads, so that no operation may be among it that can fail there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Orders of axes: what a transpose does, and which transposes exchange rows and columns.
-
-Comes in: an operation of a graph. Goes out: its order. Must not know: what a pass makes of it.
-"""
+"""Orders of axes: what a transpose does, and which transposes exchange rows and columns."""
 
 from __future__ import annotations
 

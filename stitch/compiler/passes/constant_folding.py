@@ -123,7 +123,7 @@ def _fold(
         for v, data in zip(operation.outputs, results, strict=True)
         if v != ABSENT
     }
-    claimed.let_go()
+    claimed.dispose()
     for data in folded.values():
         if data.nbytes >= SMALL_NBYTES:
             claim_for(data, data.nbytes, f"for the result of {operation.op}, computed beforehand")

@@ -1,9 +1,7 @@
 """The bodies of scans: the same passes inside, and nothing goes round that nobody reads.
 
-Comes in: a graph, the passes. Goes out: the graph whose scans carry the bodies after the passes,
-without the results that nobody reads, the states and sequences that the others do not need, and the
-operands that no round reads. A state that every round hands on as it is, is shared by all rounds,
-and whoever read its last value reads its first. Bodies of other operations stay as they are.
+A state that every round hands on as it is, is shared by all rounds, and whoever read its last value
+reads its first. Bodies of other operations stay as they are.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A training keeps both, reads both again, and goes through the activation's slope: behind the pool
 there is but a part of all that. Relu never turns an order round, so the largest of a window stays
 the largest, to the last bit, and the first of several; where Relu makes equals of what differs, at
-zero, its slope is none. Comes in: a graph. Goes out: one with the two exchanged.
+zero, its slope is none.
 
 This is no pass of `optimize`: who runs a graph forward alone may join the activation to what makes
 its operand.
@@ -19,7 +19,7 @@ from stitch.ops import attributes_of, sees_everywhere
 from stitch.program import ABSENT, Operation, Value
 
 
-def pool_first(graph: ComputationGraph) -> ComputationGraph:
+def sink_relu_below_max_pool(graph: ComputationGraph) -> ComputationGraph:
     """The graph with each Relu behind the pool that alone reads it."""
     readers = Counter(v for o in graph.operations for v in o.inputs)
     readers.update(slot.value for slot in graph.outputs)

@@ -1,8 +1,4 @@
-"""Pipeline files: separately compiled binaries, and how data flows through them.
-
-Comes in: the path of a YAML file, binaries, a device. Goes out: a `YamlPipeline`, or every defect
-with its line. Must not know: commands.
-"""
+"""Pipeline files: separately compiled binaries, and how data flows through them."""
 
 from stitch.documents.pipelines.pipeline_form import PIPELINE_KEYS, PipelineFile, load_pipeline
 from stitch.documents.pipelines.yaml_pipeline import CheckedPipeline, YamlPipeline, read_pipeline

@@ -1,7 +1,4 @@
-"""What is known of the values of a pipeline file before it runs.
-
-Comes in: types and layouts. Goes out: those of what is made of them. Must not know: steps, devices.
-"""
+"""What is known of the values of a pipeline file before it runs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Collecting: what the rounds of a repeat make becomes one tensor, along a new first axis.
 
-Comes in: tensors of one device, or values of a task graph, in order. Goes out: one of them. They
-are joined as they come, `MOST_JOINED` at a time, by small programs that are compiled when they are
-first needed: so no program has an input for every round. Must not know: files, steps.
+They are joined as they come, `MOST_JOINED` at a time, by small programs that are compiled when they
+are first needed: so no program has an input for every round.
 """
 
 from __future__ import annotations

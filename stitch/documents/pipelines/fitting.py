@@ -1,8 +1,4 @@
-"""Does a pipeline file fit its binaries? Names, slots, shapes, types and slices, before it runs.
-
-Comes in: a `PipelineFile` and the programs of its modules. Goes out: nothing, or one `FormatError`
-with every defect and its line; for each output, its type. Must not know: devices.
-"""
+"""Does a pipeline file fit its binaries? Names, slots, shapes, types and slices, before it runs."""
 
 from __future__ import annotations
 

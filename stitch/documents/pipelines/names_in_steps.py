@@ -1,7 +1,5 @@
 """How values flow through the steps of a pipeline file: what each defines and reads, what nobody
 reads.
-
-Comes in: a `PipelineFile`, steps. Goes out: names. Must not know: types, programs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Pipelines in YAML: separately compiled binaries, and how data flows through them; checked.
 
-Comes in: the path of a YAML file. Goes out: a `PipelineFile`, or one `FormatError` that lists every
-defect with file and line, what is allowed, and the closest match. Nothing runs here;
-`yaml_pipeline` checks shapes and types against the binaries, and runs it. The form::
+Nothing runs here; `yaml_pipeline` checks shapes and types against the binaries, and runs it. The
+form::
 
     name: rollout                         # the file's name without suffix, if absent
     device: wormhole_n150                 # or machine.yaml, system.ttsys:0; else the first module's
@@ -53,18 +52,18 @@ from stitch.forms import (
     ByKey,
     ElementType,
     Entries,
-    Form,
-    Kind,
+    Field,
+    FieldType,
     ListOf,
     Name,
     NameOrPath,
     Number,
     Pairs,
-    Place,
-    Reading,
+    ParseContext,
     RelativePath,
-    Row,
+    Schema,
     Shape,
+    SourceLocation,
     Whole,
     Word,
     form_text,
@@ -189,24 +188,24 @@ def load_pipeline(path: str | Path) -> PipelineFile:
 def pipeline_from_text(text: str, folder: Path, file: str = "pipeline.yaml") -> PipelineFile:
     """The pipeline of a YAML text whose files lie in `folder`; raises `FormatError`."""
     root, log = read_yaml(text, file)
-    pipeline = _PIPELINE.read(root, Reading(log, folder).root)
+    pipeline = _PIPELINE.read(root, ParseContext(log, folder).root)
     log.raise_any("pipeline")
     assert pipeline is not None, "what is wrong has been noted"
     return pipeline
 
 
 _BINDINGS = "a mapping from slots to values, or a list by position"
-_MODULE = Form(
+_MODULE = Schema(
     "module",
     ModuleEntry,
-    Row("file", RelativePath("the path of a .ttb file"), needed=True),
-    Row("program", Word()),
+    Field("file", RelativePath("the path of a .ttb file"), needed=True),
+    Field("program", Word()),
     word="file",
     wanted="a path, or a mapping",
 )
 
 
-def _check_input(entry: InputEntry, place: Place) -> None:
+def _check_input(entry: InputEntry, place: SourceLocation) -> None:
     """Notes keys of a list beside those of one array, and lists that differ in length."""
     for one, several in (("file", "files"), ("name", "names")):
         if {one, several} <= place.nodes.keys():
@@ -218,26 +217,26 @@ def _check_input(entry: InputEntry, place: Place) -> None:
         place.note("wrong_count", f"a list has one of each for every array, not {several}")
 
 
-_INPUT = Form(
+_INPUT = Schema(
     "input",
     InputEntry,
-    Row("shape", Shape(), needed_without="file files"),
-    Row("type", ElementType(), into="data_type", needed_without="file files"),
-    Row("file", RelativePath()),
-    Row("name", Word(), into="array", only_with="file files"),
-    Row("files", ListOf(RelativePath(), "a list of paths", least=1), default=()),
-    Row("names", ListOf(Word(), "a list of names", 1), (), into="arrays", only_with="file files"),
-    Row("lengths", ListOf(Whole(), "a list of lengths", 1), default=(), only_with="shape"),
+    Field("shape", Shape(), needed_without="file files"),
+    Field("type", ElementType(), into="data_type", needed_without="file files"),
+    Field("file", RelativePath()),
+    Field("name", Word(), into="array", only_with="file files"),
+    Field("files", ListOf(RelativePath(), "a list of paths", least=1), default=()),
+    Field("names", ListOf(Word(), "a list of names", 1), (), into="arrays", only_with="file files"),
+    Field("lengths", ListOf(Whole(), "a list of lengths", 1), default=(), only_with="shape"),
     check=_check_input,
 )
-_RUN: Form[PipelineStep] = Form(
+_RUN: Schema[PipelineStep] = Schema(
     "a step",
     RunStep,
-    Row("run", Word("the name of a module (or `repeat` with steps)"), into="module", needed=True),
-    Row("inputs", Pairs(ReferenceKind(), _BINDINGS), default=()),
-    Row("outputs", Pairs(Name(), _BINDINGS), default=()),
+    Field("run", Word("the name of a module (or `repeat` with steps)"), into="module", needed=True),
+    Field("inputs", Pairs(ReferenceKind(), _BINDINGS), default=()),
+    Field("outputs", Pairs(Name(), _BINDINGS), default=()),
 )
-_STEPS: Kind[tuple[PipelineStep, ...]] = ListOf(
+_STEPS: FieldType[tuple[PipelineStep, ...]] = ListOf(
     ByKey(
         "a mapping such as {run: encoder, inputs: {x: x}, outputs: {y: h}}",
         lambda: {"run": _RUN, "repeat": _REPEAT},
@@ -245,18 +244,20 @@ _STEPS: Kind[tuple[PipelineStep, ...]] = ListOf(
     "a list of steps",
     least=1,
 )
-_REPEAT: Form[PipelineStep] = Form(
+_REPEAT: Schema[PipelineStep] = Schema(
     "a step",
     RepeatStep,
-    Row("repeat", Whole(1, MAX_REPEAT), into="times", needed=True),
-    Row("index", Name(), default="i"),
-    Row("carry", Pairs(Name(), "a mapping from values to names", by_position=False), default=()),
-    Row("collect", Pairs(Name(), "a mapping from names to values", by_position=False), default=()),
-    Row("steps", _STEPS, needed=True, default=()),
+    Field("repeat", Whole(1, MAX_REPEAT), into="times", needed=True),
+    Field("index", Name(), default="i"),
+    Field("carry", Pairs(Name(), "a mapping from values to names", by_position=False), default=()),
+    Field(
+        "collect", Pairs(Name(), "a mapping from names to values", by_position=False), default=()
+    ),
+    Field("steps", _STEPS, needed=True, default=()),
 )
 
 
-def _check(pipeline: PipelineFile, place: Place) -> None:
+def _check(pipeline: PipelineFile, place: SourceLocation) -> None:
     """Notes outputs of one name, and a product of repeats that nobody can have meant."""
     log = place.reading.log
     times = Counter(name for name, _, _ in pipeline.outputs)
@@ -272,15 +273,15 @@ def _check(pipeline: PipelineFile, place: Place) -> None:
         log.note("too_many_runs", longest.line, detail)
 
 
-_PIPELINE = Form(
+_PIPELINE = Schema(
     "a pipeline",
     PipelineFile,
-    Row("name", Word(), default=Reading.stem),
-    Row("device", NameOrPath("the name of a machine, or the path of its .yaml or .ttsys")),
-    Row("modules", Entries(_MODULE), needed=True, default=()),
-    Row("inputs", Entries(_INPUT), default=()),
-    Row("steps", _STEPS, needed=True, default=()),
-    Row(
+    Field("name", Word(), default=ParseContext.stem),
+    Field("device", NameOrPath("the name of a machine, or the path of its .yaml or .ttsys")),
+    Field("modules", Entries(_MODULE), needed=True, default=()),
+    Field("inputs", Entries(_INPUT), default=()),
+    Field("steps", _STEPS, needed=True, default=()),
+    Field(
         "outputs",
         Pairs(
             Name(), "a mapping or a list of names, at least one", 1, is_named=True, has_lines=True
@@ -288,7 +289,7 @@ _PIPELINE = Form(
         needed=True,
         default=(),
     ),
-    Row(
+    Field(
         "max_runs",
         Number(least=1, wanted="a number from 1: the programs that one pass may run"),
         default=MAX_RUNS,

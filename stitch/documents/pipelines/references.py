@@ -1,7 +1,5 @@
-"""References: what a step of a pipeline file reads, a value or one element of its first dimension.
-
-Comes in: a word such as `xs[i-1]`. Goes out: a `Reference`, None for what is none. Must not know:
-what there is under its name.
+"""References: what a step of a pipeline file reads, a value or one element of its first
+dimension.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stitch.forms import Kind, Node, Place, is_word
+from stitch.forms import FieldType, Node, SourceLocation, is_word
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _FORWARD = rf"({_WORD})\s*(?:([+-])\s*(\d+))?"
@@ -83,12 +81,12 @@ def parse_reference(text: str) -> Reference | None:
     return Reference(name, True, index, int(f"{sign}{offset}") if sign else 0)
 
 
-class ReferenceKind(Kind[Reference]):
+class ReferenceKind(FieldType[Reference]):
     """What a step reads."""
 
     wanted = "a value: x, xs[i], xs[i-1], xs[-1-i]"
 
-    def value(self, node: Node, place: Place) -> Reference | None:
+    def value(self, node: Node, place: SourceLocation) -> Reference | None:
         reference = parse_reference(node.raw) if is_word(node) else None
         if reference is None:
             place.reading.log.note(

@@ -1,9 +1,7 @@
 """Schedules: the steps of a pipeline file with slots by index, and what each lets go of; rounds:
 several rounds of a repeat as one prepared graph, so that a long loop is few calls.
 
-Comes in: checked steps; loaded programs. Goes out: the same steps, ready to run; what runs so many
-rounds at once on a scope. What is carried belongs to the next rounds alone, so it is given away.
-Must not know files.
+What is carried belongs to the next rounds alone, so it is given away.
 """
 
 from __future__ import annotations

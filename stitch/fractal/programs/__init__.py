@@ -1,8 +1,4 @@
-"""Programs and torch modules as functions over nests, whose compilers knew nothing of loops.
-
-Comes in: a loaded program, a torch module, tensors with data or of a graph under construction. Goes
-out: what they give, by a run or written into that graph. Must not know: functions over nests.
-"""
+"""Programs and torch modules as functions over nests, whose compilers knew nothing of loops."""
 
 from stitch.fractal.programs.module_states import SameObject, same_bits, state_of
 from stitch.fractal.programs.programs_as_functions import as_function, called

@@ -1,9 +1,7 @@
 """What a torch module computes with, to see whether it is still what it was.
 
-Comes in: a module. Goes out: its parts, hooks and attributes, what their classes have, whatever
-holds them; its tensors. An object of another kind is itself, and changes inside it are not seen,
-nor is what `forward` reads from outside the module. Nothing large is kept alive. Must not know
-graphs.
+An object of another kind is itself, and changes inside it are not seen, nor is what `forward` reads
+from outside the module. Nothing large is kept alive.
 """
 
 from __future__ import annotations

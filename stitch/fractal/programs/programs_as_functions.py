@@ -1,9 +1,8 @@
 """Programs and torch modules as functions over nests: on tensors with data they are run, on values
 of a graph under construction their operations are written in.
 
-Comes in: a loaded program, a torch module; what it is called with. Goes out: tensors. A module is
-captured once for the types of what it is given, and anew once its weights, parts, hooks or
-attributes have changed. Must not know: functions over nests.
+A module is captured once for the types of what it is given, and anew once its weights, parts, hooks
+or attributes have changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Programs whose compiler knew nothing of the graph that is being written become part of it.
 
-Comes in: a program or a graph, values of a graph under construction. Goes out: its operations in
-that graph, and what they give. Only values count: where a tensor lies is the new graph's own
-affair. But what is stored in another floating type than it is computed in is rounded there, as a
-run rounds it. Must not know: devices, functions over nests.
+Only values count: where a tensor lies is the new graph's own affair. But what is stored in another
+floating type than it is computed in is rounded there, as a run rounds it.
 """
 
 from __future__ import annotations

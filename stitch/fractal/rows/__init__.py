@@ -1,8 +1,4 @@
-"""Rows: which row of its data each leaf of a nest is, and how long its lists are.
-
-Comes in: lengths, which elements are wanted, values of a graph. Goes out: trees and maps of rows;
-tensors of the leaves that they name. Must not know what a nest offers.
-"""
+"""Rows: which row of its data each leaf of a nest is, and how long its lists are."""
 
 from stitch.fractal.rows.data_rows import leaf_rows, looked_up
 from stitch.fractal.rows.index_map import Affine, Indexed, IndexMap, Listed, Rows

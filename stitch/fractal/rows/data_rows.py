@@ -1,8 +1,4 @@
-"""Rows of a value of a graph: the leaves of a nest over it, an element by a number of the graph.
-
-Comes in: data, an index, perhaps a number. Goes out: tensors of the graph. Must not know what a
-nest offers.
-"""
+"""Rows of a value of a graph: the leaves of a nest over it, an element by a number of the graph."""
 
 from __future__ import annotations
 

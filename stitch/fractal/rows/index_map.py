@@ -2,8 +2,7 @@
 
 There are three forms, the narrowest that says it is used: *affine* (a first row and a stride for
 each depth: nests whose lists are equally long), *rows* (each innermost list is a run of rows), and
-a *list*. Access functions only make maps of maps. Comes in: an index tree, and which elements are
-wanted. Goes out: the tree and the map of those. Must not know the data.
+a *list*. Access functions only make maps of maps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The index tree: how long every list of a nest is, and which lists a choice of elements keeps.
 
-Comes in: lengths, one number for each depth at which all lists are equally long, else a number for
-each list. Goes out: trees, and the numbers of lists and leaves. A nest's depth is the same
-everywhere, its lengths may differ ("ragged"). Must not know where leaves lie, nor what they are.
+A nest's depth is the same everywhere, its lengths may differ ("ragged").
 """
 
 from __future__ import annotations

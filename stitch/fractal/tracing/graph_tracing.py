@@ -1,8 +1,4 @@
-"""Calls of functions over nests become graphs, their data the inputs.
-
-Comes in: calls, nests with data. Goes out: a graph, what is given for its inputs, the form of its
-value. Must not know devices.
-"""
+"""Calls of functions over nests become graphs, their data the inputs."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stitch.fractal.current import NestCall, Way
+from stitch.fractal.current import ExecutionMode, NestCall
 from stitch.fractal.tracing.call_inputs import CallInputs, NoFormError
 from stitch.fractal.zipped import Nest
 
@@ -32,7 +32,7 @@ class NestWork:
     method: str
     words: Mapping[str, bool] = field(default_factory=dict)
 
-    def written(self, way: Way) -> Any:
+    def written(self, way: ExecutionMode) -> Any:
         """The value in a way."""
         given = (self.xs,) if self.method == "mapped" else (self.xs, self.initializer)
         return getattr(way, self.method)(self.call, *given, **self.words)

@@ -1,10 +1,8 @@
 """The inputs of an ONNX graph with every dimension known.
 
-Comes in: the graph's declared inputs, example inputs, shapes given by hand. Goes out: one
-`BoundInput` per input, or one `CompileError` that lists every input that cannot be bound; also the
-shapes of a model's inputs for batches of one size. Sequences and optional values are a fixed number
-of tensors (an input `x` of three has `x[0]`, `x[1]` and `x[2]`): an example decides how long a
-sequence is, and whether an optional value is there. Must not know: what the graph computes.
+Sequences and optional values are a fixed number of tensors (an input `x` of three has `x[0]`,
+`x[1]` and `x[2]`): an example decides how long a sequence is, and whether an optional value is
+there.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Loops that stay loops: a body of ONNX's becomes the body of one scan.
-
-Comes in: how one round is written, states, sequences. Goes out: the last states and what rounds
-give, or nothing: then the loop is written out round by round, as is one whose values change their
-types from round to round, whose end is data, or which comes to what constants alone say (that may
-be a shape). Must not know: nodes.
-"""
+"""Loops that stay loops: a body of ONNX's becomes the body of one scan."""
 
 from __future__ import annotations
 

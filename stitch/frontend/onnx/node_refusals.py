@@ -1,8 +1,4 @@
-"""What is said about nodes that cannot be compiled: by each, and about all at once.
-
-Comes in: one failure after another. Goes out: one `CompileError` (or the only error, as it is).
-Must not know: protos.
-"""
+"""What is said about nodes that cannot be compiled: by each, and about all at once."""
 
 from __future__ import annotations
 

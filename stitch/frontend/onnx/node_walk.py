@@ -1,14 +1,10 @@
-"""Nodes of an ONNX graph into a builder, one after the other.
-
-Comes in: nodes, the scope of their names. Goes out: operations; what cannot be compiled is noted,
-and the walk goes on, so that all of it is reported at once. Must not know: files, inputs.
-"""
+"""Nodes of an ONNX graph into a builder, one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -26,11 +22,18 @@ from stitch.frontend.onnx.calls import (
     upgraded,
 )
 from stitch.frontend.onnx.composed_operators import LOWERINGS, ONNX_RUNTIME
-from stitch.frontend.onnx.control_calls import ControlCall
-from stitch.frontend.onnx.control_nodes import CONTROL_OPERATORS, lower_control
+from stitch.frontend.onnx.control_calls import (
+    Bodies,
+    ControlCall,
+    OuterValues,
+    check_body,
+    known_number,
+    run_once,
+    tensors_in,
+)
 from stitch.frontend.onnx.foreign_nodes import DeclaredValues, lower_foreign, may_be_foreign
-from stitch.frontend.onnx.gradient_node import gradients
 from stitch.frontend.onnx.kept_loops import Loops, T
+from stitch.frontend.onnx.loop_nodes import lower_loop, lower_scan
 from stitch.frontend.onnx.node_refusals import Refusals, Unsupported
 from stitch.frontend.onnx.protos import (
     NEWEST_OPSET,
@@ -50,12 +53,176 @@ from stitch.frontend.onnx.values import (
     Given,
     ListCall,
     Scope,
+    TensorList,
     asked_operand,
     is_listed,
     kind_of,
     lower_list,
 )
-from stitch.graph import ComputationGraphBuilder, LayerMethods, SymbolicTensor
+from stitch.graph import ComputationGraphBuilder, LayerMethods, SymbolicTensor, choose
+from stitch.program import ABSENT, Operation
+
+# --------------------------------------------------------------------------------------------------
+# If, Loop, Scan and SequenceMap: the branch that is taken, loops as scans or unrolled.
+
+
+def lower_control(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    """What a node makes; raises `Unsupported` where data decides."""
+    return _HANDLERS[call.op](bodies, call)
+
+
+def _if(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    condition = call.operand(0)
+    if isinstance(condition, SymbolicTensor) and bodies.builder.known_data(condition) is None:
+        try:
+            return _choice(bodies, call, condition)
+        except (CompileError, Unsupported):
+            bodies.loops.given_up += 1
+    name = "then_branch" if known_number(bodies, call, condition) else "else_branch"
+    return run_once(bodies, call.body(name), (), call)
+
+
+def _choice(bodies: Bodies, call: ControlCall, condition: SymbolicTensor) -> Sequence[Bound]:
+    """The results of the side that data choose; raises `StitchError` where sides differ in kind."""
+    branches = [call.body(f"{name}_branch") for name in ("then", "else")]
+    around = OuterValues(bodies, branches, call)
+    #: What the first side gave, twice (the first time its types are found), and the second.
+    written: list[list[Bound]] = []
+
+    def side(branch: Any, shared: Scope) -> Callable[..., Sequence[SymbolicTensor]]:
+        def write(entered: Sequence[SymbolicTensor]) -> Sequence[SymbolicTensor]:
+            results = around.write(branch, shared, (), entered)
+            written.append(results)
+            if not all(isinstance(value, SymbolicTensor | TensorList) for value in results):
+                raise Unsupported(call.op)
+            return tensors_in(*results)
+
+        return write
+
+    then, other = [side(branch, bodies.body_scope(branch, call)) for branch in branches]
+    made = choose(bodies.inside[-1], condition, (then, other), around.tensors)
+    bodies.loops.given_up += 1  # What finding the types left behind.
+    if any(list(map(_form, a)) != list(map(_form, b)) for a, b in pairwise(written)):
+        raise Unsupported(call.op)
+    for result, *sources in zip(made, *(tensors_in(*values) for values in written), strict=True):
+        bodies.dependencies.note(call.op, [condition, *sources], [result])
+    rest = iter(made)
+    return [
+        TensorList(tuple(next(rest) for _ in value.items))
+        if isinstance(value, TensorList)
+        else next(rest)
+        for value in written[0]
+    ]
+
+
+def _form(value: Bound) -> int | None:
+    """How many tensors a sequence has; None for a tensor."""
+    return len(value.items) if isinstance(value, TensorList) else None
+
+
+def _sequence_map(bodies: Bodies, call: ControlCall) -> Sequence[Bound]:
+    body, first = call.body("body"), call.operand(0)
+    if not isinstance(first, TensorList):
+        raise call.malformed("operand 0 of SequenceMap is a sequence", got=kind_of(first))
+    check_body(call, body, len(call.operands), 0)
+    lists = [value for value in call.operands if isinstance(value, TensorList)]
+    if any(len(one.items) != len(first.items) for one in lists):
+        raise call.malformed("the sequences of SequenceMap differ in length")
+    collected: list[list[SymbolicTensor]] = [[] for _ in body.output]
+    shared = bodies.body_scope(body, call)
+    for index in range(len(first.items)):
+        operands = [v.items[index] if isinstance(v, TensorList) else v for v in call.operands]
+        results = bodies.body(body, shared, operands, call)
+        for values, value in zip(collected, results, strict=True):
+            if isinstance(value, Failed):
+                return [FAILED] * call.outputs
+            if not isinstance(value, SymbolicTensor):
+                raise call.malformed("the body of SequenceMap makes tensors")
+            values.append(value)
+    return [TensorList(tuple(values)) for values in collected]
+
+
+_HANDLERS: dict[str, Callable[[Bodies, ControlCall], Sequence[Bound]]] = {
+    "If": _if,
+    "Loop": lower_loop,
+    "Scan": lower_scan,
+    "SequenceMap": _sequence_map,
+}
+CONTROL_OPERATORS = frozenset(_HANDLERS)
+
+
+# --------------------------------------------------------------------------------------------------
+# ONNX's Gradient: the derivative of one value by others, from the operators' own rules.
+
+
+def gradients(
+    builder: ComputationGraphBuilder,
+    result: SymbolicTensor,
+    sources: Sequence[SymbolicTensor],
+    where: str,
+) -> list[SymbolicTensor]:
+    """The derivative of the sum of `result` by each source; zeros where it does not depend on it.
+
+    Raises `CompileError` for an operator without a gradient.
+    """
+    steps = tuple(builder.operations)
+    path = {source.index for source in sources}
+    for step in steps:
+        if not path.isdisjoint(step.inputs):
+            made = [v for v in step.outputs if v != ABSENT]
+            path.update(v for v in made if builder.type_of(v).data_type.is_floating)
+    totals: dict[int, SymbolicTensor] = {}
+    if result.index in path:
+        unit = builder.constant(np.ones((), result.dtype))
+        totals[result.index] = builder.op("Expand", unit, list(result.shape))
+    wanted = {source.index for source in sources}
+    for step in reversed(steps):
+        flowing = [totals.get(v) for v in step.outputs]
+        if any(part is not None for part in flowing) and wanted.isdisjoint(step.outputs):
+            for operand, part in _parts(builder, step, flowing, path, where):
+                before = totals.get(operand)
+                totals[operand] = part if before is None else before + part
+    return [
+        totals.get(source.index, builder.constant(np.zeros(source.shape, source.dtype)))
+        for source in sources
+    ]
+
+
+def _parts(
+    builder: ComputationGraphBuilder,
+    step: Operation,
+    flowing: Sequence[SymbolicTensor | None],
+    path: set[int],
+    where: str,
+) -> list[tuple[int, SymbolicTensor]]:
+    """What flows back from one operation into each of its operands on the path."""
+    chosen = tuple(value in path for value in step.inputs)
+    if not any(chosen):
+        return []
+    definition = ops.definition_of(step)
+    if definition.gradient is None:
+        raise CompileError(f"operator Gradient is not supported through {step.op}, which has none",
+                           where=where)  # fmt: skip
+    tensors = [None if v == ABSENT else SymbolicTensor(builder, v) for v in step.inputs]
+
+    def read(side: str, index: int) -> SymbolicTensor:
+        return SymbolicTensor(builder, (step.inputs if side == "input" else step.outputs)[index])
+
+    context = ops.GradientContext(
+        step.op,
+        builder,
+        ops.resolve_attributes(definition, step.attributes, where),
+        tuple(None if t is None else t.type for t in tensors),
+        tuple(None if v == ABSENT else builder.type_of(v) for v in step.outputs),
+        tuple(None if t is None else builder.known_data(t) for t in tensors),
+        tuple(flowing),
+        chosen,
+        read,
+        where,
+    )
+    pairs = zip(step.inputs, definition.gradient(context), chosen, strict=False)
+    return [(value, part) for value, part, on_path in pairs if on_path and part is not None]
+
 
 #: Functions that call functions can describe any number of nodes in a few bytes.
 MAX_NODES = 1 << 18

@@ -1,12 +1,8 @@
 """PyTorch's front end: torch modules become computation graphs, and torch.compile has a backend.
 
-Comes in: an nn.Module, an fx GraphModule or an ExportedProgram with its examples; graphs of dynamo.
-Goes out: `from_fx` (a graph with constant weights), `captured_module` (and how it is called),
-`from_torch_for_training` (weights as inputs), `evaluation_from_torch` (its graph for evaluation
-alone), `device_of` (where torch.compile's graphs run),
-`explain` and `graph_counts` (what became of them). `lowering/` has one table of ATen operators,
-which all of them share; `compile/` is the backend. Names are loaded when they are asked for: this
-face does without the package torch (an optional extra), what it hands on does not.
+`lowering/` has one table of ATen operators, which all of them share; `compile/` is the backend.
+Names are loaded when they are asked for: this face does without the package torch (an optional
+extra), what it hands on does not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """`Call`: one ATen operator applied, as the lowerings see it.
 
-Comes in: a builder, the types that torch promises for the results. Goes out: operands in the type
-that torch computes in (ONNX has no promotion, torch has). Importing this module needs the package
-torch (an optional extra). Must not know: fx nodes, exported programs.
+Importing this module needs the package torch (an optional extra).
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Nodes of an ATen graph into a builder, one after the other.
-
-Comes in: an fx graph of ATen operators (exported and decomposed, or from aot_autograd) and what its
-placeholders stand for. Goes out: the values of its output, as operations with the user's lines;
-what cannot be compiled is noted and the walk goes on, so that all is reported at once, or
-(`try_lowering`) so that others may run just that. Must not know: exported programs, parameters.
-"""
+"""Nodes of an ATen graph into a builder, one after the other."""
 
 from __future__ import annotations
 
@@ -24,12 +18,96 @@ from stitch.frontend.torch.aten_call import (
     is_complex,
     type_of_tensor,
 )
-from stitch.frontend.torch.control_flow import CONTROL, InnerGraph
 from stitch.frontend.torch.lowering import CHECKS, complex_lowering_of, lowering_of
 from stitch.frontend.torch.node_places import location_of, operator_of
 from stitch.frontend.torch.refused_nodes import COMPILE_REMEDY, Refusal, RefusedNodes, briefly
-from stitch.graph import ComputationGraphBuilder, SymbolicTensor
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor, choose, repeat_while
 from stitch.program import ValueType
+
+# --------------------------------------------------------------------------------------------------
+# `torch.cond` and `while_loop` as choices and loops of a computation graph.
+
+
+@dataclass(frozen=True, slots=True)
+class InnerGraph:
+    """A graph that is an attribute of another one's module, by the way to it."""
+
+    target: str
+    module: Any
+
+
+#: Writes an inner graph on operands; gives the arguments of its output node.
+WriteInner = Callable[[InnerGraph, Sequence[Any]], Sequence[Any]]
+#: From a call, how inner graphs are written, and the operands, to one value per result.
+Control = Callable[..., Sequence[SymbolicTensor]]
+
+
+def _cond(
+    call: Call, write: WriteInner, predicate: Any, then: InnerGraph, otherwise: InnerGraph,
+    operands: Sequence[Any] = (),
+) -> Sequence[SymbolicTensor]:  # fmt: skip
+    if not isinstance(predicate, SymbolicTensor):
+        raise CompileError("the condition of a branch is no tensor", got=repr(predicate))
+
+    def side(graph: InnerGraph) -> Callable[..., Sequence[SymbolicTensor]]:
+        def written(tensors: Sequence[SymbolicTensor]) -> Sequence[SymbolicTensor]:
+            return _tensors(write(graph, _in_place(operands, tensors)))
+
+        return written
+
+    sides = side(then), side(otherwise)
+    return choose(call.builder, predicate, sides, _symbolic(operands), _kinds(call))
+
+
+def _while_loop(
+    call: Call, write: WriteInner, asked: InnerGraph, following: InnerGraph,
+    carried: Sequence[Any], additional: Sequence[Any] = (),
+) -> Sequence[SymbolicTensor]:  # fmt: skip
+    _kinds(call)
+    states, many = _tensors(carried), len(carried)
+
+    def written(graph: InnerGraph, tensors: Sequence[SymbolicTensor]) -> list[SymbolicTensor]:
+        read = _in_place(additional, tensors[many:])
+        return _tensors(write(graph, [*tensors[:many], *read]))
+
+    return repeat_while(
+        call.builder, lambda tensors: written(asked, tensors)[0],
+        lambda tensors: written(following, tensors), states, _symbolic(additional),
+    )  # fmt: skip
+
+
+def _symbolic(operands: Sequence[Any]) -> list[SymbolicTensor]:
+    """Those of the operands that are tensors; sizes and the like are known."""
+    return [operand for operand in operands if isinstance(operand, SymbolicTensor)]
+
+
+def _in_place(operands: Sequence[Any], tensors: Sequence[SymbolicTensor]) -> list[Any]:
+    """The operands with these for those that are tensors."""
+    given = iter(tensors)
+    return [next(given) if isinstance(o, SymbolicTensor) else o for o in operands]
+
+
+def _kinds(call: Call) -> list[ValueType]:
+    kinds = [kind for kind in call.results if kind is not None]
+    if len(kinds) < len(call.results):
+        raise CompileError("a branch or loop gives what is no tensor")
+    return kinds
+
+
+def _tensors(values: Sequence[Any]) -> list[SymbolicTensor]:
+    for value in values:
+        if not isinstance(value, SymbolicTensor):
+            raise CompileError(
+                "branches and loops take and give tensors of real numbers",
+                got=type(value).__name__,
+            )
+    return list(values)
+
+
+CONTROL: Mapping[Any, Control] = {
+    torch.ops.higher_order.cond: _cond, torch.ops.higher_order.while_loop: _while_loop,
+}  # fmt: skip
+
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -1,8 +1,6 @@
 """`explain(function)(*arguments)`: what torch.compile with Stitch makes of a function.
 
-Comes in: a function or module, arguments to call it with. Goes out: an `Explanation`, which has
-the figures as fields and is a readable text. Importing this module needs the package torch (an
-optional extra). Must not know: how graphs are cut, devices.
+Importing this module needs the package torch (an optional extra).
 """
 
 from __future__ import annotations

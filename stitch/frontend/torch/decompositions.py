@@ -1,8 +1,7 @@
 """How aot_autograd takes a graph apart for Stitch: torch's core decompositions, and where not.
 
-Comes in: nothing. Goes out: `decompositions()`: operators to the functions that stand for them.
-What Stitch has whole, or writes better itself, stays; what torch fuses for its own kernels
-(a whole encoder layer) comes apart here. Must not know: builders.
+What Stitch has whole, or writes better itself, stays; what torch fuses for its own kernels (a whole
+encoder layer) comes apart here.
 """
 
 from __future__ import annotations

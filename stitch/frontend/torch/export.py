@@ -1,8 +1,4 @@
-"""Modules into exported programs of core ATen operators, with the failures explained.
-
-Comes in: a module, a graph module or an exported program, and example inputs. Goes out: an
-`ExportedProgram` whose shapes are numbers. Must not know: builders.
-"""
+"""Modules into exported programs of core ATen operators, with the failures explained."""
 
 from __future__ import annotations
 

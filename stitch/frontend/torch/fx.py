@@ -1,10 +1,8 @@
 """PyTorch modules: an nn.Module, an fx GraphModule or an ExportedProgram as a computation graph.
 
-Comes in: the module and example inputs (a tuple, or a dict by name). Goes out: a
-`ComputationGraph`: weights and buffers as constants named as in the module's state dict, tied ones
-once, user's lines as locations. Graphs of modules and functions (`symbolic_trace`) are captured
-again by torch.export, so one table of ATen operators (`lowering`) serves all. Importing this
-module needs the package torch (an optional extra). Must not know: machines.
+Graphs of modules and functions (`symbolic_trace`) are captured again by torch.export, so one table
+of ATen operators (`lowering`) serves all. Importing this module needs the package torch (an
+optional extra).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Which operator a node of torch's graph calls, and which line of the user's code asked for it.
-
-Comes in: nodes of fx graphs, exceptions. Goes out: names and places for messages. Must not know:
-what is said of them.
-"""
+"""Which operator a node of torch's graph calls, and which line of the user's code asked for it."""
 
 from __future__ import annotations
 

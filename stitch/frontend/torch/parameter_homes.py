@@ -1,8 +1,6 @@
 """Where torch's parameters lay before they were a device's, and the way back.
 
-Comes in: parameters, tensors on a device's bytes. Goes out: parameters whose `data` lies there, for
-as long as it is to; then they lie where they lay, with the values that they have. Importing this
-module needs the package torch (an optional extra). Must not know: devices, who steps.
+Importing this module needs the package torch (an optional extra).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Gradients of max pools by what went in and came out: no places are saved, nor looked for.
-
-Comes in: what aot_autograd asks to take apart. Goes out: `GRADIENT`, an operator of torch's that
-stands for `stitch.MaxPoolGradient`, and decompositions to it. Must not know: builders.
-"""
+"""Gradients of max pools by what went in and came out: no places are saved, nor looked for."""
 
 from __future__ import annotations
 

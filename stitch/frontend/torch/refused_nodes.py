@@ -1,8 +1,4 @@
-"""What of a graph cannot be compiled: collected node by node, told in one error.
-
-Comes in: nodes, and the errors of their lowerings. Goes out: the refused nodes with their reasons,
-or one `CompileError` for all of them. Must not know: how a graph is walked.
-"""
+"""What of a graph cannot be compiled: collected node by node, told in one error."""
 
 from __future__ import annotations
 

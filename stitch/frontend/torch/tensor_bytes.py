@@ -1,8 +1,7 @@
 """Arrays on the bytes of torch's tensors, and tensors on the bytes of arrays: nothing is copied.
 
-Comes in: dense tensors of the CPU, arrays. Goes out: the other of the two, with the same shape and
-strides. NumPy has no bfloat16 that torch knows: its bits pass as int16. Importing this module needs
-the package torch (an optional extra). Must not know: who owns the bytes.
+NumPy has no bfloat16 that torch knows: its bits pass as int16. Importing this module needs the
+package torch (an optional extra).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Calls of torch's functions over tensors that are not there yet, as computation graphs.
 
-Comes in: a function, its arguments, among them tensors of torch's and what only has a tensor's
-shape and type. Goes out: a graph with an input for each of them, in order. Importing this module
-needs the package torch (an optional extra). Must not know: what is given for them.
+Importing this module needs the package torch (an optional extra).
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
 """PyTorch modules for training: parameters and buffers become inputs, with the values they have.
 
-Comes in: a module (in training mode or not, as the caller left it) and example inputs. Goes out: a
-`ComputationGraph` whose PARAMETER inputs are the module's parameters that require a gradient, whose
-STATE inputs are the buffers that its forward pass changes (their next values are outputs of the
-same names), and which takes a key where it draws random numbers; and the graph of the module in
-evaluation mode over the same inputs. Importing this module needs the package torch (an optional
-extra). Must not know: losses, optimizers, machines.
+Importing this module needs the package torch (an optional extra).
 """
 
 from __future__ import annotations

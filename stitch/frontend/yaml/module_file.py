@@ -1,8 +1,5 @@
 """Modules in YAML: a computation graph that people write by hand.
 
-Comes in: the path of a YAML file. Goes out: a `ComputationGraph`, or one `FormatError` that lists
-every defect with file and line, what is allowed, and the closest match. Must not know: machines.
-
 The form::
 
     name: features                      # the file's name without suffix, if absent
@@ -42,16 +39,16 @@ from stitch.forms import (
     AsWritten,
     Choice,
     ElementType,
-    Form,
+    Field,
+    FieldType,
     FormValues,
-    Kind,
     ListOf,
     Node,
     Pairs,
-    Place,
-    Reading,
-    Row,
+    ParseContext,
+    Schema,
     Shape,
+    SourceLocation,
     Word,
     as_written,
     form_text,
@@ -77,18 +74,18 @@ def load_module(path: str | Path) -> ComputationGraph:
 def module_from_text(text: str, folder: Path, file: str = "module.yaml") -> ComputationGraph:
     """The graph of a YAML text whose weight files lie in `folder`; raises `FormatError`."""
     root, log = read_yaml(text, file)
-    graph = _ModuleReader(root, Reading(log, folder)).graph()
+    graph = _ModuleReader(root, ParseContext(log, folder)).graph()
     log.raise_any("module")
     assert graph is not None, "what is missing has been noted"
     return graph
 
 
-class _Wished(Kind[str | int]):
+class _Wished(FieldType[str | int]):
     """A placement field as it is spelled; addresses may be numbers."""
 
     wanted = "a word"
 
-    def value(self, node: Node, place: Place) -> str | int | None:
+    def value(self, node: Node, place: SourceLocation) -> str | int | None:
         is_number = isinstance(node.data, int) and not isinstance(node.data, bool)
         if place.key == "address" and is_number and isinstance(node.data, int):
             return node.data
@@ -96,36 +93,36 @@ class _Wished(Kind[str | int]):
 
 
 _PLACEMENT = tuple(
-    Row(key, _Wished())
+    Field(key, _Wished())
     for key in ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
 )
-_INPUT = Form(
+_INPUT = Schema(
     "input",
     as_written,
-    Row("shape", Shape(), needed=True),
-    Row("type", ElementType(), needed=True),
-    Row("kind", Choice(tuple(kind.value for kind in InputKind)), default="activation"),
-    Row("ownership", Choice(tuple(owner.value for owner in Ownership)), default="borrow"),
+    Field("shape", Shape(), needed=True),
+    Field("type", ElementType(), needed=True),
+    Field("kind", Choice(tuple(kind.value for kind in InputKind)), default="activation"),
+    Field("ownership", Choice(tuple(owner.value for owner in Ownership)), default="borrow"),
     *_PLACEMENT,
 )
-_OUTPUT = Form(
+_OUTPUT = Schema(
     "output",
     as_written,
-    Row("value", Word()),
-    Row("shape", Shape()),
-    Row("type", ElementType()),
+    Field("value", Word()),
+    Field("shape", Shape()),
+    Field("type", ElementType()),
     *_PLACEMENT,
-    Row("alias", _Wished()),
+    Field("alias", _Wished()),
 )
 _ENTRIES = Pairs(AsWritten(), "a mapping", by_position=False)
-_MODULE = Form(
+_MODULE = Schema(
     "a module",
     as_written,
-    Row("name", Word(), default=Reading.stem),
-    Row("inputs", _ENTRIES, default=()),
-    Row("parameters", _ENTRIES, default=()),
-    Row("operations", ListOf(AsWritten(), "a list of operations"), default=()),
-    Row(
+    Field("name", Word(), default=ParseContext.stem),
+    Field("inputs", _ENTRIES, default=()),
+    Field("parameters", _ENTRIES, default=()),
+    Field("operations", ListOf(AsWritten(), "a list of operations"), default=()),
+    Field(
         "outputs",
         Pairs(AsWritten(), "a mapping or a list of names, at least one", least=1),
         needed=True,
@@ -138,7 +135,7 @@ MODULE_KEYS = _MODULE.keys
 class _ModuleReader:
     """Reads one document into a builder."""
 
-    def __init__(self, root: Node, reading: Reading) -> None:
+    def __init__(self, root: Node, reading: ParseContext) -> None:
         self.log = reading.log
         self.top = _MODULE.fields(root, reading.root)
         self.builder = ComputationGraphBuilder(self.top.values["name"])
@@ -164,7 +161,7 @@ class _ModuleReader:
             self.log.note_error("bad_module", self.top.place.line, error)
             return None
 
-    def _entry(self, key: str, name: str, node: Node) -> Place:
+    def _entry(self, key: str, name: str, node: Node) -> SourceLocation:
         return self.top.place.at(key).entry(name, node)
 
     def _input(self, name: str, node: Node) -> None:

@@ -1,8 +1,4 @@
-"""The operations of a YAML module, compact or long, added to a graph builder.
-
-Comes in: nodes of the `operations` list. Goes out: values by name; every defect is noted with its
-line, and what depends on a defective operation is passed over in silence.
-"""
+"""The operations of a YAML module, compact or long, added to a graph builder."""
 
 from __future__ import annotations
 
@@ -12,7 +8,17 @@ import numpy as np
 
 from stitch import ops
 from stitch.errors import CompileError, LayoutError, closest
-from stitch.forms import AsWritten, Form, ListOf, Node, Pairs, Reading, Row, Word, as_written
+from stitch.forms import (
+    AsWritten,
+    Field,
+    ListOf,
+    Node,
+    Pairs,
+    ParseContext,
+    Schema,
+    Word,
+    as_written,
+)
 from stitch.frontend.yaml.module_parameters import plain
 from stitch.frontend.yaml.statement import (
     NAME,
@@ -27,21 +33,21 @@ from stitch.frontend.yaml.statement import (
 from stitch.graph import ComputationGraphBuilder, Given, SymbolicTensor, Written
 from stitch.program import DataType
 
-_OPERATION = Form(
+_OPERATION = Schema(
     "an operation",
     as_written,
-    Row("op", Word("the name of an operator"), needed=True),
-    Row("domain", Word(may_be_empty=True), default=""),
-    Row("inputs", ListOf(AsWritten(), "a list"), default=()),
-    Row("outputs", ListOf(AsWritten(), "a list of names"), needed=True),
-    Row("attributes", Pairs(AsWritten(), "a mapping", by_position=False), default=()),
+    Field("op", Word("the name of an operator"), needed=True),
+    Field("domain", Word(may_be_empty=True), default=""),
+    Field("inputs", ListOf(AsWritten(), "a list"), default=()),
+    Field("outputs", ListOf(AsWritten(), "a list of names"), needed=True),
+    Field("attributes", Pairs(AsWritten(), "a mapping", by_position=False), default=()),
 )
 
 
 class OperationReader:
     """Names that are defined so far, and the operations that define more."""
 
-    def __init__(self, builder: ComputationGraphBuilder, reading: Reading) -> None:
+    def __init__(self, builder: ComputationGraphBuilder, reading: ParseContext) -> None:
         self.builder = builder
         self.reading, self.log = reading, reading.log
         self._lines: dict[str, int] = {}

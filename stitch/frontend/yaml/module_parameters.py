@@ -1,7 +1,4 @@
-"""The parameters of a YAML module: weights out of files, made up from a seed, or written inline.
-
-Comes in: one parameter's fields. Goes out: its array, or noted defects. Must not know: graphs.
-"""
+"""The parameters of a YAML module: weights out of files, made up from a seed, or written inline."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ from stitch.errors import FormatError, OutOfMemoryError, StitchError
 from stitch.forms import (
     AsWritten,
     ElementType,
-    Form,
+    Field,
     FormValues,
     Node,
     Number,
-    Place,
-    Row,
+    Schema,
     Shape,
+    SourceLocation,
     Tagged,
     Whole,
     Word,
@@ -38,34 +35,34 @@ _SOURCES = ("file", "init", "values")
 MAX_MADE_NBYTES = 1 << 32
 
 
-def _numbers_form(*rows: Row) -> Form[dict[str, Any]]:
+def _numbers_form(*rows: Field) -> Schema[dict[str, Any]]:
     """A way of making numbers up: what it takes beside its name."""
-    return Form("init of {}", as_written, Row("kind", Word(), needed=True), *rows)
+    return Schema("init of {}", as_written, Field("kind", Word(), needed=True), *rows)
 
 
 _NUMBER = Number(is_finite=False)
-_SEED = Row("seed", Whole(0, most=None))
+_SEED = Field("seed", Whole(0, most=None))
 _INITS = {
-    "randn": _numbers_form(_SEED, Row("mean", _NUMBER), Row("scale", _NUMBER)),
-    "uniform": _numbers_form(_SEED, Row("low", _NUMBER), Row("high", _NUMBER)),
+    "randn": _numbers_form(_SEED, Field("mean", _NUMBER), Field("scale", _NUMBER)),
+    "uniform": _numbers_form(_SEED, Field("low", _NUMBER), Field("high", _NUMBER)),
     "zeros": _numbers_form(),
     "ones": _numbers_form(),
-    "arange": _numbers_form(Row("start", _NUMBER), Row("step", _NUMBER)),
-    "constant": _numbers_form(Row("value", _NUMBER, needed=True)),
+    "arange": _numbers_form(Field("start", _NUMBER), Field("step", _NUMBER)),
+    "constant": _numbers_form(Field("value", _NUMBER, needed=True)),
 }
-_PARAMETER = Form(
+_PARAMETER = Schema(
     "parameter",
     as_written,
-    Row("file", Word()),
-    Row("init", Tagged("a way of making numbers up", "kind", lambda: _INITS)),
-    Row("values", AsWritten()),
-    Row("name", Word()),
-    Row("shape", Shape()),
-    Row("type", ElementType()),
+    Field("file", Word()),
+    Field("init", Tagged("a way of making numbers up", "kind", lambda: _INITS)),
+    Field("values", AsWritten()),
+    Field("name", Word()),
+    Field("shape", Shape()),
+    Field("type", ElementType()),
 )
 
 
-def parameter_array(node: Node, place: Place) -> Array | None:
+def parameter_array(node: Node, place: SourceLocation) -> Array | None:
     """The array of a parameter, or None after noting what is wrong with it."""
     fields = _PARAMETER.fields(node, place)
     place, values = fields.place, fields.values
@@ -120,7 +117,7 @@ def _checked(array: Array | None, fields: FormValues) -> Array | None:
     return array
 
 
-def _inline(node: Node, kind: DataType | None, place: Place) -> Array | None:
+def _inline(node: Node, kind: DataType | None, place: SourceLocation) -> Array | None:
     try:
         written = plain(node)
         _rectangle(written, "values")
@@ -186,7 +183,7 @@ def _made(fields: FormValues) -> Array | None:
 
 
 def _numbers(
-    init: Mapping[str, Any], shape: tuple[int, ...], data_type: DataType, place: Place
+    init: Mapping[str, Any], shape: tuple[int, ...], data_type: DataType, place: SourceLocation
 ) -> Array | None:
     count, what = math.prod(shape), f"parameter {place.name!r}"
     kind, given = init["kind"], {key: v for key, v in init.items() if v is not None}
@@ -210,7 +207,7 @@ def _numbers(
         inner = _INITS[kind].place(node, place.at("init"))
         inner.at("kind").wrong(inner.nodes.get("kind", node), wanted, "refused")
         return None
-    taken.let_go()
+    taken.dispose()
     claim_for(narrowed, narrowed.nbytes, f"for {what}")
     return narrowed
 

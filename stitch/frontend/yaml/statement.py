@@ -1,7 +1,6 @@
 """The compact form of an operation: `h, i = TopK(x, [5], axis=-1)`.
 
-Comes in: one line of text. Goes out: a `Statement`. Nothing is evaluated: the grammar knows
-names, numbers, strings and lists only. Must not know: operators, graphs.
+Nothing is evaluated: the grammar knows names, numbers, strings and lists only.
 
     statement  = name {"," name} "=" operator "(" [argument {"," argument}] ")"
     operator   = [domain "."] name

@@ -1,7 +1,4 @@
-"""Elementwise operators as methods: arithmetic, comparison, activations.
-
-Comes in: tensors, arrays and numbers (which take the tensor's type). Goes out: ONNX operations.
-"""
+"""Elementwise operators as methods: arithmetic, comparison, activations."""
 
 from __future__ import annotations
 

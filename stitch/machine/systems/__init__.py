@@ -1,8 +1,4 @@
-"""System descriptors of tt-mlir (`.ttsys`), in files of their own and within other files.
-
-Comes in: the bytes of a descriptor, or its record. Goes out: what it says, and a `Machine` for each
-chip. Must not know: names of machines, who asks.
-"""
+"""System descriptors of tt-mlir (`.ttsys`), in files of their own and within other files."""
 
 from stitch.machine.systems.system_fields import SYSTEM_FILES, system_tables
 from stitch.machine.systems.system_machines import (

@@ -1,8 +1,5 @@
 """The fields of tt-mlir's system descriptors, by the version that a file was written in.
 
-Comes in: nothing. Goes out: the tables of any known version, for descriptors in files of their own
-(`SYSTEM_FILES`) and for those within other files (`system_tables`). Must not know: machines.
-
 Source: `include/ttmlir/Target/Common/types.fbs` and `system_desc.fbs` in tenstorrent/tt-mlir; the
 release of a version is the number of commits since its tag v0.0. Each change of the order there is
 a line here: fields come and go in the middle, so a slot says nothing without its version. Orders

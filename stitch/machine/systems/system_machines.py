@@ -1,9 +1,7 @@
 """System descriptors (`.ttsys`) to machines: what a device said of itself.
 
-Comes in: the bytes of a descriptor. Goes out: what stands in it, and a `Machine` for each chip.
 What it does not say (how fast copies and programs are, what is reserved for L1_SMALL) is as in the
-machine of the chip's architecture that Stitch ships; the machine's sources say so. Must not know:
-where fields stand, programs.
+machine of the chip's architecture that Stitch ships; the machine's sources say so.
 """
 
 from __future__ import annotations

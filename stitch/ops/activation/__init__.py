@@ -1,7 +1,6 @@
 """Activations: Relu, Gelu, Softmax and their kind, chains of steps over cache-sized chunks.
 
-Comes in: one operand, at times a slope. Goes out: `OPERATORS`, their gradient rules inside them,
-and the gradient operators of Gelu and Softmax. Knows the error function and the statistics of rows.
+Knows the error function and the statistics of rows.
 """
 
 from stitch.ops.activation import activation_functions, gelu, softmax

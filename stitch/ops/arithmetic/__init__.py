@@ -1,8 +1,4 @@
-"""Arithmetic, functions of one operand, comparisons, logic and choices: element by element.
-
-Comes in: operands that broadcast to one shape. Goes out: `OPERATORS`, their gradient rules inside
-them, and `erf_steps` for activations that are made of it. Must not know: other families.
-"""
+"""Arithmetic, functions of one operand, comparisons, logic and choices: element by element."""
 
 from stitch.ops.arithmetic import elementary, elementwise, error_function, logic
 from stitch.ops.arithmetic.error_function import ERF_WORKSPACES, erf_steps

@@ -1,7 +1,4 @@
-"""Control: operators whose body runs in rounds.
-
-Comes in: states, sequences, a body. Goes out: the last states, and what each round gives.
-"""
+"""Control: operators whose body runs in rounds."""
 
 from stitch.ops.control.scan import OPERATORS
 

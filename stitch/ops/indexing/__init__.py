@@ -1,8 +1,4 @@
-"""Reading and writing at places that are data: Gather, Window, Scatter, TopK, OneHot.
-
-Comes in: operands and indices, which are checked before anything is read. Goes out: `OPERATORS`,
-their gradient rules inside them. Must not know: other families.
-"""
+"""Reading and writing at places that are data: Gather, Window, Scatter, TopK, OneHot."""
 
 from stitch.ops.definition import OpDef
 from stitch.ops.indexing import gathering, scattering, window_of_rows

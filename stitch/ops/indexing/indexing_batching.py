@@ -1,7 +1,6 @@
 """Batching of reading and writing by index: lanes that have data of their own are one more index.
 
-Comes in: operations for many lanes (`stitch.ops.batching`). Goes out: the same, once. An index
-stays inside its lane: what was out of range for one lane is refused for all.
+An index stays inside its lane: what was out of range for one lane is refused for all.
 """
 
 from __future__ import annotations

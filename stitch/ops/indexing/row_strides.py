@@ -1,8 +1,4 @@
-"""Which rows a window has whose first row, and strides along its axes, are known.
-
-Comes in: a first row, strides in rows and lengths by axis. Goes out: the least and the greatest
-row, all by number, or a view of them. Must not know: operators.
-"""
+"""Which rows a window has whose first row, and strides along its axes, are known."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Normalizations: by the statistics of rows, groups, batches, or of neighbours.
 
-Comes in: operands, scales, biases, stored statistics. Goes out: `OPERATORS`, their gradient rules
-inside them, and the gradient operators of Batch- and LayerNormalization. Knows the statistics of
-rows.
+Knows the statistics of rows.
 """
 
 from stitch.ops.definition import OpDef

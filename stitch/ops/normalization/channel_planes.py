@@ -1,8 +1,4 @@
-"""A batch of images as planes, one for each sample and channel, and its sums over channels.
-
-Comes in: a batch [samples, channels, *places]. Goes out: steps over chunks of it that stay in the
-caches. Must not know: operators.
-"""
+"""A batch of images as planes, one for each sample and channel, and its sums over channels."""
 
 from __future__ import annotations
 

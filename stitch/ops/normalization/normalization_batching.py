@@ -1,7 +1,6 @@
 """Batching of normalizations: lanes are rows, samples, or channels where these have numbers.
 
-Comes in: operations for many lanes (`stitch.ops.batching`). Goes out: the same, once. Means that
-are taken as products round with the number of rows.
+Means that are taken as products round with the number of rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Sums of products: MatMul, Einsum, transforms of signals, determinants, products of bytes.
 
-Comes in: matrices and batches of them. Goes out: `OPERATORS`, their gradient rules inside them.
 Knows windows and types: a product of quantized numbers may be a convolution.
 """
 

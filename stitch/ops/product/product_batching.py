@@ -1,7 +1,6 @@
 """Batching of products: of more rows where lanes share the other side, else of stacks.
 
-Comes in: operations for many lanes (`stitch.ops.batching`). Goes out: the same, once. Products of
-another shape may round otherwise.
+Products of another shape may round otherwise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Batching of products of integers that stand for real numbers.
 
-Comes in: operations for many lanes (`stitch.ops.batching`). Goes out: the same, once. Scales and
-zero points come as one number, or as one for each row, column or filter; those of one lane count
-for what is that lane's.
+Scales and zero points come as one number, or as one for each row, column or filter; those of one
+lane count for what is that lane's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Recurrent layers: RNN, GRU, LSTM, in either direction or both.
-
-Comes in: sequences, weights, states. Goes out: `OPERATORS`, their gradient rules inside them. Must
-not know: other families.
-"""
+"""Recurrent layers: RNN, GRU, LSTM, in either direction or both."""
 
 from stitch.ops.definition import OpDef
 from stitch.ops.recurrent import recurrent_layers

@@ -12,12 +12,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from stitch.ops.attributes import Attributes, int_of, string_of
+from stitch.ops.batching import BatchingContext
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
 from stitch.ops.element_types import FLOATS
+from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.recurrent.gate_functions import (
     Activation,
@@ -27,11 +30,360 @@ from stitch.ops.recurrent.gate_functions import (
     gates_of,
     names_of,
 )
-from stitch.ops.recurrent.recurrent_batching import recurrent
-from stitch.ops.recurrent.recurrent_gradients import recurrent_gradient
 from stitch.ops.steps import check_range
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, DataType, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# Batching of recurrent layers: lanes are sequences, where they share the weights.
+
+#: Weights, recurrent weights, biases, peepholes.
+_WEIGHTS = (1, 2, 3, 7)
+
+
+def recurrent(c: BatchingContext) -> Sequence[Any] | None:
+    if c.varies(*_WEIGHTS):
+        return None
+    by_batch = bool(c.int_of("layout"))
+    operands = [
+        c.operands[i]
+        if i in _WEIGHTS
+        # Lengths have samples only; operand and states have them first, or second.
+        else c.folded(i, 0 if by_batch or i == 4 else 1)
+        for i in range(len(c.operands))
+    ]
+    results = c.again(*operands)
+    # All states: steps, directions, samples. The last ones: directions, samples.
+    axes = (0, 0, 0) if by_batch else (2, 1, 1)
+    return tuple(c.split(r, axis) for r, axis in zip(results, axes, strict=False))
+
+
+# --------------------------------------------------------------------------------------------------
+# Backpropagation through the cells of RNN, GRU and LSTM, one direction at a time, unrolled.
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """One direction in the order in which it runs; gradients of last states may be None."""
+
+    context: GradientContext
+    steps: int
+    batch: int
+    hidden: int
+    activation: str
+    x: Any
+    before: Any
+    after: Any
+    weights: Any
+    recurrent: Any
+    input_bias: Any
+    recurrent_bias: Any
+    initial_cell: Any
+    gradient: Any
+    last: Any
+    last_cell: Any
+
+    def apply(self, op: str, *operands: Any, **attributes: Any) -> Any:
+        return self.context.apply(op, *operands, **attributes)
+
+    def columns(self, value: Any, first: int, end: int) -> Any:
+        """Gates `first` to `end` of a value with all gates in axis 1."""
+        return self.apply("Slice", value, [first * self.hidden], [end * self.hidden], [1])
+
+    def rows(self, value: Any, first: int, end: int) -> Any:
+        """Gates `first` to `end` of weights or of a bias."""
+        if value is None:
+            return None
+        return self.apply("Slice", value, [first * self.hidden], [end * self.hidden], [0])
+
+    def product(self, x: Any, weights: Any, bias: Any = None) -> Any:
+        """x weights' + bias."""
+        return self.apply("Gemm", x, weights, bias, transB=1)
+
+    def each(self, value: Any) -> Sequence[Any]:
+        """A value's steps, [batch, width] each."""
+        if self.steps == 1:
+            return (value,)
+        return self.context.apply_many("Split", self.steps, value, [self.batch] * self.steps)
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """Steps as one value."""
+        return parts[0] if len(parts) == 1 else self.apply("Concat", *parts, axis=0)
+
+    def total(self, arriving: Any, flowing: Any) -> Any:
+        """What flows into one hidden state; zeros where that is nothing."""
+        total = plus(arriving, flowing)
+        if total is None:
+            total = self.context.zeros((self.batch, self.hidden), self.after.data_type)
+        return total
+
+    def arriving(self) -> list[Any]:
+        """What flows into every hidden state from outside."""
+        none = [None] * self.steps
+        parts = none if self.gradient is None else list(self.each(self.gradient))
+        parts[-1] = plus(parts[-1], self.last)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What flows back: into the gates from the input, into those from the state; first states.
+
+    `recurrent_weights` is given where it is not the product of `recurrent` and the states.
+    """
+
+    gates: Any
+    recurrent: Any
+    state: Any
+    cell: Any = None
+    recurrent_weights: Any = None
+
+
+def plus(a: Any, b: Any) -> Any:
+    """The sum of what is there."""
+    if a is None or b is None:
+        return a if b is None else b
+    return a + b
+
+
+def _slope(y: Any) -> Any:
+    """Of a sigmoid, by its result."""
+    return y - y * y
+
+
+def rnn_flow(d: Direction) -> Flow:
+    """h = tanh(gate), or its positive part."""
+    c, y = d.context, d.after
+    slope = None if d.activation == "relu" else 1.0 - y * y
+    hit = d.each(d.apply("Greater", y, 0.0)) if slope is None else ()
+    slopes = () if slope is None else d.each(slope)
+    arriving, flowing = d.arriving(), None
+    parts: list[Any] = [None] * d.steps
+    for at in reversed(range(d.steps)):
+        total = d.total(arriving[at], flowing)
+        parts[at] = total * slopes[at] if slopes else c.kept(hit[at], total)
+        flowing = d.apply("Gemm", parts[at], d.recurrent)
+    gates = d.joined(parts)
+    return Flow(gates, gates, flowing)
+
+
+def gru_flow(d: Direction) -> Flow:
+    """Gates z, r, n; h = (1 - z) n + z h'."""
+    c, before = d.context, d.before
+    linear = bool(c.int_of("linear_before_reset"))
+    share = d.product(d.x, d.weights, d.input_bias)
+    first, last = d.rows(d.recurrent, 0, 2), d.rows(d.recurrent, 2, 3)
+    both = d.columns(share, 0, 2) + d.product(before, first, d.rows(d.recurrent_bias, 0, 2))
+    both = d.apply("Sigmoid", both)
+    z, r = d.columns(both, 0, 1), d.columns(both, 1, 2)
+    reset = before if linear else r * before
+    inner = d.product(reset, last, d.rows(d.recurrent_bias, 2, 3))
+    n = d.apply("Tanh", d.columns(share, 2, 3) + (r * inner if linear else inner))
+    to_n, to_z = d.each((1.0 - z) * (1.0 - n * n)), d.each((before - n) * _slope(z))
+    to_r = d.each((inner if linear else before) * _slope(r))
+    stays, resets = d.each(z), d.each(r)
+    arriving, flowing = d.arriving(), None
+    parts: list[Any] = [None] * d.steps
+    inners: list[Any] = [None] * d.steps
+    for at in reversed(range(d.steps)):
+        total = d.total(arriving[at], flowing)
+        dn, dz = total * to_n[at], total * to_z[at]
+        if linear:
+            back = dn * resets[at]
+            pair = d.apply("Concat", dz, dn * to_r[at], axis=1)
+            inners[at] = d.apply("Concat", pair, back, axis=1)
+            flowing = total * stays[at] + d.apply("Gemm", inners[at], d.recurrent)
+        else:
+            back = d.apply("Gemm", dn, last)
+            pair = d.apply("Concat", dz, back * to_r[at], axis=1)
+            flowing = total * stays[at] + back * resets[at] + d.apply("Gemm", pair, first)
+        parts[at] = d.apply("Concat", pair, dn, axis=1)
+    gates = d.joined(parts)
+    if linear:
+        return Flow(gates, d.joined(inners), flowing)
+    weights = [
+        d.apply("Gemm", d.columns(gates, 0, 2), before, transA=1),
+        d.apply("Gemm", d.columns(gates, 2, 3), reset, transA=1),
+    ]
+    return Flow(gates, gates, flowing, None, d.apply("Concat", *weights, axis=0))
+
+
+def lstm_flow(d: Direction) -> Flow:
+    """Gates i, o, f, g; c = f c' + i g; h = o tanh(c)."""
+    share = d.product(d.x, d.weights, d.input_bias)
+    gates = share + d.product(d.before, d.recurrent, d.recurrent_bias)
+    three = d.apply("Sigmoid", d.columns(gates, 0, 3))
+    i, o, f = (d.columns(three, gate, gate + 1) for gate in range(3))
+    g = d.apply("Tanh", d.columns(gates, 3, 4))
+    cell, cells = d.initial_cell, []
+    forgets = d.each(f)
+    for forget, fresh in zip(forgets, d.each(i * g), strict=True):
+        cell = forget * cell + fresh
+        cells.append(cell)
+    was = d.joined([d.initial_cell, *cells[:-1]])
+    seen = d.apply("Tanh", d.joined(cells))
+    of_gates = (g * _slope(i), seen * _slope(o), was * _slope(f), i * (1.0 - g * g))
+    slopes = d.each(d.apply("Concat", *of_gates, axis=1))
+    to_cell = d.each(o * (1.0 - seen * seen))
+    arriving, flowing, in_cell = d.arriving(), None, d.last_cell
+    parts: list[Any] = [None] * d.steps
+    for at in reversed(range(d.steps)):
+        total = d.total(arriving[at], flowing)
+        in_cell = plus(total * to_cell[at], in_cell)
+        spread = d.apply("Concat", in_cell, total, in_cell, in_cell, axis=1)
+        parts[at] = spread * slopes[at]
+        flowing = d.apply("Gemm", parts[at], d.recurrent)
+        in_cell = in_cell * forgets[at]
+    of_steps = d.joined(parts)
+    return Flow(of_steps, of_steps, flowing, in_cell)
+
+
+# --------------------------------------------------------------------------------------------------
+# Gradients of RNN, GRU and LSTM: directions, layouts, and the products over all steps.
+
+_CELLS = {"RNN": rnn_flow, "GRU": gru_flow, "LSTM": lstm_flow}
+_DEFAULTS = {"RNN": ("tanh",), "GRU": ("sigmoid", "tanh"), "LSTM": ("sigmoid", "tanh", "tanh")}
+
+
+def _check(context: GradientContext, directions: int) -> tuple[str, ...]:
+    """The activations of all directions."""
+    defaults = _DEFAULTS[context.op]
+    names = names_of(context.attributes, defaults, directions)
+    plain = context.op == "RNN" and set(names) <= {"tanh", "relu"}
+    odd = [
+        what
+        for what, given in (
+            ("activations " + ", ".join(names), names != defaults * directions and not plain),
+            ("clip", context.attributes.get("clip") is not None),
+            ("sequence_lens", context.has(4)),
+            ("peepholes", context.has(7)),
+            ("input_forget", bool(context.attributes.get("input_forget", 0))),
+        )
+        if given
+    ]
+    if odd:
+        raise context.fail(" and ".join(odd), "use the layer without, or leave it untrained")
+    return names
+
+
+def recurrent_gradient(context: GradientContext) -> Sequence[Any]:
+    """The gradients of x, W, R, B and first states, over all directions."""
+    directions = context.type_of(1).shape[0]
+    names = _check(context, directions)
+    backward = {"reverse": (True,), "forward": (False,)}.get(
+        context.string_of("direction"), (False, True)
+    )
+    layer = _Layer(context, names)
+    by_direction = [layer.one(d, turned) for d, turned in enumerate(backward)]
+    results: list[Any] = [None] * len(context.input_types)
+    for index in range(len(results)):
+        parts = [one[index] for one in by_direction]
+        if context.wants(index) and parts[0] is not None:
+            results[index] = layer.together(index, parts)
+    return results
+
+
+class _Layer:
+    """What all directions share."""
+
+    def __init__(self, context: GradientContext, names: tuple[str, ...]) -> None:
+        self.context = context
+        self.names = names
+        self.by_batch = bool(context.int_of("layout"))
+        shape = context.type_of(0).shape
+        self.batch, self.steps = shape[:2] if self.by_batch else shape[1::-1]
+        self.hidden = context.type_of(2).shape[2]
+
+    def one(self, d: int, turned: bool) -> list[Any]:
+        """Gradients of all operands from one direction; of x in the order of the operand."""
+        c = self.context
+        first = self._state(c.input(5) if c.has(5) else None, d)
+        after = self._over_time(c.output(0), d, turned)
+        before = first
+        if self.steps > 1:
+            until = (self.steps - 1) * self.batch
+            before = c.apply("Concat", first, c.apply("Slice", after, [0], [until], [0]), axis=0)
+        gradients = (*c.gradients, None, None)[:3]
+        weights, recurrent = (self._weights(i, d) for i in (1, 2))
+        input_bias, recurrent_bias = self._biases(d)
+        lstm = c.op == "LSTM"
+        direction = Direction(
+            c, self.steps, self.batch, self.hidden,
+            self.names[d * len(_DEFAULTS[c.op])], self._x(turned), before, after, weights,
+            recurrent, input_bias, recurrent_bias,
+            self._state(c.input(6) if c.has(6) else None, d) if lstm else None,
+            None if gradients[0] is None else self._over_time(gradients[0], d, turned),
+            None if gradients[1] is None else self._state(gradients[1], d),
+            None if gradients[2] is None else self._state(gradients[2], d),
+        )  # fmt: skip
+        return self._results(direction, _CELLS[c.op](direction), turned)
+
+    def _results(self, d: Direction, flow: Flow, turned: bool) -> list[Any]:
+        c, gradients = self.context, [None] * 8
+        if c.wants(0):
+            x = c.shaped(c.apply("Gemm", flow.gates, d.weights), (self.steps, self.batch, -1))
+            gradients[0] = self._turned(x) if turned else x
+        if c.wants(1):
+            gradients[1] = c.apply("Gemm", flow.gates, d.x, transA=1)
+        if c.wants(2):
+            gradients[2] = flow.recurrent_weights
+            if gradients[2] is None:
+                gradients[2] = c.apply("Gemm", flow.recurrent, d.before, transA=1)
+        if c.wants(3):
+            sums = [c.apply("ReduceSum", v, [0], keepdims=0) for v in (flow.gates, flow.recurrent)]
+            gradients[3] = c.apply("Concat", *sums, axis=0)
+        gradients[5], gradients[6] = flow.state, flow.cell
+        return gradients
+
+    def together(self, index: int, parts: list[Any]) -> Any:
+        """One operand's gradient from all directions."""
+        c = self.context
+        if index == 0:
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            return c.apply("Transpose", total, perm=[1, 0, 2]) if self.by_batch else total
+        axis = 1 if index > 3 and self.by_batch else 0
+        wide = [c.apply("Unsqueeze", part, [axis]) for part in parts]
+        return wide[0] if len(wide) == 1 else c.apply("Concat", *wide, axis=axis)
+
+    def _turned(self, value: Any) -> Any:
+        return self.context.apply("Slice", value, [-1], [-self.steps - 1], [0], [-1])
+
+    def _x(self, turned: bool) -> Any:
+        c, x = self.context, self.context.input(0)
+        x = c.apply("Transpose", x, perm=[1, 0, 2]) if self.by_batch else x
+        return c.shaped(self._turned(x) if turned else x, (self.steps * self.batch, x.shape[2]))
+
+    def _over_time(self, y: Any, d: int, turned: bool) -> Any:
+        """One direction of [steps, directions, batch, hidden], in the order in which it ran."""
+        c = self.context
+        y = c.apply("Transpose", y, perm=[1, 2, 0, 3]) if self.by_batch else y
+        y = y if y.shape[1] == 1 else c.apply("Slice", y, [d], [d + 1], [1])
+        return c.shaped(self._turned(y) if turned else y, (self.steps * self.batch, self.hidden))
+
+    def _state(self, state: Any, d: int) -> Any:
+        c, shape = self.context, (self.batch, self.hidden)
+        if state is None:
+            return c.zeros(shape, c.type_of(0).data_type)
+        axis = 1 if self.by_batch else 0
+        if state.shape[axis] > 1:
+            state = c.apply("Slice", state, [d], [d + 1], [axis])
+        return c.shaped(state, shape)
+
+    def _weights(self, index: int, d: int) -> Any:
+        c, weights = self.context, self.context.input(index)
+        if weights.shape[0] > 1:
+            weights = c.apply("Slice", weights, [d], [d + 1], [0])
+        return c.shaped(weights, weights.shape[1:])
+
+    def _biases(self, d: int) -> tuple[Any, Any]:
+        if not self.context.has(3):
+            return None, None
+        c, both = self.context, self._weights(3, d)
+        first, second = c.apply_many("Split", 2, both, num_outputs=2)
+        return first, second
+
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 #: The state after a step, from the input's share of the gates, the state and the weights.
@@ -40,7 +392,7 @@ Step = Callable[[Array, State, "_Weights"], State]
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _recurrent_layers_Layer:
     """What tells the three operators apart: gates, default activations, states, their step."""
 
     name: str
@@ -103,9 +455,9 @@ def _lstm_step(share: Array, state: State, weights: _Weights) -> State:
     return (o * last(c), c)
 
 
-_RNN = _Layer("RNN", 1, ("Tanh",), 1, _rnn_step)
-_GRU = _Layer("GRU", 3, ("Sigmoid", "Tanh"), 1, _gru_step)
-_LSTM = _Layer("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step)
+_RNN = _recurrent_layers_Layer("RNN", 1, ("Tanh",), 1, _rnn_step)
+_GRU = _recurrent_layers_Layer("GRU", 3, ("Sigmoid", "Tanh"), 1, _gru_step)
+_LSTM = _recurrent_layers_Layer("LSTM", 4, ("Sigmoid", "Tanh", "Tanh"), 2, _lstm_step)
 
 
 _LAYERS = {layer.name: layer for layer in (_RNN, _GRU, _LSTM)}
@@ -121,7 +473,7 @@ def recurrent_activations(
     return [found[d * each : (d + 1) * each] for d in range(directions)]
 
 
-def _infer(layer: _Layer, context: InferenceContext) -> tuple[ValueType, ...]:
+def _infer(layer: _recurrent_layers_Layer, context: InferenceContext) -> tuple[ValueType, ...]:
     x, w, r = (context.require_type(index, FLOATS) for index in range(3))
     context.require_same_type((0, 1, 2, 3, 5, 6, 7))
     for index in range(3):
@@ -194,7 +546,7 @@ def _run_direction(
         target[...] = value
 
 
-def _kernel(layer: _Layer, arguments: KernelArguments) -> Sequence[Thunk]:
+def _kernel(layer: _recurrent_layers_Layer, arguments: KernelArguments) -> Sequence[Thunk]:
     attributes = arguments.attributes
     x, w = arguments.given(0), arguments.given(1)
     bias, lengths = arguments.optional(3), arguments.optional(4)
@@ -273,7 +625,7 @@ _ATTRIBUTES = declared(
 )  # fmt: skip
 
 
-def _operator(layer: _Layer, most: int, **more: Attribute) -> OpDef:
+def _operator(layer: _recurrent_layers_Layer, most: int, **more: Attribute) -> OpDef:
     return OpDef(
         layer.name, (3, most), partial(_infer, layer), partial(_kernel, layer),
         outputs=(1, layer.states + 1), attributes={**_ATTRIBUTES, **more},

@@ -1,8 +1,4 @@
-"""Many elements become one: sums, means, extremes, norms, running totals, counts.
-
-Comes in: operands and axes. Goes out: `OPERATORS`, their gradient rules inside them, and the
-statistics of rows that normalizations need too. Must not know: other families.
-"""
+"""Many elements become one: sums, means, extremes, norms, running totals, counts."""
 
 from stitch.ops.definition import OpDef
 from stitch.ops.reduction import counting, reducing, scanning

@@ -1,7 +1,4 @@
-"""Batching of reductions, extremes' places, running totals and counts: over the axes behind.
-
-Comes in: operations for many lanes (`stitch.ops.batching`). Goes out: the same, once.
-"""
+"""Batching of reductions, extremes' places, running totals and counts: over the axes behind."""
 
 from __future__ import annotations
 

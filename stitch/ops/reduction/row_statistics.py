@@ -1,8 +1,4 @@
-"""Means and variances of the rows of two-dimensional arrays, for normalizations.
-
-Comes in: dense (rows, columns) arrays. Goes out: steps that write statistics to (rows,) arrays and
-standardized rows. Must not know operators.
-"""
+"""Means and variances of the rows of two-dimensional arrays, for normalizations."""
 
 from __future__ import annotations
 

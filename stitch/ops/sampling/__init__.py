@@ -1,7 +1,6 @@
 """Values read between elements: Resize, GridSample, DeformConv, RoiAlign.
 
-Comes in: images, and where they are sampled. Goes out: `OPERATORS`, their gradient rules inside
-them. Knows windows: a deformed convolution has some.
+Knows windows: a deformed convolution has some.
 """
 
 from stitch.ops.definition import OpDef

@@ -1,7 +1,7 @@
 """RoiAlign: regions of images, sampled between elements and gathered into bins.
 
-Comes in: images, regions, what image each is of. Goes out: bins. The regions are data: one that is
-no number, or so large that its samples would be without end, is refused. Source: ONNX's RoiAlign.
+The regions are data: one that is no number, or so large that its samples would be without end, is
+refused. Source: ONNX's RoiAlign.
 """
 
 from __future__ import annotations

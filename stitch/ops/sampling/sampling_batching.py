@@ -1,7 +1,4 @@
-"""Batching of sampling: lanes are images; shared regions look at all lanes' channels at once.
-
-Comes in: operations for many lanes (`stitch.ops.batching`). Goes out: the same, once.
-"""
+"""Batching of sampling: lanes are images; shared regions look at all lanes' channels at once."""
 
 from __future__ import annotations
 

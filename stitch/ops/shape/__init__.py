@@ -1,8 +1,4 @@
-"""Operators that move, repeat, drop, make or check elements, and compute nothing with them.
-
-Comes in: operands, and the constants that decide shapes. Goes out: `OPERATORS`, their gradient
-rules inside them. Must not know: other families.
-"""
+"""Operators that move, repeat, drop, make or check elements, and compute nothing with them."""
 
 from stitch.ops.definition import OpDef
 from stitch.ops.shape import generating, padding, rearranging, reshaping

@@ -1,7 +1,6 @@
 """Batching of what moves elements or lists shapes: axes lie one further behind, counts get a lane.
 
-Comes in: operations for many lanes (`stitch.ops.batching`). Goes out: the same, once. What decides
-shapes is known at compile time, so it is written anew. Must not know: kernels.
+What decides shapes is known at compile time, so it is written anew.
 """
 
 from __future__ import annotations

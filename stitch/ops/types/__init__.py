@@ -1,8 +1,4 @@
-"""Changes of data type: casts, and numbers kept as scaled integers.
-
-Comes in: operands and the type that is wanted. Goes out: `OPERATORS`, their gradient rules inside
-them, and the conversions that copies between layouts use too. Must not know: other families.
-"""
+"""Changes of data type: casts, and numbers kept as scaled integers."""
 
 from stitch.ops.definition import OpDef
 from stitch.ops.types import casting, quantization

@@ -1,8 +1,7 @@
 """How numbers of one compute type become numbers of another: the one place that decides it.
 
-Comes in: flat arrays and a workspace. Goes out: prepared steps that allocate nothing. Must not
-know: operators, layouts. `Cast` and the copies between layouts both use it, so they agree bit for
-bit. NumPy's own cast is right but for two cases:
+`Cast` and the copies between layouts both use it, so they agree bit for bit. NumPy's own cast is
+right but for two cases:
 
 * Rounding twice: float64 and integers of 32 and 64 bits go to float16, bfloat16 and the block
   formats by way of float32. There float32 is rounded to odd, so that only the second rounding

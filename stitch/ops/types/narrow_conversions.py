@@ -1,14 +1,12 @@
 """The last step to types of eight bits and fewer: how each rounds, and what it does with the rest.
 
-Comes in: numbers in a type that NumPy converts. Goes out: prepared steps that allocate nothing.
-Source: ONNX's Cast (opset 25), whose tables name two cases each:
-* float8: rounds to nearest even; beyond the largest number, infinity too, it saturates, or without
-  `saturate` becomes infinite, or NaN where the type has no infinity. NaN stays NaN.
-* float8_e8m0, powers of two without sign or zero: up, down, or to the nearest. Without `saturate`
-  what lies outside, 0 too, becomes NaN. A negative number is unspecified: its size counts.
-* float4 saturates always; NaN, which it lacks, becomes -0 (as ml_dtypes has it).
-* int4 and int2 keep the low bits of the whole number, as ONNX's own tests have it; a floating
-  number is one of 32 bits first, so NaN becomes 0.
+Source: ONNX's Cast (opset 25), whose tables name two cases each: * float8: rounds to nearest even;
+beyond the largest number, infinity too, it saturates, or without `saturate` becomes infinite, or
+NaN where the type has no infinity. NaN stays NaN. * float8_e8m0, powers of two without sign or
+zero: up, down, or to the nearest. Without `saturate` what lies outside, 0 too, becomes NaN. A
+negative number is unspecified: its size counts. * float4 saturates always; NaN, which it lacks,
+becomes -0 (as ml_dtypes has it). * int4 and int2 keep the low bits of the whole number, as ONNX's
+own tests have it; a floating number is one of 32 bits first, so NaN becomes 0.
 """
 
 from __future__ import annotations

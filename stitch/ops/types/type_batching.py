@@ -1,7 +1,4 @@
-"""Batching of conversions and of quantization, whose scales may be one for each lane.
-
-Comes in: operations for many lanes (`stitch.ops.batching`). Goes out: the same, once.
-"""
+"""Batching of conversions and of quantization, whose scales may be one for each lane."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What slides: convolutions and pools of any rank, and what is put together from windows.
-
-Comes in: batches [samples, channels, *size] and how kernels lie over them. Goes out: `OPERATORS`,
-their gradient rules inside them, gradient operators, and where windows lie. Must not know: other
-families.
-"""
+"""What slides: convolutions and pools of any rank, and what is put together from windows."""
 
 from stitch.ops.definition import OpDef
 from stitch.ops.window import convolution, max_pool_gradient_operator, pooling, unfolding

@@ -1,8 +1,5 @@
 """Columns: what every window of a convolution sees, gathered for a few samples at a time.
 
-Comes in: a batch and the windows over it. Goes out: steps that write columns of the shape (samples,
-channels, *kernel, *output). Must not know what is multiplied by them.
-
 In two dimensions, rows next to each other, a column is gathered in two stages: first, for each
 place along the kernel's width, whole images with their rows cut to the output's width; in these,
 what one kernel element sees of an image is one dense stretch. So the many short copies are made

@@ -1,9 +1,8 @@
 """Convolutions whose columns are too many to be held at once: tile by tile.
 
-Comes in: a batch, the windows over it, weights as one matrix per group. Goes out: steps that write
-the products. A tile is a stretch of output rows of one sample and group. Where one row's columns
-are still too many, they are gathered piece by piece, channels or kernel elements that follow each
-other, and the products of the pieces are summed. Must not know attributes.
+A tile is a stretch of output rows of one sample and group. Where one row's columns are still too
+many, they are gathered piece by piece, channels or kernel elements that follow each other, and the
+products of the pieces are summed.
 """
 
 from __future__ import annotations

@@ -10,13 +10,20 @@ from typing import Any
 import numpy as np
 
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
-from stitch.ops.element_types import BYTES, FLOATS
+from stitch.ops.element_types import BYTES, FLOATS, onnx_code
+from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import along, fill_step, scalar, stretches, strides_of, workspace
-from stitch.ops.window import pooling_gradients as gradients
 from stitch.ops.window import window_batching as batching
 from stitch.ops.window.convolution import check_output
-from stitch.ops.window.sliding import PLANES_NBYTES, Sliding, lines_of, sliding_nbytes
+from stitch.ops.window.sliding import (
+    PLANES_NBYTES,
+    Sliding,
+    WindowLine,
+    lines_of,
+    sliding_nbytes,
+    taps_of,
+)
 from stitch.ops.window.sliding_positions import (
     Views,
     are_viewed,
@@ -35,8 +42,126 @@ from stitch.ops.window.windows import (
 from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import Array, DataType, ValueType
 
+# --------------------------------------------------------------------------------------------------
+# Gradients of pools: averages are separable, so they go back one axis at a time; those of maxima
+# are an operator (`max_pool_gradient_operator`).
 
-def _windows(arguments: KernelArguments) -> Windows:
+#: Up to so many windows times places of an axis, the shares are a constant matrix.
+MOST_SHARES = 1 << 22
+
+
+def _windows(context: GradientContext) -> Windows:
+    return pool_windows(context.attributes, context.type_of(0).shape[2:])
+
+
+def max_pool(context: GradientContext) -> Sequence[Any]:
+    """By the input and the result: indices would be one more thing to save."""
+    if context.gradient is None:
+        return (None,)
+    windows = _windows(context)
+    gradient = context.apply(
+        "MaxPoolGradient", context.gradient, context.input(0), context.output(), domain="stitch",
+        auto_pad=context.string_of("auto_pad"), ceil_mode=context.int_of("ceil_mode"),
+        dilations=list(windows.dilations), kernel_shape=list(windows.kernel),
+        strides=list(windows.strides), pads=context.ints_of("pads"),
+    )  # fmt: skip
+    return (gradient,)
+
+
+def average_pool(context: GradientContext) -> Sequence[Any]:
+    """Each place gets its share of every window that reads it."""
+    windows = _windows(context)
+    include = bool(context.int_of("count_include_pad"))
+    tiles = not windows.needs_padding and windows.strides == windows.kernel
+    if (
+        tiles
+        and windows.dilations == (1,) * len(windows.kernel)
+        and windows.size
+        == tuple(o * k for o, k in zip(windows.output, windows.kernel, strict=True))
+    ):
+        return (_repeated(context, context.gradient * (1.0 / math.prod(windows.kernel)), windows),)
+    gradient = context.gradient
+    for axis, line in enumerate(lines_of(windows)):
+        counts = line.count_padded(windows.end[axis]) if include else line.count_inside()
+        # A window that reads nothing gives nothing back.
+        gradient = _spread(context, gradient, axis + 2, line, np.maximum(counts, 1))
+    return (gradient,)
+
+
+def _repeated(context: GradientContext, value: Any, windows: Windows) -> Any:
+    """Every element as often as its window is large, where windows tile the input."""
+    lead, shape, wide = value.shape[:2], [], []
+    for count, kernel in zip(windows.output, windows.kernel, strict=True):
+        shape += [count, 1]
+        wide += [count, kernel]
+    value = context.shaped(value, (*lead, *shape))
+    value = context.apply("Expand", value, [*lead, *wide])
+    return context.shaped(value, context.type_of(0).shape)
+
+
+def _spread(
+    context: GradientContext, value: Any, axis: int, line: WindowLine, counts: Array | None
+) -> Any:
+    """Every place of an axis gets the sum over the windows that read it, each divided by its count
+    (None: as it is)."""
+    if line.output * line.size <= MOST_SHARES:
+        table = np.zeros((line.output, line.size))
+        for which, places in taps_of(line):
+            table[range(which.start, which.stop), range(*places.indices(line.size))] = 1.0
+        return context.weighted(value, axis, table if counts is None else table / counts[:, None])
+    if line.kernel > MOST_SHARES:
+        raise context.fail(
+            "its windows are too long", f"use windows of at most {MOST_SHARES} elements"
+        )
+    shape, dtype = value.shape, value.data_type.dtype
+    if counts is not None:
+        along = (-1, *(1,) * (len(shape) - 1 - axis))
+        value = value * context.constant((1 / counts).reshape(along).astype(dtype))
+    rest = math.prod(shape[axis + 1 :])
+    value = context.shaped(value, (math.prod(shape[:axis]), 1, line.output, rest))
+    reach = (line.output - 1) * line.stride + (line.kernel - 1) * line.dilation + 1 - line.begin
+    value = context.apply(
+        "ConvTranspose", value, context.constant(np.ones((1, 1, line.kernel, 1), dtype)),
+        dilations=[line.dilation, 1], output_padding=[max(line.size - reach, 0), 0],
+        pads=[line.begin, 0, max(reach - line.size, 0), 0], strides=[line.stride, 1],
+    )  # fmt: skip
+    return context.shaped(value, (*shape[:axis], line.size, *shape[axis + 1 :]))
+
+
+def global_average(context: GradientContext) -> Sequence[Any]:
+    """Every place gets the same share."""
+    shape = context.type_of(0).shape
+    share = context.gradient * (1.0 / max(math.prod(shape[2:]), 1))
+    return (context.apply("Expand", share, list(shape)),)
+
+
+def global_max(context: GradientContext) -> Sequence[Any]:
+    """All places that reach the maximum share the gradient equally."""
+    axes = list(range(2, len(context.type_of(0).shape)))
+    hit = context.apply("Equal", context.input(0), context.output())
+    ones = context.apply("Cast", hit, to=onnx_code(context.gradient.data_type))
+    share = context.gradient / context.apply("ReduceSum", ones, axes, keepdims=1)
+    return (context.kept(hit, share),)
+
+
+def lp_pool(context: GradientContext) -> Sequence[Any]:
+    """y^p = sum |x|^p: dx = sign(x) |x|^(p-1) times the sum of dy y^(1-p) over x's windows."""
+    p, x, gradient = context.int_of("p"), context.input(0), context.gradient
+    if p != 1:
+        y = context.output()
+        share = gradient * context.apply("Pow", y, float(1 - p))
+        gradient = context.kept(context.apply("Greater", y, 0.0), share)
+    for axis, line in enumerate(lines_of(_windows(context))):
+        gradient = _spread(context, gradient, axis + 2, line, None)
+    if p == 1:
+        return (gradient * context.apply("Sign", x),)
+    if p == 2:
+        return (gradient * x,)
+    power = context.apply("Pow", context.apply("Abs", x), float(p - 1))
+    return (gradient * power * context.apply("Sign", x),)
+
+
+def _pooling_windows(arguments: KernelArguments) -> Windows:
     return pool_windows(arguments.attributes, arguments.given(0).shape[2:])
 
 
@@ -104,7 +229,7 @@ def _counts(windows: Windows, include: bool, dtype: np.dtype[Any]) -> Array:
 
 
 def _average(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, windows = arguments.given(0), arguments.outputs[0], _windows(arguments)
+    source, out, windows = arguments.given(0), arguments.outputs[0], _pooling_windows(arguments)
     include = bool(arguments.int_of("count_include_pad"))
     planes, sums = _planes(source), _planes(out)
     steps = Sliding(np.add, 0, windows, len(planes), out.dtype).steps(planes, sums)
@@ -112,7 +237,7 @@ def _average(arguments: KernelArguments) -> Sequence[Thunk]:
 
 
 def _lp(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, windows = arguments.given(0), arguments.outputs[0], _windows(arguments)
+    source, out, windows = arguments.given(0), arguments.outputs[0], _pooling_windows(arguments)
     p = arguments.int_of("p")
     planes, results = _planes(source), _planes(out)
     sums = Sliding(np.add, 0, windows, len(planes), out.dtype)
@@ -140,7 +265,7 @@ def _lowest(like: Array) -> float:
 
 
 def _max(arguments: KernelArguments) -> Sequence[Thunk]:
-    source, out, windows = arguments.given(0), arguments.outputs[0], _windows(arguments)
+    source, out, windows = arguments.given(0), arguments.outputs[0], _pooling_windows(arguments)
     if len(arguments.outputs) == 1:
         planes, results = _planes(source), _planes(out)
         largest = Sliding(np.maximum, _lowest(out), windows, len(planes), out.dtype)
@@ -203,25 +328,25 @@ OPERATORS = (
     OpDef(
         "AveragePool", (1, 1), partial(_infer_pool, FLOATS), _average,
         attributes=declared(**POOL_ATTRIBUTES, count_include_pad=0),
-        gradient=gradients.average_pool,
+        gradient=average_pool,
         batching=batching.by_sample, workspace=WorkspaceRule(_average_workspace),
     ),
     OpDef(
         "MaxPool", (1, 1), partial(_infer_pool, FLOATS | BYTES), _max, outputs=(1, 2),
-        attributes=declared(**POOL_ATTRIBUTES, storage_order=0), gradient=gradients.max_pool,
+        attributes=declared(**POOL_ATTRIBUTES, storage_order=0), gradient=max_pool,
         batching=batching.max_pool, workspace=WorkspaceRule(_max_workspace),
     ),
     OpDef(
         "LpPool", (1, 1), _infer_lp, _lp, attributes=declared(**POOL_ATTRIBUTES, p=2),
-        gradient=gradients.lp_pool,
+        gradient=lp_pool,
         batching=batching.by_sample, workspace=WorkspaceRule(_lp_workspace, is_kept=False),
     ),
     OpDef(
         "GlobalAveragePool", (1, 1), _infer_global, _global_average,
-        gradient=gradients.global_average, batching=batching.by_sample, workspace=few,
+        gradient=global_average, batching=batching.by_sample, workspace=few,
     ),
     OpDef(
-        "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=gradients.global_max,
+        "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=global_max,
         batching=batching.by_sample, workspace=few,
     ),
 )  # fmt: skip

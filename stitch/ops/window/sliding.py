@@ -1,8 +1,6 @@
 """Sliding windows along the axes of a batch: what a ufunc makes of each, without padding anything.
 
-Comes in: the windows, dense arrays (samples, channels, *size) and (samples, channels, *output), an
-associative ufunc (maximum, add) and its identity. Goes out: steps. Only elements that exist are
-read; a window without any gives the identity. Must not know which pool it serves.
+Only elements that exist are read; a window without any gives the identity.
 
 A box is one axis after the other. Along an axis, a short kernel takes one step per kernel element,
 over all windows that reach an element there. A long one is cut by stretches as long as itself,

@@ -1,8 +1,6 @@
 """Where the maximum of every window is: the first place of several, in row-major order.
 
-Comes in: planes, the windows over them, what one step along each axis counts. Goes out: the maxima
-and their places, -1 for a window of padding alone. A NaN is larger than any number, as it is for
-`np.maximum`. Must not know operators.
+A NaN is larger than any number, as it is for `np.maximum`.
 
 Axis by axis, the last first. Along an axis, a short kernel takes a step per element. For a long one
 the maxima of all stretches of 1, 2, 4 ... elements are made from each other; a window is two

@@ -1,7 +1,7 @@
 """Batching of windows that slide: lanes are samples; where weights differ, they are groups.
 
-Comes in: operations for many lanes (`stitch.ops.batching`). Goes out: the same, once. Places in a
-flat image count from the start of their lane, those of all lanes together from that of the first.
+Places in a flat image count from the start of their lane, those of all lanes together from that of
+the first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The checker: whether a plan does what it says, found by following every byte symbolically.
 
-Comes in: a `Plan`. Goes out: problems, none for a sound plan. Shares nothing with what makes plans
-but the plan's own words (`stitch.planner.plan` and `certificate`), so that one mistake cannot be
-made twice.
+Shares nothing with what makes plans but the plan's own words (`stitch.planner.plan` and
+`certificate`), so that one mistake cannot be made twice.
 """
 
 from stitch.planner.checker.plan_check import WARNINGS, check_plan

@@ -1,8 +1,7 @@
 """Whether the certificates of a plan are true: the arithmetic of capacity and packing, anew.
 
-Comes in: a certificate, and what the checker saw at that moment. Goes out: what is wrong with it,
-or None. Shares no code with the search that issued the certificate. Work is bounded: what would
-take more is said to be undecided, never to be confirmed.
+Shares no code with the search that issued the certificate. Work is bounded: what would take more is
+said to be undecided, never to be confirmed.
 """
 
 from __future__ import annotations

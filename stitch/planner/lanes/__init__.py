@@ -2,10 +2,8 @@
 
 A *lane* is a thread that runs steps of a plan; lane 0 is the caller's. A *fork* is a piece of the
 plan whose steps are divided among lanes, so that no step waits for one of another lane: they begin
-together, and what follows begins when all have ended. Comes in: a plan that changes only its
-results, and the microseconds that each of its steps takes at least. Goes out: forks, and places for
-temporary values. The same plan gives the same forks: nothing is measured. Must not know threads,
-executors or bytes.
+together, and what follows begins when all have ended. The same plan gives the same forks: nothing
+is measured.
 
 Two steps depend on each other where they touch one buffer and one of them writes to it. That two
 buffers lie at one address, one after the other, makes no such order: within forks temporary values
@@ -18,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stitch.planner.lanes.arena_slots import ArenaSlot, assign_arenas
 from stitch.planner.lanes.forks import HANDING, LEAST, Fork, forks_of, touched_by
-from stitch.planner.lanes.own_places import OwnPlace, own_places
 from stitch.planner.plan import Execute, Plan
 
 
@@ -32,8 +30,8 @@ class Lanes:
     """
 
     forks: tuple[Fork, ...] = ()
-    buffers: Mapping[int, OwnPlace] = field(default_factory=dict)
-    scratch: Mapping[int, OwnPlace] = field(default_factory=dict)
+    buffers: Mapping[int, ArenaSlot] = field(default_factory=dict)
+    scratch: Mapping[int, ArenaSlot] = field(default_factory=dict)
     nbytes: tuple[int, ...] = (0,)
 
     @property
@@ -63,9 +61,9 @@ def lanes_of(plan: Plan, microseconds: Sequence[float | None], most: int) -> Lan
     nothing beside it.
     """
     forks = tuple(forks_of(plan, microseconds, most))
-    return Lanes(forks, *own_places(plan, forks)) if forks else ONE_LANE
+    return Lanes(forks, *assign_arenas(plan, forks)) if forks else ONE_LANE
 
 
 __all__ = [
-    "HANDING", "LEAST", "ONE_LANE", "Fork", "Lanes", "OwnPlace", "lanes_of", "touched_by",
+    "HANDING", "LEAST", "ONE_LANE", "Fork", "Lanes", "ArenaSlot", "lanes_of", "touched_by",
 ]  # fmt: skip

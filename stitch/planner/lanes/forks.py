@@ -1,8 +1,4 @@
-"""Forks: the pieces of a plan whose steps are divided among lanes.
-
-Comes in: a plan, what its steps cost. Goes out: those forks that save most together, found among
-all that begin and end around steps that take their time. Must not know where bytes lie.
-"""
+"""Forks: the pieces of a plan whose steps are divided among lanes."""
 
 from __future__ import annotations
 

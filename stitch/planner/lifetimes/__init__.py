@@ -1,9 +1,7 @@
-"""Lifetimes: where the tensors of a whole plan had best lie, now that it is known how long each is.
-
-Comes in: a plan that moves some. Goes out: addresses at which fewer have to move, for the plan to
-be made once more. Must not know: values, who leaves, steps of the plan that is made.
+"""Lifetimes: where the tensors of a whole plan had best lie, now that it is known how long each
+is.
 """
 
-from stitch.planner.lifetimes.standing import Standing, standing_for
+from stitch.planner.lifetimes.standing import StaticLayout, standing_for
 
-__all__ = ["Standing", "standing_for"]
+__all__ = ["StaticLayout", "standing_for"]

@@ -1,7 +1,5 @@
 """Layouts of a space from moment to moment in which fewer bytes move.
 
-Comes in: lives, with the layouts of a plan. Goes out: layouts that cost less, if any are found.
-
 A run goes through the moments, forwards or backwards (what moves costs the same either way), and
 puts whatever comes into a hole: beside a neighbour that goes about when it does, in one that it
 fills. Where no hole is free, the mover makes one. How much each of this counts is drawn for every

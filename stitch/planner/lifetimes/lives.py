@@ -1,8 +1,6 @@
 """Lives: the buffers of one space while a plan runs, and where they lay in it.
 
-Comes in: a plan. Goes out: who is there at which *moment*, who may lie elsewhere, and what is taken
-by others. A moment is a stretch of tasks in which buffers come and none goes, so its last task sees
-them all.
+A moment is a stretch of tasks in which buffers come and none goes, so its last task sees them all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Standing: where a plan's tensors are made, and to where they move, such that most of them stand.
-
-Comes in: a plan. Goes out: addresses by task, to make the plan again with.
+"""StaticLayout: where a plan's tensors are made, and to where they move, such that most of them
+stand.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from stitch.program import Space
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StaticLayout:
     """Addresses in a space, chosen with all lifetimes in view.
 
-    `births`: by task and the how manieth of its buffers there it is. `moves`: by task, the
+    `allocations`: by task and the how manieth of its buffers there it is. `moves`: by task, the
     (buffer, from, to) that move before it.
     """
 
     space: Space
-    births: Mapping[tuple[int, int], int]
+    allocations: Mapping[tuple[int, int], int]
     moves: Mapping[int, Sequence[tuple[int, int, int]]]
 
 
-def standing_for(plan: Plan) -> Standing | None:
+def standing_for(plan: Plan) -> StaticLayout | None:
     """Where the tensors of a plan had better lie; None where what moves in it moves no less."""
     if not _may_stand(plan):
         return None
@@ -35,10 +34,10 @@ def standing_for(plan: Plan) -> Standing | None:
     layouts = search(lives)
     if layouts is None:
         return None
-    births, moves = {}, {}
+    allocations, moves = {}, {}
     for i, life in enumerate(lives.lives):
         if life.made is not None:
-            births[life.made] = layouts[life.first][i]
+            allocations[life.made] = layouts[life.first][i]
     before = {i: life.before for i, life in enumerate(lives.lives) if life.before is not None}
     for task, last, layout in zip(lives.begins, (before, *layouts), layouts, strict=False):
         moved = [
@@ -48,7 +47,7 @@ def standing_for(plan: Plan) -> Standing | None:
         ]
         if moved:
             moves[task] = tuple(moved)
-    return Standing(Space.L1, births, moves)
+    return StaticLayout(Space.L1, allocations, moves)
 
 
 def _may_stand(plan: Plan) -> bool:

@@ -1,8 +1,4 @@
-"""Making room in a space: what moves, what is dropped, who leaves, and why there is none.
-
-Comes in: the picture of what lies where, and what a task needs. Goes out: addresses, with the steps
-that make them free; else `OutOfMemoryError`.
-"""
+"""Making room in a space: what moves, what is dropped, who leaves, and why there is none."""
 
 from stitch.planner.making_room.demand import RoomDemand
 from stitch.planner.making_room.room import carry, make_room

@@ -1,8 +1,4 @@
-"""What one task needs of one space, and the problem that this is for the mover and the search.
-
-Comes in: what lies in a space, and a demand. Goes out: what may move, what may not, why it does not
-fit. Must not know who leaves.
-"""
+"""What one task needs of one space, and the problem that this is for the mover and the search."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from stitch.packing import pack
 from stitch.planner.certificate import Branches, Certificate
 from stitch.planner.mover import SpaceProblem, operation_size
 from stitch.planner.plan import Buffer
-from stitch.planner.plan_picture import Residency
+from stitch.planner.plan_state import PlanState
 from stitch.program import Space
 
 
@@ -37,7 +33,7 @@ class RoomDemand:
     evicts: bool = True
 
 
-def check_fixed(state: Residency, demand: RoomDemand) -> None:
+def check_fixed(state: PlanState, demand: RoomDemand) -> None:
     shape, allocator = state.shape(demand.space), state.allocators[demand.space]
     regions = sorted([(address, size, what, -1) for address, size, what in demand.fixed] + [
         (address, state.buffers[n].size_per_bank, state.buffers[n].origin, n)
@@ -83,7 +79,7 @@ def sizes_of(demand: RoomDemand, granule: int) -> list[int]:
     return [round_up(max(size, 1), granule) for size, _ in demand.floating]
 
 
-def problem_of(state: Residency, demand: RoomDemand) -> SpaceProblem:
+def problem_of(state: PlanState, demand: RoomDemand) -> SpaceProblem:
     shape = state.shape(demand.space)
     obstacles = [(address, size) for address, size, _ in demand.fixed]
     obstacles += [(a, state.buffers[n].size_per_bank) for n, a in demand.relocate.items()]

@@ -16,7 +16,7 @@ from typing import Literal
 from stitch.errors import OutOfMemoryError
 from stitch.machine import Policy
 from stitch.memory import Allocator
-from stitch.packing import pack
+from stitch.packing import PLACEMENTS, pack
 from stitch.planner.certificate import Certificate
 from stitch.planner.copy_cost import copy_cost
 from stitch.planner.making_room.demand import (
@@ -26,15 +26,88 @@ from stitch.planner.making_room.demand import (
     problem_of,
     sizes_of,
 )
-from stitch.planner.making_room.out_of_memory import out_of_memory
 from stitch.planner.making_room.victims import Victim, drop, drop_idle_copies, is_spare, victims_of
 from stitch.planner.mover import Repacking, SpaceProblem, arrange, relocation
 from stitch.planner.plan import Buffer, Copy, Instance, waiting_desc
-from stitch.planner.plan_picture import Residency
+from stitch.planner.plan_state import PlanState
 from stitch.program import Space
 
+# --------------------------------------------------------------------------------------------------
+# The error where no arrangement exists: the proof, who has the memory, and the least change.
 
-def make_room(state: Residency, demand: RoomDemand) -> list[int]:
+
+def out_of_memory(
+    state: PlanState, demand: RoomDemand, problem: SpaceProblem, certificate: Certificate
+) -> OutOfMemoryError:
+    """The error where nothing can leave: bytes needed and free, the biggest tensors, the proof."""
+    space, allocator = demand.space, state.allocators[demand.space]
+    wanted = ", ".join([w for _, _, w in demand.fixed] + [w for _, w in demand.floating])
+    size = sum(s for _, s, _ in demand.fixed) + sum(s for s, _ in demand.floating)
+    biggest = sorted(state.in_space(space), key=lambda b: -b.size_per_bank)[:5]
+    listed = ", ".join(
+        f"{b.origin} ({b.size_per_bank} B, {state.lifetime(b)})" for b in biggest
+    )  # fmt: skip
+    remedy = (
+        "drop tensors that are not needed, place some in another space "
+        "(--set input.NAME.space=dram), or split the program"
+    )
+    capacity = state.shape(space).capacity
+    if size > capacity:
+        remedy = (
+            f"{space.value} has {capacity} B per bank in all, so freeing helps nothing: place "
+            "it in another space (--set input.NAME.space=dram), shard it, or split the program"
+        )
+    remedy += _least_change(state, demand, problem)
+    if space is Space.DRAM and not state.outlets(space):
+        remedy += "; open_device(spill=True) lets tensors wait on the host"
+    error = OutOfMemoryError(
+        f"{space.value} cannot hold {wanted} of {demand.purpose}: {size} B per bank needed, "
+        f"{allocator.free_nbytes} B free, largest hole {allocator.largest_hole} B",
+        where=f"machine {state.machine.name!r}; biggest live tensors: {listed or 'none'}",
+        remedy=remedy,
+    )
+    error.certificate = certificate
+    return error
+
+
+def _least_change(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> str:
+    """The smallest tensor without which there is room, in words; nothing where no one will do."""
+    stays = {number for number, *_ in (*problem.movable, *problem.displaced)}
+    #: Bytes, whose, and the region that has to be theirs; None: any will do.
+    tensors: list[tuple[int, str, tuple[int, int] | None]] = [
+        (size, what, (address, size)) for address, size, what in demand.fixed
+    ]
+    wanted = zip(problem.pieces, demand.floating, strict=True)
+    tensors += [(size, what, None) for size, (_, what) in wanted]
+    for buffer in state.in_space(demand.space):
+        size, address = buffer.size_per_bank, buffer.address or 0
+        if buffer.number in stays:
+            tensors.append((size, buffer.origin, None))
+        elif buffer.pinned or buffer.number in demand.relocate:
+            address = demand.relocate.get(buffer.number, address)
+            tensors.append((size, buffer.origin, (address, size)))
+    pieces, budget, tried = problem.all_pieces, PLACEMENTS, set[int]()
+    over = sum(pieces) - sum(size for _, size in problem.gaps)
+    for size, what, region in sorted(tensors, key=lambda tensor: tensor[0]):
+        if size < over or what == "scratch" or (region is None and size in tried):
+            continue
+        left, gaps = pieces, problem.gaps
+        if region is None:
+            tried.add(size)
+            at = pieces.index(size)
+            left = (*pieces[:at], *pieces[at + 1 :])
+        else:
+            others = tuple(obstacle for obstacle in problem.obstacles if obstacle != region)
+            gaps = replace(problem, obstacles=others).gaps
+        packing = pack(left, [room for _, room in gaps], placements=max(0, budget))
+        budget -= packing.placements
+        if packing.chosen is not None:
+            missing = f"{over} B per bank are missing" if over > 0 else "what is left would pack"
+            return f"; {what} ({size} B) elsewhere would do: {missing}"
+    return ""
+
+
+def make_room(state: PlanState, demand: RoomDemand) -> list[int]:
     """Addresses for the floating pieces, after moves and evictions that are recorded as steps.
 
     Raises `OutOfMemoryError` where no arrangement exists, `LayoutError` where fixed regions clash.
@@ -84,7 +157,7 @@ def _has_room(problem: SpaceProblem) -> bool:
     return packing.chosen is not None if packing.ended else _arranged(problem) is not None
 
 
-def _free_places(state: Residency, demand: RoomDemand) -> list[int] | None:
+def _free_places(state: PlanState, demand: RoomDemand) -> list[int] | None:
     """Where the pieces fit with nothing moved, None where they do not; O(log n) for each."""
     allocator, alignment = state.allocators[demand.space], state.shape(demand.space).granule
     if any(state.buffers[n].address != address for n, address in demand.relocate.items()):
@@ -119,7 +192,7 @@ def _allocate_all(allocator: Allocator, sizes: Sequence[int], taken: list[int]) 
     return places
 
 
-def _elsewhere(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> Repacking | None:
+def _elsewhere(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> Repacking | None:
     """The arrangement in which only displaced buffers move, None where best fit finds none."""
     allocator = state.allocators[demand.space].clone()
     stays = {*problem.obstacles, *((a, size) for _, a, size in problem.movable)}
@@ -137,7 +210,7 @@ def _elsewhere(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> R
     return Repacking(tuple(moves), tuple(places[len(sizes) :]), sum(sizes))
 
 
-def _refuse_the_hopeless(state: Residency, demand: RoomDemand, problem: SpaceProblem) -> None:
+def _refuse_the_hopeless(state: PlanState, demand: RoomDemand, problem: SpaceProblem) -> None:
     """Raises `OutOfMemoryError` where there is no room without all that may leave: so nothing
     leaves in vain, one after the other."""
     stay = {n for n, *_ in (*problem.movable, *problem.displaced)
@@ -152,7 +225,7 @@ def _refuse_the_hopeless(state: Residency, demand: RoomDemand, problem: SpacePro
         raise out_of_memory(state, demand, left, certificate)
 
 
-def _evict_together(state: Residency, demand: RoomDemand, gone: Sequence[int]) -> SpaceProblem:
+def _evict_together(state: PlanState, demand: RoomDemand, gone: Sequence[int]) -> SpaceProblem:
     """Those of some buffers leave without which there is no room; gives what is left to arrange.
 
     Each one's certificate says that it may not stay where all the others leave.
@@ -180,7 +253,7 @@ def _evict_together(state: Residency, demand: RoomDemand, gone: Sequence[int]) -
 
 
 def _leave(
-    state: Residency,
+    state: PlanState,
     demand: RoomDemand,
     victims: Sequence[Victim],
     problem: SpaceProblem,
@@ -223,7 +296,7 @@ def _reason(demand: RoomDemand, certificate: Certificate) -> str:
 
 
 def _evict(
-    state: Residency,
+    state: PlanState,
     buffer: Buffer,
     to: Space,
     why: tuple[str, Certificate | None],
@@ -247,7 +320,7 @@ def _evict(
 
 
 def carry(
-    state: Residency,
+    state: PlanState,
     kind: Literal["evict", "return"],
     buffer: Buffer,
     new: int,
@@ -263,7 +336,7 @@ def carry(
 
 
 def _relocate(
-    state: Residency, demand: RoomDemand, problem: SpaceProblem, arrangement: Repacking
+    state: PlanState, demand: RoomDemand, problem: SpaceProblem, arrangement: Repacking
 ) -> Repacking:
     """Moves what an arrangement moves, or where that forms cycles what one does in which buffers
     keep their order, if it takes less; gives which."""

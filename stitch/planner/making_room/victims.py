@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 from stitch.planner.making_room.demand import RoomDemand
 from stitch.planner.plan import Buffer
-from stitch.planner.plan_picture import NEVER, Residency
+from stitch.planner.plan_state import NEVER, PlanState
 
 #: What the rule says of it, the buffer, and whether it is spare.
 Victim: TypeAlias = tuple[tuple[float, ...], Buffer, bool]
 
 
-def victims_of(state: Residency, demand: RoomDemand) -> list[Victim]:
+def victims_of(state: PlanState, demand: RoomDemand) -> list[Victim]:
     """Buffers that may leave, best by the rule first; then farthest next use, spare, idle, big."""
     ranked = []
     for buffer in state.in_space(demand.space):
@@ -31,7 +31,7 @@ def victims_of(state: Residency, demand: RoomDemand) -> list[Victim]:
 
 
 def _price(
-    state: Residency, demand: RoomDemand, buffer: Buffer, soonest: int, spare: bool
+    state: PlanState, demand: RoomDemand, buffer: Buffer, soonest: int, spare: bool
 ) -> tuple[float, ...]:
     """What the rule looks at first: bytes to write now and to bring back later."""
     if state.rule == "farthest":
@@ -50,7 +50,7 @@ def _price(
     return (not enough, price if enough else -soonest)
 
 
-def is_spare(state: Residency, buffer: Buffer) -> bool:
+def is_spare(state: PlanState, buffer: Buffer) -> bool:
     """Whether every value in a buffer survives without it, as things are now."""
     users = state.users[buffer.number]
     return not _is_shared_home(state, buffer) and all(
@@ -58,13 +58,13 @@ def is_spare(state: Residency, buffer: Buffer) -> bool:
     )
 
 
-def _is_shared_home(state: Residency, buffer: Buffer) -> bool:
+def _is_shared_home(state: PlanState, buffer: Buffer) -> bool:
     """Whether views lie here first of all: apart, they would no longer share what is written."""
     users = state.users[buffer.number]
     return len(users) > 1 and any(state.values[v][0].buffer == buffer.number for v in users)
 
 
-def drop(state: Residency, buffer: Buffer) -> None:
+def drop(state: PlanState, buffer: Buffer) -> None:
     for value in state.users[buffer.number]:
         for instance in [i for i in state.values[value] if i.buffer == buffer.number]:
             state.detach(value, instance)
@@ -72,7 +72,7 @@ def drop(state: Residency, buffer: Buffer) -> None:
                 state.touch(other.buffer)
 
 
-def drop_idle_copies(state: Residency, demand: RoomDemand, needed: int) -> bool:
+def drop_idle_copies(state: PlanState, demand: RoomDemand, needed: int) -> bool:
     """Drop spare copies that no task is known to want, at least as many bytes as are needed."""
     dropped, values = 0, state.values.items()
     if all(len(lies) < 2 or state.next_use(v, demand.space) != NEVER for v, lies in values):

@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from stitch.packing import Span, minus, union
-from stitch.planner.mover.aside import laid, outgoing, places_for, spans_of
 from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.order import Move, order_moves
+from stitch.planner.mover.staging import laid, outgoing, places_for, spans_of
 
 #: So many sets for each move are looked at.
 SETS = 64

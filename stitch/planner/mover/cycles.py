@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from math import gcd
 
 from stitch.packing import Span, minus, union
-from stitch.planner.mover.aside import laid, nbytes_of, outgoing, places_for, spans_of
 from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.cuts import cheapest_cut
 from stitch.planner.mover.order import Move
 from stitch.planner.mover.pieces import Pieces, cut_at
+from stitch.planner.mover.staging import laid, nbytes_of, outgoing, places_for, spans_of
 
 #: Work of trying piece sizes, those of the lowest estimates first: so many transfers a move.
 TRIED = 80

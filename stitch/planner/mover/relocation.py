@@ -16,7 +16,7 @@ from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.cycles import break_cycles
 from stitch.planner.mover.order import Move, order_moves
 from stitch.planner.plan import Relocate, Transfer
-from stitch.planner.plan_picture import Residency
+from stitch.planner.plan_state import PlanState
 from stitch.program import Space
 
 #: Makes room for so many bytes per bank of a space and gives their address.
@@ -26,7 +26,7 @@ Targets = dict[int, int]
 
 
 def relocation(
-    state: Residency,
+    state: PlanState,
     space: Space,
     targets: Targets,
     purpose: str,
@@ -62,7 +62,7 @@ def relocation(
 class _Relocation:
     """What moves, what is free beside it, and what that costs."""
 
-    def __init__(self, state: Residency, space: Space, targets: Targets, beside: Space) -> None:
+    def __init__(self, state: PlanState, space: Space, targets: Targets, beside: Space) -> None:
         self.state, self.space, self.targets = state, space, targets
         self.shape = state.shape(space)
         self.prices = Prices(state.machine, space, beside)
@@ -218,7 +218,7 @@ def _pieces(move: Move, most: int) -> Iterator[Move]:
         yield Move(move.source + at, move.target + at, min(most, move.size - at))
 
 
-def _beside(state: Residency, space: Space) -> list[Space]:
+def _beside(state: PlanState, space: Space) -> list[Space]:
     """Where bytes of a space can wait: in DRAM, on the host for those of DRAM, connected if
     possible; and farther out, where tensors of the space may go too."""
     machine = state.machine

@@ -1,7 +1,6 @@
 """Covering: which stays give way, so that at every task enough bytes are away, at little cost.
 
-Comes in: a chain. Goes out: numbers of stays. Greedy in several orders, then what hindsight shows
-needless stays after all. Must not know: tasks, descriptors, steps.
+Greedy in several orders, then what hindsight shows needless stays after all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The chain: when tensors are wanted in L1, and what it costs if they are elsewhere in between.
 
-Comes in: a `PlanRequest`. Goes out: a `StayChain` of stays. Must not know: addresses, rules, steps.
-
 A *stay* is the time between two uses of a tensor in L1. If the tensor leaves, its bytes are free in
 between; it has to be brought back for the next use, and, if it lies nowhere else, to be written to
 DRAM first: once, as values never change. So residency is a covering problem: at every task at least

@@ -1,8 +1,4 @@
-"""What each operation of a run makes: stored, or compared with what it should be.
-
-Comes in: a device, on which programs run while this watches. Goes out: verdicts, and files of
-results. Must not know: words of the command line.
-"""
+"""What each operation of a run makes: stored, or compared with what it should be."""
 
 from stitch.report.operations.array_comparison import (
     ComparedResult,

@@ -1,6 +1,5 @@
-"""Comparing arrays with what they should be: tolerances by type, differences in words, correlation.
-
-Comes in: arrays, tolerances. Goes out: verdicts. Must not know: where arrays come from.
+"""Comparing arrays with what they should be: tolerances by type, differences in words,
+correlation.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Every operation's results beside what they should be: which differ first, and a line for each.
 
-Comes in: a device; a saved run, or nothing but NumPy's kernels. Goes out: lines. The reference
-computes each operation from the operands that this run gave it, so it finds the operation that is
-wrong, not what has added up before; a saved run finds what has added up. Memory holds the results
-of one operation at a time. Must not know: the command line.
+The reference computes each operation from the operands that this run gave it, so it finds the
+operation that is wrong, not what has added up before; a saved run finds what has added up. Memory
+holds the results of one operation at a time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Watching the operations of a device's programs, one at a time, as hooks do.
-
-Comes in: a device. Goes out: each operation that runs, with which run of its program it is. Must
-not know: what is done with it.
-"""
+"""Watching the operations of a device's programs, one at a time, as hooks do."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Results of the operations of a run in a file, and out of it again.
 
-Comes in: a device, a path. Goes out: a `.npz` file of arrays named
-`PROGRAM/RUN/OPERATION/OUTPUT.OPERATOR`: the number of the program by first runs and its name, which
-run of it this is, the operation's number, the number of its output. Arrays are in the types that
-operations are computed in, rounded to those of their values. Memory holds one array at a time. Must
-not know: how arrays are compared.
+Arrays are in the types that operations are computed in, rounded to those of their values. Memory
+holds one array at a time.
 """
 
 from __future__ import annotations

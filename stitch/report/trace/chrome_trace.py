@@ -1,8 +1,7 @@
 """`ChromeTrace`: what a device does, as a Chrome trace (Perfetto and chrome://tracing open it).
 
-Comes in: a device's events. Goes out: the trace, as plain data or in a file. It changes nothing.
-While the device works events are only kept, and made into lines when they are asked for, or in
-batches that go to the file; so memory holds one batch, or the last events.
+It changes nothing. While the device works events are only kept, and made into lines when they are
+asked for, or in batches that go to the file; so memory holds one batch, or the last events.
 """
 
 from __future__ import annotations

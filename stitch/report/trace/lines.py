@@ -1,30 +1,30 @@
 """The lines that a device's events make in a trace, in their order.
 
-Comes in: events, each with what lay in the spaces, who told it and when. Goes out: lines. Times on
-the simulated clock are added up here: steps of plans come one after the other. Must not know: where
-lines go, how many are kept.
+Times on the simulated clock are added up here: steps of plans come one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stitch.machine import Machine
-from stitch.planner import Allocate, Copy, Execute, Free, Relocate, Step
+from stitch.machine import Machine, MachineShape, footprint
+from stitch.planner import Allocate, Copy, Execute, Free, Instance, Plan, Relocate, Step
 from stitch.program import Space
-from stitch.report.allocations import Place
+from stitch.report.allocations import Place, assign_arenas, own_at_start
 from stitch.report.explanation import WRITTEN
-from stitch.report.trace.flows import FlowLines, Slice
-from stitch.report.trace.memory import MemoryLines
-from stitch.report.trace.plan_facts import PlanFacts, facts_of
 from stitch.report.trace.tracks import (
     SIMULATED,
     TICK,
     WALL,
     Line,
+    buffer_line,
+    counter_line,
     device_names,
+    flow_line,
     instant_line,
     lane_track,
     slice_line,
@@ -43,6 +43,259 @@ from stitch.runtime import (
     Written,
     totals_of,
 )
+
+# --------------------------------------------------------------------------------------------------
+# The ways of values in a trace: from the slice that made one over its copies to those who read
+# it.
+
+#: Slices of a way that are told: the first, and the last ones.
+MAX_STOPS = 8
+
+
+class Slice(NamedTuple):
+    """A slice of the simulated clock: its track and its times; whether it computed."""
+
+    track: int
+    start: int
+    end: int
+    computes: bool
+
+
+Way = tuple[Slice, ...]
+
+
+class FlowLines:
+    """Which slices made and copied what lies where."""
+
+    def __init__(self) -> None:
+        #: By place, then by offset in bytes.
+        self._known: dict[Place, dict[int, Way]] = {}
+        #: The same for the buffers of the plan that is told, by number, then by offset.
+        self._ways: dict[int, dict[int, Way]] = {}
+        self._places: dict[int, Place] = {}
+        self._found: tuple[Place, ...] = ()
+        self._told = 0
+
+    def begin(self, places: Mapping[int, Place]) -> None:
+        """A plan begins that finds its buffers there."""
+        self._ways, self._places = {}, dict(places)
+        self._found = tuple(places.values())
+
+    def allocate(self, buffer: int, place: Place) -> None:
+        """A new buffer, in which nothing lies yet."""
+        self._ways[buffer] = {}
+        self._places[buffer] = place
+
+    def forget(self, place: Place) -> None:
+        """Nothing lies there any more."""
+        self._known.pop(place, None)
+
+    def _of(self, buffer: int) -> dict[int, Way]:
+        """The ways of what lies in a buffer."""
+        ways = self._ways.get(buffer)
+        if ways is None:
+            ways = self._ways[buffer] = dict(self._known.get(self._places[buffer], {})
+                                             if buffer in self._places else {})  # fmt: skip
+        return ways
+
+    def make(self, outputs: Iterable[Instance], by: Slice) -> None:
+        """A task has written its outputs."""
+        for instance in outputs:
+            self._of(instance.buffer)[instance.offset_nbytes] = (by,)
+
+    def copy(self, source: Instance, target: Instance, by: Slice, *, whole: bool) -> None:
+        """A value was copied, or all that lies in its buffer."""
+        ways = self._of(source.buffer)
+        into = self._of(target.buffer)
+        if whole:
+            into.update({offset: _longer(way, by) for offset, way in ways.items()})
+        way = ways.get(source.offset_nbytes, ())
+        into[target.offset_nbytes] = _longer(way, by)
+
+    def move(self, buffers: Iterable[tuple[int, Place]], by: Slice) -> None:
+        """Buffers were brought elsewhere, with all that lies in them."""
+        for buffer, place in buffers:
+            ways = self._of(buffer)
+            self._ways[buffer] = {offset: _longer(way, by) for offset, way in ways.items()}
+            self._places[buffer] = place
+
+    def read(self, inputs: Sequence[Instance], by: Slice,
+             tell: Callable[[Line], object]) -> int | None:  # fmt: skip
+        """A task reads its inputs: tells where they come from; gives when the last of them was
+        computed, None where none was."""
+        ready: int | None = None
+        for way in dict.fromkeys(self._of(i.buffer).get(i.offset_nbytes, ()) for i in inputs):
+            if not way:
+                continue
+            self._told += 1
+            first, *stops = way
+            tell(flow_line("s", self._told, first.track, first.end - TICK))
+            for stop in stops:
+                tell(flow_line("t", self._told, stop.track, stop.start))
+            tell(flow_line("f", self._told, by.track, by.start))
+            if first.computes:
+                ready = max(first.end, ready or 0)
+        return ready
+
+    def end(self, final: Iterable[int]) -> None:
+        """The plan has ended; these buffers are left where they lie."""
+        places = self._places
+        left = {places[buffer]: self._of(buffer) for buffer in final if buffer in places}
+        for place in (*self._found, *places.values()):
+            self._known.pop(place, None)
+        self._known |= left
+        self._ways, self._places, self._found = {}, {}, ()
+
+
+def _longer(way: Way, by: Slice) -> Way:
+    """A way with one more slice; of long ones the first slice and the last ones stay."""
+    if len(way) < MAX_STOPS:
+        return (*way, by)
+    return (way[0], *way[2:], by)
+
+
+# --------------------------------------------------------------------------------------------------
+# The memory of a device in its trace: buffers from allocation to release, counters of each space.
+
+
+class MemoryLines:
+    """What lies where now, and the numbers of the buffers."""
+
+    def __init__(self, shape: MachineShape) -> None:
+        self._limits = {s: (shape.space(s).base, shape.space(s).limit) for s in shape.spaces}
+        self._banks = {s: shape.space(s).banks for s in shape.spaces}
+        self._open: dict[Place, tuple[int, Lying]] = {}
+        #: Of each space: addresses and sizes in order, and bytes in use.
+        self._ranges: dict[Space, list[tuple[int, int]]] = {s: [] for s in shape.spaces}
+        self._used = dict.fromkeys(shape.spaces, 0)
+        #: The spaces whose counters are out of date, and what they showed last.
+        self._changed = set(shape.spaces)
+        self._shown: dict[str, int] = {}
+        self._begun = 0
+
+    def become(
+        self, now: Mapping[Place, Lying], at: int, tell: Callable[[Line], object],
+        gone: Callable[[Place], object],
+    ) -> None:  # fmt: skip
+        """This is what lies in the spaces now; `gone` hears of places that were left."""
+        for place, (_, lying) in list(self._open.items()):
+            new = now.get(place)
+            if new is None or new.size != lying.size:
+                self.end(place, at, tell)
+                gone(place)
+        for place, lying in now.items():
+            if place not in self._open:
+                self.begin(lying, at, tell)
+
+    def begin(self, lying: Lying, at: int, tell: Callable[[Line], object]) -> None:
+        """A buffer was allocated."""
+        if lying.space not in self._used:
+            return
+        self.end(lying.place, at, tell)
+        self._begun += 1
+        self._take(self._begun, lying)
+        arguments = {"space": lying.space.value, "address": lying.address,
+                     "size_per_bank": lying.size,
+                     "nbytes": lying.size * self._banks[lying.space]}  # fmt: skip
+        tell(buffer_line("b", self._begun, lying.origin, at, arguments))
+
+    def end(self, place: Place, at: int, tell: Callable[[Line], object]) -> None:
+        """A buffer was freed; where none is known to lie nothing happens."""
+        known = self._leave(place)
+        if known is not None:
+            number, lying = known
+            tell(buffer_line("e", number, lying.origin, at))
+
+    def move(
+        self, ways: Iterable[tuple[Place, Place]], at: int, tell: Callable[[Line], object]
+    ) -> None:
+        """Buffers lie elsewhere in their spaces; all at once, as they may take turns."""
+        moved = [(self._leave(place), target) for place, target in ways]
+        for known, (space, address) in moved:
+            if known is not None:
+                number, lying = known
+                self.end((space, address), at, tell)
+                self._take(number, lying._replace(space=space, address=address))
+                arguments = {"from": lying.address, "to": address}
+                tell(buffer_line("n", number, lying.origin, at, arguments))
+
+    def _take(self, number: int, lying: Lying) -> None:
+        self._open[lying.place] = (number, lying)
+        insort(self._ranges[lying.space], (lying.address, lying.size))
+        self._used[lying.space] += lying.size
+        self._changed.add(lying.space)
+
+    def _leave(self, place: Place) -> tuple[int, Lying] | None:
+        known = self._open.pop(place, None)
+        if known is not None:
+            lying = known[1]
+            ranges = self._ranges[lying.space]
+            del ranges[bisect_left(ranges, (lying.address, lying.size))]
+            self._used[lying.space] -= lying.size
+            self._changed.add(lying.space)
+        return known
+
+    def counters(self, at: int, tell: Callable[[Line], object]) -> None:
+        """What the counters show from now on, where that is new."""
+        for space in self._limits:
+            if space in self._changed:
+                shows = {"in use": self._used[space], "largest hole": self._hole(space)}
+                for what, value in shows.items():
+                    name = f"{space.value}: {what}"
+                    if self._shown.get(name) != value:
+                        self._shown[name] = value
+                        tell(counter_line(name, at, value * self._banks[space]))
+        self._changed.clear()
+
+    def _hole(self, space: Space) -> int:
+        """The largest range of a space where nothing lies, in bytes per bank."""
+        end, limit = self._limits[space]
+        hole = 0
+        for address, size in self._ranges[space]:
+            hole = max(hole, address - end)
+            end = max(end, address + size)
+        return max(hole, limit - end)
+
+
+# --------------------------------------------------------------------------------------------------
+# What all runs of a plan have in common in a trace, found once.
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """What all runs of a plan have in common: what it finds of its own, by place and by number, the
+    places and numbers of what it leaves, the bytes of each step that runs a task."""
+
+    plan: Plan
+    started: dict[Place, Lying]
+    places: dict[int, Place]
+    ended: frozenset[Place]
+    final: tuple[int, ...]
+    nbytes: dict[int, dict[str, int]]
+
+
+def facts_of(plan: Plan, machine: Machine) -> PlanFacts:
+    """What is the same in each run of a plan."""
+    started, ended = own_at_start(plan), assign_arenas(plan, plan.final_buffers)
+
+    def of(instances: Sequence[Instance]) -> int:
+        return sum(footprint(i.desc, machine.shape).own_nbytes for i in instances)
+
+    nbytes = {}
+    for index, step in enumerate(plan.steps):
+        if isinstance(step, Execute):
+            each = {"read_nbytes": of(step.inputs), "written_nbytes": of(step.outputs)}
+            if step.scratch is not None:
+                space, _, size = step.scratch
+                each["scratch_nbytes"] = size * machine.shape.space(space).banks
+            nbytes[index] = each
+    return PlanFacts(
+        plan,
+        {place: Lying(*place, b.size_per_bank, b.origin) for place, b in started.items()},
+        {b.number: place for place, b in started.items()},
+        frozenset(ended), tuple([b.number for b in ended.values()]), nbytes,
+    )  # fmt: skip
+
 
 #: Plans of which is remembered what all of their runs have in common.
 _MAX_PLANS = 512

@@ -1,8 +1,7 @@
 """Lines of a Chrome trace: which track they are on, and the form that each kind of them has.
 
-Comes in: times in whole nanoseconds. Goes out: plain data in the Trace Event Format. Two processes:
-the device on its simulated clock, with tracks for each lane (its programs, and its copies into each
-space), and the host on the wall clock, with tracks for each thread. Must not know: devices, plans.
+Two processes: the device on its simulated clock, with tracks for each lane (its programs, and its
+copies into each space), and the host on the wall clock, with tracks for each thread.
 """
 
 from __future__ import annotations

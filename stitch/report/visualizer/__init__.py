@@ -1,8 +1,4 @@
-"""What a device did, as the folder that ttnn-visualizer opens.
-
-Comes in: a device's events. Goes out: `db.sqlite` and `config.json`. Must not know: how they are
-shown.
-"""
+"""What a device did, as the folder that ttnn-visualizer opens."""
 
 from stitch.report.visualizer.visualizer_folder import VisualizerFolder
 

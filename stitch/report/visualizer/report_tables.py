@@ -1,7 +1,6 @@
 """The tables of `db.sqlite`, as ttnn writes them and ttnn-visualizer reads them, and their rows.
 
-Comes in: machines, layouts, rows. Goes out: a database in a file that has no name. Must not know:
-events. Names, columns and words are those of tt-metal (`ttnn/ttnn/graph_report.py`,
+Names, columns and words are those of tt-metal (`ttnn/ttnn/graph_report.py`,
 `ttnn/core/reports.cpp`) and of ttnn-visualizer (`report_schemas.py`: version 2 of the schema,
 `models.py`, `parseMemoryConfig.ts`).
 """

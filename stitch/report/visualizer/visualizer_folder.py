@@ -1,8 +1,7 @@
 """`VisualizerFolder`: what a device does, as the folder that ttnn-visualizer opens.
 
-Comes in: a device's events. Goes out: `db.sqlite` and `config.json` in a folder. It changes
-nothing. While the device works events are only kept, and made into rows in batches; memory holds
-one batch.
+It changes nothing. While the device works events are only kept, and made into rows in batches;
+memory holds one batch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from stitch.argument_kinds import PATH, takes
 from stitch.files import OutputFiles, make_folder, resolved, write_added
 from stitch.report.reported_device import DEVICE
 from stitch.report.visualizer.report_tables import ReportTables
-from stitch.report.visualizer.told_steps import ToldSteps
+from stitch.report.visualizer.step_reports import ToldSteps
 from stitch.runtime import Event, Lying, PlanRun, PlanStopped, RuntimeDevice, Written
 
 DATABASE = "db.sqlite"

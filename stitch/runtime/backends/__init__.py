@@ -1,8 +1,4 @@
-"""Backends: what allocates, copies, prepares, executes and frees on behalf of plans.
-
-Comes in: plans, prepared programs. Goes out: bound plans, claims on host memory. Must not know
-handles, recordings, queues.
-"""
+"""Backends: what allocates, copies, prepares, executes and frees on behalf of plans."""
 
 from stitch.runtime.backends.bound_plan import BoundPlan, BoundStep, OwnBytes, Thunk
 from stitch.runtime.backends.host_memory import HostMemory, Taker

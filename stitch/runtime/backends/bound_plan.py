@@ -1,7 +1,4 @@
-"""What a plan is once it is bound: steps to call, and what a run of them is given.
-
-Must not know how it is bound.
-"""
+"""What a plan is once it is bound: steps to call, and what a run of them is given."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from stitch.planner import Lanes, OwnPlace
+from stitch.planner import ArenaSlot, Lanes
 from stitch.program import Array, Program
 from stitch.runtime.executors import BoundProgram
 
@@ -35,7 +32,7 @@ class OwnBytes:
     lanes: Lanes
     bases: tuple[Array, ...]
 
-    def of(self, place: OwnPlace) -> Array:
+    def of(self, place: ArenaSlot) -> Array:
         """The bytes of one place."""
         return self.bases[place.lane][place.offset : place.offset + place.nbytes]
 

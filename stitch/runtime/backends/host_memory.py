@@ -1,9 +1,6 @@
 """What a device takes of the host's memory, asked for before it is taken.
 
-Comes in: plans that are about to be bound, the programs that they run. Goes out: claims on the
-process's budget, or an `OutOfMemoryError` that leaves everything as it was. A plan that is found
-again asks nothing: what it writes to is claimed for as long as it can run. Must not know windows
-or handles.
+A plan that is found again asks nothing: what it writes to is claimed for as long as it can run.
 
 Counted are the pages of the spaces that plans write to, what executors take (`ProgramBytes`), and
 host arrays on their way in. Not counted: the mappings of files, Python's own objects, libraries.
@@ -128,7 +125,7 @@ class HostMemory:
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes + sum(c.nbytes for c in self._regions))
         return mine
 
-    def take_again(
+    def reuse(
         self, plan: Plan, places: Iterable[tuple[Buffer, Sequence[int]]], nbytes: int = 0
     ) -> Claim | None:
         """Claim what a plan takes, once it has all of its own, to write to buffers at more
@@ -171,7 +168,7 @@ class HostMemory:
         for space, start, stop in regions:
             self._written[space].update([(start, stop)])
 
-    def give_back(self, live: Iterable[BufferRecord]) -> None:
+    def release_buffer(self, live: Iterable[BufferRecord]) -> None:
         """Give the system back what neither live buffers nor plans that can still run use."""
         if not self._regions:
             # Nothing is bound to what programs share.
@@ -197,10 +194,10 @@ class HostMemory:
     def close(self, pinned: Iterable[BufferRecord]) -> None:
         """Let everything go, and give back all bytes but those of buffers held by others."""
         try:
-            self.give_back(pinned)
+            self.release_buffer(pinned)
         finally:
             for claimed in (*self._in_spaces, *self._shared, *list(self._regions)):
-                claimed.let_go()
+                claimed.dispose()
             self._in_spaces.clear()
             self._shared.clear()
 

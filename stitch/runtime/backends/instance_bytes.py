@@ -1,8 +1,4 @@
-"""The bytes of instances: where they begin, and what lies there, as arrays.
-
-Comes in: instances. Goes out: live arrays over their own bytes, and arrays that are the caller's.
-Must not know: whether anybody may look just now.
-"""
+"""The bytes of instances: where they begin, and what lies there, as arrays."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ interpreter exits. In the child of a fork there are none, and the device is clos
 Whoever gives something waits until all have ended, whatever happens to him meanwhile: what runs
 beside him writes to the bytes of plans. An interrupt is raised then. What is given is given by one
 call of C, so what was interrupted before it was known to be given is found by asking behind it.
-Must not know what the functions are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`LocalBackend`: turns a plan into steps bound to bytes, and runs them.
-
-Comes in: plans, prepared programs. Goes out: `BoundPlan`, whose run allocates, decodes and decides
-nothing. Must not know handles or windows: that is the device's business.
-"""
+"""`LocalBackend`: turns a plan into steps bound to bytes, and runs them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Executors: what computes programs. A new one is one file here and a run of the conformance suite.
-
-Comes in: programs and regions of bytes. Goes out: steps to call. Must not know plans or devices.
+"""Executors: what computes programs. A new one is one file here and a run of the conformance
+suite.
 """
 
 from importlib import import_module
@@ -15,9 +14,9 @@ from stitch.runtime.executors.executor import (
     PreparedProgram,
     ProgramBytes,
     Workspace,
-    found_once,
+    cached_attribute,
     ignore_errors,
-    quietly,
+    with_fp_errors_ignored,
 )
 from stitch.runtime.executors.host import (
     OperationReferences,
@@ -129,9 +128,9 @@ __all__ = [
     "FunctionCall",
     "LinkTerms", "OperationReferences", "PreparedProgram", "PriceTable", "Prices", "ProgramBytes",
     "Workspace",
-    "as_bytes", "call_in_turn", "committed_nbytes", "dense_view", "found_once",
+    "as_bytes", "call_in_turn", "committed_nbytes", "dense_view", "cached_attribute",
     "ignore_errors", "is_own",
     "least_copy_microseconds", "least_microseconds", "load_prices", "make_executor",
-    "parse_prices", "price_names", "processor_name", "program_peak", "quietly", "running_alone",
-    "this_processor",
+    "parse_prices", "price_names", "processor_name", "program_peak", "running_alone",
+    "this_processor", "with_fp_errors_ignored",
 ]  # fmt: skip

@@ -1,8 +1,4 @@
-"""Kernels that call functions of the caller's on arrays in host memory.
-
-Comes in: descriptors of dense host arrays. Goes out: steps over them; whose turn it is stands in a
-box, as the same steps serve many calls. Must not know what is called, nor queues.
-"""
+"""Kernels that call functions of the caller's on arrays in host memory."""
 
 from __future__ import annotations
 

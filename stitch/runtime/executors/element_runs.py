@@ -1,8 +1,4 @@
-"""Runs of long elementwise operations that ONNX Runtime computes chunk by chunk.
-
-Comes in: a program. Goes out: which of its operations follow each other so, and into how many
-chunks their values are cut. Must not know sessions: what runs cost decides the division too.
-"""
+"""Runs of long elementwise operations that ONNX Runtime computes chunk by chunk."""
 
 from __future__ import annotations
 

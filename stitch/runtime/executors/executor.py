@@ -2,7 +2,7 @@
 
 `prepare` is called once per program, `bind` once per set of addresses; what `bind` returns belongs
 to a plan and dies with it. Calling the bound steps allocates and decides nothing; it is done
-`quietly`: kernels rely on NumPy's floating-point errors being ignored.
+`with_fp_errors_ignored`: kernels rely on NumPy's floating-point errors being ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-def quietly(function: Callable[P, Result], *arguments: P.args, **named: P.kwargs) -> Result:
+def with_fp_errors_ignored(
+    function: Callable[P, Result], *arguments: P.args, **named: P.kwargs
+) -> Result:
     """Call a function without floating-point warnings or errors of NumPy's: kernels rely on it.
 
     The state belongs to a run: it is set in a copy of the caller's context, which ends with the
@@ -68,7 +70,7 @@ Owner = TypeVar("Owner")
 Value = TypeVar("Value")
 
 
-class found_once(Generic[Owner, Value]):
+class cached_attribute(Generic[Owner, Value]):
     """A property that is computed when first asked for; its result is kept as an attribute of the
     object, where it is found from then on.
 
@@ -84,7 +86,7 @@ class found_once(Generic[Owner, Value]):
         self._name = name
 
     @overload
-    def __get__(self, owner: None, kind: type[Any]) -> found_once[Owner, Value]: ...
+    def __get__(self, owner: None, kind: type[Any]) -> cached_attribute[Owner, Value]: ...
     @overload
     def __get__(self, owner: Owner, kind: type[Any]) -> Value: ...
     def __get__(self, owner: Any, kind: type[Any]) -> Any:

@@ -1,8 +1,6 @@
 """The least time that a program, or a copy, takes on one thread of the host, by its counts.
 
-Comes in: a program, or a number of bytes. Goes out: microseconds, the same on every machine: what
-today's fastest cores would take. So what is said to take long does; what is said to take little may
-take more. Must not know executors, which differ, nor clocks.
+So what is said to take long does; what is said to take little may take more.
 
 Rates: two units that multiply and add 16 numbers of float32 at 3.1 GHz do 100 multiply-adds a
 nanosecond (server cores with AVX-512; NumPy's and PyTorch's products reach 88 where

@@ -1,9 +1,7 @@
 """What each operation of a program costs by NumPy's kernels, by a library's, and as a node of ONNX
 Runtime's; and what a division between them costs.
 
-Comes in: a program, a table of prices. Goes out: microseconds on one thread. Prices are measured on
-float32, and rough: what decides is which is several times the other. Must not know which division
-is sought.
+Prices are measured on float32, and rough: what decides is which is several times the other.
 
 NumPy moves elements for nothing, as views, computes long plain arithmetic by chunks that stay in
 the caches, and multiplies batches of small matrices where they lie. ONNX Runtime has the functions

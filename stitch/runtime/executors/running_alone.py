@@ -1,8 +1,4 @@
-"""A program by one executor's own kernels, on arrays of its own: for those who measure kernels.
-
-Comes in: an executor, a program that lies on the host, operands. Goes out: a function that runs it
-so many times. Must not know plans or devices.
-"""
+"""A program by one executor's own kernels, on arrays of its own: for those who measure kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import numpy as np
 
 from stitch.machine import MachineShape
 from stitch.program import Array, Program
-from stitch.runtime.executors.executor import Executor, quietly
+from stitch.runtime.executors.executor import Executor, with_fp_errors_ignored
 from stitch.runtime.executors.host import as_bytes
 
 
@@ -36,4 +32,4 @@ def running_alone(
                 step()
         return held
 
-    return lambda times: quietly(run, times)
+    return lambda times: with_fp_errors_ignored(run, times)

@@ -1,8 +1,6 @@
 """Host functions on a device: what their calls have in common, and calls in its queue.
 
-Comes in: host functions of `stitch.tasks`, and what they are called with. Goes out: agents and
-calls, as programs have them. A device is known by what a Protocol says; must not know when
-its queue runs.
+A device is known by what a Protocol says; must not know when its queue runs.
 """
 
 from stitch.runtime.functions.function_agents import HostAgents, queue_call

@@ -1,8 +1,4 @@
-"""A device's host functions: what their calls have in common is made once and kept.
-
-Comes in: host functions and their arguments. Goes out: agents, values and calls, ready to be
-queued. Must not know the queue.
-"""
+"""A device's host functions: what their calls have in common is made once and kept."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from stitch.errors import TaskError, UsageError
 from stitch.program import DataType, ValueType
 from stitch.runtime.arguments import Caller, link_value
 from stitch.runtime.functions.queued_calls import HostAgent, HostResult, QueuedCall, Settling
-from stitch.runtime.queue import Deaths, TaskQueue
+from stitch.runtime.queue import Reclaimer, TaskQueue
 from stitch.runtime.recording import Recordings
 from stitch.runtime.tensor import Tensor
 from stitch.runtime.values import ArgumentRecord, ValueRecord, as_array, capture
@@ -34,7 +30,7 @@ _OBJECTS = frozenset({type(None), bool, int, float, complex, str, bytes})
 class FunctionHome(Caller, Settling, Protocol):
     """A device, as those know it who call functions on it."""
 
-    deaths: Deaths
+    deaths: Reclaimer
     recordings: Recordings
 
 

@@ -1,10 +1,4 @@
-"""Calls of host functions: tasks of a queue whose transformation is a Python function.
-
-Comes in: host functions, and what they are called with: tensors and arrays, which they get as
-arrays by their permissions, and other objects, which they get as they are. Goes out: tasks, and
-what they give: tensors for what has a descriptor, else a `HostResult`. Must not know the device's
-queue, nor when it runs.
-"""
+"""Calls of host functions: tasks of a queue whose transformation is a Python function."""
 
 from __future__ import annotations
 

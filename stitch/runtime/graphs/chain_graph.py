@@ -1,7 +1,6 @@
 """The task graph of loaded programs that run one after the other.
 
-Comes in: programs, and which outputs feed which inputs. Goes out: the table of their graph. Inputs
-that nothing feeds are the graph's own. Must not know how it runs.
+Inputs that nothing feeds are the graph's own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The tasks of a task graph on one device: programs are loaded, host functions have agents.
-
-Comes in: the table of a task graph without merged tasks. Goes out: for each task what is queued for
-it. Must not know how a graph runs, nor what it is given.
-"""
+"""The tasks of a task graph on one device: programs are loaded, host functions have agents."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""`PlacedGraph`: a task graph on one device, ready to be queued.
-
-Comes in: the table of a task graph; values for its inputs. Goes out: what each input takes, what
-each output is, what is taken over; the graph in the queue. Must not know how a graph runs, nor who
-holds its results.
-"""
+"""`PlacedGraph`: a task graph on one device, ready to be queued."""
 
 from __future__ import annotations
 

@@ -18,17 +18,17 @@ from stitch.argument_kinds import arranged
 from stitch.program import Array
 from stitch.runtime.arguments import link_argument
 from stitch.runtime.device import RuntimeDevice
-from stitch.runtime.graphs.once_more import Again, Details, Repeat, only_of_leases
 from stitch.runtime.graphs.placed_graph import PlacedGraph
-from stitch.runtime.known_work import Entries, KnownWork
+from stitch.runtime.graphs.replay import Details, Replay, ReplayTarget, only_of_leases
+from stitch.runtime.plan_cache import Entries, PlanCache
 from stitch.runtime.queue import Done
 from stitch.runtime.recording import (
     BEGUN,
     COMPLETE,
     UNTOUCHED,
     Binding,
+    GeneratedRunner,
     Ran,
-    Straight,
     perform,
     stopped_by,
     tell_run,
@@ -38,8 +38,8 @@ from stitch.runtime.tensor import Tensor, handle_on, handles_on
 from stitch.runtime.values import (
     InstanceRecord,
     InstanceRef,
-    Lease,
     LeaseHolder,
+    OutputSlots,
     Status,
     ValueRecord,
 )
@@ -75,22 +75,22 @@ class PreparedGraph:
         }
         gone |= {at: why for at, why in graph.taken_over.items() if at < self._count}
         self._donated = tuple(sorted(gone.items()))
-        self._known: KnownWork[Details] = KnownWork(device)
+        self._known: PlanCache[Details] = PlanCache(device)
         #: Whose leases remember how they are run into once more.
         self._last: LeaseHolder[Binding] | None = None
         #: What each call looks at.
         self._dropped, self._tasks = device.deaths.dropped, device.tasks
         self._notes = device.deaths.notes
         self._lock, self._records = device.quick_lock, device.records
-        self._runs_here = device.runs_here
+        self._runs_here = device.holds_run_lock
 
     def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
         """Run the graph on arrays or tensors, by position or by name; gives its outputs, ready."""
         if named or len(arguments) != self._count:
             arguments = arranged(self._title, self._input_types, arguments, named)
         # What is called is a local: a method that an object only has costs 20 ns more to be found.
-        runs_here = self._runs_here
-        with self.device.lock if runs_here() else self._lock:
+        holds_run_lock = self._runs_here
+        with self.device.lock if holds_run_lock() else self._lock:
             handle = self._into_dropped(arguments)
             if handle is not None:
                 return handle
@@ -121,7 +121,7 @@ class PreparedGraph:
             or value.handles != 1
             # Else an interrupted window may read what the last run made.
             or not self._tasks.is_idle
-            or not self._records.is_whole
+            or not self._records.is_consistent
         ):
             return None
         ran = again.ran(arguments)
@@ -146,14 +146,14 @@ class PreparedGraph:
         results = self._run_past_queue(arguments)
         return self._run(self._linked(arguments)) if results is None else results
 
-    def repeat(self, arguments: Sequence[Any]) -> Repeat | None:
+    def repeat(self, arguments: Sequence[Any]) -> Replay | None:
         """How a run on these arguments is repeated by one who holds no results, but copies them: on
         the same tensors, which are lent, and other arrays; None where none is remembered. The lock
         is held."""
         if self._dropped or self._notes.left:
             self.device.run_queue()
         lease = None if self._last is None else self._last.ready()
-        again: Again | None = None if lease is None else lease.again
+        again: ReplayTarget | None = None if lease is None else lease.again
         if (
             lease is None
             or again is None
@@ -163,22 +163,22 @@ class PreparedGraph:
             or not again.ran_on(arguments)
         ):
             return None
-        return Repeat.of(again, lease)
+        return Replay.of(again, lease)
 
     def _results(
-        self, lease: Lease[Binding], binding: Binding, details: Details, ran: Ran
+        self, lease: OutputSlots[Binding], binding: Binding, details: Details, ran: Ran
     ) -> Tensor | tuple[Tensor, ...]:
         """Handles on what a run has just left in an idle lease."""
         device = self.device
         now = device.tasks.queued.number
         # Until there are handles on what the lease gives.
-        device.records.is_whole = False
-        values = lease.take_again(now)
+        device.records.is_consistent = False
+        values = lease.reuse(now)
         if values is None:
             values = [ValueRecord(device, *output) for output in details.own]
             lease.take(values, now)
         results = handles_on(values)
-        device.records.is_whole = True
+        device.records.is_consistent = True
         if ran is not True:
             tell_run(device, binding, ran)
         return results
@@ -187,17 +187,17 @@ class PreparedGraph:
         """Run what was recorded for values of these forms at these places; None where nothing was,
         or its guard does not hold."""
         device, dropped, records = self.device, self._dropped, self._records
-        if device.queues_here():
+        if device.holds_queue_lock():
             device.check_outside()
         if device.is_closed:
             device.refuse()
-        device.check_whole()
+        device.check_consistent()
         if self._calls_host:
             return None
         if self._notes.left or not self._tasks.is_idle or not only_of_leases(dropped):
             device.run_queue()
         lease = None if self._last is None else self._last.ready()
-        again: Again | None = None if lease is None else lease.again
+        again: ReplayTarget | None = None if lease is None else lease.again
         if (
             lease is not None
             and again is not None
@@ -246,11 +246,11 @@ class PreparedGraph:
             raise
         results = self._results(lease, binding, known.details, ran)
         straight = binding.straight
-        if isinstance(straight, Straight) and all_given and not known.exports:
+        if isinstance(straight, GeneratedRunner) and all_given and not known.exports:
             note = None
             if lease.is_single and isinstance(results, Tensor) and known.details.order is None:
                 note = results.__del__
-            lease.again = Again(
+            lease.again = ReplayTarget(
                 device, self._known, generation, entries if any(entries) else None,
                 tuple([value is not None and value.is_exposed for value in entries]),
                 binding, known.details, straight, straight.run, note,
@@ -259,7 +259,7 @@ class PreparedGraph:
         return _in_order(results, known.details.order)
 
     def _run_donated(
-        self, binding: Binding, lease: Lease[Binding], details: Details, entries: Entries,
+        self, binding: Binding, lease: OutputSlots[Binding], details: Details, entries: Entries,
         arrays: list[Array],
     ) -> Tensor | tuple[Tensor, ...] | None:  # fmt: skip
         """Run what takes entries over, which are gone then, with whatever they shared; None where
@@ -283,8 +283,8 @@ class PreparedGraph:
         undo = partial(self._give_back, given, lying, progress, overwritten)
         # Atomic: no call in between.
         progress[1] = UNTOUCHED
-        records.unfinished = undo
-        records.is_whole = False
+        records.pending_recovery = undo
+        records.is_consistent = False
         try:
             ran = perform(device, binding, arrays)
             now = device.tasks.queued.number
@@ -302,7 +302,7 @@ class PreparedGraph:
             undo()
             tell_stopped(device, binding, stopped)
             raise
-        records.unfinished = partial(self._take_over, given)
+        records.pending_recovery = partial(self._take_over, given)
         self._take_over(given)
         if ran is not True:
             tell_run(device, binding, ran)
@@ -324,9 +324,9 @@ class PreparedGraph:
                 records.release(value)
                 value.by, value.status = by, Status.LOST
         # Atomic: no call in between.
-        records.unfinished = None
+        records.pending_recovery = None
         # What the run made beside them has no handles: mending drops it.
-        records.is_whole = progress[1] != COMPLETE
+        records.is_consistent = progress[1] != COMPLETE
 
     def _take_over(self, given: Sequence[tuple[ValueRecord, str]]) -> None:
         """What was donated is the caller's no more; twice does no harm."""
@@ -337,8 +337,8 @@ class PreparedGraph:
             self.device.lost_all(value)
             value.status = Status.FREED
         # Atomic: no call in between.
-        records.unfinished = None
-        records.is_whole = True
+        records.pending_recovery = None
+        records.is_consistent = True
 
     # -- by way of the queue ---------------------------------------------------------------------
 

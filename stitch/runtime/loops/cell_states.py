@@ -1,8 +1,6 @@
-"""Cells: the values of a loop by number, and what comes after each of their states.
+"""PersistentBuffers: the values of a loop by number, and what comes after each of their states.
 
-A cell holds a value as a handle does. Comes in: values that are ready, or pending in the queue.
-Goes out: states, which are the same objects where the same values are held again. Must not know
-programs, or what the cells are for.
+A cell holds a value as a handle does.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class _Held:
             state.runs.clear()
         self.known.clear()
 
-    def give_back(self, dropped: deque[ValueRecord], lender: object = None) -> bool:
+    def release_buffer(self, dropped: deque[ValueRecord], lender: object = None) -> bool:
         """Leave the notes of what rests, where it is of one `lender` only what came from that, or
         from nobody; whether there was any."""
         state = self.state
@@ -94,7 +92,7 @@ class _Held:
         device.deaths.resting = [held for held in device.deaths.resting if held is not self]
 
 
-class Cells:
+class PersistentBuffers:
     """Values by number; each counts as a handle on its value. A cell may be empty."""
 
     def __init__(self, device: RuntimeDevice) -> None:
@@ -115,7 +113,7 @@ class Cells:
     def tensor(self, number: int) -> Tensor | None:
         """A handle on what a cell holds, None where it is empty."""
         with self.device.lock:
-            self.device.check_whole()
+            self.device.check_consistent()
             value = self.values[number]
             return None if value is None else handle_on(value)
 
@@ -123,7 +121,7 @@ class Cells:
         """Whether a cell's value may be written to: it is there, and nobody else holds it, nor its
         bytes."""
         with self.device.lock:
-            self.device.check_whole()
+            self.device.check_consistent()
             self.device.drain()
             value = self.values[number]
             if value is None or value.handles > 1 or value.status is not Status.READY:
@@ -134,7 +132,7 @@ class Cells:
     def hold(self, number: int, tensor: Tensor | None) -> None:
         """A cell holds what a handle refers to, or nothing."""
         with self.device.lock:
-            self.device.check_whole()
+            self.device.check_consistent()
             value = None if tensor is None else tensor._record
             after, gone = self.changed({number: value}, rests=False)
             held, dropped = self.held, self.device.deaths.dropped
@@ -149,7 +147,7 @@ class Cells:
         """Empty cells: their values are freed once nobody else holds them."""
         device, held = self.device, self.held
         with device.lock:
-            device.check_whole()
+            device.check_consistent()
             state = held.state
             after = state.drops.get(numbers)
             if after is not None:
@@ -167,7 +165,7 @@ class Cells:
     def close(self) -> None:
         """Empty all cells, and give back what they held."""
         with self.device.lock:
-            self.device.check_whole()
+            self.device.check_consistent()
             self.held.end(self.device)
             self.device.drain()
 
@@ -203,11 +201,11 @@ class Cells:
         """
         device = self.device
         finish = partial(self._finish, after, fresh, gone, then)
-        # From here on it will happen: `Lifetime.mend` does what an interrupt leaves.
-        device.records.is_whole = False
-        device.records.unfinished = finish
+        # From here on it will happen: `DeviceLocking.rebuild_bookkeeping` ends what is interrupted.
+        device.records.is_consistent = False
+        device.records.pending_recovery = finish
         finish()
-        device.records.is_whole = True
+        device.records.is_consistent = True
 
     def _finish(
         self, after: State, fresh: Sequence[ValueRecord], gone: Sequence[ValueRecord], then: Then
@@ -220,4 +218,4 @@ class Cells:
         # All at once: nothing can come in between these.
         held.state = after
         dropped += gone
-        device.records.unfinished = None
+        device.records.pending_recovery = None

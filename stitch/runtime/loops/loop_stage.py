@@ -2,9 +2,8 @@
 
 A cell holds a value as a handle does. A stage reads cells and leaves its results in cells, and what
 an output overwrites stays in its cell: where nobody else holds anything, a loop makes no handle and
-no value. Comes in: the table of a task graph, arrays of a call. Goes out: tensors of cells. A stage
-runs at once where the queue is empty and running it changes nothing but its results; else it waits
-in the queue, with what comes next, as any call. Must not know what the cells are for.
+no value. A stage runs at once where the queue is empty and running it changes nothing but its
+results; else it waits in the queue, with what comes next, as any call.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from stitch.errors import TaskError, UsageError
 from stitch.program import TensorDesc
 from stitch.runtime.arguments import link_argument
 from stitch.runtime.graphs import PlacedGraph
-from stitch.runtime.known_work import Entries, KnownRun, KnownWork
-from stitch.runtime.loops.cell_states import Cells, State, Then
+from stitch.runtime.loops.cell_states import PersistentBuffers, State, Then
+from stitch.runtime.plan_cache import CachedPlan, Entries, PlanCache
 from stitch.runtime.recording import (
     BEGUN,
     COMPLETE,
@@ -68,7 +67,7 @@ class _Details:
 class _RunFromState:
     """A run from one state of the cells to another: what it reads, overwrites, and makes."""
 
-    known: KnownRun[_Details]
+    known: CachedPlan[_Details]
     binding: Binding
     lease: AnyLease
     entries: Entries
@@ -94,7 +93,7 @@ class _RunFromState:
         return not self.binding.tally.is_closed
 
 
-class LoopStage:
+class StatefulExecutable:
     """Runs of a task graph between cells, called in one go with what it is given.
 
     `reads`: for each input of the graph its cell, None for what a call is given. `writes`: for each
@@ -104,7 +103,7 @@ class LoopStage:
 
     def __init__(
         self,
-        cells: Cells,
+        cells: PersistentBuffers,
         table: TaskTable,
         reads: Sequence[int | None],
         writes: Sequence[int],
@@ -121,7 +120,7 @@ class LoopStage:
         self._given_forms = tuple([(port.dtype, port.shape) for port in self._given_ports])
         #: The cells that it reads as they were before it, and those that it writes.
         self.reads, self.writes = tuple([n for n in reads if n is not None]), tuple(writes)
-        self._known: KnownWork[_Details] = KnownWork(self.device)
+        self._known: PlanCache[_Details] = PlanCache(self.device)
         self._read_names = [
             name for name, cell in zip(self._graph.input_names, reads, strict=True)
             if cell is not None
@@ -144,7 +143,7 @@ class LoopStage:
         device = self.device
         with device.lock:
             device.check_open()
-            device.check_whole()
+            device.check_consistent()
             if device.deaths.dropped or device.deaths.notes.left:
                 device.drain(resting=False)
             if (self._known and device.tasks.is_idle and not device.copies_forbidden
@@ -191,8 +190,8 @@ class LoopStage:
             commit = partial(self._commit, run, progress, then)
             # Atomic: no call in between. From here on it is committed, whatever is raised.
             progress[1] = UNTOUCHED
-            records.unfinished = commit
-            records.is_whole = False
+            records.pending_recovery = commit
+            records.is_consistent = False
         try:
             ran = perform(device, binding, arguments)
             if commit is not None:
@@ -203,9 +202,9 @@ class LoopStage:
                 self.cells.become(run.after, (), run.gone, then)
         except BaseException as error:
             stopped = stopped_by(error)
-            if records.unfinished is commit is not None:
+            if records.pending_recovery is commit is not None:
                 commit()
-            if records.is_whole:
+            if records.is_consistent:
                 tell_stopped(device, binding, stopped)
             raise
         if ran is not True:
@@ -228,8 +227,8 @@ class LoopStage:
         # Atomic: no call in between.
         held.state = after
         dropped += gone
-        records.unfinished = None
-        records.is_whole = True
+        records.pending_recovery = None
+        records.is_consistent = True
 
     def _run_from_here(self) -> _RunFromState | None:
         """What runs from here on, in places of an idle lease; None where nothing is known of it, or
@@ -237,7 +236,7 @@ class LoopStage:
         device, cells = self.device, self.cells
         entries = self._entries()
         known = self._found_run(entries)
-        if known is not None and cells.held.give_back(device.deaths.dropped, known.recording):
+        if known is not None and cells.held.release_buffer(device.deaths.dropped, known.recording):
             device.drain(resting=False)
             known = self._found_run(entries)
         binding = None if known is None else known.binding(device)
@@ -258,7 +257,7 @@ class LoopStage:
         cells.held.state.runs[self._key] = run
         return run
 
-    def _found_run(self, entries: Entries) -> KnownRun[_Details] | None:
+    def _found_run(self, entries: Entries) -> CachedPlan[_Details] | None:
         """What serves these entries, if nobody else has those that it overwrites."""
         exposed = None if None in entries else self._known.count_exposed(entries)
         known = None if exposed is None else self._known.find(entries, exposed)
@@ -278,7 +277,7 @@ class LoopStage:
         """Queue it; run that at once where it may be."""
         device = self.device
         device.check_open()
-        device.check_whole()
+        device.check_consistent()
         if not device.tasks.is_idle or device.copies_forbidden or not self._tries:
             if device.queue_up(lambda: self._append(given, then)):
                 device.run_queue()
@@ -307,7 +306,7 @@ class LoopStage:
         made, and it is as it was; whether that is so of all."""
         is_back = bool(self.replaced)
         with self.device.lock:
-            self.device.check_whole()
+            self.device.check_consistent()
             for number, tensor in self.replaced:
                 held, before = self.cells.values[number], tensor._record
                 is_missing = held is None or held.status is Status.FAILED

@@ -1,22 +1,22 @@
-"""The queue: the stretch of tasks that waits to be run, and what becomes of it after a failure.
-
-Comes in: tasks on values, notes of what has died. Goes out: windows, free memory.
-Must not know handles.
-"""
+"""The queue: the stretch of tasks that waits to be run, and what becomes of it after a failure."""
 
 from stitch.runtime.queue.constant_cache import ConstantCache
-from stitch.runtime.queue.deaths import Deaths
-from stitch.runtime.queue.exposure import comparison_of, expose, forget_stale_copies
+from stitch.runtime.queue.exposure import (
+    comparison_of,
+    invalidate_stale_copies,
+    mark_externally_writable,
+)
 from stitch.runtime.queue.linked import Linked
+from stitch.runtime.queue.reclaimer import Reclaimer
 from stitch.runtime.queue.task_queue import Done, TaskQueue
 
 __all__ = [
     "ConstantCache",
-    "Deaths",
+    "Reclaimer",
     "Done",
     "Linked",
     "TaskQueue",
     "comparison_of",
-    "expose",
-    "forget_stale_copies",
+    "mark_externally_writable",
+    "invalidate_stale_copies",
 ]

@@ -1,9 +1,7 @@
 """Exposed bytes: others hold them too (NumPy, torch, whoever borrowed), and may write them unseen.
 
-Comes in: values whose primary bytes are a caller's array, or were exported. Goes out: the same
-values without the copies elsewhere that are no longer equal to them. Nobody is trusted to say what
-he has written: the bytes are compared, all of them, each time that a value enters the queue's run.
-Must not know plans.
+Nobody is trusted to say what he has written: the bytes are compared, all of them, each time that a
+value enters the queue's run.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class Bytes(Protocol):
     contents: InstanceBytes
 
 
-def expose(value: ValueRecord, remembered: ConstantCache) -> None:
+def mark_externally_writable(value: ValueRecord, remembered: ConstantCache) -> None:
     """Others hold the primary bytes of a value from now on, and so those of all that share them."""
     for sharer in value.instances[0].buffer.users:
         sharer.is_exposed = True
@@ -49,7 +47,7 @@ def expose(value: ValueRecord, remembered: ConstantCache) -> None:
             sharer.version = 0
 
 
-def forget_stale_copies(device: Bytes, value: ValueRecord) -> None:
+def invalidate_stale_copies(device: Bytes, value: ValueRecord) -> None:
     """Drop the copies of an exposed value unless each of them has its bytes, bit by bit.
 
     A copy of another form (tiles, another data type) cannot be compared, so it never stays.

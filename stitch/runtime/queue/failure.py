@@ -10,7 +10,7 @@ from typing import Protocol
 
 from stitch.errors import StitchError
 from stitch.runtime.locks import Lock
-from stitch.runtime.recording import Window, said_of, undo_donation
+from stitch.runtime.recording import TaskBatch, said_of, undo_donation
 from stitch.runtime.values import Records, Status
 from stitch.tasks import NumberedTask
 
@@ -20,14 +20,14 @@ class Queue(Protocol):
 
     records: Records
     lock: Lock
-    queued: Window
+    queued: TaskBatch
 
-    def run_window(self, window: Window, kept: tuple[bool, ...]) -> object:
+    def run_window(self, window: TaskBatch, kept: tuple[bool, ...]) -> object:
         """Run a window that is not in the queue any more."""
 
 
 def run_one_by_one(
-    queue: Queue, window: Window, kept: Sequence[bool], error: Exception | None = None
+    queue: Queue, window: TaskBatch, kept: Sequence[bool], error: Exception | None = None
 ) -> None:
     """Run each task of a window in a window of its own; raises the first error at the end.
 
@@ -73,7 +73,7 @@ def says_more(error: Exception, first: Exception | None) -> bool:
     return first is None or (isinstance(first, StitchError) and not isinstance(error, StitchError))
 
 
-def _cancel_from(window: Window, index: int, error: BaseException) -> None:
+def _cancel_from(window: TaskBatch, index: int, error: BaseException) -> None:
     """The tasks from one on will not run."""
     for late, task in enumerate(window.graph.tasks[index:], index):
         _fail_task(window, late, task, error)
@@ -81,7 +81,9 @@ def _cancel_from(window: Window, index: int, error: BaseException) -> None:
             undo_donation(window.values[number], task.transformation.name)
 
 
-def run_the_rest(queue: Queue, window: Window, kept: Sequence[bool], left: Sequence[int]) -> None:
+def run_the_rest(
+    queue: Queue, window: TaskBatch, kept: Sequence[bool], left: Sequence[int]
+) -> None:
     """Run the tasks of a window that do not depend on the one that failed, each by itself.
 
     What fails among them is marked; the first failure is the one that is raised.
@@ -109,7 +111,7 @@ def run_the_rest(queue: Queue, window: Window, kept: Sequence[bool], left: Seque
 
 
 def _run_alone(
-    queue: Queue, window: Window, kept: Sequence[bool], index: int, task: NumberedTask,
+    queue: Queue, window: TaskBatch, kept: Sequence[bool], index: int, task: NumberedTask,
     later: Set[int],
 ) -> None:  # fmt: skip
     values = window.values
@@ -126,7 +128,7 @@ def _run_alone(
     queue.run_window(alone, tuple([kept[n] or n in later or n in task.outputs for n in numbers]))
 
 
-def drop_dead(queue: Queue, window: Window, kept: Sequence[bool]) -> None:
+def drop_dead(queue: Queue, window: TaskBatch, kept: Sequence[bool]) -> None:
     """Free what nobody wants: neither when the window left the queue, nor now (a donation that did
     not happen is taken back), nor what is in the queue."""
     with queue.lock:
@@ -141,7 +143,7 @@ def drop_dead(queue: Queue, window: Window, kept: Sequence[bool]) -> None:
                 queue.records.release(value)
 
 
-def reads_what_failed(window: Window) -> bool:
+def reads_what_failed(window: TaskBatch) -> bool:
     """Whether something that its tasks read was never made."""
     if any(value.status > Status.READY for _, value in window.sources):
         return True
@@ -149,7 +151,7 @@ def reads_what_failed(window: Window) -> bool:
     return any(call is not None and call.is_cancelled for call in calls)
 
 
-def cancel(window: Window, error: BaseException) -> None:
+def cancel(window: TaskBatch, error: BaseException) -> None:
     """What was queued in it and has not run never will."""
     for index, task in enumerate(window.graph.tasks):
         is_made = all(window.values[number].status is not Status.PENDING for number in task.outputs)
@@ -158,13 +160,13 @@ def cancel(window: Window, error: BaseException) -> None:
             undo_donation(window.values[number], task.transformation.name)
 
 
-def _fail_task(window: Window, index: int, task: NumberedTask, error: BaseException) -> None:
+def _fail_task(window: TaskBatch, index: int, task: NumberedTask, error: BaseException) -> None:
     """Mark what a task could not make, as it failed."""
     said = f"{type(error).__name__}: {(said_of(error) or 'no message').splitlines()[0]}"
     _mark(window, index, task, f"task {task.transformation.name!r}: {said}")
 
 
-def _mark(window: Window, index: int, task: NumberedTask, why: str) -> None:
+def _mark(window: TaskBatch, index: int, task: NumberedTask, why: str) -> None:
     """Say of what a task could not make why that is."""
     call = window.call(index)
     if call is not None:

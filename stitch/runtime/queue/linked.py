@@ -1,8 +1,4 @@
-"""Linked work: the tasks of a window as fewer tasks, some of which are linked programs.
-
-Comes in: what a window's tasks have become. Goes out: windows of these. Must not know: who decides
-what is linked, or how.
-"""
+"""Linked work: the tasks of a window as fewer tasks, some of which are linked programs."""
 
 from __future__ import annotations
 
@@ -10,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stitch.runtime.recording import Agent, Window
+from stitch.runtime.recording import Agent, TaskBatch
 from stitch.runtime.values import Status
-from stitch.tasks import Stretch
+from stitch.tasks import TaskSequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,16 +20,16 @@ class Linked:
     of these are wanted; `inside`: the window's other values, which nobody wants.
     """
 
-    graph: Stretch
+    graph: TaskSequence
     members: tuple[tuple[int, ...], ...]
     programs: tuple[Agent | None, ...]
     numbers: tuple[int, ...]
     kept: tuple[bool, ...]
     inside: tuple[int, ...]
 
-    def window(self, window: Window) -> Window:
+    def window(self, window: TaskBatch) -> TaskBatch:
         """A window's work in this form; it is never queued."""
-        linked = Window(window.number, window.nothing)
+        linked = TaskBatch(window.number, window.nothing)
         linked.graph = self.graph
         values, agents = window.values, window.agents
         linked.values = [values[number] for number in self.numbers]
@@ -44,7 +40,7 @@ class Linked:
         linked.merged = tuple([len(members) > 1 for members in self.members])
         return linked
 
-    def end_inside(self, window: Window) -> None:
+    def end_inside(self, window: TaskBatch) -> None:
         """It has run in this form: what its programs hand on inside is not there any more."""
         values = window.values
         for number in self.inside:
@@ -58,11 +54,11 @@ class Linked:
 class Linking(Protocol):
     """Who decides which work runs linked."""
 
-    def linked(self, window: Window, kept: tuple[bool, ...]) -> Linked | None:
+    def linked(self, window: TaskBatch, kept: tuple[bool, ...]) -> Linked | None:
         """The form in which a window runs now, if it is linked; counts that it runs."""
 
-    def is_settled(self, window: Window, kept: tuple[bool, ...]) -> bool:
+    def is_settled(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
         """Whether the same work will run in the same form from now on."""
 
-    def keep_apart(self, window: Window, kept: tuple[bool, ...], why: str) -> None:
+    def keep_apart(self, window: TaskBatch, kept: tuple[bool, ...], why: str) -> None:
         """Linked, it would cost more than apart, or does not fit."""

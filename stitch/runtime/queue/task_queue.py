@@ -1,8 +1,4 @@
-"""The queue of a device: what is queued, what has left it and runs, and how both stay apart.
-
-Comes in: tasks. Goes out: windows that have run, or failed, or are queued again. Must not know
-handles, nor whose turn it is: whoever runs the queue holds the device's lock.
-"""
+"""The queue of a device: what is queued, what has left it and runs, and how both stay apart."""
 
 from __future__ import annotations
 
@@ -13,9 +9,8 @@ from stitch.errors import StitchError, TaskError
 from stitch.program import TensorDesc
 from stitch.runtime.backends import InstanceBytes
 from stitch.runtime.locks import Lock
-from stitch.runtime.queue.cutting import Cutting, run_in_pieces
-from stitch.runtime.queue.deaths import Deaths
-from stitch.runtime.queue.exposure import forget_stale_copies
+from stitch.runtime.queue.batch_splitter import BatchSplitter, run_in_pieces
+from stitch.runtime.queue.exposure import invalidate_stale_copies
 from stitch.runtime.queue.failure import (
     cancel,
     reads_what_failed,
@@ -23,18 +18,19 @@ from stitch.runtime.queue.failure import (
     run_the_rest,
 )
 from stitch.runtime.queue.linked import Linked, Linking
+from stitch.runtime.queue.reclaimer import Reclaimer
 from stitch.runtime.recording import (
     Agent,
     Binding,
     RecordingMaker,
     Site,
-    Window,
+    TaskBatch,
     leave_results,
     run_binding,
     tell_run,
 )
 from stitch.runtime.values import Records, Status, Store, ValueRecord
-from stitch.tasks import Stretch, Transformation, TransformationKind
+from stitch.tasks import TaskSequence, Transformation, TransformationKind
 
 READY = Status.READY
 
@@ -43,7 +39,7 @@ class Owner(Site, Store, Protocol):
     """A device, as its queue knows it."""
 
     contents: InstanceBytes
-    deaths: Deaths
+    deaths: Reclaimer
     maker: RecordingMaker
 
     @property
@@ -55,8 +51,8 @@ class Done(NamedTuple):
     """A window that has run by one plan, and the form in which it ran."""
 
     binding: Binding
-    form: Window
-    window: Window
+    form: TaskBatch
+    window: TaskBatch
     kept: tuple[bool, ...]
     linking: Linking | None
 
@@ -69,26 +65,26 @@ class Done(NamedTuple):
 class TaskQueue:
     """What is queued (`queued`), and what has left the queue and is planned or run (`running`).
 
-    `lock` is held for moments only; see `Lifetime`.
+    `lock` is held for moments only; see `DeviceLocking`.
     """
 
     def __init__(self, device: Owner, records: Records, lock: Lock, size: int) -> None:
         """`size`: tasks that a window holds, where work does not repeat."""
         self._device, self.records, self.lock = device, records, lock
         self.size = self.limit = size
-        self.queued = Window(0, Stretch())
-        self.running: Window | None = None
+        self.queued = TaskBatch(0, TaskSequence())
+        self.running: TaskBatch | None = None
         #: Whether nothing is queued, nor has left the queue and runs: what calls look at.
         self.is_idle = True
         self.windows_run = 0
-        self._cutting = Cutting(records, device.machine.shape)
+        self._cutting = BatchSplitter(records, device.machine.shape)
 
     # -- queueing; `lock` is held ------------------------------------------------------------------
 
-    def mend(self) -> None:
+    def rebuild_bookkeeping(self) -> None:
         """No task is half queued from now on."""
         if not self.queued.is_whole:
-            self.queued = Window.of(self.queued.number + 1, self.queued)
+            self.queued = TaskBatch.of(self.queued.number + 1, self.queued)
         self.is_idle = self.running is None and not self.queued.agents
 
     def append(
@@ -162,7 +158,7 @@ class TaskQueue:
         """
         with self.lock:
             if not self.queued.is_whole:
-                self.mend()
+                self.rebuild_bookkeeping()
             if fill is not None:
                 fill()
             window = self.queued
@@ -171,7 +167,7 @@ class TaskQueue:
                 self.is_idle = self.running is None
                 return None
             kept = tuple([value.handles > 0 and not value.consumed for value in window.values])
-            following = Window(window.end, window.nothing)
+            following = TaskBatch(window.end, window.nothing)
             # From here on others queue in the next, and may give away what this one reads. Both at
             # once: nothing can come in between these.
             self.running = window
@@ -194,7 +190,7 @@ class TaskQueue:
                 self.end_run()
 
     def run_window(
-        self, window: Window, kept: tuple[bool, ...], at_most: int | None = None
+        self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
     ) -> Done | None:
         """Run a window that has left the queue; what ran, if it was one plan.
 
@@ -204,7 +200,7 @@ class TaskQueue:
         for _, value in window.sources if window.reads_exposed else ():
             # Others may have written its bytes since the device copied them.
             if value.is_exposed and len(value.instances) > 1:
-                forget_stale_copies(device, value)
+                invalidate_stale_copies(device, value)
         if window.reads_failed and reads_what_failed(window):
             self._begin(window)
             # What its tasks do not make, those of the next may have asked for already.
@@ -239,7 +235,7 @@ class TaskQueue:
             raise
         return Done(binding, form, window, kept, device.linking)
 
-    def _begin(self, window: Window) -> None:
+    def _begin(self, window: TaskBatch) -> None:
         """What left the queue, this window or one that it is a piece of, does not go back from here
         on."""
         running = self.running or window
@@ -248,8 +244,8 @@ class TaskQueue:
             running.is_planned = True
 
     def _planned(
-        self, window: Window, kept: tuple[bool, ...], at_most: int | None
-    ) -> tuple[Binding | None, Window, Linked | None]:
+        self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None
+    ) -> tuple[Binding | None, TaskBatch, Linked | None]:
         """What runs a window, and in which form; raises what planning raises."""
         device = self._device
         linking, maker = device.linking, device.maker
@@ -279,18 +275,18 @@ class TaskQueue:
             return
         with self.lock:
             following = self.queued
-            if self.records.unfinished is not None:
+            if self.records.pending_recovery is not None:
                 # What it has made is there, before what it has not is given up.
-                self.records.unfinished()
+                self.records.pending_recovery()
             if window.is_planned and not window.is_done:
                 # What was queued behind it may miss results of it.
                 following.reads_failed = True
                 cancel(window, TaskError("the thread that ran it was interrupted"))
             elif not window.is_done:
-                following = Window.of(following.number + 1, window, following)
+                following = TaskBatch.of(following.number + 1, window, following)
             self._end(window, following)
 
-    def _end(self, window: Window, following: Window) -> None:
+    def _end(self, window: TaskBatch, following: TaskBatch) -> None:
         """Nothing runs any more, and what comes next is queued."""
         for value in window.given_up:
             if value.status is READY and value.window != following.number:

@@ -1,8 +1,4 @@
-"""An agent: what runs a task of a window.
-
-Comes in: nothing. Goes out: the form of what comes from above: loaded programs and calls of host
-functions. Must not know: windows, recordings, handles.
-"""
+"""An agent: what runs a task of a window."""
 
 from __future__ import annotations
 

@@ -2,9 +2,7 @@
 
 Only what touches such places differs from one binding to the next: that is bound anew for each, the
 rest once for all. Where written code is given arrays alone (`placed_objects`) steps at other places
-are bound only for hooks, and for listeners for whom no code is written yet. Comes in: a plan that
-moves nothing, and addresses. Goes out: bound plans that share steps. Must not know leases, or when
-a binding runs.
+are bound only for hooks, and for listeners for whom no code is written yet.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ class BoundParts:
             # What is lent is its owner's to keep alive.
             self._rest = whole.with_steps(dict.fromkeys(self._varying, BoundStep(())))
             return whole
-        claimed = memory.take_again(self._plan, (), self._nbytes)
+        claimed = memory.reuse(self._plan, (), self._nbytes)
         own = {
             index: backend.bind_step(
                 self._plan.steps[index], self._programs, self._bodies, buffers, addresses, rest,

@@ -1,9 +1,8 @@
-"""Straight-line code: the steps of a bound plan as one function, written out call by call.
+"""GeneratedRunner-line code: the steps of a bound plan as one function, written out call by call.
 
 A loop over prepared calls pays for the loop and for every `partial`; written out, a step costs what
 a programmer's own line would. There is a bare form and one for each kind of observers: the same
-steps with calls around them. Comes in: thunks. Goes out: a function of the host arrays. Must not
-know records or handles. All names in the source are generated; objects reach it as arguments.
+steps with calls around them. All names in the source are generated; objects reach it as arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from stitch.planner import Fork
 from stitch.runtime.backends import LaneThreads, Thunk
-from stitch.runtime.executors import ignore_errors, quietly
+from stitch.runtime.executors import ignore_errors, with_fp_errors_ignored
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.code_text import Source
 from stitch.runtime.recording.forked import Stopped, steps_before
@@ -34,7 +33,7 @@ Ran: TypeAlias = "tuple[float, ...] | bool"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Straight:
+class GeneratedRunner:
     """`run(arrays)` is False, with nothing done, where one of the arrays is of another kind;
     `run(arrays, True)` does not look. It runs in a context in which NumPy ignores errors: its own,
     where there are only kernels in it, else a copy of the caller's.
@@ -83,12 +82,12 @@ class Code:
             return None
         return [source.own.objects[start:end] for start, end in pairwise(named)]
 
-    def straight(self, objects: Iterable[object], tally: Tally) -> Straight:
+    def straight(self, objects: Iterable[object], tally: Tally) -> GeneratedRunner:
         """The function for a binding with these objects; `tally` counts its runs."""
         run = self.bind(*objects, tally)
         code = run.__code__
-        in_context = quietly if self.context is None else self.context.run
-        return Straight(partial(in_context, run), self.observers, code, self.ends)
+        in_context = with_fp_errors_ignored if self.context is None else self.context.run
+        return GeneratedRunner(partial(in_context, run), self.observers, code, self.ends)
 
 
 def written(

@@ -1,7 +1,6 @@
 """The text of straight-line code: lines, functions, and the names of the objects in them.
 
-Comes in: thunks. Goes out: the source of a function that calls them, which is run once to give it.
-All names in the source are generated; objects reach it as arguments. Must not know recordings.
+All names in the source are generated; objects reach it as arguments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Foresight: by which predictions a recording makes tensors give way, and whether these still hold.
-
-Comes in: what was known of next uses when the plan was made. Goes out: whether the plan would still
-be chosen. Must not know how next uses are predicted.
-"""
+"""The predictions of next uses by which a plan evicts tensors, and whether they still hold."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from stitch.runtime.values import Place, Records, ValueRecord
 MAX_TRIES = 64
 
 
-class Foresight:
+class EvictionPrediction:
     """Where what could have left lay and no task uses, the one read next first, as was predicted.
 
     It tires: plans that follow each other because next uses have changed come to an end.
@@ -27,7 +23,7 @@ class Foresight:
     _tries: int
 
     def __init__(
-        self, request: PlanRequest, knowledge: int, before: Iterable[Foresight | None]
+        self, request: PlanRequest, knowledge: int, before: Iterable[EvictionPrediction | None]
     ) -> None:
         """`knowledge`: the version of the predictions; `before`: of earlier recordings of the
         work."""

@@ -1,8 +1,5 @@
 """Forks in written code: their lanes' functions run beside each other, and what is left where one
 fails.
-
-Comes in: the functions of a fork's lanes. Goes out: what they gave, or an exception that knows what
-was done. Must not know text, records or handles.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How plans run on lanes here: what their steps cost, and the programs' forms for each lane.
-
-Comes in: plans, agents. Goes out: lanes, prepared programs. Must not know text, records or handles.
-"""
+"""How plans run on lanes here: what their steps cost, and the programs' forms for each lane."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Next uses, learned: when what a task has used or made is read in L1 again, told by what came
 before.
 
-Comes in: windows that are planned. Goes out: for values that live on, the tasks that read them in
-L1 next, as far as that can be known: who reads elsewhere does not want what lies in L1. What
-followed a use of the same slot of the same transformation is taken to follow it again; of the
+What followed a use of the same slot of the same transformation is taken to follow it again; of the
 stretches of tasks before it that are remembered the longest that is alike decides. A wrong
-prediction costs bytes, never results. Must not know: plans, places.
+prediction costs bytes, never results.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from math import inf
 from typing import TypeAlias
 
 from stitch.program import Space
-from stitch.runtime.recording.window import Window
+from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import ValueRecord
-from stitch.tasks import Stretch
+from stitch.tasks import TaskSequence
 
 #: How many tasks, the one that uses a value among them, are compared: the longest first.
 DEPTHS = (64, 16, 4, 1)
@@ -33,7 +31,7 @@ MAX_NOTED = 1 << 9
 #: negative).
 _Context: TypeAlias = tuple[int, int]
 #: Tasks from a number to before another, and the values that they speak of.
-_Stretch: TypeAlias = "tuple[int, int, Stretch, Sequence[ValueRecord | None]]"
+_Stretch: TypeAlias = "tuple[int, int, TaskSequence, Sequence[ValueRecord | None]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class NextUses:
         self._noted: deque[_Stretch] = deque()
         self._tasks = 0
 
-    def note(self, window: Window) -> None:
+    def note(self, window: TaskBatch) -> None:
         """A window is about to run."""
         # An array of a call would live on here.
         values = [None if value.is_array else value for value in window.values]
@@ -90,7 +88,7 @@ class NextUses:
             del self._distances[context]
 
     def _learn(
-        self, start: int, end: int, graph: Stretch, values: Sequence[ValueRecord | None],
+        self, start: int, end: int, graph: TaskSequence, values: Sequence[ValueRecord | None],
         told: dict[tuple[_Context, ...], int | None],
     ) -> None:  # fmt: skip
         """Learn from a stretch of tasks; `told`: what was predicted for what it reads."""
@@ -120,14 +118,14 @@ class NextUses:
                 self._last.pop(value, None)
                 self._last[value] = _Use(at, tuple([(h, slot) for h in before]), end)
 
-    def expected(self, window: Window) -> list[ValueRecord]:
+    def expected(self, window: TaskBatch) -> list[ValueRecord]:
         """The values of which it is known when they are read in L1 next."""
         known = self._distances.keys()
         likely = [v for v, use in self._last.items() if not known.isdisjoint(use.contexts)]
         return [value for value in likely if self.next_use(window, value) < inf]
 
     def predicted(
-        self, window: Window, kept: Sequence[bool], others: Mapping[int, ValueRecord]
+        self, window: TaskBatch, kept: Sequence[bool], others: Mapping[int, ValueRecord]
     ) -> tuple[tuple[int, int], ...]:
         """(Value, task of the window or after it that reads it in L1 next) for the values that
         live on, where that is known; `others`: by their numbers, those that no task of the window
@@ -136,7 +134,7 @@ class NextUses:
         uses = [(number, self.next_use(window, value)) for number, value in living.items()]
         return tuple([(number, int(use) - window.number) for number, use in uses if use < inf])
 
-    def next_use(self, window: Window, value: ValueRecord) -> float:
+    def next_use(self, window: TaskBatch, value: ValueRecord) -> float:
         """The task after a window that reads a value in L1 next, as predicted; infinity: not
         known."""
         end, use = window.end, self._use(value, window.number)

@@ -1,8 +1,4 @@
-"""The thunks of a bound plan with hooks around its programs and operations.
-
-Comes in: a bound plan, a device's hooks. Goes out: the thunks of each step of the plan, with calls
-between them. Must not know how thunks are run, or when.
-"""
+"""The thunks of a bound plan with hooks around its programs and operations."""
 
 from __future__ import annotations
 

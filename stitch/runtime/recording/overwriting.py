@@ -22,7 +22,7 @@ from stitch.memory import Arrivals
 from stitch.planner import Execute, Plan
 from stitch.program import Array
 from stitch.runtime.backends import BoundPlan, LocalBackend, Thunk
-from stitch.runtime.executors import call_in_turn, quietly
+from stitch.runtime.executors import call_in_turn, with_fp_errors_ignored
 from stitch.runtime.history import Tally
 from stitch.runtime.hooks import call_hooks
 from stitch.runtime.locks import InterruptDeferred
@@ -37,7 +37,7 @@ UNTOUCHED, BEGUN, COMPLETE = 0, 1, 2
 
 
 class OverwritingRun:
-    """Runs a bound plan; `observers`: for whom (see `Straight`, which serves other plans)."""
+    """Runs a bound plan; `observers` as in `GeneratedRunner`, which serves other plans."""
 
     def __init__(
         self, plan: Plan, bound: BoundPlan, steps: Sequence[Sequence[Thunk]], order: Sequence[int],
@@ -78,9 +78,9 @@ class OverwritingRun:
             if self._order:
                 given[:] = [arrays[rank] for rank in self._order]
             if self._is_timed:
-                quietly(moments.extend, map(call, loop))
+                with_fp_errors_ignored(moments.extend, map(call, loop))
             else:
-                quietly(deque, map(call, loop), 0)
+                with_fp_errors_ignored(deque, map(call, loop), 0)
         except BaseException as error:
             at = len(self._thunks) - length_hint(loop) - 1
             if self._progress[1] == BEGUN:
@@ -114,7 +114,7 @@ class OverwritingRun:
             tried = at
             loop = iter(thunks[at:])
             try:
-                quietly(deque, map(call, loop), 0)
+                with_fp_errors_ignored(deque, map(call, loop), 0)
             except BaseException:
                 # What is raised is what came first.
                 at = len(thunks) - length_hint(loop) - 1

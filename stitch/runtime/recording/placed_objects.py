@@ -2,8 +2,7 @@
 
 Code of a recording takes the arrays of the steps that differ from binding to binding as objects.
 Where all that depends on an address is an array over a buffer, as with NumPy's kernels, the next
-binding needs no kernel bound: the same arrays over other bytes. Comes in: objects, and the buffers
-of their steps. Goes out: objects for other addresses. Must not know plans, or code.
+binding needs no kernel bound: the same arrays over other bytes.
 """
 
 from __future__ import annotations

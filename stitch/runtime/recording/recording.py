@@ -3,8 +3,7 @@
 Its guard says whether the plan may run now: what it works in must be free, and what it moves or
 frees must lie as it did. Where it moves nothing, the same plan serves values at any places: for
 each set of places that it reads from, and each lease that it writes its results to, there is one
-binding. Comes in: a plan. Goes out: leases, and whether it may run. Must not know handles, or which
-other recordings there are.
+binding.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from stitch.runtime.backends import BoundPlan
 from stitch.runtime.executors import CallKernel, PreparedProgram
 from stitch.runtime.history import Tally, Totals, totals_of_steps
 from stitch.runtime.recording.bound_parts import BoundParts
-from stitch.runtime.recording.code import Code, Straight
-from stitch.runtime.recording.foresight import Foresight
+from stitch.runtime.recording.code import Code, GeneratedRunner
+from stitch.runtime.recording.foresight import EvictionPrediction
 from stitch.runtime.recording.forked import overlap
 from stitch.runtime.recording.overwriting import OverwritingRun
 from stitch.runtime.values import (
@@ -40,9 +39,9 @@ from stitch.runtime.values import (
     ConstantRecord,
     Effects,
     InstanceRecord,
-    Lease,
     LeaseHolder,
-    Picture,
+    MemorySnapshot,
+    OutputSlots,
     Place,
     Places,
     Ranges,
@@ -60,7 +59,7 @@ ClaimPlaces: TypeAlias = "Callable[[Plan, Sequence[tuple[Buffer, Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bystander:
+class AffectedBuffer:
     """A buffer that the plan touches, and all the values that lay in it: whether or not a task of
     the window uses them."""
 
@@ -76,17 +75,17 @@ class Binding:
     """
 
     index: int
-    recording: Recording
+    recording: Executable
     #: Or what binds it, for those who need more than its code.
     _bound: BoundPlan | Callable[[], BoundPlan]
-    lease: Lease[Binding] | None
+    lease: OutputSlots[Binding] | None
     #: Where buffers of sources and results lie that may lie elsewhere in another.
     addresses: Mapping[int, int]
     tally: Tally
     #: Its steps as one function, once it has run a few times: for those who observed it last.
-    straight: Straight | OverwritingRun | None = None
+    straight: GeneratedRunner | OverwritingRun | None = None
     #: For each kind of observers that it had; 0: nobody.
-    written: dict[int, Straight | OverwritingRun] = field(default_factory=dict)
+    written: dict[int, GeneratedRunner | OverwritingRun] = field(default_factory=dict)
 
     @property
     def bound(self) -> BoundPlan:
@@ -112,7 +111,7 @@ class Binding:
         self.tally.is_closed = True
 
 
-class Recording(LeaseHolder["Binding"]):
+class Executable(LeaseHolder["Binding"]):
     """One plan for a kind of work: what it rests on, its leases and bindings."""
 
     def __init__(
@@ -161,7 +160,7 @@ class Recording(LeaseHolder["Binding"]):
         self._constants_seen = -1
         #: They are values of its plan, by number, where they may leave.
         self.constants: Mapping[int, ConstantRecord] = {}
-        self.bystanders: tuple[Bystander, ...] = ()
+        self.bystanders: tuple[AffectedBuffer, ...] = ()
         #: Where the record of a bystander's value is found: value → (place, position among users).
         self.bystander_values: dict[int, tuple[Place, int]] = {}
         #: The generation of the records at which what it works in was last seen to be free.
@@ -204,7 +203,7 @@ class Recording(LeaseHolder["Binding"]):
         self.constant_arrays: list[Array] = []
         self.order: tuple[int, ...] = ()
         #: By which predictions it makes tensors give way, where it does.
-        self.foresight: Foresight | None = None
+        self.foresight: EvictionPrediction | None = None
         self._sources = {
             r.value: tuple([i.buffer for i in r.instances]) for r in plan.request.residents
         }
@@ -216,7 +215,7 @@ class Recording(LeaseHolder["Binding"]):
             self._beside_results = needed_regions(temporary, made)
         self.work: Sequence[Region] = self._beside_results
 
-    def look_around(self, records: Records, picture: Picture) -> None:
+    def snapshot_neighbours(self, records: Records, picture: MemorySnapshot) -> None:
         """Note what lies in the buffers that it touches, and where they are."""
         plan, effects, live = self.plan, self.effects, records.all_buffers()
         self.constants = picture.constants
@@ -236,11 +235,11 @@ class Recording(LeaseHolder["Binding"]):
                 self.bystander_values[number] = (place, record.users.index(value))
                 touched.append(place)
         self.bystanders = tuple(
-            Bystander(place, tuple(map(_signature, live[place].users)))
+            AffectedBuffer(place, tuple(map(_signature, live[place].users)))
             for place in dict.fromkeys(touched)
         )
 
-    def was_bound(self, bound: BoundPlan) -> None:
+    def on_first_bind(self, bound: BoundPlan) -> None:
         """Note what is the same wherever it is bound."""
         asked, constants = bound.argument_values, self.constants
         given = sorted(asked)
@@ -289,7 +288,7 @@ class Recording(LeaseHolder["Binding"]):
         self._constants_seen = records.constants_changed
         return True
 
-    def found_others(self, records: Records) -> dict[int, ValueRecord]:
+    def affected_values(self, records: Records) -> dict[int, ValueRecord]:
         """The values that it changes beside its window's, by number."""
         live = records.all_buffers()
         others: dict[int, ValueRecord] = dict(self.constants)
@@ -297,7 +296,7 @@ class Recording(LeaseHolder["Binding"]):
             others[number] = live[place].users[position]
         return others
 
-    def in_the_way(self, records: Records) -> list[AnyLease]:
+    def conflicting_slots(self, records: Records) -> list[AnyLease]:
         """The leases of others that have memory to spare where it works."""
         return [
             lease
@@ -311,9 +310,9 @@ class Recording(LeaseHolder["Binding"]):
             )
         ]
 
-    def clear_way(self, records: Records) -> None:
+    def evict_conflicting_slots(self, records: Records) -> None:
         """Take from others what their leases have to spare where it works."""
-        leases = self.in_the_way(records)
+        leases = self.conflicting_slots(records)
         for lease in leases:
             lease.holder.makes_way = True
         records.revoke(leases)
@@ -322,7 +321,7 @@ class Recording(LeaseHolder["Binding"]):
 
     def take_places(
         self, records: Records, works: Callable[[], Ranges], claim: ClaimPlaces
-    ) -> Lease[Binding] | None:
+    ) -> OutputSlots[Binding] | None:
         """An idle lease, or a new one where memory has it to give; what it works in is free.
 
         `works`: where all recordings work, itself among them: what is held lies elsewhere while
@@ -365,7 +364,7 @@ class Recording(LeaseHolder["Binding"]):
     def _another(
         self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
         spare: Sequence[BufferRecord | None],
-    ) -> Lease[Binding]:  # fmt: skip
+    ) -> OutputSlots[Binding]:  # fmt: skip
         lease = self._leased(records, claim, places, spare)
         for old in self.leases[: max(0, len(self.leases) - self._most_leases())]:
             # What is held for so long lies there like any other tensor from now on.
@@ -420,7 +419,7 @@ class Recording(LeaseHolder["Binding"]):
     def _leased(
         self, records: Records, claim: ClaimPlaces, places: Sequence[Sequence[int]],
         spare: Sequence[BufferRecord | None] = (),
-    ) -> Lease[Binding]:  # fmt: skip
+    ) -> OutputSlots[Binding]:  # fmt: skip
         """Leases at free addresses, the first of them, but for places that they share; outside of
         where it works, so what was free there is."""
         was_free = self.generation == records.generation
@@ -443,7 +442,9 @@ class Recording(LeaseHolder["Binding"]):
             own = iter(fresh)
             lying = tuple([next(own) if place is None else place for place in spare])
             instances = tuple(self._instances(lying))
-            leases.append(Lease(self, lying, instances, claimed, is_lasting=not records.is_debug))
+            leases.append(
+                OutputSlots(self, lying, instances, claimed, is_lasting=not records.is_debug)
+            )
         records.begin_leases(leases)
         self.generation = records.generation if was_free else -1
         return leases[0]
@@ -456,7 +457,7 @@ class Recording(LeaseHolder["Binding"]):
             for _, refs in self.effects.own
         ]
 
-    def addresses_for(self, lease: Lease[Binding], places: Places) -> dict[int, int]:
+    def addresses_for(self, lease: OutputSlots[Binding], places: Places) -> dict[int, int]:
         """Where the buffers of its results and sources lie, by their numbers in the plan."""
         addresses: dict[int, int] = {}
         for (buffer, _), record in zip(self.effects.made, lease.buffers, strict=True):

@@ -1,8 +1,4 @@
-"""From a window to what runs: a recording of the same work, or a new one.
-
-Comes in: windows, and plans for them. Goes out: bindings that may run now. Must not know handles,
-how plans are made, or how a binding runs.
-"""
+"""From a window to what runs: a recording of the same work, or a new one."""
 
 from __future__ import annotations
 
@@ -16,14 +12,14 @@ from stitch.planner import ONE_LANE, Copy, Plan
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
-from stitch.runtime.recording.foresight import Foresight
+from stitch.runtime.recording.foresight import EvictionPrediction
 from stitch.runtime.recording.lane_work import in_lanes, lanes_for
 from stitch.runtime.recording.next_uses import NextUses
-from stitch.runtime.recording.recording import Binding, Recording, sharing
+from stitch.runtime.recording.recording import Binding, Executable, sharing
 from stitch.runtime.recording.site import Site
-from stitch.runtime.recording.window import Window
+from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.recording.window_plans import Planned, WindowPlans
-from stitch.runtime.values import Forms, Lease, Places, effects_of
+from stitch.runtime.values import Forms, OutputSlots, Places, effects_of
 
 #: Bindings of one lease to the places of what a run reads; the least recently used goes. What is
 #: lent at places of its own each time is kept alive by them.
@@ -40,7 +36,7 @@ class RecordingMaker:
         self.plans = WindowPlans(device, self._next_uses)
 
     def binding(
-        self, window: Window, kept: tuple[bool, ...], at_most: int | None = None
+        self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None = None
     ) -> Binding | None:
         """What runs a window now; raises what planning and binding raise, with nothing changed.
 
@@ -65,7 +61,7 @@ class RecordingMaker:
         return binding
 
     def _planned_alone(
-        self, window: Window, kept: tuple[bool, ...], at_most: int | None
+        self, window: TaskBatch, kept: tuple[bool, ...], at_most: int | None
     ) -> Planned | None:
         """The plan for a window; None where `at_most` asks for less: then the window is better
         planned with what comes next."""
@@ -80,7 +76,7 @@ class RecordingMaker:
     # -- again -----------------------------------------------------------------------------------
 
     def again(
-        self, variants: Sequence[Recording], places: Places, window: Window | None = None
+        self, variants: Sequence[Executable], places: Places, window: TaskBatch | None = None
     ) -> Binding | None:
         """The one of these recordings that may run as things are, on sources at these places, with
         its results where nothing lies; None where none may, or no memory is left to bind it once
@@ -111,7 +107,7 @@ class RecordingMaker:
         return binding
 
     def _again(
-        self, variants: Sequence[Recording], places: Places, window: Window | None, *,
+        self, variants: Sequence[Executable], places: Places, window: TaskBatch | None, *,
         clear: bool = False,
     ) -> Binding | None:  # fmt: skip
         """As `again`; `clear`: after spare leases that lie in its way are revoked."""
@@ -127,7 +123,7 @@ class RecordingMaker:
             if recording.foresight is not None and not self._holds(recording.foresight, window):
                 continue
             if clear and recording.generation != records.generation:
-                recording.clear_way(records)
+                recording.evict_conflicting_slots(records)
             if not recording.holds(records):
                 continue
             if recording.places is not None:
@@ -138,14 +134,14 @@ class RecordingMaker:
                 return binding
         return None
 
-    def _holds(self, foresight: Foresight, window: Window | None) -> bool:
+    def _holds(self, foresight: EvictionPrediction, window: TaskBatch | None) -> bool:
         """Whether what it makes give way would still be chosen; nobody knows but for a window."""
         uses = self._next_uses
         return window is not None and foresight.holds(
             self._device.records, uses.version, partial(uses.next_use, window)
         )
 
-    def _at(self, recording: Recording, places: Places) -> Binding | None:
+    def _at(self, recording: Executable, places: Places) -> Binding | None:
         lease = self._lease(recording)
         if lease is None:
             return None
@@ -155,16 +151,16 @@ class RecordingMaker:
             _ = binding.bound
         return binding
 
-    def _lease(self, recording: Recording) -> Lease[Binding] | None:
+    def _lease(self, recording: Executable) -> OutputSlots[Binding] | None:
         device = self._device
         return recording.take_places(
-            device.records, device.recordings.works, device.host_memory.take_again
+            device.records, device.recordings.works, device.host_memory.reuse
         )
 
     # -- new -------------------------------------------------------------------------------------
 
     def _new(
-        self, window: Window, planned: Planned, kept: tuple[bool, ...], forms: Forms,
+        self, window: TaskBatch, planned: Planned, kept: tuple[bool, ...], forms: Forms,
         places: Places, is_one_of_many: bool,
     ) -> Binding:  # fmt: skip
         """A new recording; `is_one_of_many`: it alternates with those that there are, as the stages
@@ -186,7 +182,7 @@ class RecordingMaker:
             [lease for lease in planned.leases if id(lease) in device.records.leases]
         )
         kernels = [None if a is None else a.prepared() for a in agents]
-        recording = Recording(
+        recording = Executable(
             plan, effects_of(plan, device.desc_key), kept, None if only_results else places,
             sharing(places), in_lanes(kernels, plan, lanes, device.backend),
             [None if a is None else a.program for a in agents],
@@ -194,14 +190,14 @@ class RecordingMaker:
             _has_fixed_results(plan), window.constants, lanes,
         )  # fmt: skip
         if not only_results:
-            recording.look_around(device.records, planned.picture)
+            recording.snapshot_neighbours(device.records, planned.picture)
         recording.claim = claim
         device.recordings.plans_made += not planned.is_known
         known = device.recordings.of(window.graph, kept, forms)
         if plan.chooses_who_leaves:
             self._next_uses.is_wanted = True
             before = [old.foresight for old in known if old.places == recording.places]
-            recording.foresight = Foresight(plan.request, self._next_uses.version, before)
+            recording.foresight = EvictionPrediction(plan.request, self._next_uses.version, before)
         recording.makes_way = is_one_of_many or bool(known)
         device.recordings.add(window.graph, kept, forms, recording)
         lease = None
@@ -214,7 +210,7 @@ class RecordingMaker:
     # -- binding ---------------------------------------------------------------------------------
 
     def _bound(
-        self, recording: Recording, lease: Lease[Binding] | None, places: Places, *,
+        self, recording: Executable, lease: OutputSlots[Binding] | None, places: Places, *,
         is_new: bool = False,
     ) -> Binding:  # fmt: skip
         """Bind a recording's plan to places; kept for the next time. `is_new`: the plan was made
@@ -230,7 +226,7 @@ class RecordingMaker:
             if not recording.has_code_anywhere(device.observers):
                 bound = bound()
         if isinstance(bound, BoundPlan) and recording.each is None:
-            recording.was_bound(bound)
+            recording.on_first_bind(bound)
         assert recording.each is not None, "its code is written once it has run"
         device.recordings.bindings_made += 1
         index = device.recordings.bindings_made

@@ -1,8 +1,7 @@
 """Recordings by the work that they do.
 
 A kind of work is the same tasks on values of the same forms, of which the same are kept; its
-recordings differ in what was in their way. Comes in: recordings. Goes out: those of a kind, the
-last one made first. Must not know handles, or how one is made.
+recordings differ in what was in their way.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stitch.planner import ranges_of
-from stitch.runtime.recording.recording import Recording
+from stitch.runtime.recording.recording import Executable
 from stitch.runtime.values import Forms, Ranges, Records
-from stitch.tasks import Stretch
+from stitch.tasks import TaskSequence
 
 #: Kinds of work that are kept, and recordings of one kind (they differ in what was in their way).
 MAX_KINDS = 512
@@ -21,14 +20,14 @@ MAX_VARIANTS = 64
 
 
 @dataclass(slots=True, eq=False)
-class KindOfWork:
+class PlanKey:
     """A kind of work: tasks, which values are kept, the sources' forms; and the recordings of it,
     the last one made first."""
 
-    graph: Stretch
+    graph: TaskSequence
     kept: tuple[bool, ...]
     forms: Forms
-    recordings: list[Recording]
+    recordings: list[Executable]
     #: When it was last asked for.
     last_used: int = 0
 
@@ -39,7 +38,7 @@ class Recordings:
     def __init__(self, records: Records) -> None:
         self._records = records
         #: By their tasks: of one graph there are few.
-        self._kinds: dict[Stretch, tuple[KindOfWork, ...]] = {}
+        self._kinds: dict[TaskSequence, tuple[PlanKey, ...]] = {}
         #: How often one was asked for.
         self._now = 0
         #: Where they work, once somebody has asked.
@@ -52,11 +51,11 @@ class Recordings:
         """How many kinds of work there are recordings of."""
         return len(self._all())
 
-    def _all(self) -> list[KindOfWork]:
+    def _all(self) -> list[PlanKey]:
         """A list of its own: a collection in between may finish what uses the device."""
         return [kind for kinds in list(self._kinds.values()) for kind in kinds]
 
-    def of(self, graph: Stretch, kept: tuple[bool, ...], forms: Forms) -> Sequence[Recording]:
+    def of(self, graph: TaskSequence, kept: tuple[bool, ...], forms: Forms) -> Sequence[Executable]:
         """The recordings of a kind of work, the last one made first."""
         for kind in self._kinds.get(graph, ()):
             if kind.kept == kept and kind.forms == forms:
@@ -72,14 +71,14 @@ class Recordings:
         return self._works
 
     def add(
-        self, graph: Stretch, kept: tuple[bool, ...], forms: Forms, recording: Recording
+        self, graph: TaskSequence, kept: tuple[bool, ...], forms: Forms, recording: Executable
     ) -> None:
         """Keep a recording for the next time."""
         self._works = None
         kinds = self._kinds.get(graph, ())
         kind = next((k for k in kinds if k.kept == kept and k.forms == forms), None)
         if kind is None:
-            kind = KindOfWork(graph, kept, forms, [], self._now)
+            kind = PlanKey(graph, kept, forms, [], self._now)
             self._kinds[graph] = (*kinds, kind)
         kind.recordings.insert(0, recording)
         self.made += 1
@@ -97,7 +96,7 @@ class Recordings:
         """Drop all recordings."""
         self._forget(self._all())
 
-    def _forget(self, kinds: Sequence[KindOfWork]) -> None:
+    def _forget(self, kinds: Sequence[PlanKey]) -> None:
         for kind in kinds:
             for recording in kind.recordings:
                 self._drop(recording)
@@ -108,7 +107,7 @@ class Recordings:
             else:
                 self._kinds.pop(kind.graph, None)
 
-    def _drop(self, recording: Recording) -> None:
+    def _drop(self, recording: Executable) -> None:
         self._works = None
         recording.is_dropped, recording.generation = True, -1
         # A pipeline may remember the recording for some time yet.

@@ -1,8 +1,4 @@
-"""Running: a binding's steps on the values of a window.
-
-Comes in: bindings whose guards hold, and values. Goes out: values that are ready, or failed, and
-records that say so. Must not know how the binding was found.
-"""
+"""Running: a binding's steps on the values of a window."""
 
 from __future__ import annotations
 
@@ -15,15 +11,15 @@ from typing import Any
 
 from stitch.runtime.backends import Thunk
 from stitch.runtime.events import PlanRun, PlanStopped
-from stitch.runtime.executors import quietly
-from stitch.runtime.recording.code import Ran, Straight, written
+from stitch.runtime.executors import with_fp_errors_ignored
+from stitch.runtime.recording.code import GeneratedRunner, Ran, written
+from stitch.runtime.recording.failure_recovery import after_failure, finder_of, place_all
 from stitch.runtime.recording.forked import Stopped
 from stitch.runtime.recording.observed import observed
 from stitch.runtime.recording.overwriting import COMPLETE, UNTOUCHED, OverwritingRun
 from stitch.runtime.recording.recording import Binding
 from stitch.runtime.recording.site import Site
-from stitch.runtime.recording.what_is_left import after_failure, finder_of, place_all
-from stitch.runtime.recording.window import Window
+from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import Status, ValueRecord
 
 # What an enumeration gives takes 40 ns each time.
@@ -36,7 +32,7 @@ RUNS_TO_STRAIGHTEN = 2
 MAX_LINES = 1024
 
 
-def run_binding(device: Site, binding: Binding, window: Window) -> Ran:
+def run_binding(device: Site, binding: Binding, window: TaskBatch) -> Ran:
     """Run a plan on the values of a window, as `perform`; on failure leave what was finished.
 
     After a run that overwrites, `leave_results` has to follow.
@@ -55,8 +51,8 @@ def run_binding(device: Site, binding: Binding, window: Window) -> Ran:
         interrupted = partial(_stopped, device, binding, window, KeyboardInterrupt(), progress)
         # Atomic: no call in between.
         progress[0], progress[1] = 0, UNTOUCHED
-        device.records.unfinished = interrupted
-        device.records.is_whole = False
+        device.records.pending_recovery = interrupted
+        device.records.is_consistent = False
     for index, box in binding.recording.boxes:
         box.call = window.agents[index]  # type: ignore[assignment]  # a call, as the plan has it
     try:
@@ -72,7 +68,7 @@ def run_binding(device: Site, binding: Binding, window: Window) -> Ran:
 
 
 def _stopped(
-    device: Site, binding: Binding, window: Window, error: BaseException, progress: list[int],
+    device: Site, binding: Binding, window: TaskBatch, error: BaseException, progress: list[int],
     stopped: Stopped | None = None,
 ) -> None:  # fmt: skip
     """A run has raised, or was interrupted; may be called twice. One that has overwritten all that
@@ -87,7 +83,7 @@ def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord],
     """The records say what a run has left; the queue's lock is held. May be called twice."""
     records, recording, lease = device.records, binding.recording, binding.lease
     effects = recording.effects
-    records.is_whole = False
+    records.is_consistent = False
     if lease is None:
         place_all(values)
         records.apply(effects, finder_of(recording, records, values), device.lost_all)
@@ -110,14 +106,14 @@ def leave_results(device: Site, binding: Binding, values: Sequence[ValueRecord],
             # The plan has left it where it was; no handle refers to it any more, or it was given
             # away.
             place = value.lease
-            if value.consumed or place is None or not place.put_back(value):
+            if value.consumed or place is None or not place.release_value(value):
                 records.release(value)
                 value.status = FREED
                 device.lost_all(value)
     # Atomic: no call in between.
     if recording.overwrites:
-        records.unfinished = None
-    records.is_whole = True
+        records.pending_recovery = None
+    records.is_consistent = True
 
 
 def perform(device: Site, binding: Binding, arrays: Sequence[Any]) -> Ran:
@@ -165,7 +161,7 @@ def tell_stopped(device: Site, binding: Binding, stopped: Stopped) -> None:
         device.events.report(PlanStopped(binding.index, binding.plan, stopped.steps))
 
 
-def _straight(device: Site, binding: Binding) -> Straight | OverwritingRun | None:
+def _straight(device: Site, binding: Binding) -> GeneratedRunner | OverwritingRun | None:
     """The code of a binding's steps for those who observe just now; None where it is not worth
     writing yet. Calls of hooks are always written out. What overwrites values is never written as
     code: an exception could come in between two calls."""
@@ -190,7 +186,7 @@ def _straight(device: Site, binding: Binding) -> Straight | OverwritingRun | Non
     return straight
 
 
-def _of_another_binding(device: Site, binding: Binding, observers: int) -> Straight | None:
+def _of_another_binding(device: Site, binding: Binding, observers: int) -> GeneratedRunner | None:
     """The code that was written for another binding, with the objects of this one."""
     code = binding.recording.codes.get(observers)
     if code is None:
@@ -221,7 +217,7 @@ def _is_worth_writing(binding: Binding, observers: int) -> bool:
     return is_worth and len(binding.bound.thunks) <= MAX_LINES
 
 
-def _written(device: Site, binding: Binding) -> Straight:
+def _written(device: Site, binding: Binding) -> GeneratedRunner:
     """The code of a binding's steps; where there are no hooks, other bindings have it too."""
     recording, bound, hooks = binding.recording, binding.bound, device.hooks
     residents = {r.value: r for r in recording.plan.request.residents}
@@ -256,9 +252,11 @@ def _run_one_by_one(device: Site, binding: Binding, arrays: Sequence[Any], loop:
     moments: list[float] = []
     try:
         if device.events.active:
-            quietly(partial(run_timed, [len(step.thunks) for step in bound.steps], moments), loop)
+            with_fp_errors_ignored(
+                partial(run_timed, [len(step.thunks) for step in bound.steps], moments), loop
+            )
         else:
-            quietly(run_all, loop)
+            with_fp_errors_ignored(run_all, loop)
     finally:
         bound.arguments[:] = [None] * len(arrays)
     binding.tally.runs += 1

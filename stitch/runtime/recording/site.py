@@ -1,8 +1,4 @@
-"""A site: what making and running recordings takes of a device.
-
-Comes in: nothing. Goes out: the form of what comes from above: a device. Must not know: windows,
-queues, handles.
-"""
+"""A site: what making and running recordings takes of a device."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 """Plans for windows: as things are now, or a recording's, placed where things lie now.
 
-Comes in: windows, recordings of the same work, what is known of next uses. Goes out: plans, each
-with the picture that it was made in and the leases whose spare memory it takes. A plan is made in a
-picture in which all leases are occupied and what nobody will refer to stays where it is, so that
-running it changes nothing but its results; where that asks for moves or evictions, or does not fit,
-it is made in the true picture, and leases give their memory up, least recently run first. Where a
-recording of the same work does not run only as things lie elsewhere, its plan is placed where they
-lie now (`planner.placed`). Must not know bindings, or how leases come and go.
+A plan is made in a picture in which all leases are occupied and what nobody will refer to stays
+where it is, so that running it changes nothing but its results; where that asks for moves or
+evictions, or does not fit, it is made in the true picture, and leases give their memory up, least
+recently run first. Where a recording of the same work does not run only as things lie elsewhere,
+its plan is placed where they lie now (`planner.placed`).
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from stitch.errors import StitchError
 from stitch.planner import Plan, PlanRequest, copy_cost, foreseen_cost, placed, plan
 from stitch.program import Space
 from stitch.runtime.recording.next_uses import NextUses
-from stitch.runtime.recording.recording import Recording
+from stitch.runtime.recording.recording import Executable
 from stitch.runtime.recording.site import Site
-from stitch.runtime.recording.window import Window
-from stitch.runtime.values import AnyLease, ConstantRecord, Picture, effects_of
+from stitch.runtime.recording.task_batch import TaskBatch
+from stitch.runtime.values import AnyLease, ConstantRecord, MemorySnapshot, effects_of
 from stitch.tasks import NumberedTask
 
 
@@ -34,7 +32,7 @@ class Planned:
     """
 
     plan: Plan
-    picture: Picture
+    picture: MemorySnapshot
     leases: list[AnyLease]
     only_results: bool
     is_known: bool = False
@@ -48,12 +46,12 @@ class WindowPlans:
         self._next_uses = next_uses
 
     def placed(
-        self, variants: Sequence[Recording], window: Window, kept: tuple[bool, ...]
+        self, variants: Sequence[Executable], window: TaskBatch, kept: tuple[bool, ...]
     ) -> Planned | None:
         """The plan of a recording of the same work, bound to where things lie now; None where none
         finds its places, or constants have lost theirs."""
         taken = self._device.records.all_allocators()
-        requests: dict[tuple[bool, frozenset[Space]], tuple[PlanRequest, Picture]] = {}
+        requests: dict[tuple[bool, frozenset[Space]], tuple[PlanRequest, MemorySnapshot]] = {}
         for recording in variants if window.has_constants_placed else ():
             if not recording.may_be_placed:
                 continue
@@ -67,7 +65,7 @@ class WindowPlans:
                 return Planned(plan, picture, [], only_results, is_known=True)
         return None
 
-    def planned(self, window: Window, kept: tuple[bool, ...]) -> Planned:
+    def planned(self, window: TaskBatch, kept: tuple[bool, ...]) -> Planned:
         """The plan for a window's work as things are; raises where there is none.
 
         Constants keep their places, unless one that it reads has none, there is no other room, or
@@ -99,7 +97,7 @@ class WindowPlans:
         )
 
     def _planned_around(
-        self, window: Window, kept: tuple[bool, ...],
+        self, window: TaskBatch, kept: tuple[bool, ...],
         constants: Sequence[ConstantRecord] | None = None,
     ) -> Planned:  # fmt: skip
         """The plan for a window's work; `constants`: those that it reads, where all may leave."""
@@ -147,19 +145,19 @@ class WindowPlans:
 
     def _request(
         self,
-        window: Window,
+        window: TaskBatch,
         kept: tuple[bool, ...],
         without: Collection[AnyLease],
         staying: Collection[int],
         constants: Sequence[ConstantRecord] | None = None,
         spaces: Collection[Space] | None = None,
-    ) -> tuple[PlanRequest, Picture]:
+    ) -> tuple[PlanRequest, MemorySnapshot]:
         """What is asked of the planner, and the picture that it is asked in: of these spaces, and
         of what is read later, as predicted (None: of all there is)."""
         device, values = self._device, window.values
         for value in values:
             value.place()
-        picture = Picture(
+        picture = MemorySnapshot(
             device.records, window.sources, len(values), window.number, without, staying, constants,
             spaces, () if spaces is None else self._next_uses.expected(window),
         )  # fmt: skip
@@ -174,7 +172,7 @@ class WindowPlans:
         return request, picture
 
 
-def _with_constants(window: Window, picture: Picture) -> tuple[NumberedTask, ...]:
+def _with_constants(window: TaskBatch, picture: MemorySnapshot) -> tuple[NumberedTask, ...]:
     """The tasks of a window, which read their programs' constants, too."""
     numbers = {constant: number for number, constant in picture.constants.items()}
     return tuple([
@@ -203,13 +201,13 @@ def _foreseen(planned: Planned) -> tuple[float, int]:
     return seconds, nbytes + sum(nbytes for nbytes, _ in back)
 
 
-def _passing(window: Window, kept: tuple[bool, ...]) -> set[int]:
+def _passing(window: TaskBatch, kept: tuple[bool, ...]) -> set[int]:
     """The sources that nobody will refer to: they are freed when the window has run, unless an
     output of its tasks takes their buffer."""
     return {number for number, _ in window.sources if not kept[number]} - window.graph.taken_over()
 
 
-def _reads_fixed(plan: Plan, window: Window) -> bool:
+def _reads_fixed(plan: Plan, window: TaskBatch) -> bool:
     """Whether what it may leave out depends on where a source lies."""
     inside = {n for n, value in window.sources if not value.is_array or len(value.instances) > 1}
     return any(

@@ -1,9 +1,8 @@
 """Leases: the places of a recording's results, its own for as long as it lives.
 
-Comes in: buffers of the records. Goes out: sets of places that are idle, or hold a result. A result
-that nobody refers to any more gives its place back to its lease, not to the allocator, so the next
-run of the same work finds it as it was. A lease is free memory that is taken last: who needs it
-takes it before anything is moved, evicted or refused (`Records.revoke`). Must not know plans.
+A result that nobody refers to any more gives its place back to its lease, not to the allocator, so
+the next run of the same work finds it as it was. A lease is free memory that is taken last: who
+needs it takes it before anything is moved, evicted or refused (`Records.revoke`).
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ class LeaseHolder(Generic[B]):
     """
 
     def __init__(self) -> None:
-        self.leases: list[Lease[B]] = []
-        self.idle: list[Lease[B]] = []
+        self.leases: list[OutputSlots[B]] = []
+        self.idle: list[OutputSlots[B]] = []
         #: Whether it alternates with other work, which once took memory from its leases. The next
         #: ones lie outside of where any works: they would else take the same bytes from each other
         #: for ever.
         self.makes_way = False
 
-    def ready(self) -> Lease[B] | None:
+    def ready(self) -> OutputSlots[B] | None:
         """The idle one that is next to be taken; None where there is none, or it is blocked."""
         if not self.idle or (self.idle[-1].shares and self.idle[-1].is_blocked):
             return None
         return self.idle[-1]
 
 
-class Lease(Generic[B]):
+class OutputSlots(Generic[B]):
     """One set of places. `instances`: for each result where its value lies, all of its instances.
 
     `held`: in how many of its buffers results of its own are; at 0 it is idle. Leases of one holder
@@ -132,7 +131,7 @@ class Lease(Generic[B]):
         elif self in idle:
             idle.remove(self)
 
-    def take_again(self, now: int) -> list[ValueRecord] | None:
+    def reuse(self, now: int) -> list[ValueRecord] | None:
         """As `take`, with the values of the last run, where they can serve once more."""
         values = self.values
         if values is None or self.held:
@@ -148,7 +147,7 @@ class Lease(Generic[B]):
             buffer.users.append(value)
         return values
 
-    def put_back(self, value: ValueRecord) -> bool:
+    def release_value(self, value: ValueRecord) -> bool:
         """A result without handles gives its place back, and stays what it is, for the next run.
 
         `value.lease` is this one; False where it ended or another of its results did not stay.
@@ -163,7 +162,7 @@ class Lease(Generic[B]):
             self.holder.idle.append(self)
         return True
 
-    def welcome(self, value: ValueRecord) -> None:
+    def readmit(self, value: ValueRecord) -> None:
         """The last export of a value's bytes has ended, and no other value lies in them: a result
         that is as its run left it gives its place back with its last handle, as if never exported.
         """
@@ -178,21 +177,21 @@ class Lease(Generic[B]):
             value.is_exposed = False
             value.lease = self
 
-    def give_back(self, buffer: BufferRecord) -> None:
+    def release_buffer(self, buffer: BufferRecord) -> None:
         """One of its buffers has lost its last user."""
         self.values = self.again = None
         self.held -= 1
         if not self.held:
             self.holder.idle.append(self)
 
-    def take_over(self, buffer: BufferRecord) -> None:
+    def inherit(self, buffer: BufferRecord) -> None:
         """What it shares with one that has ended is given back to it."""
         buffer.lease = self
         if not buffer.is_spare:
             self._leave_idle()
             self.held += 1
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """It is a lease no more: buffers of its own are like any others (the caller frees the
         unused)."""
         if self in self.holder.leases:
@@ -204,11 +203,11 @@ class Lease(Generic[B]):
             if buffer.lease is self:
                 buffer.lease = None
                 if buffer.sharers:
-                    next(reversed(buffer.sharers)).take_over(buffer)
+                    next(reversed(buffer.sharers)).inherit(buffer)
         for binding in self.bindings.values():
             binding.drop()
         self.bindings.clear()
 
 
 #: One whose bindings are nobody's business.
-AnyLease: TypeAlias = Lease[Any]
+AnyLease: TypeAlias = OutputSlots[Any]

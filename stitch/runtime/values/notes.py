@@ -2,8 +2,7 @@
 
 A finalizer written in Python may be interrupted before its first line; then its exception is
 swallowed, and nobody ever hears of the death. So no line of Python runs when something dies: its
-weak reference goes into a queue as it is. Comes in: things, and what each one's death gives back.
-Goes out: a queue of notes. Must not know what is done about them.
+weak reference goes into a queue as it is.
 """
 
 from __future__ import annotations

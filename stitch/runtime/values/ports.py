@@ -1,8 +1,4 @@
-"""Input ports: the slots of a loaded program, as its calls see them.
-
-Comes in: a slot's name, type and descriptor. Goes out: what arrays become there, which tensors fit.
-Must not know: values, programs.
-"""
+"""Input ports: the slots of a loaded program, as its calls see them."""
 
 from __future__ import annotations
 

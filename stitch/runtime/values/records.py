@@ -56,11 +56,11 @@ class Records:
         self.generation = 0
         #: Counts the changes in which constants came, left or moved.
         self.constants_changed = 0
-        #: Whether no change is half done. A change of several steps begins by saying that it is
-        #: not so; where an exception has come in between, whoever is next mends them (`mend`).
-        self.is_whole = True
+        #: Whether no change is half done. A change of several steps clears it first; after an
+        #: exception in between, the next use of the device calls `rebuild_bookkeeping`.
+        self.is_consistent = True
         #: What has begun and will be done, by whoever is next: once more does no harm.
-        self.unfinished: Callable[[], object] | None = None
+        self.pending_recovery: Callable[[], object] | None = None
 
     @property
     def allocators(self) -> dict[Space, Allocator]:
@@ -128,7 +128,7 @@ class Records:
 
         Until they are leases' (`begin_leases`) the records are not whole.
         """
-        self.is_whole = False
+        self.is_consistent = False
         leased = []
         for addresses in places:
             records = []
@@ -156,21 +156,21 @@ class Records:
         self.leases |= by_key
         holder.leases += leases
         holder.idle += idle
-        self.is_whole = True
+        self.is_consistent = True
 
     def end_lease(self, lease: PlaceOwner, *, with_bytes: bool = True) -> None:
         """What lies in its places stays there as it would in any others; the rest is free.
 
         `with_bytes`: debug mode poisons what was spare. Else a run has just written there.
         """
-        whole, self.is_whole = self.is_whole, False
+        whole, self.is_consistent = self.is_consistent, False
         self.leases.pop(id(lease), None)
         spare = [buffer for buffer in lease.buffers if buffer.is_spare]
-        lease.let_go()
+        lease.dispose()
         for buffer in spare:
             if buffer.lease is None:
                 self.free(buffer, with_bytes=with_bytes)
-        self.is_whole = whole
+        self.is_consistent = whole
 
     def end_leases_at(self, buffers: Iterable[BufferRecord], *, with_bytes: bool = True) -> None:
         """No lease has any of these as its place any more."""
@@ -241,12 +241,12 @@ class Records:
         Until something lies in it the records are not whole.
         """
         while True:
-            whole, self.is_whole = self.is_whole, False
+            whole, self.is_consistent = self.is_consistent, False
             try:
                 address = _taken(self._allocators[desc.layout.space], size, address)
                 break
             except (LayoutError, OutOfMemoryError) as error:
-                self.is_whole = whole  # Nothing was taken.
+                self.is_consistent = whole  # Nothing was taken.
                 spare = self.spare_leases()
                 if not spare or isinstance(error, LayoutError):
                     raise
@@ -293,20 +293,20 @@ class Records:
     def release(self, value: ValueRecord) -> None:
         """Forget a value's instances, and let go of the buffers that nobody else uses."""
         value.lease = None
-        whole, self.is_whole = self.is_whole, False
+        whole, self.is_consistent = self.is_consistent, False
         instances, value.instances = value.instances, ()
         for instance in instances:
             self.leave(value, instance.buffer)
-        self.is_whole = whole
+        self.is_consistent = whole
 
     def forget_copies(self, value: ValueRecord) -> None:
         """Keep a value's primary instance alone: its bytes have changed, or may have."""
         self.generation += 1
-        whole, self.is_whole = self.is_whole, False
+        whole, self.is_consistent = self.is_consistent, False
         copies, value.instances = value.instances[1:], value.instances[:1]
         for instance in copies:
             self.leave(value, instance.buffer)
-        self.is_whole = whole
+        self.is_consistent = whole
 
     def leave(self, value: ValueRecord, buffer: BufferRecord) -> None:
         """A value lies in a buffer no more."""
@@ -325,7 +325,7 @@ class Records:
         if self.is_debug:
             assert buffer.address is not None
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
-        lease.give_back(buffer)
+        lease.release_buffer(buffer)
 
     def free(self, buffer: BufferRecord, *, with_bytes: bool = True) -> None:
         """Give a buffer's region back; a buffer that is free already stays so."""
@@ -335,13 +335,13 @@ class Records:
         place = (buffer.space, buffer.address)
         if self._buffers.get(place) is not buffer:
             return
-        whole, self.is_whole = self.is_whole, False
+        whole, self.is_consistent = self.is_consistent, False
         del self._buffers[place]
         self.generation += 1
         self._allocators[buffer.space].free(buffer.address)
         if with_bytes:
             self._spaces[buffer.space].release(buffer.address, buffer.size_per_bank)
-        self.is_whole = whole
+        self.is_consistent = whole
 
     def keep_only(self, live: dict[Place, BufferRecord]) -> None:
         """These buffers are there and no others, whatever the allocators say."""
@@ -374,7 +374,7 @@ class Records:
         `value_of` finds the record of a value's number; `note` hears of values that are gone, and
         `then` belongs to it: both may be called twice, and change no more than values.
         """
-        whole, self.is_whole = self.is_whole, False
+        whole, self.is_consistent = self.is_consistent, False
         left = {place: self._buffers[place] for place in effects.freed}
         left |= {place: self._buffers[place] for place, _ in effects.moved}
         # What lies there stays where the plan has brought it.
@@ -397,7 +397,7 @@ class Records:
         for value in gone:
             change.place(value, (), new, self._buffers)
         # From here on it will happen: who mends the records does what an interrupt leaves.
-        self.unfinished = commit = partial(self._commit, change, gone, note, then)
+        self.pending_recovery = commit = partial(self._commit, change, gone, note, then)
         commit()
         for space, address in left:
             self._allocators[space].free(address)
@@ -405,7 +405,7 @@ class Records:
             self._allocators[space].alloc_at(address, buffer.size_per_bank)
         for space, address in () if self.is_debug else effects.freed:
             self._spaces[space].release(address, left[space, address].size_per_bank)
-        self.is_whole = whole
+        self.is_consistent = whole
 
     def _commit(
         self, change: _Change, gone: Sequence[ValueRecord], note: Callable[[ValueRecord], None],
@@ -419,7 +419,7 @@ class Records:
             note(value)
         if then is not None:
             then()
-        self.unfinished = None
+        self.pending_recovery = None
 
     def hand_on(self, entry: ValueRecord, result: ValueRecord, ref: InstanceRef) -> None:
         """A result has overwritten a donated entry, and lies in its buffer now."""

@@ -1,10 +1,9 @@
 """Shared constants: equal bytes lie once on a device, however many programs and files they are of.
 
-Comes in: constants of programs that are being loaded. Goes out: their records, one for the same
-bytes in the same form. What lies at one place in the host's memory, as a segment does, is the same
-unread. Of what lies elsewhere nothing is read unless it has the form of another, and what tells
-most of them apart: the CRC-32 that a file says; where none does, as that would take reading all,
-how the bytes begin. Then the bytes decide. Programs read their own files' bytes all the same.
+What lies at one place in the host's memory, as a segment does, is the same unread. Of what lies
+elsewhere nothing is read unless it has the form of another, and what tells most of them apart: the
+CRC-32 that a file says; where none does, as that would take reading all, how the bytes begin. Then
+the bytes decide. Programs read their own files' bytes all the same.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ def hold_constant(
     crc32: int | None, name: str, reader: Reader, kept: list[ConstantRecord],
 ) -> None:  # fmt: skip
     """Add a constant's record to `kept`, that of another program where it has the same bytes in the
-    same form; `reader` holds it until `let_go`, which may follow at any line of this. `crc32`: what
-    its file says of its bytes."""
+    same layout; `reader` holds it until `dispose`, which may interrupt this anywhere. `crc32`: of
+    its bytes, as its file has it."""
     form = (kind, desc)
     key = ((data.__array_interface__["data"][0], data.strides), *form)
     record = records.constants.get(key)
@@ -62,7 +61,7 @@ def _head(data: Array) -> bytes:
     return dense_bytes(data)[:_HEAD_NBYTES].tobytes()
 
 
-def let_go(records: Records, constants: Iterable[ConstantRecord], reader: Reader) -> None:
+def dispose(records: Records, constants: Iterable[ConstantRecord], reader: Reader) -> None:
     """A program is gone: what nobody else holds has no place any more. Once more does no harm."""
     for record in constants:
         # Its file's bytes may go with it, and others come to lie there.

@@ -1,7 +1,4 @@
-"""What a space holds at one moment, as data for reports.
-
-Comes in: nothing. Goes out: `SpaceUse`. Must not know: how a report looks.
-"""
+"""What a space holds at one moment, as data for reports."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What lies in the spaces, asked again and again: after every run, by who listens.
-
-Comes in: records. Goes out: buffers with their places, the same object while nothing has changed.
-Must not know: who asks, or why.
-"""
+"""What lies in the spaces, asked again and again: after every run, by who listens."""
 
 from __future__ import annotations
 

@@ -88,19 +88,19 @@ class PlaceOwner(Protocol):
     def buffers(self) -> tuple[BufferRecord, ...]:
         """All that are its own."""
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """They are its own no more."""
 
-    def put_back(self, value: ValueRecord) -> bool:
+    def release_value(self, value: ValueRecord) -> bool:
         """A value without handles gives its place back, for the next run; False where it cannot."""
 
-    def welcome(self, value: ValueRecord) -> None:
+    def readmit(self, value: ValueRecord) -> None:
         """The last export of a value's bytes has ended, and no other value lies in them."""
 
-    def give_back(self, buffer: BufferRecord) -> None:
+    def release_buffer(self, buffer: BufferRecord) -> None:
         """One of its buffers has lost its last user."""
 
-    def take_over(self, buffer: BufferRecord) -> None:
+    def inherit(self, buffer: BufferRecord) -> None:
         """What it shares with one that has ended is given back to it."""
 
 

@@ -1,8 +1,4 @@
-"""Views: where in its footprint a part of a tensor begins.
-
-Comes in: a descriptor and rows of its first dimension. Goes out: an offset in bytes, or
-`LayoutError` where the part is not one range. Must not know: values, buffers.
-"""
+"""Views: where in its footprint a part of a tensor begins."""
 
 from __future__ import annotations
 

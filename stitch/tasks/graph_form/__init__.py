@@ -1,8 +1,5 @@
 """Task graphs as text: JSON that reads back, lines for people, a picture for `dot`.
 
-Comes in: a `TaskTable`, or text from anywhere with the programs and functions that it names. Goes
-out: text that depends on the table alone, or a sound table. Must not know: futures, devices.
-
 The JSON form (version 1) is an object with `format` ("stitch.task_graph"), `version`, `name`,
 `inputs` [{name, desc}], `programs` [{name, inputs [{name, desc, donate}], outputs [{name, desc}]}],
 `functions` [{name, parameters [{name, permission}], returns [desc], writes, updates}], `tasks` and

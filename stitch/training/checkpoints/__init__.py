@@ -1,9 +1,4 @@
-"""Checkpoints: tensors and facts in files that another process goes on from.
-
-Comes in: tensors by name, facts about a training as plain data. Goes out: files in the safetensors
-format, in a folder that belongs to one training at a time; and back, checked. Must not know:
-devices, what trains.
-"""
+"""Checkpoints: tensors and facts in files that another process goes on from."""
 
 from stitch.training.checkpoints.checkpoint_folder import (
     Checkpoint,

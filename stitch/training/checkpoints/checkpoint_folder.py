@@ -1,9 +1,6 @@
 """Checkpoints: all that the next step depends on, in one file, whole or not at all.
 
-Comes in: what `TrainingInstance.state_dict` gave, and facts about the training as plain data. Goes
-out: `step-00000120.safetensors` in a folder that belongs to one training at a time; and back. A
-file says of which training it is: another one's is refused with what differs. Must not know:
-devices, where data come from.
+A file says of which training it is: another one's is refused with what differs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The layout (https://huggingface.co/docs/safetensors): the length of the header in 8 bytes, little
 endian; the header, JSON that maps names to `{dtype, shape, data_offsets}` and `__metadata__` to a
-mapping of texts, padded with spaces; then the data without holes. Comes in: arrays and texts. Goes
-out: bytes that the package safetensors reads, and back. Must not know: what the tensors are for.
+mapping of texts, padded with spaces; then the data without holes.
 
 The package itself is an extra that only front ends need; a checkpoint must not depend on one, and
 is written in pieces, so that no second copy of the weights is made in memory.

@@ -1,9 +1,4 @@
-"""PyTorch's losses and optimizers, as they are: read, called and stepped without loading torch.
-
-Comes in: objects of `torch.nn` and `torch.optim`, calls of functions of `torch.nn.functional`. Goes
-out: losses and optimizers of Stitch's, and, for an optimizer, whose `step` it is from then on. Must
-not know: the package torch, front ends, programs.
-"""
+"""PyTorch's losses and optimizers, as they are: read, called and stepped without loading torch."""
 
 from stitch.training.from_torch.called_losses import (
     GIVEN_LOSS,

@@ -1,8 +1,4 @@
-"""Losses of torch.nn: known by the functions that they call.
-
-Comes in: a loss module, a function that calls one, or the call itself as `__torch_function__` gets
-it. Goes out: a `Loss` with the same settings. Must not know: the package torch.
-"""
+"""Losses of torch.nn: known by the functions that they call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Methods of an object of torch's that are another's for a while.
-
-Comes in: an object, methods of their new owner, somebody whose life says how long. Goes out: the
-object as it was, when that ends, however it ends. Must not know: what the methods do.
-"""
+"""Methods of an object of torch's that are another's for a while."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """Optimizers of torch.optim, whose `step` steps a training on a device while there is one.
 
-Comes in: an optimizer of torch's over parameters of a module. Goes out: an `Optimizer` with the
-same settings in the same groups, and the state that there is. While a training goes by it, `step`
-and `zero_grad` of that object are the training's; groups are looked at in each step, so schedulers
-work; `state_dict` reads the device, `load_state_dict` writes it. When the training ends the object
-is as it was. Must not know: the package torch.
+While a training goes by it, `step` and `zero_grad` of that object are the training's; groups are
+looked at in each step, so schedulers work; `state_dict` reads the device, `load_state_dict` writes
+it. When the training ends the object is as it was.
 """
 
 from __future__ import annotations

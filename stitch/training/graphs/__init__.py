@@ -1,8 +1,4 @@
-"""The graphs of a training: what is trained, evaluated, updated, and used when training is over.
-
-Comes in: any computation graph, an optimizer. Goes out: graphs whose weights are inputs, constants
-again, or overwritten by an update. Must not know: programs' places, devices, instances.
-"""
+"""The graphs of a training: what is trained, evaluated, updated, and used when training is over."""
 
 from stitch.training.graphs.graph_forms import (
     KEPT_KINDS,

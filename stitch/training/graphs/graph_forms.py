@@ -1,9 +1,4 @@
-"""A graph in other forms: inside another builder, in another precision, and as it predicts.
-
-Comes in: a finished graph, and what its inputs stand for; a program for evaluation, the values of
-its weights. Goes out: the tensors of its outputs; graphs without what only training does, and with
-weights inside. Must not know: losses, optimizers, machines, files.
-"""
+"""A graph in other forms: inside another builder, in another precision, and as it predicts."""
 
 from __future__ import annotations
 

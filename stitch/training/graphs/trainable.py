@@ -1,8 +1,4 @@
-"""`Trainable`: a graph whose weights are inputs, and the values that they start with.
-
-Comes in: any computation graph; front ends leave weights as constants. Goes out: the same graph
-with trainable constants as PARAMETER inputs. Must not know: machines, devices, front ends.
-"""
+"""`Trainable`: a graph whose weights are inputs, and the values that they start with."""
 
 from __future__ import annotations
 

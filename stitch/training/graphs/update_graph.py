@@ -1,9 +1,4 @@
-"""The update: one graph that takes all gradients and gives all parameters and states anew.
-
-Comes in: parameters by name and type, an optimizer. Goes out: a graph whose outputs take the
-buffers of the donated inputs of the same name, so there is no second copy of the weights. Must not
-know: programs, devices.
-"""
+"""The update: one graph that takes all gradients and gives all parameters and states anew."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """FlexFlow's local backend: a model in training as tasks, one for each operator and direction.
 
-Comes in: a computation graph, an optimizer, a loss, tasks of the user's own. Goes out: tasks by id
-with signatures and bindings, run one by one or as forward, backward and update, tensors by name. A
-task is a program on the device's queue. Must not know: front ends, files. Words follow FlexFlow.
+A task is a program on the device's queue. Words follow FlexFlow.
 """
 
 from stitch.training.local_backend.local_task_backend import LocalTaskBackend

@@ -1,9 +1,4 @@
-"""A model's graph as layers: operators in order, tensors by name, and how far gradients reach.
-
-Comes in: any computation graph, the inputs whose gradients are wanted, the outputs whose gradients
-come in. Goes out: the graph that is trained (the same that the training's own programs are made
-of), whose every operation is a layer. Must not know: tasks, devices.
-"""
+"""A model's graph as layers: operators in order, tensors by name, and how far gradients reach."""
 
 from __future__ import annotations
 

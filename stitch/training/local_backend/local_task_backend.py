@@ -1,45 +1,204 @@
 """`LocalTaskBackend`: the tasks of a model on one device, and the tensors that they work on.
 
-Comes in: a computation graph, a device, an optimizer, a loss. Goes out: registered tasks, tensors
-read and written by name. What runs are programs on the device's queue. Must not know: front ends,
-files.
+What runs are programs on the device's queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 
-from stitch.argument_kinds import MAPPING, WORDS, instance_of, member_of, optional, takes
-from stitch.errors import CompileError, TaskError, UsageError
+from stitch.argument_kinds import MAPPING, TEXT, WORDS, instance_of, member_of, optional, takes
+from stitch.errors import CompileError, TaskError, UsageError, closest
 from stitch.graph import ComputationGraph
 from stitch.machine import load_machine
 from stitch.program import Array, InputKind, Role, Space
 from stitch.report import Device
 from stitch.runtime import RuntimeDevice, Tensor
-from stitch.tasks import TaskGraph
-from stitch.training.graphs import MASTER
+from stitch.tasks import Future, TaskGraph
+from stitch.training.graphs import KEPT_KINDS, MASTER, as_trainable
+from stitch.training.local_backend.layer_graph import LayerGraph, layer_graph
 from stitch.training.local_backend.layer_tasks import LayerTasks
-from stitch.training.local_backend.program_task import LoadedTask
+from stitch.training.local_backend.program_task import LoadedTask, ProgramTask
 from stitch.training.local_backend.runtime_backing import (
     LayerTask,
+    TaskImplementation,
     execute,
 )
-from stitch.training.local_backend.stage_graphs import stage_graph
+from stitch.training.local_backend.task_arguments import TaskArgumentAccessor
 from stitch.training.local_backend.task_binding import (
     RuntimeArgument,
     TaskInvocation,
     gradient_name,
 )
-from stitch.training.local_backend.task_registry import TaskRegistry
+from stitch.training.local_backend.task_slots import TaskSignature
 from stitch.training.local_backend.task_store import TaskStore
-from stitch.training.local_backend.trained_layers import check_names, trained_layers
 from stitch.training.losses import LOSS_KIND, Loss, loss_from_config
 from stitch.training.optimizers import OPTIMIZER_KIND, Optimizer, optimizer_from_config
-from stitch.training.programs import LABEL, LOSS
+from stitch.training.programs import LABEL, LOSS, prediction_of
+
+# --------------------------------------------------------------------------------------------------
+# A part of a training step as a task graph: what others aggregate, show, or run elsewhere.
+
+
+def stage_graph(
+    name: str, stage: Sequence[LayerTask], tasks: Mapping[str, ProgramTask], kept: Collection[str]
+) -> TaskGraph:
+    """The tasks of a stage as calls of their programs; `kept`: the tensors that are outputs."""
+    graph = TaskGraph(name)
+    #: What a tensor is after the tasks so far.
+    now: dict[str, Future] = {}
+    made: dict[str, None] = {}
+    for layer in stage:
+        task, binding = tasks[layer.invocation.task_id], layer.invocation.binding
+        given = []
+        for i, port in enumerate(task.inputs):
+            tensor = port.name(binding)
+            if tensor not in now:
+                now[tensor] = graph.input(task.program.input_desc(i), tensor)
+            given.append(now[tensor])
+        results = graph.call(task.program, *given)
+        names = [port.name(binding) for port in task.outputs]
+        now.update(zip(names, (results,) if isinstance(results, Future) else results, strict=True))
+        made |= dict.fromkeys(names)
+    for tensor in made:
+        if tensor in kept:
+            graph.output(now[tensor], tensor)
+    return graph
+
+
+# --------------------------------------------------------------------------------------------------
+# The tasks that are registered: signatures and implementations by id, and how one of them runs.
+
+
+class TaskRegistry:
+    """Tasks by id, over the tensors and arguments of a store."""
+
+    def __init__(self, device: RuntimeDevice, store: TaskStore) -> None:
+        self.device, self.store = device, store
+        self._implementations: dict[str, TaskImplementation] = {}
+        self._closed = False
+
+    @takes(task_id=TEXT, signature=instance_of("a TaskSignature", TaskSignature))
+    def register_task(
+        self, task_id: str, signature: TaskSignature, implementation: TaskImplementation
+    ) -> None:
+        """Make a task known by its id; one that is known may get another implementation.
+
+        Raises `UsageError` where its signature is another then.
+        """
+        known = self.store.signatures.get(task_id)
+        if known is not None and known != signature:
+            raise UsageError(
+                f"there is a task {task_id!r} with another signature",
+                remedy="register it under another id, or with the signature that it has: "
+                "backend.signature(task_id)",
+            )
+        if not callable(implementation):
+            raise UsageError(f"task {task_id!r} needs a function", got=repr(implementation))
+        self.store.signatures[task_id] = signature
+        self._implementations[task_id] = implementation
+
+    def signature(self, task_id: str) -> TaskSignature:
+        """The signature of a task; raises `TaskError` for one that is not registered."""
+        self._check_known(task_id)
+        return self.store.signatures[task_id]
+
+    def get_args(self, invocation: TaskInvocation) -> TaskArgumentAccessor:
+        """What an invocation may see and change; raises `TaskError` for an unknown task,
+        `UsageError` for a binding that does not fit."""
+        self._check_known(invocation.task_id)
+        return TaskArgumentAccessor(self.store, invocation)
+
+    def get_task_impl(self, invocation: TaskInvocation) -> TaskImplementation:
+        """What an invocation does; raises `TaskError` for an unknown task."""
+        self._check_known(invocation.task_id)
+        return self._implementations[invocation.task_id]
+
+    def check_open(self) -> None:
+        """Raise `UsageError` once it is closed."""
+        if self._closed or self.device.is_closed:
+            raise UsageError("this backend is closed", remedy="make another one")
+
+    def _check_known(self, task_id: str) -> None:
+        self.check_open()
+        if task_id not in self._implementations:
+            raise TaskError(
+                f"no task {task_id!r} is registered",
+                expected=", ".join(self._implementations) or "none",
+                remedy=closest(task_id, self._implementations) or None,
+            )
+
+
+# --------------------------------------------------------------------------------------------------
+# What a backend trains: a user's graph as layers, and the values that its parameters start with.
+
+
+def trained_layers(
+    graph: ComputationGraph, loss: Loss | None, wanted: Iterable[str] | None,
+    weights: Mapping[str, Any],
+) -> tuple[LayerGraph, Mapping[str, Any]]:  # fmt: skip
+    """The layers of a graph, and the values of its parameters, as far as there are any.
+
+    Gradients come in for the prediction where there is a loss, else for all floating outputs.
+    Raises `CompileError` for wishes, and naming operators without a gradient; `UsageError` for
+    weights of other names.
+    """
+    _check_wishes(graph)
+    trained, values = _with_parameters(graph, weights)
+    if wanted is None:
+        wanted = [
+            slot.name for i, slot in enumerate(trained.inputs)
+            if slot.kind is InputKind.PARAMETER and trained.input_type(i).data_type.is_floating
+        ]  # fmt: skip
+    states = {slot.name for slot in trained.inputs if slot.kind is InputKind.STATE}
+    if loss is None:
+        outputs = [
+            slot.name for i, slot in enumerate(trained.outputs)
+            if slot.name not in states and trained.output_type(i).data_type.is_floating
+        ]  # fmt: skip
+    else:
+        outputs = [prediction_of(trained)]
+    return layer_graph(trained, tuple(wanted), outputs), values
+
+
+def _with_parameters(
+    graph: ComputationGraph, weights: Mapping[str, Any]
+) -> tuple[ComputationGraph, Mapping[str, Any]]:
+    """The graph with its parameters as inputs, and the values that they start with, if any."""
+    kept = [slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS]
+    if kept or not graph.constants:
+        check_names("weights", weights, kept)
+        return graph, weights
+    try:
+        model = as_trainable(graph, weights)
+    except CompileError:
+        return graph, weights
+    return model.graph, model.values
+
+
+def check_names(parameter: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise `UsageError` for names that are no tensors."""
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"LocalTaskBackend has no tensor {name!r} for {parameter}=",
+                expected=", ".join(sorted(known)) or "none", remedy=closest(name, known) or None,
+            )  # fmt: skip
+
+
+def _check_wishes(graph: ComputationGraph) -> None:
+    """Raise `CompileError` for wishes that tasks of single operators cannot keep."""
+    if graph.wishes:
+        raise CompileError(
+            f"tasks of graph {graph.name!r} cannot keep its wishes",
+            got=", ".join(wish.text() for wish in graph.wishes[:8]),
+            remedy="drop them, and give LocalTaskBackend spaces={name: space}",
+        )
+
 
 _ROLE, _SPACE = member_of(Role, "a role"), member_of(Space, "a space")
 

@@ -1,8 +1,4 @@
-"""A task that is a program: its slots are a program's, and running it queues the program.
-
-Comes in: a graph whose slots are called after the task's, where its tensors lie. Goes out: a
-`ProgramTask`, which a device loads and an accessor feeds. Must not know: layers, training loops.
-"""
+"""A task that is a program: its slots are a program's, and running it queues the program."""
 
 from __future__ import annotations
 

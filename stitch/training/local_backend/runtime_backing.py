@@ -1,7 +1,5 @@
-"""What runs tasks, and the instance that goes through a model with it: forward, backward, update.
-
-Comes in: a `RuntimeBacking`, which knows tasks and tensors. Goes out: runs of tasks in order, and
-how long each took when asked. Must not know: programs, how a backing keeps what it knows.
+"""What runs tasks, and the instance that goes through a model with it: forward, backward,
+update.
 """
 
 from __future__ import annotations

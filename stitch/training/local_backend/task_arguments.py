@@ -1,8 +1,4 @@
-"""The accessor: what a running task is given, by slot, and only with permission.
-
-Comes in: a signature, a binding, a store. Goes out: tensors to read and to write, arguments. Must
-not know: which tasks there are.
-"""
+"""The accessor: what a running task is given, by slot, and only with permission."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Task bindings: which value each slot of a task stands for, and invocations of tasks.
-
-Comes in: names of tensors by slot, arguments. Goes out: frozen bindings, checked against a
-signature; that of the backward task is inferred. Must not know: tensors, devices.
-"""
+"""Task bindings: which value each slot of a task stands for, and invocations of tasks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Task signatures: the slots that a task has, and what it may do with what is bound to them.
-
-Comes in: names of slots by kind. Goes out: a `TaskSignature`, and that of the backward task, which
-is inferred. Must not know: graphs, tensors, devices.
-"""
+"""Task signatures: the slots that a task has, and what it may do with what is bound to them."""
 
 from __future__ import annotations
 

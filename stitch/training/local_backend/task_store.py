@@ -1,7 +1,6 @@
 """The task store: the slots of registered tasks, the tensors that they are bound to, arguments.
 
-Comes in: signatures, descriptors and tensors by name. Goes out: handles on what is there. A tensor
-that has its place keeps it: what is written goes there. Must not know: graphs, operators.
+A tensor that has its place keeps it: what is written goes there.
 """
 
 from __future__ import annotations

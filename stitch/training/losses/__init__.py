@@ -1,8 +1,4 @@
-"""Losses: graphs (prediction, label) → a scalar, and what labels must be.
-
-Comes in: settings, names, or plain data. Goes out: a `Loss`, which writes itself into a graph, and
-judges what a compiled model gave. Must not know: programs, devices, optimizers.
-"""
+"""Losses: graphs (prediction, label) → a scalar, and what labels must be."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """`Loss`: a graph (prediction, label) → a scalar, and what labels must be.
 
-Comes in: the type of the prediction. Goes out: a computation graph with the inputs `pred` and
-`label` and the output `loss`, a float32 scalar. Its gradient is the compiler's work. Must not know:
-formulas, programs, devices, optimizers.
+Its gradient is the compiler's work.
 """
 
 from __future__ import annotations
@@ -76,14 +74,14 @@ class Loss(ABC):
 
     def __call__(self, pred: Any, label: Any) -> Any:
         """The loss of a compiled model's prediction, as a `LossTensor`."""
-        judge = getattr(pred, "judged_by", None)
-        if judge is None:
+        compute_loss = getattr(pred, "judged_by", None)
+        if compute_loss is None:
             raise UsageError(
                 "a loss takes the prediction of a model that was compiled for training",
                 got=type(pred).__name__,
                 remedy="compiled = stitch.compile(model, example, optimizer=..., loss=loss_fn)",
             )
-        return judge(self, label)
+        return compute_loss(self, label)
 
     def __repr__(self) -> str:
         more = "".join(f", {name}={value!r}" for name, value in self.settings().items())

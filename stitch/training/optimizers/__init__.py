@@ -1,8 +1,6 @@
 """Optimizers: the formulas of PyTorch's, written as graphs over donated parameters and states.
 
-Comes in: hyperparameters, their names, or plain data. Goes out: an `Optimizer`, which writes one
-step of one parameter into a graph, and steps the training that it is bound to. A family of formulas
-is a file. Must not know: devices, programs.
+A family of formulas is a file.
 """
 
 from __future__ import annotations

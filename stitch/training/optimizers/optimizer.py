@@ -1,8 +1,6 @@
 """`Optimizer`: settings of an update, in groups of parameters, and what the loop steps with.
 
-Comes in: hyperparameters. Goes out: for one parameter the operations of one step, whose last one
-reads what it overwrites, so that the compiler can prove the alias. Learning rates and the number of
-steps are inputs: schedules need no other program. Must not know: formulas, devices, programs.
+Learning rates and the number of steps are inputs: schedules need no other program.
 """
 
 from __future__ import annotations

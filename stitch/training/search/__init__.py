@@ -1,9 +1,4 @@
-"""The search: where the tensors between programs lie, and what backward computes again.
-
-Comes in: a graph, a machine, a cost estimator, and which algorithm. Goes out: a `SearchResult`: the
-graphs, a place for every tensor, a device for every operator, and what it costs by the estimate.
-Must not know: devices that are open, files.
-"""
+"""The search: where the tensors between programs lie, and what backward computes again."""
 
 from stitch.training.search.optimize import (
     ALGORITHMS,

@@ -1,10 +1,8 @@
 """`optimize` and `place_inference`: which way of doing it costs least by the estimate.
 
-Comes in: a graph, a machine, a cost estimator, and which algorithm. Goes out: a `SearchResult`.
 Recomputation makes saved tensors unnecessary at the price of operations; it is chosen where memory
 is short. `none` leaves everything in DRAM, `greedy` takes the tensors that save most per byte,
-`search` finds the best set (branch and bound) for every kind of recomputation. Must not know:
-devices that are open, files.
+`search` finds the best set (branch and bound) for every kind of recomputation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`SearchResult`: what a search chose, as an object and as plain data.
-
-Comes in: graphs, places, costs. Goes out: the same, from and to JSON; the graphs are in the
-programs, from which they come back. Must not know: how it was found.
-"""
+"""`SearchResult`: what a search chose, as an object and as plain data."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Where the tensors between graphs lie: in L1 what saves most, in the room that there is.
 
-Comes in: graphs, a machine, a cost estimator. Goes out: a place for every tensor, and what that
-costs: what each program takes then is what devices report of it; operations that read or write a
-tensor wait for DRAM. All tensors in L1 live at once, beside the largest scratch, in three
-quarters of L1. Must not know: losses, optimizers, recomputation.
+All tensors in L1 live at once, beside the largest scratch, in three quarters of L1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What of a foreign binary has no counterpart here: named once, with the places where it is.
-
-Comes in: what, and where. Goes out: one line for each. Must not know: files.
-"""
+"""What of a foreign binary has no counterpart here: named once, with the places where it is."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """In which order TTNN binaries held their fields, commit by commit of tt-mlir's main branch.
 
-Comes in: a version, and the hash of the schema that a binary carries. Goes out: the tables that it
-was written by, or None. Must not know: what any field means.
-
 Fields, operations and codes come and go in the middle, so a slot says nothing without its version.
 `history.json` holds the facts, each step as edits of the one before; `tools/generate_ttnn_history`
 wrote it from the schemas (`include/ttmlir/Target` of github.com/tenstorrent/tt-mlir). A version is

@@ -1,7 +1,4 @@
-"""What a TTNN binary is known by.
-
-Comes in: the first bytes of a file. Goes out: whether it is one. Must not know: what it holds.
-"""
+"""What a TTNN binary is known by."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Programs of TTNN binaries as ours: slots, values, operations that are names only, lifetimes.
 
-Comes in: a record of `Program`, by the tables of its version. Goes out: a `Program`, and how long
-each of its tensors lives on the device; or problems. Must not know: bytes, devices.
-
 A tensor that no input and no earlier operation names is made by the operation that names it first.
 An operation whose result is a tensor that is there already writes it anew, in place (so did matmul
 in 2024, into an empty tensor): here that is another value, in the same memory. A tensor lives until

@@ -1,7 +1,7 @@
 """A whole TTNN binary: its version first, then all of it verified, then its parts read.
 
-Comes in: bytes. Goes out: a `Binary`. Raises `FormatError` with every defect, `IncompatibleError`
-for a version whose order of fields is not known, which names those that are; nothing else.
+Raises `FormatError` with every defect, `IncompatibleError` for a version whose order of fields is
+not known, which names those that are; nothing else.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.report import ChromeTrace
 from stitch.report.allocations import Place
 from stitch.report.trace import chrome_trace
-from stitch.report.trace.flows import MAX_STOPS, FlowLines, Slice
-from stitch.report.trace.memory import MemoryLines
+from stitch.report.trace.lines import MAX_STOPS, FlowLines, MemoryLines, Slice
 from stitch.report.trace.tracks import Line
 from stitch.runtime import Lying
 from tests.support.machines import without_path

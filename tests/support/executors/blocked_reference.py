@@ -1,8 +1,7 @@
 """ONNX Runtime's operators for images in blocks of channels, by NumPy, for blocks of any length.
 
-Comes in: the ONNX form of a program, arrays by its inputs' values. Goes out: what it gives on a
-processor whose blocks have so many channels. As ONNX Runtime's, a convolution takes an image of at
-least a block's channels for one in blocks, and another for a plain one.
+As ONNX Runtime's, a convolution takes an image of at least a block's channels for one in blocks,
+and another for a plain one.
 """
 
 from __future__ import annotations

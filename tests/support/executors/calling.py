@@ -1,7 +1,4 @@
-"""An executor whose kernels call somebody: to know that one runs, to hold it up, to fail in it.
-
-Comes in: a function. Goes out: NumPy's executor, which calls it before the kernels of each program.
-"""
+"""An executor whose kernels call somebody: to know that one runs, to hold it up, to fail in it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The table of where executors differ on values at the edges of their types.
-
-Comes in: `docs/executor_differences.md`, which is the table. Goes out: its lines.
-"""
+"""The table of where executors differ on values at the edges of their types."""
 
 from __future__ import annotations
 

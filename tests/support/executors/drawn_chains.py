@@ -1,9 +1,7 @@
 """Random programs that feed each other: wired as a graph, some of their outputs dropped.
 
-Comes in: a source of randomness. Goes out: compiled programs, the wires between them, which outputs
-stay, and data for the inputs that nothing feeds. All values are as many rows and columns; inside a
-program there are products, convolutions, pools, normalizations, functions, and long runs of
-arithmetic; slots are stored in types of their own.
+All values are as many rows and columns; inside a program there are products, convolutions, pools,
+normalizations, functions, and long runs of arithmetic; slots are stored in types of their own.
 """
 
 from __future__ import annotations

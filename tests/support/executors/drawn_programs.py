@@ -1,9 +1,4 @@
-"""Random graphs of movements, products, arithmetic and functions, with what may differ of each.
-
-Comes in: a source of randomness. Goes out: a compiled program, data for its inputs, and for every
-output how far two sound ways to compute it may lie apart: sums have other orders, functions other
-last digits, and narrow types are rounded here and there.
-"""
+"""Random graphs of movements, products, arithmetic and functions, with what may differ of each."""
 
 from __future__ import annotations
 

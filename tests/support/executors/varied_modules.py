@@ -1,6 +1,6 @@
 """Sixteen torch modules that feed each other: what convolutional networks and transformers are of.
 
-Comes in: nothing. Goes out: compiled programs, and data for the first. Needs torch.
+Needs torch.
 """
 
 from __future__ import annotations

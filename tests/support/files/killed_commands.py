@@ -39,7 +39,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def quietly(main: Main, words: list[str]) -> int:
+def with_fp_errors_ignored(main: Main, words: list[str]) -> int:
     """Run a command; its exit code."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return main(words)
@@ -60,9 +60,9 @@ def campaign(name: str) -> dict[str, int]:
     """Kill one command everywhere."""
     main, words, stride = COMMANDS[name]
     kills = parts = at = 0
-    while killed(lambda: quietly(main, words), at):
+    while killed(lambda: with_fp_errors_ignored(main, words), at):
         kills, parts = kills + 1, parts + check(Path())
-        assert quietly(main, words) == 0, (name, at)
+        assert with_fp_errors_ignored(main, words) == 0, (name, at)
         check(Path())
         for part in Path().rglob(".*.part"):
             part.unlink()

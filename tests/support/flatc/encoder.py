@@ -1,7 +1,6 @@
 """The peer of `stitch.ttb.encoding`: the same metadata, written with the code that flatc generates.
 
-Comes in: a `Binary` that the format can hold. Goes out: its size-prefixed flatbuffer. Shares
-nothing with the product's encoder but the codes of enums and the rows of segments.
+Shares nothing with the product's encoder but the codes of enums and the rows of segments.
 """
 
 from __future__ import annotations

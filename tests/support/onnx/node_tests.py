@@ -1,7 +1,5 @@
 """ONNX's own node tests, run through front end, compiler and executor, and what becomes of each.
 
-Comes in: the cases of `onnx.backend.test`. Goes out: a `Verdict` per case: right, refused (by a
-`StitchError` that says why), wrong, or crash (any other exception), and the table of them all.
 Run as a script it prints the counts and, with `--write`, renews the checked-in table.
 """
 

@@ -1,8 +1,4 @@
-"""Operations drawn to do harm: sound cases of every operator, with something wrong in each.
-
-Comes in: the tables of cases in `tests/ops`, a random generator. Goes out: operands, attributes and
-a number of outputs: shapes, types, values, words and counts that nobody meant.
-"""
+"""Operations drawn to do harm: sound cases of every operator, with something wrong in each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One operation for several lanes: lifted into one graph, and one lane after the other.
-
-Comes in: the rows of the operators' tables, and rows of our own for operators that have none there.
-Goes out: for each way of telling which operands differ from lane to lane, the results of both.
-"""
+"""One operation for several lanes: lifted into one graph, and one lane after the other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Programs of one operation each, from the rows of the operators' tables, and how to run them.
-
-Comes in: the tables of `tests/ops`, and rows of our own for operators that have none there. Goes
-out: programs, operands for their inputs, and bindings that run again and again on other operands.
-"""
+"""Programs of one operation each, from the rows of the operators' tables, and how to run them."""
 
 from __future__ import annotations
 

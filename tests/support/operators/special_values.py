@@ -1,8 +1,4 @@
-"""Draws of values at the edges of their types, over all operators, and in what results differ.
-
-Comes in: rows of operators. Goes out: for each, operands in which some elements, or all, are of one
-class (`CLASSES`), and of two results the ways in which they differ (`WAYS`).
-"""
+"""Draws of values at the edges of their types, over all operators, and in what results differ."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """torch's own database of operators (OpInfo) on the backend: each sample right, or refused clearly.
 
-Comes in: an operator of `torch.testing._internal`. Goes out: for each of its float32 samples an
-`Outcome`: what became of it, forward and backward. Samples go through `stitch_backend` as graphs of
-dynamo do, without dynamo's seconds. `tools/zoo` and the tests read the same outcomes.
+Samples go through `stitch_backend` as graphs of dynamo do, without dynamo's seconds. `tools/zoo`
+and the tests read the same outcomes.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from stitch.machine import footprint
 from stitch.program import MemoryLayout, Orientation, Space
 from stitch.ttb import load
-from stitch.ttb.ttnn.shard_grids import CoreRange, grid_of, turned
+from stitch.ttb.ttnn.tensor_layouts import CoreRange, grid_of, turned
 from tests.support.files.ttnn_files import FOLDER, HEAD, LAYER, REAL, STRANGERS, lacking, program_of
 
 #: Of a tensor's type in MLIR: its shape, the grid, what a core of it holds, in tiles or elements.

@@ -1,8 +1,7 @@
 """Networks over blocks of matrices, with peers: two matrix products back to back, flash attention,
 BigBird's sparse attention.
 
-Comes in: sizes. Goes out: cases. No whole matrix of what lies between is written down in any of
-them.
+No whole matrix of what lies between is written down in any of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What all ways have in common: a function over nests with its inputs, and what a way is.
-
-Comes in: a network over nests, peers that can be made. Goes out: a `Case`, results in a form that
-can be compared. Must not know any peer.
-"""
+"""What all ways have in common: a function over nests with its inputs, and what a way is."""
 
 from __future__ import annotations
 

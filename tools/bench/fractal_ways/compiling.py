@@ -1,7 +1,5 @@
 """What does not grow with the length of a loop: compiling, what the first run costs beyond any
 other, the size of the file. And an ONNX model whose Scan is long.
-
-Comes in: a short and a long length. Goes out: results of figures with goals.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How a stacked LSTM grows with its depth: rounds of its scans, and time, with each schedule.
 
-Comes in: depths, hidden sizes. Goes out: results, and curves that can be drawn. A round is one call
-of all that a cell is made of; along diagonals there are depth + length - 1.
+A round is one call of all that a cell is made of; along diagonals there are depth + length - 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Times of ways that take turns, and what they come to.
-
-Comes in: ways. Goes out: least times of the processor and of the clock. Must not know what a way
-computes.
-"""
+"""Times of ways that take turns, and what they come to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One case measured: all ways give the same numbers, then take turns.
-
-Comes in: a case, executors, rounds. Goes out: a result. Must not know any network.
-"""
+"""One case measured: all ways give the same numbers, then take turns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """ONNX Runtime: its LSTM operator, and models with its own Scan, written by hand.
 
-Comes in: arrays. Goes out: runs of sessions on one thread, bytes of models. A `Scan` has the cell
-of the nest as its body, operator by operator; what all rounds share is captured from around it.
+A `Scan` has the cell of the nest as its body, operator by operator; what all rounds share is
+captured from around it.
 """
 
 from __future__ import annotations

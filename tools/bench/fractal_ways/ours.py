@@ -1,8 +1,7 @@
 """Ours: a case compiled, by each executor, with the schedule that is chosen and with each by name
 that some loop takes; in mode parallel; in mode sequential.
 
-Comes in: a case. Goes out: ways, whose devices stay open until the given stack is left, and what
-cannot be had. Whatever schedules there are is asked of the compiler.
+Whatever schedules there are is asked of the compiler.
 """
 
 from __future__ import annotations

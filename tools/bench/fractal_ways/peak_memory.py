@@ -1,7 +1,7 @@
 """How much memory attention needs at most, as it grows with the length (Linux).
 
-Comes in: lengths. Goes out: a result. Each length of each way runs in a process of its own, which
-tells by how much its resident memory grows at most beyond what it is before the first run.
+Each length of each way runs in a process of its own, which tells by how much its resident memory
+grows at most beyond what it is before the first run.
 """
 
 from __future__ import annotations

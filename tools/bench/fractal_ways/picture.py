@@ -1,7 +1,5 @@
 """Curves of growth as a page of HTML, drawn with plotly (an optional extra: importing this fails
 without it).
-
-Comes in: points. Goes out: a file that needs nothing else. Must not know how they were measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Running products of matrices over lists of different lengths, with peers; and how time grows with
 the number of lists (onnxruntime#23024 reports that ONNX Runtime's grows by its square).
-
-Comes in: sizes. Goes out: a case, figures.
 """
 
 from __future__ import annotations

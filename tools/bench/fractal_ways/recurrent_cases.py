@@ -1,8 +1,8 @@
 """Recurrent networks over nests, with peers: stacked LSTM, dilated RNN, grid RNN.
 
-Comes in: sizes. Goes out: cases. Weights are closed over, so they are constants of the program, as
-they are parameters of the peers. Each network is written for elements: nothing here says that it is
-an LSTM, or which cells may run together.
+Weights are closed over, so they are constants of the program, as they are parameters of the peers.
+Each network is written for elements: nothing here says that it is an LSTM, or which cells may run
+together.
 """
 
 from __future__ import annotations

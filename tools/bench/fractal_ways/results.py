@@ -1,7 +1,4 @@
-"""What was measured: rows of ways, single figures with goals, the tables, and the goals missed.
-
-Comes in: least times, figures. Goes out: text, data. Must not know how anything was run.
-"""
+"""What was measured: rows of ways, single figures with goals, the tables, and the goals missed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What a round of a recorded loop costs beside its kernels: a Scan whose body is one tiny Add,
 less the same calls of NumPy.
-
-Comes in: how many rounds. Goes out: a result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""An LSTM over sentences of different lengths, with peers; what compiling it takes, by schedule.
-
-Comes in: how many sentences, of how many words at most. Goes out: a case, figures.
-"""
+"""An LSTM over sentences of different lengths, with peers; what compiling it takes, by schedule."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""PyTorch: the nests as loops, eager and through torch.compile, and what it has for them whole.
-
-Comes in: arrays. Goes out: runs that give tensors. torch.compile gets the largest part that every
-run repeats in one form (a layer, a block, a list), and unrolls the loops in it.
-"""
+"""PyTorch: the nests as loops, eager and through torch.compile, and what it has for them whole."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ def step(
         # It has two biases where the nest has one: both trained would be twice the rate.
         parameter.requires_grad_(not name.startswith("bias_hh"))
     stepper = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=rate)
-    judge, given, target = torch.nn.MSELoss(), tensors(xs), tensors(wanted)
+    compute_loss, given, target = torch.nn.MSELoss(), tensors(xs), tensors(wanted)
 
     def run() -> float:
         stepper.zero_grad()
-        loss = judge(module(given)[0], target)
+        loss = compute_loss(module(given)[0], target)
         loss.backward()
         stepper.step()
         return float(loss.item())

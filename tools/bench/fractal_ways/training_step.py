@@ -1,8 +1,7 @@
 """A training step of the stacked LSTM: forward, mean squared error, backward, SGD, the loss read;
 beside PyTorch with `torch.nn.LSTM`.
 
-Comes in: sizes, executors. Goes out: a result. Losses of some steps are compared before anything
-is timed.
+Losses of some steps are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -101,10 +100,10 @@ def _our_step(
     assert compiled.training is not None
     device = stack.enter_context(stitch.open_device(MACHINE, executor=executor))
     model = stack.enter_context(compiled.training.start(device))
-    stepper, judge = compiled.training.optimizer, compiled.training.loss
+    stepper, compute_loss = compiled.training.optimizer, compiled.training.loss
 
     def step() -> float:
-        loss = judge(model(xs), wanted)
+        loss = compute_loss(model(xs), wanted)
         loss.backward()
         stepper.step()
         stepper.zero_grad()

@@ -2,6 +2,5 @@
 
 `chains` and `models` make a `Case` (programs in the forms that each needs, input, expected result);
 `ours` and the modules of the peers make `Way`s of it, ready to be timed. A module of a peer imports
-it at its top, so that a missing package shows as `ModuleNotFoundError`. Must not know: clocks,
-goals, tables.
+it at its top, so that a missing package shows as `ModuleNotFoundError`.
 """

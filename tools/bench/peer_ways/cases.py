@@ -1,7 +1,5 @@
-"""What all ways have in common: programs in the forms that they are built from, and what a way is.
-
-Comes in: numbers, and programs that can be had as a graph of ours, a torch module, an ONNX model.
-Goes out: a `Case`, which knows the result that every way must give. Must not know any peer.
+"""What all ways have in common: programs in the forms that they are built from, and what a way
+is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The suite `chain`: programs of layers, each one Gemm and one Relu.
-
-Comes in: widths. Goes out: cases with random weights, and what they are to show. Must not know how
-anybody runs them.
-"""
+"""The suite `chain`: programs of layers, each one Gemm and one Relu."""
 
 from __future__ import annotations
 

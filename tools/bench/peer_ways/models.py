@@ -1,8 +1,4 @@
-"""The suite `models`: networks with random weights, cut at module boundaries into programs.
-
-Comes in: sizes. Goes out: cases whose programs are torch modules; everybody gets each of them by
-itself, captured or exported from torch as its users would. Must not know how anybody runs them.
-"""
+"""The suite `models`: networks with random weights, cut at module boundaries into programs."""
 
 from __future__ import annotations
 

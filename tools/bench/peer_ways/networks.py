@@ -1,8 +1,6 @@
 """Ten networks of the usual kinds, and GPT-2 small: whole torch modules with random weights.
 
-Comes in: a name, whether it shall be small. Goes out: the module in evaluation mode and an example
-of its inputs. They are what `tools/prices --check` divides between executors, and the suite
-`torch_compile`. Must not know how anybody runs them.
+They are what `tools/prices --check` divides between executors, and the suite `torch_compile`.
 """
 
 from __future__ import annotations

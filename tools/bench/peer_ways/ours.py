@@ -1,8 +1,7 @@
 """Ours: one `stitch.Pipeline` per machine, executor and form of the values between programs; and
 the same programs linked into one, and called one by one, where the device links what repeats.
 
-Comes in: a case. Goes out: ways whose result lies on the device, ready, when `run` returns; that of
-calls is read by the host. The devices stay open until the given stack is left.
+The devices stay open until the given stack is left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What was measured: rows, ratios, the table, and the goals that were missed.
-
-Comes in: the times of every way in every round. Goes out: text, data. Must not know how anything
-was run.
-"""
+"""What was measured: rows, ratios, the table, and the goals that were missed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Chains: layers as programs of their own that take their weights as inputs, run round by round.
-
-Comes in: a device. Goes out: calls on it; each round of a chain ends at a `yield`.
-"""
+"""Chains: layers as programs of their own that take their weights as inputs, run round by round."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Rows, what may be spent on them, and times of ways that take turns.
-
-Comes in: ways to make one pass. Goes out: seconds per pass of each in each round, rows. Must not
-know what a pass does.
-"""
+"""Rows, what may be spent on them, and times of ways that take turns."""
 
 from __future__ import annotations
 

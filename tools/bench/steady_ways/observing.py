@@ -82,13 +82,13 @@ def training_step(stack: ExitStack, observe: Observe) -> Pass:
     assert compiled.training is not None
     device = stack.enter_context(stitch.open_device(MACHINE))
     model = stack.enter_context(compiled.training.start(device))
-    stepper, judge = compiled.training.optimizer, compiled.training.loss
+    stepper, compute_loss = compiled.training.optimizer, compiled.training.loss
     batch = random.standard_normal((BATCH, WIDTH), np.float32)
     labels = random.integers(0, CLASSES, BATCH)
     observe(device)
 
     def step() -> float:
-        loss = judge(model(batch), labels)
+        loss = compute_loss(model(batch), labels)
         loss.backward()
         stepper.step()
         stepper.zero_grad()

@@ -35,7 +35,7 @@ def torch_step(
     program too, which our backend takes."""
     module = subject.make()
     stepper = OPTIMIZERS[optimizer][0](module.parameters())
-    judge = torch.nn.CrossEntropyLoss()
+    compute_loss = torch.nn.CrossEntropyLoss()
     options = {"optimizer": stepper} if steps else None
     model: Any = module
     if backend is not None:
@@ -44,7 +44,7 @@ def torch_step(
 
     def step() -> float:
         stepper.zero_grad()
-        loss = judge(model(batch), labels)
+        loss = compute_loss(model(batch), labels)
         loss.backward()
         stepper.step()
         return float(loss.item())
@@ -69,11 +69,11 @@ def our_step(
     assert compiled.training is not None
     device = stack.enter_context(stitch.open_device(machine, executor=executor))
     model = stack.enter_context(compiled.training.start(device))
-    stepper, judge = compiled.training.optimizer, compiled.training.loss
+    stepper, compute_loss = compiled.training.optimizer, compiled.training.loss
     batch, labels = subject.batch.numpy(), subject.labels.numpy()
 
     def step() -> float:
-        loss = judge(model(batch), labels)
+        loss = compute_loss(model(batch), labels)
         loss.backward()
         stepper.step()
         stepper.zero_grad()

@@ -1,18 +1,17 @@
 """Merged loops: the scans of a graph that run one cell, and need nothing of each other, become
 stretches of rounds in which the same rows run, where that costs less than each by itself.
-
-Comes in: a graph, rates of a machine, which bodies are no more than a scan for each of many lanes.
-Goes out: the graph, in which those are scans of all lanes. Must not know: other schedules.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stitch import ops
+from stitch.compiler.loops.hoisting import hoisted, hoisted_form
 from stitch.compiler.loops.lane_scans import (
     LaneScan,
     lane_scan_of,
@@ -21,9 +20,7 @@ from stitch.compiler.loops.lane_scans import (
 )
 from stitch.compiler.loops.lanes import by_itself, in_rounds, lane_by_lane, lifted_scan
 from stitch.compiler.loops.loop_costs import LoopCosts
-from stitch.compiler.loops.merged.alike_scans import alike_scans, same_operands
-from stitch.compiler.loops.merged.stretch_costs import CellCosts
-from stitch.compiler.loops.merged.stretch_plan import StretchPlan
+from stitch.compiler.loops.merged.stretch_plan import StretchPlan, planned
 from stitch.compiler.loops.merged.written_stretches import (
     Merging,
     rows_that_vary,
@@ -33,7 +30,189 @@ from stitch.compiler.loops.rewriting import renumbered, rewritten
 from stitch.compiler.loops.waves import can_fail
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, lift
 from stitch.machine import LoopRates
-from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
+from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
+
+# --------------------------------------------------------------------------------------------------
+# Alike scans: which scans of a list of operations run the same cell and need nothing of each
+# other.
+
+#: Constants up to this many bytes are compared by content.
+_COMPARED_NBYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeScans:
+    """Groups of scans of one cell, each longest first, by how many scans they come after; and that
+    number of each operation."""
+
+    groups: tuple[tuple[int, tuple[LaneScan, ...]], ...]
+    stages: tuple[int, ...]
+
+
+def alike_scans(
+    holder: Body, bodies: Sequence[Body], lane_bodies: Collection[int]
+) -> AlikeScans:  # fmt: skip
+    """The groups of at least two scans of a body, or of a graph as one."""
+    names = _equal_values(holder)
+    read = {v for o in holder.operations for v in o.inputs} | set(holder.outputs)
+    keys: dict[int, Hashable] = {}
+    scans: dict[int, LaneScan] = {}
+    for number, operation in enumerate(holder.operations):
+        if not is_scan(operation):
+            continue
+        found = lane_scan_of(operation, bodies, lane_bodies)
+        if found.form.states and found.form.count and not found.form.has_condition:
+            wanted = tuple([v if v in read else ABSENT for v in found.results])
+            scans[number] = LaneScan(
+                operation, found.body, found.form, found.lanes, found.operands, found.batched,
+                wanted,
+            )  # fmt: skip
+            keys[number] = _cell(found, names)
+    many = {key for key, times in Counter(keys.values()).items() if times > 1}
+    after: dict[int, int] = {}
+    stages: list[int] = []
+    groups: dict[tuple[Hashable, int], list[LaneScan]] = {}
+    for number, operation in enumerate(holder.operations):
+        stage = max((after.get(v, 0) for v in operation.inputs), default=0)
+        stages.append(stage)
+        is_one = keys.get(number) in many
+        after.update({v: stage + is_one for v in operation.outputs if v != ABSENT})
+        if is_one:
+            groups.setdefault((keys[number], stage), []).append(scans[number])
+    listed = [
+        (stage, tuple(sorted(group, key=lambda scan: -scan.form.count)))
+        for (_, stage), group in groups.items()
+        if len(group) > 1
+    ]
+    return AlikeScans(tuple(listed), tuple(stages))
+
+
+def _cell(scan: LaneScan, names: Mapping[int, Hashable]) -> Hashable:
+    """Equal for scans of one cell: what all their rounds share is the same, where it is the same
+    for all lanes."""
+    form, first = scan.form, scan.form.states + scan.form.sequences
+    shared = [
+        None if batched else names.get(v, v) if isinstance(v, int) else data_name(v)
+        for v, batched in zip(scan.operands[first:], scan.batched[first:], strict=True)
+    ]
+    return scan.body, form.states, form.sequences, form.collected, tuple(shared)
+
+
+def same_operands(scans: Sequence[LaneScan], data: Mapping[int, Array]) -> tuple[bool, ...]:
+    """Which operands are one value in all scans of a group; `data`: of constants."""
+    form = scans[0].form
+    found = []
+    for operand in range(len(scans[0].operands)):
+        sources = [scan.operands[operand] for scan in scans]
+        known = [data.get(v, v) if isinstance(v, int) else v for v in sources]
+        names = {v if isinstance(v, int) else data_name(v) for v in known}
+        # What all rounds share is of one cell: the same, or computed in the same way.
+        is_one = len(names) == 1 or operand >= form.states + form.sequences
+        found.append(is_one and not any(scan.batched[operand] for scan in scans))
+    return tuple(found)
+
+
+def data_name(data: Array) -> Hashable:
+    """Equal for equal data; large data is compared by identity."""
+    content = data.tobytes() if data.nbytes <= _COMPARED_NBYTES else id(data)
+    return data.dtype.str, data.shape, content
+
+
+def _equal_values(holder: Body) -> dict[int, Hashable]:
+    """Of values that are computed in the same way, or are the same data, one name."""
+    names: dict[int, Hashable] = {c.value: data_name(c.data) for c in holder.constants}
+    known: dict[Hashable, int] = {}
+    for operation in holder.operations:
+        way = (
+            operation.op, operation.domain, operation.body,
+            tuple([(k, repr(v)) for k, v in sorted(operation.attributes.items())]),
+            tuple([names.get(v, v) for v in operation.inputs]), len(operation.outputs),
+        )  # fmt: skip
+        first = known.setdefault(way, len(known))
+        made = [(i, value) for i, value in enumerate(operation.outputs) if value != ABSENT]
+        names.update({value: ("made", first, i) for i, value in made})
+    return names
+
+
+# --------------------------------------------------------------------------------------------------
+# What scans of one cell cost, each length by itself and in stretches.
+
+#: The most stretches of one group, and the most operations that they may be written as.
+MOST_STRETCHES, MOST_WRITTEN = 32, 2048
+#: Operations beside its body that a stretch is, for each state, sequence and result.
+_BESIDE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CellCosts:
+    """Seconds of a cell for many rows; `fixed`: its inputs that are constants."""
+
+    estimate: LoopCosts
+    body: Body
+    form: ScanForm
+    batched: tuple[bool, ...]
+    fixed: tuple[int, ...]
+
+    def by_schedule(self, scans: Iterable[tuple[int, int]]) -> dict[str, float]:
+        """What scans of so many rounds and rows each cost, as they are and, if that can be, with
+        what reads no state computed before."""
+        form = self.form
+        parts = hoisted(self.body, form) if form.sequences else None
+        costs = {"rounds": 0.0} | ({} if parts is None else {"hoisted": 0.0})
+        for count, rows in scans:
+            its = replace(form, count=count)
+            costs["rounds"] += self._scan(self.body, its, rows)
+            if parts is not None:
+                takes = parts.before.inputs[: form.sequences]
+                costs["hoisted"] += self.estimate.round(
+                    parts.before, count * rows, takes, self.fixed
+                ) + self._scan(parts.rest, hoisted_form(parts, its), rows)
+        return costs
+
+    def stretches(
+        self, lengths: Sequence[int], read: Collection[int], *, may_run_on: bool
+    ) -> tuple[StretchPlan, float] | None:
+        """The cheapest plan for rows of these lengths, longest first, and what it costs; None where
+        there is none. `read`: the results of the body that somebody reads of all rounds."""
+        rates, body = self.estimate.rates, self.body
+        sides = len(body.inputs) + len(body.outputs)
+        most = MOST_WRITTEN // (len(body.operations) + _BESIDE * sides)
+        kept = sum(body.values[v].type.nbytes for v in body.outputs[: self.form.states])
+        found = planned(
+            lengths,
+            lambda rows: self.estimate.turn(body, self.form, rows, self._varies(body), self.fixed),
+            rates.loop_seconds + _BESIDE * sides * rates.movement_seconds,
+            kept / rates.near_bytes_per_second,
+            max(1, min(MOST_STRETCHES, most)),
+            may_run_on=may_run_on,
+        )
+        if found is None:
+            return None
+        plan, seconds = found
+        for each in plan.stretches:
+            costs = self.by_schedule([(each.count, each.rows)])
+            seconds += min(costs.values()) - costs["rounds"]
+        return plan, seconds + self._moving(plan, read)
+
+    def _scan(self, cell: Body, form: ScanForm, rows: int) -> float:
+        return self.estimate.scan(cell, form, rows, self._varies(cell), self.fixed)
+
+    def _varies(self, cell: Body) -> list[int]:
+        """What of a cell differs from row to row; it takes elements more than the body does,
+        perhaps, after the others."""
+        first = self.form.states + self.form.sequences
+        more = len(cell.inputs) - len(self.batched)
+        flags = [*self.batched[:first], *[True] * more, *self.batched[first:]]
+        return [v for v, flag in zip(cell.inputs, flags, strict=True) if flag]
+
+    def _moving(self, plan: StretchPlan, read: Collection[int]) -> float:
+        """What it takes to bring elements into the order of rounds, and results back."""
+        body, form = self.body, self.form
+        moved = [*body.inputs[form.states : form.states + form.sequences]]
+        moved += [body.outputs[result] for result in read]
+        nbytes = sum(body.values[v].type.nbytes for v in moved) * plan.size
+        return 2 * nbytes / self.estimate.rates.far_bytes_per_second
+
 
 #: The name of the schedule.
 STRETCHES = "stretches"

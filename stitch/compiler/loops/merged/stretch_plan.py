@@ -1,9 +1,7 @@
 """The plan of stretches: between which rounds the same rows run together.
 
-Comes in: how long rows are, what a round of so many rows costs. Goes out: stretches, the fewest
-seconds. Rows are numbered longest first, so that those still running are the first. A stretch may
-run on for rows that end in it: what these compute past their end nobody reads. Must not know:
-bodies.
+Rows are numbered longest first, so that those still running are the first. A stretch may run on for
+rows that end in it: what these compute past their end nobody reads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Stretches, written down: scans of one cell as one scan for each stretch of rounds in which the
 same rows run.
 
-Comes in: alike scans, the plan of their stretches, operands in a graph that is being written. Goes
-out: the results of each. Elements are taken so that those of a round lie together, for all rounds
-at once; what the rounds give is brought back in the same way. Must not know: costs.
+Elements are taken so that those of a round lie together, for all rounds at once; what the rounds
+give is brought back in the same way.
 """
 
 from __future__ import annotations

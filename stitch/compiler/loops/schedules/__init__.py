@@ -1,8 +1,5 @@
 """Schedules: each is one file, which tells whether a loop can run so, what that costs, and how it
 is written; the table holds them by name.
-
-Comes in: a loop, the graph around it. Goes out: the ways in which it may run, with their costs.
-Must not know: how a graph is gone through, which way is taken.
 """
 
 from __future__ import annotations

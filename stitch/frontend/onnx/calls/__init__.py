@@ -1,9 +1,4 @@
-"""One node as a call of an operator of opset 26.
-
-Comes in: a node of any opset, a function's call, a constant. Goes out: a `NodeCall`, its settings,
-the function to expand, the array that is known; rows that say how operators of other domains are
-lowered. Must not know: scopes.
-"""
+"""One node as a call of an operator of opset 26."""
 
 from stitch.frontend.onnx.calls.constant_nodes import constant_array, reference_results
 from stitch.frontend.onnx.calls.function_nodes import Expansion, Functions

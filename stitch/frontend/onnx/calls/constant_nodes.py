@@ -1,7 +1,7 @@
 """Values that are known when the model is read: Constant nodes, and nodes on constants alone.
 
-Comes in: a `NodeCall`, and the data of its operands. Goes out: arrays. Operators that Stitch lacks
-are computed here by ONNX's reference implementation, where all their operands are known.
+Operators that Stitch lacks are computed here by ONNX's reference implementation, where all their
+operands are known.
 """
 
 from __future__ import annotations

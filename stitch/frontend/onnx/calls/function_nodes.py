@@ -1,8 +1,4 @@
-"""Operators that are functions: of the model itself, or defined by ONNX through other operators.
-
-Comes in: a node's name, domain, version, and its operands' types. Goes out: the `FunctionProto`
-to expand and the attributes it is called with, or None. Must not know: builders.
-"""
+"""Operators that are functions: of the model itself, or defined by ONNX through other operators."""
 
 from __future__ import annotations
 

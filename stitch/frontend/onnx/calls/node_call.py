@@ -1,8 +1,4 @@
-"""`NodeCall`: one ONNX node, its operands looked up, and what it was given as settings.
-
-Comes in: operands, attributes. Goes out: tensors, numbers, words and lists, or a `FormatError` that
-names what does not fit. Must not know: what an operator means.
-"""
+"""`NodeCall`: one ONNX node, its operands looked up, and what it was given as settings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""ONNX files: from a path or a `ModelProto` to a model whose versions Stitch understands.
-
-Comes in: a path or a `ModelProto`. Goes out: an `OnnxModel` of opsets 1 to 28, or a `FormatError`
-(`IncompatibleError` for versions). Must not know: what the graph in it means.
-"""
+"""ONNX files: from a path or a `ModelProto` to a model whose versions Stitch understands."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Tensors of ONNX models as arrays: every way of storing one, checked before it is believed; and
 attributes of nodes as Python values.
 
-Comes in: a `TensorProto` and the folder that its external data may lie in. Goes out: an array that
-nobody can write (a mapping of the file, for external data), or a `FormatError`. Types that Stitch
-does not compute in are refused by name with a `CompileError`. Must not know: graphs, operators.
+Types that Stitch does not compute in are refused by name with a `CompileError`.
 """
 
 from __future__ import annotations

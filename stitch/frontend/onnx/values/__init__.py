@@ -1,8 +1,4 @@
-"""What the names of a model stand for: tensors, lists of tensors, nothing.
-
-Comes in: definitions of names, nodes on lists. Goes out: values by name, and which inputs decide
-their shapes. Must not know: files.
-"""
+"""What the names of a model stand for: tensors, lists of tensors, nothing."""
 
 from stitch.frontend.onnx.values.lists import (
     LIST_OPERATORS,

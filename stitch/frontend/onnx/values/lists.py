@@ -1,9 +1,4 @@
-"""Sequences and optional values of ONNX, which exist only while a model is read.
-
-Comes in: nodes whose operands or results are lists of tensors, or values that may be absent. Goes
-out: the lists and tensors that they make: a list is as long as the model's data lets it be known,
-so operators on it are bookkeeping, and none is left in the graph. Must not know: scopes, files.
-"""
+"""Sequences and optional values of ONNX, which exist only while a model is read."""
 
 from __future__ import annotations
 

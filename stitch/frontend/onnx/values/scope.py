@@ -1,9 +1,5 @@
 """Names of values in one ONNX graph or function body, and what they stand for; and which inputs of
 a model decide shapes: found where typing asks for data that is not known.
-
-Comes in: definitions, initializers, an outer scope; a call that could not be typed. Goes out:
-values by name (tensors, lists), or a `FormatError` for a name that is not (yet) defined; the
-operand whose data was asked for, and the inputs that it is computed from. Must not know: examples.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The backend of torch.compile: graphs of dynamo run as stitched programs.
 
-Comes in: fx graphs by way of aot_autograd, torch tensors at every call. Goes out: `stitch_backend`
-(torch's entry point `stitch` names it) and `device_of`, the device on which it runs them. Importing
-this package needs the package torch (an optional extra); the optimizer's loop, and with it what
-trains, is loaded when it is asked for. Must not know: exported programs.
+Importing this package needs the package torch (an optional extra); the optimizer's loop, and with
+it what trains, is loaded when it is asked for.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,7 @@
 """The backend of torch.compile: `torch.compile(model, backend="stitch")`.
 
-Comes in: fx graphs as dynamo captures them, by way of aot_autograd (so in-place operators are
-functional, and the backward pass is a graph too). Goes out: functions that run them as stitched
-programs on one device for all graphs with the same options. A graph break simply gives more
-programs; what passes between them stays on the device. Importing this module needs the package
-torch (an optional extra).
+A graph break simply gives more programs; what passes between them stays on the device. Importing
+this module needs the package torch (an optional extra).
 
 Options, as in `torch.compile(model, backend="stitch", options={"target": "wormhole_n150"})`:
 `target`: a machine (host); `executor`: what computes (torch: each operation by PyTorch, ONNX
@@ -22,17 +19,224 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import operator
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch._dynamo import disable
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import innermost_fn
+from torch._dynamo.utils import counters, flatten_graph_inputs
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.schemas import PlainTensorMeta
+from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler, aot_module_simplified
+from torch._functorch.compile_utils import get_aten_target, rand_ops
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
+
 from stitch.argument_kinds import BOOL
 from stitch.errors import CompileError, UsageError, closest
+from stitch.frontend.torch.compile.graph_cut import ORIGIN, copied, is_random, is_tensor, unit_of
+from stitch.frontend.torch.compile.graph_program import GraphProgram
+from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
+from stitch.frontend.torch.compile.kept_graphs import keeping, kept_compiler, program_cache
+from stitch.frontend.torch.compile.program_form import Building, GraphSettings
+from stitch.frontend.torch.compile.shared_storage import SharedStorage
+from stitch.frontend.torch.compile.stitched_graph import Run, stitched
+from stitch.frontend.torch.compile.symbolic_sizes import is_static
+from stitch.frontend.torch.decompositions import decompositions
+from stitch.frontend.torch.lowering import CHECKS, lowering_of
+from stitch.machine import Machine
+from stitch.program import Space
+from stitch.report import Device, open_device
+from stitch.runtime import Executor
+
+# --------------------------------------------------------------------------------------------------
+# A graph of dynamo by way of aot_autograd: without what torch's own class for that loads.
+
+
+def by_aot_autograd(
+    module: Any, examples: Sequence[Any], *, bw_compiler: Any, **how: Any
+) -> Callable[..., Any]:
+    """The function; `how` is as `aot_module_simplified` takes it. Raises what compilers raise."""
+    if os.environ.get("TORCH_COMPILE_DEBUG") == "1":
+        logged: Callable[..., Any] = aot_autograd(bw_compiler=bw_compiler, **how)(module, examples)
+        return logged
+    if any(isinstance(example, list | tuple | dict) for example in examples):
+        again = partial(by_aot_autograd, bw_compiler=bw_compiler, **how)
+        flat: Callable[..., Any] = flatten_graph_inputs(module, examples, again)
+        return flat
+    counted, is_done = counters["aot_autograd"], False
+    counted["total"] += 1
+    try:
+        run = aot_module_simplified(module, examples, bw_compiler=_untraced(bw_compiler), **how)
+        is_done = True
+    finally:
+        counted["ok" if is_done else "not_ok"] += 1
+    left_alone: Callable[..., Any] = disable(run, reason="it is compiled")
+    return left_alone
+
+
+def _untraced(compiler: Any) -> Any:
+    """A compiler of backward passes that dynamo traces neither itself nor what it makes: it runs
+    where others' code may be traced."""
+    if isinstance(compiler, SerializableAOTDispatchCompiler):
+        compiler.compiler_fn = _untraced(compiler.compiler_fn)
+        return compiler
+
+    def compile_backward(*arguments: Any, **named: Any) -> Any:
+        made = disable(compiler, reason="it compiles")(*arguments, **named)
+        return disable(made, reason="it is compiled")
+
+    return compile_backward
+
+
+# --------------------------------------------------------------------------------------------------
+# What torch's aot_autograd wraps around a compiled graph, and where nothing needs it.
+
+_are_gradients_on = torch.is_grad_enabled
+_is_autocast_on = torch._C._is_any_autocast_enabled
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """A graph without gradients: how many arguments it takes, what aot_autograd knows of it, and
+    whether all that it consists of is torch's own operators."""
+
+    takes: int
+    metadata: Any
+    is_torchs: bool
+
+    @staticmethod
+    def of(graph: Any, metadata: Any) -> Inference:
+        """That of a graph of aot_autograd, before it is cut."""
+        takes = sum(node.op == "placeholder" for node in graph.nodes)
+        return Inference(takes, metadata, all(map(_is_torchs, graph.nodes)))
+
+    def unwrapped(
+        self, run: Callable[..., Any], wrapped: Callable[..., Any], examples: Sequence[Any]
+    ) -> Callable[..., Any]:
+        """What is called with arguments like the examples: what the graph became, where nothing
+        needs the wrappers, or that in them."""
+        # Arguments may be left out for coming twice, be added, or be in lists.
+        is_flat = self.takes == len(examples) and all(map(_is_tensor, examples))
+        if not is_flat or self.metadata is None or not _is_plain(self.metadata):
+            return wrapped
+        if isinstance(getattr(run, "__self__", None), GraphProgram):
+            return lambda *arguments: run(list(arguments))
+        if not self.is_torchs:
+            return wrapped
+
+        def where_modes_are_off(*arguments: Any) -> Any:
+            # Between programs torch runs operators, which would listen to them.
+            if _are_gradients_on() or _is_autocast_on():
+                return wrapped(*arguments)
+            return run(list(arguments))
+
+        return where_modes_are_off
+
+
+def _is_torchs(node: Any) -> bool:
+    """Whether a node is no operator of somebody else, which torch looks at when it runs first, nor
+    one that calls functions."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return bool(node.op != "get_attr")
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    namespace: str = node.target.namespace
+    return namespace in ("aten", "prims")
+
+
+def _is_tensor(example: Any) -> bool:
+    return isinstance(example, torch.Tensor)
+
+
+def _is_plain(metadata: Any) -> bool:
+    """Whether a graph changes none of its arguments, gives none of their bytes, and all that it
+    takes and gives is plain tensors."""
+    return not bool(
+        metadata.num_mutated_inp_runtime_indices
+        or metadata.num_mutated_graph_handled_indices
+        or metadata.num_outputs_aliased
+        or metadata.num_intermediate_bases
+        or metadata.dynamic_outputs
+        or metadata.grad_enabled_mutation is not None
+        or metadata.tokens
+        or metadata.is_rng_op_functionalized
+        or metadata.num_graphsafe_rng_states
+        or not all(isinstance(m, PlainTensorMeta) for m in metadata.subclass_inp_meta)
+        or not all(isinstance(m, PlainTensorMeta) for m in metadata.subclass_fw_graph_out_meta)
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# How aot_autograd divides a graph of values and gradients into a forward and a backward one.
+
+aten = torch.ops.aten
+
+
+def partition(joint: Any, *operands: Any, **named: Any) -> Any:
+    """The forward and the backward graph of a joint one. What a user's checkpoint says of a node
+    is left as it is."""
+    _part_from_running_statistics(joint.graph)
+    refused = _refused(joint) if is_static(joint.graph) else _without_lowering(joint.graph)
+    for node in set(refused):
+        for result in (node, *(u for u in node.users if u.target is operator.getitem)):
+            if is_tensor(result):
+                result.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    # Torch makes one of nodes that are alike, and knows by a list of its own which ones draw.
+    is_known = not any(
+        is_random(n) and get_aten_target(n) not in rand_ops for n in joint.graph.nodes
+    )
+    with functorch_config.patch(cse=functorch_config.cse and is_known):
+        return min_cut_rematerialization_partition(joint, *operands, **named)
+
+
+def _part_from_running_statistics(graph: Any) -> None:
+    """Backward passes of batches in training read no running statistics, which are overwritten
+    when they run: gradients are taken without, and what a checkpoint computes again is."""
+    for node in list(graph.nodes):
+        if node.target is aten.native_batch_norm_backward.default and node.args[7]:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
+        is_trained = node.target is aten._native_batch_norm_legit_functional.default
+        if not is_trained or not node.args[5] or "recompute" not in node.meta:
+            continue
+        with graph.inserting_before(node):
+            operands = *node.args[:3], *node.args[5:]
+            again = graph.call_function(aten._native_batch_norm_legit.no_stats, operands)
+        again.meta = {**node.meta, "val": tuple(node.meta["val"][:3])}
+        for result in list(node.users):
+            if result.args[1] < 3:
+                result.args = (again, result.args[1])
+            else:
+                result.meta.pop("recompute", None)
+        node.meta.pop("recompute")
+
+
+def _refused(joint: Any) -> Iterable[Any]:
+    """What torch will run; values and gradients are lowered alike in one graph and in two."""
+    # The modes that trace: constants of the graph are read here, and have data.
+    with _disable_current_modes():
+        building = Building(copied(joint.graph), joint, GraphSettings("joint", role="forward"))
+    origins = (refusal.node.meta.get(ORIGIN) for refusal in building.refusals)
+    return [unit_of(node) for node in origins if isinstance(node, torch.fx.Node)]
+
+
+def _without_lowering(graph: Any) -> Iterable[Any]:
+    known = CHECKS | {operator.getitem}
+    return [
+        n for n in graph.nodes
+        if n.op == "call_function" and n.target not in known and lowering_of(n.target) is None
+    ]  # fmt: skip
+
 
 try:
     import torch
@@ -42,22 +246,6 @@ except ModuleNotFoundError as error:
         remedy="pip install stitch-runtime[torch]",
     ) from error
 
-from torch._dynamo.eval_frame import innermost_fn
-from torch.utils._python_dispatch import _disable_current_modes
-
-from stitch.frontend.torch.compile.aot_trace import by_aot_autograd
-from stitch.frontend.torch.compile.aot_wrappers import Inference
-from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
-from stitch.frontend.torch.compile.kept_graphs import keeping, kept_compiler, program_cache
-from stitch.frontend.torch.compile.partition import partition
-from stitch.frontend.torch.compile.program_form import GraphSettings
-from stitch.frontend.torch.compile.shared_storage import SharedStorage
-from stitch.frontend.torch.compile.stitched_graph import Run, stitched
-from stitch.frontend.torch.decompositions import decompositions
-from stitch.machine import Machine
-from stitch.program import Space
-from stitch.report import Device, open_device
-from stitch.runtime import Executor
 
 #: What `algorithm` said before it said what it says everywhere.
 _PASSES = {"optimize": True, "as_written": False}

@@ -1,9 +1,5 @@
 """A graph of aot_autograd cut into stretches that programs run and steps that torch runs.
 
-Comes in: an fx graph and which of its nodes torch is to run. Goes out: `GraphPart`s (an fx graph
-each, with what goes in and comes out) and nodes between them, in an order in which they can run.
-Must not know: builders, devices, why a node is torch's.
-
 A node's level is how often the way to it changes between programs and torch: even levels are
 programs', odd ones torch's. No way leaves a level and comes back, so a level is one part, however
 many branches it has; all takes time linear in the graph. Then a node whose results are smaller

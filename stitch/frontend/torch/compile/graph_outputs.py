@@ -1,8 +1,5 @@
-"""The outputs of a graph of aot_autograd: which of them a program makes, and how torch sees them.
-
-Comes in: an fx graph. Goes out: what a program has to make, each value once, and for each output
-where it comes from: an argument, a number, a result, or a view of a result that others share.
-Must not know: builders, devices.
+"""The outputs of a graph of aot_autograd: which of them a program makes, and how torch sees
+them.
 """
 
 from __future__ import annotations

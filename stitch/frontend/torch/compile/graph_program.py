@@ -1,8 +1,6 @@
 """A compiled graph of aot_autograd as a function that takes and gives torch tensors.
 
-Comes in: a `ProgramForm`, the storage that a device shares with torch. Goes out: `GraphProgram`:
-called with the graph's arguments it gives the graph's outputs. Which argument goes where is decided
-once. Must not know: dynamo, fx graphs.
+Which argument goes where is decided once.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from stitch.frontend.torch.compile.program_arguments import ProgramArguments, re
 from stitch.frontend.torch.compile.program_form import ProgramForm
 from stitch.frontend.torch.compile.shared_storage import ArgumentSlot, SharedStorage
 from stitch.frontend.torch.lowering import KEY_LIMIT
-from stitch.runtime import PreparedGraph, Repeat, chain_graph
+from stitch.runtime import PreparedGraph, Replay, chain_graph
 
 #: Called by C for one array after the other.
 _TENSOR = torch.from_numpy
@@ -41,7 +39,10 @@ class GraphProgram:
         self.form = form
         self._storage = storage
         self._device = storage.device
-        self._runs_here, self._queues_here = self._device.runs_here, self._device.queues_here
+        self._runs_here, self._queues_here = (
+            self._device.holds_run_lock,
+            self._device.holds_queue_lock,
+        )
         self._lock = self._device.quick_lock
         self._outputs = form.outputs
         slots = [ArgumentSlot(p, p in form.static, p in form.fresh) for p in form.positions]
@@ -55,7 +56,7 @@ class GraphProgram:
             self._prepared = PreparedGraph(self._device, table, title="the compiled graph")
         #: How what ran last is repeated, where torch gets copies of all results.
         self._copies = all(map(storage.copies, results_of(form.outputs)))
-        self._repeat: Repeat | None = None
+        self._repeat: Replay | None = None
         #: Whether the outputs are those as they are, which the first run has looked at.
         self._is_plain = all(map(_is_plain, form.outputs))
         self._nbytes = sum(result.nbytes for result in results_of(form.outputs))
@@ -67,8 +68,8 @@ class GraphProgram:
             refuse_tangents(arguments)
         storage, prepared, form = self._storage, self._prepared, self.form
         # What is called is a local: a method that an object only has costs 20 ns more to be found.
-        runs_here, queues_here = self._runs_here, self._queues_here
-        with self._device.lock if runs_here() or queues_here() else self._lock:
+        holds_run_lock, holds_queue_lock = self._runs_here, self._queues_here
+        with self._device.lock if holds_run_lock() or holds_queue_lock() else self._lock:
             results: Any = ()
             is_repeated = False
             if prepared is not None:

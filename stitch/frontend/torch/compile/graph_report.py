@@ -1,8 +1,4 @@
-"""What became of a graph: how much of it programs run, what torch runs and why.
-
-Comes in: one `GraphReport` for each graph that is compiled. Goes out: `Counts`, their sum, for all
-graphs of a device. Must not know: fx nodes.
-"""
+"""What became of a graph: how much of it programs run, what torch runs and why."""
 
 from __future__ import annotations
 

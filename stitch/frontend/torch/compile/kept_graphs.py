@@ -1,10 +1,7 @@
 """Compiled graphs that torch's cache of aot_autograd keeps on disk: the option `cache`.
 
-Comes in: what a graph was compiled to. Goes out: `KeptGraph`, which torch writes into its cache,
-with what it knows of the graph, and reads in another process: there nothing is lowered, optimised
-or placed, and aot_autograd traces nothing. A graph that is one program of known shapes is kept
-whole; where torch runs a part, or sizes are symbols, its programs are (`stitch.compile_cache`).
-Nothing of a folder stops a compilation. Must not know: how graphs are compiled.
+A graph that is one program of known shapes is kept whole; where torch runs a part, or sizes are
+symbols, its programs are (`stitch.compile_cache`). Nothing of a folder stops a compilation.
 """
 
 from __future__ import annotations

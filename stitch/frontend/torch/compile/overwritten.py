@@ -1,9 +1,8 @@
 """Tensors of torch's that programs overwrite where they lie: parameters, state of an optimizer.
 
-Comes in: a tensor, and how a program wants it. Goes out: `Overwritten`: what stands for it on the
-device, from one run to the next. On a machine that reads torch's bytes in place that is on these;
-elsewhere it has bytes of the device, and torch's tensor is to lie there (`ParameterHomes`), where
-it is read and written as any result. Must not know: optimizers.
+On a machine that reads torch's bytes in place that is on these; elsewhere it has bytes of the
+device, and torch's tensor is to lie there (`ParameterHomes`), where it is read and written as any
+result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What one program is called with: a value for each of its arguments, torch's tensors.
 
-Comes in: the tensors of each call. Goes out: what stands for them, and whether all of it but the
-arrays is lent, as it was in the call before. What comes again is known by where it begins, and
-parameters, which are the most, all at once; of the rest `SharedStorage` says what it is. Must not
-know: graphs, results.
+What comes again is known by where it begins, and parameters, which are the most, all at once; of
+the rest `SharedStorage` says what it is.
 """
 
 from __future__ import annotations

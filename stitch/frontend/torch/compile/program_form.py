@@ -1,10 +1,4 @@
-"""A graph of aot_autograd as a compiled program, and what stands around that.
-
-Comes in: an fx graph with known shapes, and settings. Goes out: `Building`: its computation graph,
-or what of it is refused; a `ProgramForm`: the program, which argument goes where, and what the
-graph's outputs are, which torch's cache keeps as bytes. Must not know: dynamo, calls, what becomes
-of refused operators.
-"""
+"""A graph of aot_autograd as a compiled program, and what stands around that."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
 """Storages that torch and a device both look at, so that nothing is copied between them.
 
-Comes in: torch tensors of a call, results of programs. Goes out: what stands for each tensor (a
-Stitch tensor where the bytes are known, else an array), and results as torch tensors: on our bytes,
-which are pinned and kept for as long as torch holds their storage, or copies, where they are few.
-What programs overwrite on the device (`overwritten.py`) is known here as results are.
-What torch owns (parameters) is lent to the device: the machine `host` reads it in place, others
-copy it, and the runtime compares the copy with it at every call. Torch's version counters are not
-asked: fused optimizers, `.data`, NumPy and DLPack write without moving them. Calls hold the
-device's lock. Must not know: graphs.
+What programs overwrite on the device (`overwritten.py`) is known here as results are. What torch
+owns (parameters) is lent to the device: the machine `host` reads it in place, others copy it, and
+the runtime compares the copy with it at every call. Torch's version counters are not asked: fused
+optimizers, `.data`, NumPy and DLPack write without moving them. Calls hold the device's lock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Graphs with symbolic sizes: functions that compile a graph for each set of shapes they meet.
 
-Comes in: an fx graph whose sizes are symbols, and what compiles one whose sizes are known. Goes
-out: a function of torch tensors and numbers. What depends on data (how many elements are not zero)
-is torch's: programs get it when it is known. Must not know: devices, dynamo.
+What depends on data (how many elements are not zero) is torch's: programs get it when it is known.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Lowerings: what ATen's operators are in a computation graph, a file for each family.
 
-Comes in: for each operator a `Call` (where to write to, what torch promises for the results) and
-the operands of torch's schema. Goes out: operations in the builder. Each family has a table
-`LOWERINGS`; here they are joined. Graphs are rewritten here where a lowering needs it: random
-operators take a key (`give_key`), nodes that are one operator are joined. Importing this package
-needs the package torch (an optional extra). Must not know: exported programs, devices.
+Each family has a table `LOWERINGS`; here they are joined. Graphs are rewritten here where a
+lowering needs it: random operators take a key (`give_key`), nodes that are one operator are joined.
+Importing this package needs the package torch (an optional extra).
 
 A new operator is a function in its family's file and a row in that file's table (docs/errands.md):
 the overload that a refusal names, and the function; within `KeptWhole` where torch would take the

@@ -1,8 +1,4 @@
-"""ATen operators on one number: activations, and functions that ONNX writes as several.
-
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
-know: fx nodes.
-"""
+"""ATen operators on one number: activations, and functions that ONNX writes as several."""
 
 from __future__ import annotations
 

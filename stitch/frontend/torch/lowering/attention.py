@@ -1,8 +1,5 @@
 """Attention as torch defines it: masks, causality, grouped heads, rows that see nothing; and as its
 CPU kernel gives it, with the backward pass from the logarithms of sums.
-
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
-know: fx nodes.
 """
 
 from __future__ import annotations

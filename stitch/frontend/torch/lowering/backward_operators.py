@@ -1,8 +1,4 @@
-"""ATen operators of backward passes that torch's decompositions leave whole.
-
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
-know: fx nodes.
-"""
+"""ATen operators of backward passes that torch's decompositions leave whole."""
 
 from __future__ import annotations
 

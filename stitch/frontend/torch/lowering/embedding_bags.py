@@ -1,8 +1,4 @@
-"""ATen's embedding bags: rows of a table, reduced bag by bag, and their gradients.
-
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder: which bag a
-row is of is searched in the offsets; bags are filled by scattering. Must not know: fx nodes.
-"""
+"""ATen's embedding bags: rows of a table, reduced bag by bag, and their gradients."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""ATen's sampling of images at places of a grid, in two and three axes, and its gradients.
-
-Comes in: a `Call` and the operands of the schema. Goes out: a GridSample of ONNX; gradients gather
-the neighbours of each place again, axis by axis, and add to them. Must not know: fx nodes.
-"""
+"""ATen's sampling of images at places of a grid, in two and three axes, and its gradients."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """ATen's grouped products: rows of one matrix, group by group, times a matrix of each group's own.
 
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. How many
-rows a group has depends on data, the shapes do not: rows are laid into blocks of a fixed height,
-each of one group, so that there is at most twice as much to multiply. Must not know: fx nodes.
+How many rows a group has depends on data, the shapes do not: rows are laid into blocks of a fixed
+height, each of one group, so that there is at most twice as much to multiply.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""ATen operators with weights: products of matrices, linear layers, convolution.
-
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
-know: fx nodes.
-"""
+"""ATen operators with weights: products of matrices, linear layers, convolution."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""ATen's normalizations: by given statistics, or by those of a batch, a layer, a group.
-
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder; where they
-are read, the means and inverse deviations too; and the next running statistics as torch counts them
-(ONNX's variance is that of the population, torch's running one that of a sample). Must not know: fx
-nodes.
-"""
+"""ATen's normalizations: by given statistics, or by those of a batch, a layer, a group."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """ATen operators that go by the order of elements: running extremes and sums of exponentials, the
 median, the k-th, places in sorted rows, histograms.
 
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. What runs
-along an axis doubles its reach at each step (Hillis and Steele, 1986); what searches halves it.
-Must not know: fx nodes.
+What runs along an axis doubles its reach at each step (Hillis and Steele, 1986); what searches
+halves it.
 """
 
 from __future__ import annotations

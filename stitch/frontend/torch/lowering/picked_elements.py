@@ -1,8 +1,6 @@
 """ATen operators that read or write elements by their indices: gathering, scattering, x[i, :, j].
 
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder; indexing
-with tensors becomes GatherND and ScatterND. A mask of booleans is refused: how much it selects
-depends on data. Must not know: fx nodes.
+A mask of booleans is refused: how much it selects depends on data.
 """
 
 from __future__ import annotations

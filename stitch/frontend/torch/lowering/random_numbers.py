@@ -1,9 +1,7 @@
 """Random ATen operators: an explicit key, and a hash of it with a counter.
 
-Comes in: an fx graph in which torch draws numbers from hidden state. Goes out: the same graph with
-a placeholder `KEY_NAME` more, from which all random numbers follow; and the lowerings of what then
-stands in it. The generator is SplitMix64 (Steele, Lea and Flood, 2014) on (key, counter), written
-in operators of ONNX, so that every executor draws the same numbers. Its stream is not torch's.
+The generator is SplitMix64 (Steele, Lea and Flood, 2014) on (key, counter), written in operators of
+ONNX, so that every executor draws the same numbers. Its stream is not torch's.
 """
 
 from __future__ import annotations

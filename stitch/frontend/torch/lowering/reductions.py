@@ -1,8 +1,4 @@
-"""ATen operators in which many elements become few: sums, extremes, variances, softmax, sorting.
-
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Must not
-know: fx nodes.
-"""
+"""ATen operators in which many elements become few: sums, extremes, variances, softmax, sorting."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """ATen operators that make elements (full of one number, ranges, the identity), or move them as
 their shapes say: views, slices, joins, pads.
 
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. Views become
-values of their own: the graph is functional. Must not know: fx nodes.
+Views become values of their own: the graph is functional.
 """
 
 from __future__ import annotations

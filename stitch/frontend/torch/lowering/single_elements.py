@@ -1,7 +1,6 @@
 """ATen operators on single elements: arithmetic, comparisons, activations, casts.
 
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder. `LOWERINGS`
-goes from the operator's overload to its lowering. Must not know: fx nodes.
+`LOWERINGS` goes from the operator's overload to its lowering.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """ATen operators that read or write a tensor's memory by strides: as_strided and what undoes it.
 
-Comes in: a `Call`, which says how torch traced the operand to lie, and the operands of the schema.
-Goes out: operations in the builder. Values of a graph have no strides: memory is their elements in
-the order in which torch's would lie, and a view takes rows of that, as long as the view allows.
-Must not know: fx nodes.
+Values of a graph have no strides: memory is their elements in the order in which torch's would lie,
+and a view takes rows of that, as long as the view allows.
 """
 
 from __future__ import annotations

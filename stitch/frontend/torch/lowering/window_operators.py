@@ -1,8 +1,5 @@
 """ATen operators over windows: maxima and means, of given or of fitting size; and those that resize
 images: nearest and linear interpolation.
-
-Comes in: a `Call` and the operands of the schema. Goes out: operations in the builder; per axis a
-pooling, a gather, or a product with weights. Must not know: fx nodes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Images in blocks of channels, which ONNX Runtime computes convolutions on: what of a program is
 in blocks, and what that costs.
-
-Comes in: programs. Goes out: their `BlockedPart`, and prices of arranging weights. Must not know
-ONNX Runtime's models: `onnx/blocked_writer` writes them.
 """
 
 from stitch.runtime.executors.blocked.blocked_convolutions import blocked_part

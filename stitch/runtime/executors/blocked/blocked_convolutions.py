@@ -1,9 +1,5 @@
 """Convolutions by weights that are no constants, in ONNX Runtime's blocked layout.
 
-Comes in: a program. Goes out: which operations are computed on images in blocks of channels, and
-what each of its convolutions does besides. Must not know sessions: what is blocked costs less, and
-that decides the division too.
-
 ONNX Runtime keeps images in blocks of 8 or 16 channels, where a block fills a register, from one
 convolution to the next (`com.microsoft.nchwc`); normalization, an addition and an activation are
 part of the convolution. By itself it does so only for weights that are constants. Where they are

@@ -1,8 +1,4 @@
-"""What a program has in blocks of channels, and what fills blocks.
-
-Comes in: a program's types. Goes out: a `BlockedPart`, as `blocked_convolutions` finds it and the
-writer of ONNX Runtime's models writes it. Must not know what is worth it.
-"""
+"""What a program has in blocks of channels, and what fills blocks."""
 
 from __future__ import annotations
 

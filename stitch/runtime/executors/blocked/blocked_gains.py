@@ -1,8 +1,5 @@
 """What it saves to compute convolutions in blocks of channels, and which of them lose by it.
 
-Comes in: a program, a part of it that could be computed so. Goes out: the convolutions to leave
-out. Must not know what can be in blocks.
-
 A convolution is weighed by what would change without it: its own gain would go; an image that goes
 into blocks for it alone would stay as it is, and so would its result; but what it reads in blocks
 would have to leave them, and what it gives to go into them. So one that lies between others may

@@ -1,9 +1,5 @@
 """Where the values inside a program lie while it runs on the host: in views, and in a workspace.
 
-Comes in: a program, cut into units that are computed one after the other. Goes out: for each value
-the bytes that it is seen in, the movements that copy nothing, and how large a workspace the others
-share. Must not know executors, or addresses.
-
 A value is a view of the operand that it was moved from (`seen`), or is made in its place inside the
 result that it is moved to (`made`), where every operation that reads or writes it takes it in that
 form: a batch of matrix products takes strided matrices, arithmetic takes rows that lie apart, all

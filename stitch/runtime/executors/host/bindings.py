@@ -1,8 +1,4 @@
-"""Bindings of a program's kernels to bytes: operation by operation, or unit by unit.
-
-Comes in: a program's kernels, the regions of its slots. Goes out: the steps to call, in order. Must
-not know executors, or plans.
-"""
+"""Bindings of a program's kernels to bytes: operation by operation, or unit by unit."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Host bytes: how many bytes of the host's memory an executor takes to run a program.
 
-Comes in: a program, what each of its operations takes. Goes out: bytes, before anything is
-allocated: what our own kernels take as their definitions say it, what others take as a bound for
-each operator. Bytes of the spaces are the plan's, and constants are the file's mapping. Must not
-know: which executor asks, devices, plans.
+Bytes of the spaces are the plan's, and constants are the file's mapping.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""A program as kernels: what every binding of it to bytes shares.
-
-Comes in: a program, what foreign calls and a library compute of it. Goes out: its operators'
-definitions and attributes, its constants, what is computed together (`units`), where values lie
-(`arrangement`). Must not know addresses.
-"""
+"""A program as kernels: what every binding of it to bytes shares."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from stitch.linker import program_of_body
 from stitch.machine import MachineShape
 from stitch.ops import KernelArguments, OpDef, attributes_of, definition_of
 from stitch.program import Array, Operation, Program, ScanForm
-from stitch.runtime.executors.executor import Thunk, Workspace, found_once
+from stitch.runtime.executors.executor import Thunk, Workspace, cached_attribute
 from stitch.runtime.executors.host.arrangement import Arrangement, arrange
 from stitch.runtime.executors.host.chunks import Unit, units_of
 from stitch.runtime.executors.host.staging import StagingArrays, computable, is_direct
@@ -109,22 +104,22 @@ class Kernels:
         own._inside = {i: inside.in_workspace(workspace) for i, inside in self._inside.items()}
         return own
 
-    @found_once
+    @cached_attribute
     def calls_apart(self) -> dict[int, ForeignCall]:
         """The call of each operation that one computes by itself, made when first asked for."""
         return {call.operations[0]: call for call in self._make_calls_apart()}
 
-    @found_once
+    @cached_attribute
     def is_staged(self) -> bool:
         """Whether any value is computed elsewhere than where it lies."""
         return not all(is_direct(value) for value in self.program.values)
 
-    @found_once
+    @cached_attribute
     def units(self) -> tuple[Unit, ...]:
         """What is computed together."""
         return units_of(self.program, tuple(self.calls), self.chosen)
 
-    @found_once
+    @cached_attribute
     def arrangement(self) -> Arrangement:
         """Where values lie when units are computed."""
         return arrange(self.program, self.units, self.constants)

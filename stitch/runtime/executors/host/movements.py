@@ -1,8 +1,7 @@
 """Operations that only move elements, said as views: which part of the input goes where.
 
-Comes in: an operation and its program. Goes out: its pieces, each a part of an input and the part
-of an output that gets it, as functions on arrays. So nothing need be copied: an output may be seen
-in the input, and an input may be made in its place in the output. Must not know where values lie.
+So nothing need be copied: an output may be seen in the input, and an input may be made in its place
+in the output.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from stitch.program import Array, Operation, Program
 #: Sees an array as another of the same elements, or some of them; raises `ValueError` where that
 #: takes a copy.
 View = Callable[[Array], Array]
-WINDOW = ("stitch", "Window")
+WINDOW = ("stitch", "TaskBatch")
 MOVEMENTS = RESHAPING | {"Concat", "Expand", "Slice", "Split", "Transpose"}
 
 

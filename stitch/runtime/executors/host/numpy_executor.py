@@ -24,7 +24,7 @@ from stitch.runtime.executors.executor import (
     PreparedProgram,
     ProgramBytes,
     Workspace,
-    found_once,
+    cached_attribute,
 )
 from stitch.runtime.executors.host.bindings import ApartBinding, OperationBinding, UnitBinding
 from stitch.runtime.executors.host.host_bytes import program_bytes
@@ -60,7 +60,7 @@ class NumpyExecutor(Executor):
 class PreparedKernels(Kernels, PreparedProgram):
     """A program's kernels, to be bound to any addresses."""
 
-    @found_once
+    @cached_attribute
     def is_plain(self) -> bool:
         """Whether nothing is gained over one operation after the other."""
         if self.chosen or any(len(unit.operations) > 1 or unit.foreign for unit in self.units):

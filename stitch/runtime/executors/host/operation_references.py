@@ -1,9 +1,4 @@
-"""What NumPy's kernels make of one operation's operands: what others' kernels are compared with.
-
-Comes in: a program, the number of an operation, its operands as hooks see them (arrays of the types
-that they are computed in). Goes out: its results, and arrays as their values are kept: rounded to
-their types. Must not know who else computes, nor hooks.
-"""
+"""What NumPy's kernels make of one operation's operands: what others' kernels are compared with."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ from stitch.program import (
     TensorDesc,
     host_layout,
 )
-from stitch.runtime.executors.executor import quietly
+from stitch.runtime.executors.executor import with_fp_errors_ignored
 from stitch.runtime.executors.host.numpy_executor import NumpyExecutor
 from stitch.runtime.executors.host.program_parts import PartOfProgram, WholeProgram
 from stitch.runtime.executors.host.staging import as_bytes, compute_type
@@ -59,7 +54,7 @@ class OperationReferences:
         prepared = NumpyExecutor().prepare(part.program_of_part(), self._machine)
         bound = prepared.bind(tuple(taken), tuple(map(as_bytes, left.values())), None)
         for step in bound.steps:
-            quietly(step)
+            with_fp_errors_ignored(step)
         return tuple(self.kept(value, left[value]) for value in made)
 
     def kept(self, value: int, array: Array) -> Array:
@@ -69,7 +64,7 @@ class OperationReferences:
         kind, layout = described.type.data_type, described.desc.layout
         computed = compute_type(described.type)
         if kind is not computed:
-            array = quietly(lambda: array.astype(kind.dtype).astype(array.dtype))
+            array = with_fp_errors_ignored(lambda: array.astype(kind.dtype).astype(array.dtype))
         if layout.data_type in (kind, computed):
             return array
         host = TensorDesc(array.shape, host_layout(computed))

@@ -1,8 +1,4 @@
-"""Parts: some of a program's operations as a program of their own, on the host.
-
-Comes in: a program, indices of operations. Goes out: a program of them, and which values are its
-slots. Must not know what computes them.
-"""
+"""Parts: some of a program's operations as a program of their own, on the host."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Staging: values that cannot be computed where they lie get host arrays, prepared once.
 
-Comes in: a program, the regions of its slots. Goes out: the arrays to compute on, and the steps
-that fill them from the regions and write them back. Dense values of the compute type are views of
-the regions' bytes and need no step. Must not know executors.
+Dense values of the compute type are views of the regions' bytes and need no step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Convolutions in ONNX Runtime's blocked layout, written by its own operators for that.
 
-Comes in: a program's `BlockedPart`, the writer of its model. Goes out: nodes of the domain
-`com.microsoft.nchwc`, which ONNX Runtime itself writes for weights that are constants; here their
-weights are arranged by nodes, in each run. An image [N, C, H, W] lies as [N, C / B, H, W, B], with
-channels filled up to whole blocks; weights [O, I, h, w] as [O / B, I / B, h, w, B of I, B of O], or
-without blocks of I where a filter reads one channel, or an image with too few. Must not know what
-is worth it.
+An image [N, C, H, W] lies as [N, C / B, H, W, B], with channels filled up to whole blocks; weights
+[O, I, h, w] as [O / B, I / B, h, w, B of I, B of O], or without blocks of I where a filter reads
+one channel, or an image with too few.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Segments: runs of a program's operations that are one call of ONNX Runtime each.
 
-Comes in: a program, and which of its operations go together. Goes out: their sessions, ready to be
-bound to arrays. A segment is a program of its own (see `program_parts`), on the host; those that
-are alike (the layers of a network) share one session. Must not know the kernels of the rest.
+A segment is a program of its own (see `program_parts`), on the host; those that are alike (the
+layers of a network) share one session.
 """
 
 from __future__ import annotations

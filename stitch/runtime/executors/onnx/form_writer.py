@@ -1,8 +1,4 @@
-"""Writing an ONNX model node by node: names, constants, types.
-
-Comes in: a program, nodes. Goes out: the bytes of a `ModelProto` and the arrays that stand for its
-large constants, which the model names but does not hold. Must not know sessions.
-"""
+"""Writing an ONNX model node by node: names, constants, types."""
 
 from __future__ import annotations
 

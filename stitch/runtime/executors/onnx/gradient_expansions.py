@@ -1,8 +1,4 @@
-"""Stitch's own operators of backward passes, written in ONNX's.
-
-Comes in: an operation and the writer of its model. Goes out: its expansion, which is also what the
-operator means.
-"""
+"""Stitch's own operators of backward passes, written in ONNX's."""
 
 from __future__ import annotations
 

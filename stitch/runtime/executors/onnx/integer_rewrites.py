@@ -1,7 +1,6 @@
 """Whole numbers where ONNX Runtime's kernels stop, crash or round, written so that they do not.
 
-Comes in: an operation and the writer of its model. Goes out: whether it was rewritten; if not, it
-is written as it is. Raises `CompileError` where its result may be wrong and nothing helps.
+Raises `CompileError` where its result may be wrong and nothing helps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Operators that ONNX Runtime computes otherwise than Stitch does, written in other operators.
 
-Comes in: an operation and the writer of its model. Goes out: whether it was rewritten; if not, it
-is written as it is. Raises `CompileError` where ONNX Runtime would be wrong and nothing helps.
+Raises `CompileError` where ONNX Runtime would be wrong and nothing helps.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ PRODUCTS = frozenset({"Conv", "Einsum", "Gemm", "MatMul", "MatMulInteger"})
 GRADIENT_SUMS = frozenset({"BatchNormalizationGradient", "LayerNormalizationGradient"})
 #: Operators that it computes right where one operand is empty, and another is not.
 READS_NOTHING = frozenset({
-    "Concat", "GRU", "LSTM", "RNN", "ScatterElements", "ScatterND", "TensorScatter", "Window",
+    "Concat", "GRU", "LSTM", "RNN", "ScatterElements", "ScatterND", "TensorScatter", "TaskBatch",
 })  # fmt: skip
 
 
@@ -566,5 +565,5 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("stitch", "LayerNormalizationGradient"): gradient_expansions.layer_gradient,
     ("stitch", "MaxPoolGradient"): gradient_expansions.max_pool_gradient,
     ("stitch", "SoftmaxGradient"): gradient_expansions.softmax_gradient,
-    ("stitch", "Window"): window_expansion.window_of_rows,
+    ("stitch", "TaskBatch"): window_expansion.window_of_rows,
 }

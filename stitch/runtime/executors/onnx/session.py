@@ -1,8 +1,5 @@
 """A session of ONNX Runtime: made from a model, bound to arrays, called.
 
-Comes in: the ONNX form of a program, arrays. Goes out: calls that compute on them. Must not know
-regions, staging or executors.
-
 In the child of a fork its threads are not there to be waited for. A session with several threads
 joins them when it is destroyed, which ends a forked child by a fault; since version 1.29 the
 library itself waits at exit for a thread of its own, for ever. So in a child the sessions that it

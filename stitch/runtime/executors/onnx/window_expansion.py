@@ -1,8 +1,4 @@
-"""Windows that ONNX Runtime has no operator for, or lays otherwise.
-
-Comes in: an operation and the writer of its model. Goes out: `stitch.Window` as a Gather whose
-indices are computed, pools with their pads written out, those of long images plane by plane.
-"""
+"""Windows that ONNX Runtime has no operator for, or lays otherwise."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Prices: what operations take by each library's kernels, for families of processors.
 
-Comes in: the name of a family, the path of a YAML file, or nothing: then what Linux says of this
-processor. Goes out: a `PriceTable`. A table is data that is checked in: who computes what, and with
-it every last digit, follows from its figures, never from a clock. Must not know: programs, and what
-is chosen by prices.
+A table is data that is checked in: who computes what, and with it every last digit, follows from
+its figures, never from a clock.
 """
 
 from stitch.runtime.executors.prices.price_table import (

@@ -1,8 +1,4 @@
-"""The form of a table of prices, which `price_tables` shows.
-
-Comes in: the nodes of a file. Goes out: a `PriceTable`, or None after every defect was noted. Must
-not know: files, which table is taken.
-"""
+"""The form of a table of prices, which `price_tables` shows."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ from itertools import pairwise
 
 from stitch.errors import closest
 from stitch.forms import (
-    Form,
-    Kind,
+    Field,
+    FieldType,
     Node,
     Number,
-    Place,
+    ParseContext,
     ProblemLog,
-    Reading,
-    Row,
+    Schema,
+    SourceLocation,
     Whole,
     Word,
     number_of,
@@ -45,12 +41,12 @@ _PART = Number(least=0, below=1, is_float=True)
 _OPERATORS = frozenset(f"{o.domain}.{o.name}" if o.domain else o.name for o in operators())
 
 
-class _CurveKind(Kind[Curve]):
+class _CurveKind(FieldType[Curve]):
     """A figure, or figures by size."""
 
     wanted = "a finite number above 0, or a mapping of sizes to such"
 
-    def value(self, node: Node, place: Place) -> Curve | None:
+    def value(self, node: Node, place: SourceLocation) -> Curve | None:
         if not isinstance(node.data, Mapping):
             figure = _POSITIVE.read(node, place)
             return None if figure is None else Curve(((1, figure),))
@@ -68,12 +64,12 @@ class _CurveKind(Kind[Curve]):
         return Curve(tuple(points)) if points and place.reading.log.noted == noted else None
 
 
-class _ByOperator(Kind[Mapping[str, Curve]]):
+class _ByOperator(FieldType[Mapping[str, Curve]]):
     """Figures by operator."""
 
     wanted = "a mapping of operators to figures"
 
-    def value(self, node: Node, place: Place) -> Mapping[str, Curve] | None:
+    def value(self, node: Node, place: SourceLocation) -> Mapping[str, Curve] | None:
         if not isinstance(node.data, Mapping):
             return None
         noted, found = place.reading.log.noted, {}
@@ -91,9 +87,9 @@ class _ByOperator(Kind[Mapping[str, Curve]]):
 
 CURVE = _CurveKind()
 _BY_OPERATOR = _ByOperator()
-_fixed = partial(Row, kind=_NOT_NEGATIVE, needed=True)
-_curve = partial(Row, kind=CURVE, needed=True)
-_by_operator = partial(Row, kind=_BY_OPERATOR, needed=True)
+_fixed = partial(Field, kind=_NOT_NEGATIVE, needed=True)
+_curve = partial(Field, kind=CURVE, needed=True)
+_by_operator = partial(Field, kind=_BY_OPERATOR, needed=True)
 
 _SHARED = (
     _fixed("matrix_us"), _fixed("round_us"), _fixed("round_element_us"),
@@ -101,76 +97,76 @@ _SHARED = (
     _curve("weight_gradients_per_us"),
     _curve("arithmetic_ns"), _curve("chunked_ns"), _curve("moved_ns"),
     _by_operator("functions_ns"), _by_operator("chunked_functions_ns"),
-    Row("turned_products_per_us", CURVE), Row("transposed_convolutions_per_us", CURVE),
-    Row("unpacked_convolutions_per_us", CURVE),
+    Field("turned_products_per_us", CURVE), Field("transposed_convolutions_per_us", CURVE),
+    Field("unpacked_convolutions_per_us", CURVE),
 )  # fmt: skip
-_CONVOLUTIONS = Form(
+_CONVOLUTIONS = Schema(
     "prices of PyTorch's convolutions", AtenConvolutions,
     _fixed("call_us"), _curve("element_ns"), _curve("products_per_us"),
 )  # fmt: skip
 #: The libraries that have prices, and the form of each.
-SECTIONS: Mapping[str, Form[NumpyPrices] | Form[OnnxPrices] | Form[AtenPrices]] = {
-    "numpy": Form(
+SECTIONS: Mapping[str, Schema[NumpyPrices] | Schema[OnnxPrices] | Schema[AtenPrices]] = {
+    "numpy": Schema(
         "prices of NumPy's kernels", NumpyPrices,
         _fixed("call_us"), _fixed("function_us"), _fixed("convolution_us"), *_SHARED,
     ),
-    "onnxruntime": Form(
+    "onnxruntime": Schema(
         "prices of ONNX Runtime", OnnxPrices,
         _fixed("call_us"), _fixed("node_us"), _fixed("round_node_us"),
         _curve("packed_products_per_us"), *_SHARED,
     ),
-    "torch": Form(
+    "torch": Schema(
         "prices of PyTorch's kernels", AtenPrices,
         _fixed("call_us"), _fixed("matrix_us"), _curve("row_products_per_us"),
         _curve("products_per_us"), _by_operator("functions_ns"),
-        Row("turned_products_per_us", CURVE), Row("convolutions", _CONVOLUTIONS),
+        Field("turned_products_per_us", CURVE), Field("convolutions", _CONVOLUTIONS),
     ),
 }  # fmt: skip
-_PROCESSOR = Form(
+_PROCESSOR = Schema(
     "a family of processors",
     Processor,
-    Row("vendor", Word("a vendor", is_text=True), needed=True),
-    Row("vector_bits", Whole(1), needed=True),
-    Row("cache_nbytes", Whole(1), needed=True),
+    Field("vendor", Word("a vendor", is_text=True), needed=True),
+    Field("vector_bits", Whole(1), needed=True),
+    Field("cache_nbytes", Whole(1), needed=True),
 )
-_POINTS = Form(
+_POINTS = Schema(
     "what a point is given for",
     Points,
-    *(Row(key, Whole(1), needed=True) for key in ("multiply_adds", "elements", "round_calls")),
+    *(Field(key, Whole(1), needed=True) for key in ("multiply_adds", "elements", "round_calls")),
 )
-_GAIN = Form(
+_GAIN = Schema(
     "what must be gained",
     Gain,
-    Row("part", _PART, needed=True),
-    Row("us", _NOT_NEGATIVE, needed=True),
+    Field("part", _PART, needed=True),
+    Field("us", _NOT_NEGATIVE, needed=True),
 )
-_GAINS = Form(
+_GAINS = Schema(
     "what must be gained",
     Gains,
-    *(Row(key, _GAIN, needed=True) for key in ("division", "numpy", "library")),
+    *(Field(key, _GAIN, needed=True) for key in ("division", "numpy", "library")),
 )
-PRICE_TABLE = Form(
+PRICE_TABLE = Schema(
     "a table of prices",
     PriceTable,
-    Row("name", Word("a name", is_text=True), needed=True),
-    Row("description", Word("a sentence", is_text=True), default=""),
-    Row("processor", _PROCESSOR, needed=True),
-    Row("points", _POINTS, needed=True),
-    Row("gains", _GAINS, needed=True),
-    Row("numpy", SECTIONS["numpy"], needed=True),
-    Row("onnxruntime", SECTIONS["onnxruntime"]),
-    Row("torch", SECTIONS["torch"]),
+    Field("name", Word("a name", is_text=True), needed=True),
+    Field("description", Word("a sentence", is_text=True), default=""),
+    Field("processor", _PROCESSOR, needed=True),
+    Field("points", _POINTS, needed=True),
+    Field("gains", _GAINS, needed=True),
+    Field("numpy", SECTIONS["numpy"], needed=True),
+    Field("onnxruntime", SECTIONS["onnxruntime"]),
+    Field("torch", SECTIONS["torch"]),
 )
 
 
 def read_processor(node: Node, log: ProblemLog) -> Processor | None:
     """The family that a table says it is for; None where a defect was noted."""
-    return _PROCESSOR.read(node, Reading(log, sources=[]).root)
+    return _PROCESSOR.read(node, ParseContext(log, sources=[]).root)
 
 
 def read_prices(root: Node, log: ProblemLog) -> PriceTable | None:
     """The table that a file holds; None where a defect was noted."""
-    reading = Reading(log, sources=[])
+    reading = ParseContext(log, sources=[])
     fields = PRICE_TABLE.fields(root, reading.root)
     if not fields.sound:
         return None

@@ -1,8 +1,4 @@
-"""`PriceTable`: what operations take by each library's kernels on a family of processors.
-
-Comes in: figures, from a file. Goes out: microseconds on one thread, of float32. Must not know
-programs: which price an operation has is `division`'s.
-"""
+"""`PriceTable`: what operations take by each library's kernels on a family of processors."""
 
 from __future__ import annotations
 

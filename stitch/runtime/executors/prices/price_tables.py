@@ -1,9 +1,7 @@
 """Tables of prices: a YAML file → a checked `PriceTable`; ours and a user's work in the same way.
 
-Comes in: the name of a table that Stitch ships, the path of a YAML file, a `PriceTable`, or None.
-Goes out: a `PriceTable`, or one `FormatError` that lists every problem with its line. None means
-the shipped table of the family that is nearest to this processor (`Processor.distance`; of two that
-are as near, the first by name). The form:
+None means the shipped table of the family that is nearest to this processor (`Processor.distance`;
+of two that are as near, the first by name). The form:
 
     name: x86_avx512_amd
     description: a sentence                                     # optional
@@ -27,7 +25,7 @@ products_per_us: ..}` of PyTorch. A library without prices is not used. What eac
 (multiply-adds, elements) to numbers, between which they go by the logarithm of the size. Any figure
 may be written `{value: .., source: ..}`; a `source` in a mapping speaks for all of its figures. The
 tables that Stitch ships name the source of every figure (a test keeps that). `tools/prices` and
-`tools/prices` write such files. Must not know programs.
+`tools/prices` write such files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The processor that Stitch runs on: its family, as far as prices depend on it.
-
-Comes in: what Linux says of the first processor. Goes out: vendor, vector width, bytes of the cache
-next to a core; nothing of it where the system says nothing. Must not know prices, nor clocks.
-"""
+"""The processor that Stitch runs on: its family, as far as prices depend on it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """A zoo of architectures: small networks of torch and transformers, random weights.
 
-Comes in: nothing. Goes out: `ZOO`, by name, each a function that makes a module and its examples
-(a dict by name, or a tuple); `made` gives both, the same every time and in every process, and
-others for another draw. Files are cut by what networks take: words, words and words, images,
-sounds, anything.
+Files are cut by what networks take: words, words and words, images, sounds, anything.
 """
 
 from __future__ import annotations

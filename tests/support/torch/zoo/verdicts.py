@@ -1,11 +1,10 @@
 """Whether a network of the zoo gives by `torch.compile(backend="stitch")` what eager torch gives.
 
-Comes in: a network's name, a type of numbers, how it is used. Goes out: a `Verdict`, with what was
-counted on the way. In float32 results and gradients are compared with eager's. Where they are not
-near, both are compared with those of float64, in bfloat16 with those of float32, and ours may be as
-far from them as eager's, and as far again: a norm over two numbers that are alike makes much of
-little. Where they are farther, other weights and examples are drawn, and the means of all draws are
-compared: of one draw's 5 % and 10 % neither says which way rounds better.
+In float32 results and gradients are compared with eager's. Where they are not near, both are
+compared with those of float64, in bfloat16 with those of float32, and ours may be as far from them
+as eager's, and as far again: a norm over two numbers that are alike makes much of little. Where
+they are farther, other weights and examples are drawn, and the means of all draws are compared: of
+one draw's 5 % and 10 % neither says which way rounds better.
 """
 
 from __future__ import annotations

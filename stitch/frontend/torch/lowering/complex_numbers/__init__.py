@@ -1,8 +1,6 @@
 """Complex numbers: what ATen's operators on them are, on pairs of real and imaginary parts.
 
-Comes in: a `Call`, and operands of which one at least is complex, or whose result is. Goes out:
-operations on tensors whose last axis has the two parts (`ComplexTensor`): programs have no complex
-type. `LOWERINGS` has what stands beside an overload for complex elements. Must not know: fx nodes.
+`LOWERINGS` has what stands beside an overload for complex elements.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """ATen operators on complex numbers, one by one, in sums and in products of matrices.
 
-Comes in: a `Call` and the operands of the schema. Goes out: operations on real and imaginary parts.
 A real factor or divisor meets both parts alone, so that an infinite part makes no NaN of the other.
-Must not know: fx nodes.
 """
 
 from __future__ import annotations

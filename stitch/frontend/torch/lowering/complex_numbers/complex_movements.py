@@ -1,9 +1,4 @@
-"""ATen operators that move complex numbers as their shapes say: views, slices, joins.
-
-Comes in: a `Call` and the operands of the schema. Goes out: what the lowering for real numbers
-makes of pairs, whose last axis the operator does not see: axes that are counted from the end are
-counted from the start. Must not know: fx nodes.
-"""
+"""ATen operators that move complex numbers as their shapes say: views, slices, joins."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""ATen's Fourier transforms: `_fft_r2c`, `_fft_c2r`, `_fft_c2c`.
-
-Comes in: a `Call` and the operands of the schema. Goes out: one `DFT` for each axis, and the factor
-that torch asks for. Must not know: fx nodes.
-"""
+"""ATen's Fourier transforms: `_fft_r2c`, `_fft_c2r`, `_fft_c2c`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Operands of ATen operators on complex numbers, as pairs: real and imaginary parts, last axis.
-
-Comes in: a `Call` and an operand: complex or real, a tensor or a number. Goes out: a tensor whose
-last axis has the two parts, or one part of it. Must not know: operators.
-"""
+"""Operands of ATen operators on complex numbers, as pairs: real and imaginary parts, last axis."""
 
 from __future__ import annotations
 

@@ -1,0 +1,127 @@
+"""Long windows that repeat run in pieces: what is planned and written for one runs all of them.
+
+Where one fails, what depends on it in the others is cancelled, and only that. A window for which
+room may be scarce is planned as a whole: who sees all of it chooses better what gives way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from stitch.machine import MachineShape, room_per_bank
+from stitch.program import Space, TensorDesc
+from stitch.runtime.queue.failure import Queue, cancel, drop_dead, says_more
+from stitch.runtime.recording import TaskBatch
+from stitch.runtime.values import Records
+from stitch.tasks import SHORTEST, Cut, TaskSequence, cuts_of
+
+#: Stretches of which it is remembered how they are cut, the last ones.
+MAX_STRETCHES = 16
+#: Room is not scarce where a window takes at most this part of what is free: holes are left over.
+PART_OF_FREE = 0.5
+
+
+class BatchSplitter:
+    """How the long windows of one device are cut."""
+
+    def __init__(self, records: Records, machine: MachineShape) -> None:
+        """`records`: what is in the device's memory; `machine`: its sizes."""
+        self._records, self._machine = records, machine
+        self._cuts: dict[TaskSequence, tuple[Cut, ...]] = {}
+
+    def cuts(self, window: TaskBatch, kept: Sequence[bool]) -> tuple[Cut, ...]:
+        """The pieces in which a window runs of whose values these are kept; () where it runs as a
+        whole."""
+        graph = window.graph
+        if graph.length < SHORTEST:
+            return ()
+        cuts = self._cuts.get(graph)
+        if cuts is None:
+            cuts = cuts_of(graph, window.nothing)
+            if cuts and not self._has_room(window, kept):
+                cuts = ()
+            self._cuts[graph] = cuts
+            while len(self._cuts) > MAX_STRETCHES:
+                del self._cuts[next(iter(self._cuts))]
+        return cuts
+
+    def _has_room(self, window: TaskBatch, kept: Sequence[bool]) -> bool:
+        """Whether all that a window needs at one time finds room beside what is there."""
+        for space, nbytes in _most_at_once(window.graph, kept, self._machine).items():
+            allocator = self._records.allocators[space]
+            if nbytes > allocator.free_nbytes * PART_OF_FREE:
+                return False
+        return True
+
+
+def _most_at_once(
+    graph: TaskSequence, kept: Sequence[bool], machine: MachineShape
+) -> Mapping[Space, int]:
+    """At most so many bytes a bank of each space a stretch needs at one time: of every value, in
+    every form that a task reads or makes, from the first of these tasks to the last, or to the end
+    if it is kept; and the largest scratch."""
+    tasks = graph.tasks
+    lives: dict[tuple[int, int], tuple[int, int]] = {}
+    descs: dict[int, TensorDesc] = {}
+    scratch: Counter[Space] = Counter()
+    for at, (what, inputs, outputs) in enumerate(tasks):
+        if what.scratch is not None:
+            scratch |= Counter({what.scratch.space: what.scratch.size_per_bank})
+        read, made = zip(inputs, what.inputs, strict=False), zip(outputs, what.outputs, strict=True)
+        for number, desc in (*read, *made):
+            descs[id(desc)] = desc
+            first, _ = lives.get((number, id(desc)), (at, at))
+            lives[number, id(desc)] = first, len(tasks) if kept[number] else at
+    rooms = {key: room_per_bank(desc, machine) for key, desc in descs.items()}
+    changes: list[Counter[Space]] = [Counter() for _ in range(len(tasks) + 2)]
+    for (_, key), (first, last) in lives.items():
+        changes[first][descs[key].layout.space] += rooms[key]
+        changes[last + 1][descs[key].layout.space] -= rooms[key]
+    most, now = scratch.copy(), scratch
+    for change in changes:
+        now.update(change)
+        most |= now
+    return most
+
+
+def run_in_pieces(
+    queue: Queue, window: TaskBatch, kept: Sequence[bool], cuts: Sequence[Cut],
+    run: Callable[[TaskBatch, tuple[bool, ...]], object],
+) -> None:  # fmt: skip
+    """Run the pieces of a window by `run`; raises the first error at the end."""
+    first: Exception | None = None
+    try:
+        for cut in cuts:
+            piece, wanted = _piece(window, kept, cut)
+            piece.reads_failed = window.reads_failed or first is not None
+            try:
+                run(piece, wanted)
+            except Exception as problem:
+                if says_more(problem, first):
+                    first = problem
+    except BaseException as problem:
+        # An interrupt: nobody will run the rest, unless all of it goes back to the queue.
+        if window.is_planned:
+            cancel(window, problem)
+            drop_dead(queue, window, kept)
+        raise
+    if first is not None:
+        drop_dead(queue, window, kept)
+        try:
+            raise first
+        finally:
+            # Its traceback holds this frame.
+            del first
+
+
+def _piece(window: TaskBatch, kept: Sequence[bool], cut: Cut) -> tuple[TaskBatch, tuple[bool, ...]]:
+    """A piece as a window, and which of its values are wanted: what later ones read, too."""
+    piece, values = TaskBatch(window.number + cut.start, window.nothing), window.values
+    piece.graph, piece.reads_exposed = cut.graph, window.reads_exposed
+    piece.values = [values[number] for number in cut.numbers]
+    piece.agents = window.agents[cut.start : cut.stop]
+    wanted = [
+        kept[number] or is_read for number, is_read in zip(cut.numbers, cut.read_later, strict=True)
+    ]
+    return piece, tuple(wanted)

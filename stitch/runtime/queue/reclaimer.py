@@ -1,0 +1,121 @@
+"""Reclaim device memory of tensors whose last handle was dropped.
+
+Python may run a finalizer at any point, even while a plan is being bound, so finalizers only append
+to a queue. `Reclaimer.read` processes it the next time the device is used.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from stitch.runtime.backends import InstanceBytes
+from stitch.runtime.locks import Lock
+from stitch.runtime.queue.constant_cache import ConstantCache
+from stitch.runtime.queue.exposure import invalidate_stale_copies
+from stitch.runtime.values import Notes, Records, Status, ValueRecord, rebuild_bookkeeping
+
+
+class Resting(Protocol):
+    """Who keeps values that nobody refers to, for whoever makes them again."""
+
+    def release_buffer(self, dropped: deque[ValueRecord]) -> bool:
+        """Leave a note of each."""
+
+
+class Reclaimer:
+    """The notes of one device, and how what they speak of is let go of.
+
+    `lock` is that of the queue; the device's own is held by whoever reads notes.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        contents: InstanceBytes,
+        remembered: ConstantCache,
+        lock: Lock,
+    ) -> None:
+        self.records, self.contents = records, contents
+        self._remembered, self._lock = remembered, lock
+        #: Values one of whose handles is gone, and notes of what else is.
+        self.dropped: deque[ValueRecord] = deque()
+        self.notes = Notes()
+        #: Who has values resting, which nobody refers to and whoever made them runs into again.
+        self.resting: list[Resting] = []
+
+    def read(self, now: int, *, resting: bool) -> None:
+        """Drop values without handles that the window `now` does not read, unpin exports; with
+        those of what rests for the stages of a loop."""
+        for held in self.resting if resting else ():
+            held.release_buffer(self.dropped)
+        # Before the handles: what is pinned no more goes back to its lease with its last handle.
+        if self.notes.left:
+            self._read_notes()
+        dropped, records = self.dropped, self.records
+        while dropped:
+            # A note goes when it has taken effect; taking effect twice does no harm.
+            value = dropped[0]
+            if value.handles == 1 and value.window < now and value.status is Status.READY:
+                lease = value.lease
+                records.is_consistent = False
+                is_back = lease is not None and lease.release_value(value)
+                records.is_consistent = True
+                if not is_back:
+                    self.free(value, "its last handle was dropped")
+            value.handles -= 1
+            del dropped[0]
+
+    def _read_notes(self) -> None:
+        gone, records = self.notes.left, self.records
+        while gone:
+            note = self.notes.first()
+            if note.act is not None:
+                note.act()
+            buffer = note.pinned
+            if buffer is None:
+                del gone[0]
+                continue
+            for user in buffer.users if buffer.pins == 1 else ():
+                # What was pinned could not be evicted. Now it can, and then a copy is all that is
+                # left.
+                if user.is_exposed and len(user.instances) > 1:
+                    invalidate_stale_copies(self, user)
+            # Until what nobody pins any more is free.
+            records.is_consistent = False
+            buffer.pins -= 1
+            del gone[0]
+            if not buffer.pins:
+                if not buffer.users:
+                    records.unused(buffer)
+                elif buffer.lease is not None and len(buffer.users) == 1:
+                    with self._lock:
+                        buffer.lease.readmit(buffer.users[0])
+            records.is_consistent = True
+
+    def free(self, value: ValueRecord, by: str) -> None:
+        """Free a value now."""
+        self.records.release(value)
+        value.status = Status.FREED
+        value.by = by
+        self._forget(value)
+
+    def lost_all(self, value: ValueRecord) -> None:
+        """A value lost its last instance in a plan."""
+        if value.status is Status.READY:
+            value.status = Status.LOST if value.kept else Status.FREED
+        self._forget(value)
+
+    def rebuild_bookkeeping(self, queued: Iterable[ValueRecord]) -> None:
+        """Bring to an end what is half done in the records; the queue, with its values, is whole,
+        and its lock is held."""
+        for value in rebuild_bookkeeping(self.records, queued):
+            self._forget(value)
+        self.records.is_consistent = True
+
+    def _forget(self, value: ValueRecord) -> None:
+        """What is remembered of it goes too."""
+        if value.version:
+            with self._lock:
+                self._remembered.forget(value)
