@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ADDED_PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "README.md": "overview.md",
     "examples/README.md": "examples.md",
     "schema/README.md": "format_versions.md",
 }
@@ -37,12 +38,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrite links between files of the repository to links between pages of the site."""
     outside = {name: source for source, name in ADDED_PAGES.items()}
     source = outside.get(page.file.src_uri, f"docs/{page.file.src_uri}")
-    pages = {file.src_uri for file in files.documentation_pages()}
+    pages = {file.src_uri for file in files}
     return _LINK.sub(lambda link: _site_link(link, source, page.file.src_uri, pages), markdown)
 
 
 def _site_link(link: re.Match[str], source: str, page: str, pages: set[str]) -> str:
-    """A link of the file `source`, as the site's `page` has it."""
+    """The link of a page, whose file is `source`, as it is on the site."""
     text, target = link[1], link[2]
     if target is None:
         return link[0]
@@ -51,6 +52,6 @@ def _site_link(link: re.Match[str], source: str, page: str, pages: set[str]) -> 
         return link[0]
     file = os.path.normpath(Path(source).parent / path)
     name = ADDED_PAGES.get(file, file.removeprefix("docs/"))
-    if name not in pages:
+    if name == file or name not in pages:
         return text if file in text else f"{text} (`{file}`)"
     return f"[{text}]({os.path.relpath(name, Path(page).parent)}{mark}{anchor})"
