@@ -136,15 +136,19 @@ def test_every_block_of_a_page_runs_in_an_empty_folder(
     assert run_page(wheel, ROOT / "docs" / name, tmp_path)
 
 
-TUTORIALS = sorted(page.name for page in (ROOT / "docs" / "tutorials").glob("*.md"))
+#: Pages of docs/ whose text blocks are what they print.
+SHOWN_PAGES = (
+    "architecture.md",
+    *sorted(f"tutorials/{page.name}" for page in (ROOT / "docs" / "tutorials").glob("*.md")),
+)
 
 
 @LONG
-@pytest.mark.parametrize("name", TUTORIALS)
-def test_a_tutorial_runs_in_an_empty_folder_and_prints_what_it_shows(
+@pytest.mark.parametrize("name", SHOWN_PAGES)
+def test_a_page_runs_in_an_empty_folder_and_prints_what_it_shows(
     wheel: Wheel, tmp_path: Path, name: str
 ) -> None:
-    page = ROOT / "docs" / "tutorials" / name
+    page = ROOT / "docs" / name
     printed = run_page(wheel, page, tmp_path)
     assert printed
     for language, text in blocks_of(page):
@@ -171,7 +175,7 @@ def test_no_page_has_a_block_that_no_test_runs() -> None:
     run |= {"docs/compile_cache.md", "docs/fractal.md", "docs/local_backend.md"}
     run.add("docs/foreign_operators.md")
     run |= {"docs/torch_compile.md", "docs/tracing.md"}
-    run |= {f"docs/tutorials/{name}" for name in TUTORIALS}
+    run |= {f"docs/{name}" for name in SHOWN_PAGES}
     run |= {"examples/digits/README.md", "examples/recurrent/README.md"}
     run.add("examples/fractal/README.md")
     strangers = []
