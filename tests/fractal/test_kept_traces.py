@@ -155,6 +155,21 @@ def test_arguments_that_cannot_be_hashed_and_torch_modules_are_looked_at_in_each
     assert lines[1] == "traced at each call, as weights of torch modules may have changed"
 
 
+def test_arguments_that_are_tensors_of_torch_are_read_in_each_call() -> None:
+    weights, nested = torch.ones(2), torch.nn.Parameter(torch.ones(2), requires_grad=False)
+
+    def scaled(x: Any, by: Any, pair: tuple[Any, str]) -> Any:
+        return x * by[1] * pair[0][0]
+
+    with ops.mode("parallel") as report:
+        for factor in (1.0, 2.0, 3.0):
+            weights.fill_(factor)
+            nested.fill_(10 * factor)
+            wanted = [10 * factor**2, 20 * factor**2]
+            assert ops.map(scaled, XS, weights, (nested, "pair")).tolist() == wanted
+    assert "as elements of Tensor may have changed" in report.explain()
+
+
 # What a function reads from around it -------------------------------------------------------------
 
 

@@ -102,6 +102,8 @@ class CallInputs:
             return "method", SameObject(value.__func__), SameObject(value.__self__)
         if is_torch(value):
             raise NoFormError("weights of torch modules may have changed")
+        if hasattr(type(value), "__dlpack__") or hasattr(type(value), "__array__"):
+            raise NoFormError(f"elements of {type(value).__name__} may have changed")
         if type(value).__hash__ is None:
             raise NoFormError(f"{type(value).__name__} cannot be hashed and may have changed")
         return SameObject(value)
