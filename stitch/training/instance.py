@@ -21,13 +21,18 @@ from stitch.program import Array, InputKind, Program
 from stitch.report import Device
 from stitch.runtime import LoadedProgram, Tensor
 from stitch.training.futures import TensorFuture
-from stitch.training.graphs import KEPT_KINDS, MASTER, rate_name
+from stitch.training.graphs import KEPT_KINDS, MASTER, graph_of, rate_name
 from stitch.training.loss_tensor import LossTensor
 from stitch.training.losses import Loss
 from stitch.training.observing import LayerTime, culprit, profiled
 from stitch.training.optimizers import Optimizer
 from stitch.training.pending_values import CaptureCall, PendingValue
-from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation
+from stitch.training.programs import (
+    LABEL,
+    TrainingPrograms,
+    compile_accumulation,
+    prediction_of,
+)
 from stitch.training.stitching import (
     NamedCells,
     Shapes,
@@ -85,7 +90,7 @@ class TrainingInstance(TrainingTensors):
         self._compile_step, self._compile_evaluation = compile_step, compile_evaluation
         #: By the shapes of a batch.
         self._steps: dict[Shapes, StitchedStep] = {step.shapes: step}
-        self._evaluations: dict[Shapes, LoadedProgram] = {}
+        self._evaluations: dict[Shapes, tuple[LoadedProgram, int]] = {}
         self.loss_fn = loss
         self.optimizer = optimizer
         self.capture_call = capture_call
@@ -107,7 +112,7 @@ class TrainingInstance(TrainingTensors):
         self._update = Stitched(loaded(device, programs.update), self._cells, lost_by=HALF_UPDATED)
         #: Adds gradients of a micro-batch to those so far.
         self._addition: Stitched | None = None
-        self._evaluations[self._step.shapes] = loaded(device, programs.evaluation)
+        self._evaluations[self._step.shapes] = self._loaded_evaluation(programs.evaluation)
         self._wiring = self._step.wiring
         self.inputs, self._gradient_cells = self._wiring.inputs, self._wiring.gradients
 
@@ -167,11 +172,12 @@ class TrainingInstance(TrainingTensors):
         self._take_writes(runs=True)
         arrays = fitted(self._step.batch, batch, named)
         shapes = tuple([array.shape for array in arrays])
-        agent = self._evaluations.get(shapes)
-        if agent is None:
+        evaluation = self._evaluations.get(shapes)
+        if evaluation is None:
             program = self._compiled(self._compile_evaluation, shapes)
-            agent = loaded(self.device, program)
-            _keep(self._evaluations, shapes, agent)
+            evaluation = self._loaded_evaluation(program)
+            _keep(self._evaluations, shapes, evaluation)
+        agent, number = evaluation
         given = dict(zip(self.inputs, arrays, strict=True))
         cells = self._cells
         outputs = self.device.submit(agent, [
@@ -179,7 +185,17 @@ class TrainingInstance(TrainingTensors):
             for port in agent.ports
         ])  # fmt: skip
         self._show(())
-        return outputs if isinstance(outputs, Tensor) else outputs[0]
+        return outputs if isinstance(outputs, Tensor) else outputs[number]
+
+    def _loaded_evaluation(self, program: Program) -> tuple[LoadedProgram, int]:
+        """A program for evaluation on the device, and which of its outputs is the prediction: as
+        for training the first floating one, where there is one."""
+        try:
+            prediction = prediction_of(graph_of(program))
+        except CompileError:
+            return loaded(self.device, program), 0
+        names = [slot.name for slot in program.outputs]
+        return loaded(self.device, program), names.index(prediction)
 
     def _compiled(self, compile: Callable[[NamedShapes], T] | None, shapes: Shapes) -> T:
         """The programs for other shapes; raises `UsageError` where there are none."""

@@ -193,6 +193,43 @@ def test_batches_of_any_size_are_predicted_by_running_statistics() -> None:
         module.train()
 
 
+class Counting(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Changes buffers in evaluation too, and gives classes beside their scores."""
+
+    def __init__(self, counts_in: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.counts_in = counts_in
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Any) -> Any:
+        if self.counts_in != "evaluation" or not self.training:
+            self.seen.mul_(0.5).add_(x.detach().mean(0))
+        scores = self.linear(x - self.seen)
+        return scores.argmax(1), scores
+
+
+@pytest.mark.parametrize("counts_in", ["both", "evaluation"])
+def test_what_is_predicted_is_what_is_trained_on_whatever_else_evaluation_gives(
+    counts_in: str,
+) -> None:
+    x, y = data()
+    module = Counting(counts_in)
+    theirs = copy.deepcopy(module)
+    own = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    with started(module, optimizer=stitch.SGD(lr=0.1)) as instance:
+        steps(instance, (4, 2), x, y)
+        for rows in (slice(0, 4), slice(4, 6)):
+            own.zero_grad()
+            loss_fn(theirs(x[rows])[1], y[rows]).backward()
+            own.step()
+        for size in (4, 7, 4):
+            evaluated = copy.deepcopy(theirs).eval()
+            _, wanted = evaluated(x[:size])
+            given = torch.as_tensor(instance.predict(x[:size]).numpy())
+            torch.testing.assert_close(given, wanted.detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_a_prediction_between_forward_and_backward_changes_nothing() -> None:
     x, y = data()
     with started() as one, started() as other:

@@ -52,7 +52,8 @@ def evaluation_from_torch(
     module: Any, example_inputs: Examples, states: Set[str], name: str | None = None
 ) -> ComputationGraph:
     """The graph of a torch module in evaluation mode; `states`: the buffers that training changes,
-    which are inputs of it. Raises as `from_torch_for_training`."""
+    which are inputs of it. What evaluation would write to buffers is left out. Raises as
+    `from_torch_for_training`."""
     title = name or type(module).__name__
     with _evaluating(module):
         twin = _Capture(module, example_inputs, f"{title}_evaluation", states)
@@ -78,8 +79,10 @@ class _Capture:
     """One module on its way into a builder."""
 
     def __init__(
-        self, module: Any, examples: Examples, title: str, states: Set[str] = frozenset()
+        self, module: Any, examples: Examples, title: str, states: Set[str] | None = None
     ) -> None:
+        """`states`: the buffers that are inputs, and nothing else of a buffer's is an output;
+        None: those that the forward pass changes, and their next values."""
         self.title = title
         self.program = exported(module, examples).program
         self.builder = ComputationGraphBuilder(title)
@@ -88,7 +91,8 @@ class _Capture:
         signature = self.program.graph_signature
         #: Buffers that the forward pass changes.
         self.changed_buffers = frozenset(signature.buffers_to_mutate.values())
-        self._states = states | self.changed_buffers
+        self._keeps_changes = states is None
+        self._states = self.changed_buffers if states is None else states
         #: By the id of torch's parameter, which the program holds.
         self._trained_once: dict[int, SymbolicTensor] = {}
         #: The tensors that were read: name, tensor, whether a step changes it.
@@ -171,7 +175,8 @@ class _Capture:
         number = 0
         for spec, value in zip(specs, outputs, strict=True):
             if spec.kind is _OUTPUT.BUFFER_MUTATION:
-                self.builder.output(spec.target, value)
+                if self._keeps_changes:
+                    self.builder.output(spec.target, value)
             elif spec.kind is not _OUTPUT.USER_OUTPUT:
                 raise CompileError(
                     f"the module writes to what it is given: {spec.target}",
