@@ -28,21 +28,23 @@ def weights() -> tuple[Array, Array]:
     return matrix, RANDOM.standard_normal(WIDTH, dtype=np.float32)
 
 
-def compile_layer(name: str, layer: tuple[Array, Array], wishes: tuple[str, ...]) -> bytes:
-    """A file that holds `y = Relu(x w + b)`; the wishes say where x and y lie."""
+def compile_layer(name: str, layer: tuple[Array, Array], placement: tuple[str, ...]) -> bytes:
+    """A file that holds `y = Relu(x w + b)`; the placement options say where x and y lie."""
     builder = ComputationGraphBuilder(name)
     x = builder.input("x", (ROWS, WIDTH), DataType.FLOAT32)
     w, b = builder.parameter("w", layer[0]), builder.parameter("b", layer[1])
     builder.output("y", builder.op("Relu", builder.op("Gemm", x, w, b)))
-    return stitch.compile(builder.build(), target=MACHINE, wishes=wishes).encode()
+    return stitch.compile(builder.build(), target=MACHINE, placement=placement).encode()
 
 
-def run(wishes: Sequence[tuple[str, ...]]) -> str:
-    """Compile one layer for each set of wishes, run them stitched; the device's explanation."""
-    layers = [weights() for _ in wishes]
+def run(placement: Sequence[tuple[str, ...]]) -> str:
+    """Compile one layer for each set of placement options, run them stitched; the device's
+    explanation.
+    """
+    layers = [weights() for _ in placement]
     files = [
-        compile_layer(f"layer{i}", layer, wished)
-        for i, (layer, wished) in enumerate(zip(layers, wishes, strict=True))
+        compile_layer(f"layer{i}", layer, requested)
+        for i, (layer, requested) in enumerate(zip(layers, placement, strict=True))
     ]
     x = RANDOM.standard_normal((ROWS, WIDTH), dtype=np.float32)
     with stitch.open_device(MACHINE) as device:

@@ -38,11 +38,13 @@ def loaded(
     function: Callable[..., object],
     inputs: int,
     count: int,
-    *wishes: str,
+    *placement: str,
 ) -> Callable[..., stitch.Tensor]:
     """A function of tensors of `count` rows, as a program of one output."""
     program = device.load(
-        stitch.compile(function, [rows(count)] * inputs, target=MACHINE, name=name, wishes=wishes)
+        stitch.compile(
+            function, [rows(count)] * inputs, target=MACHINE, name=name, placement=placement
+        )
     )
 
     def call(*arguments: object) -> stitch.Tensor:
@@ -54,10 +56,10 @@ def loaded(
 
 
 def doubler(
-    device: stitch.Device, name: str, count: int, *wishes: str
+    device: stitch.Device, name: str, count: int, *placement: str
 ) -> Callable[..., stitch.Tensor]:
     """A program that reads from the host and leaves twice as much in L1."""
-    asked = ("input.x.space=host", "output.0.space=l1", *wishes)
+    asked = ("input.x.space=host", "output.0.space=l1", *placement)
     return loaded(device, name, lambda x: x + x, 1, count, *asked)
 
 

@@ -32,7 +32,7 @@ from stitch.compile_cache import CompileCache
 from stitch.compiler import CompileOptions
 from stitch.errors import UsageError, closest
 from stitch.frontend import TrainableSource, read_module, read_trainable, torch_device
-from stitch.graph import ComputationGraph, Side, Wish, parse_wish
+from stitch.graph import ComputationGraph, PlacementOption, Side, parse_placement
 from stitch.linking import LinkedModel, link
 from stitch.machine import Machine, load_machine
 from stitch.model import PRODUCER, CompiledModel, ModelOfBinary, compiled
@@ -62,12 +62,13 @@ if TYPE_CHECKING:
     )
 
 _DEVICE = instance_of("an open device", RuntimeDevice)
-_WISH = either(TEXT, instance_of("a Wish", Wish))
+_OPTION = either(TEXT, instance_of("a stitch.graph.PlacementOption", PlacementOption))
 
 
 @takes(
     example_inputs=either(LIST, MAPPING), target=MACHINE, name=optional(TEXT),
-    role=member_of(Role, "a role"), wishes=either(_WISH, several("a list of wishes", _WISH)),
+    role=member_of(Role, "a role"),
+    placement=either(_OPTION, several("a list of placement options", _OPTION)),
     input_shapes=optional(MAPPING), weights=optional(MAPPING), trainable=optional(WORDS),
     algorithm=TEXT, schedule=optional(TEXT), executor=optional(TEXT), unroll=optional(WHOLE),
     math_fidelity=member_of(MathFidelity, "a math fidelity"),
@@ -78,7 +79,7 @@ def compile(
     example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
     target: str | Path | Machine = "wormhole_n150",
-    wishes: str | Iterable[str | Wish] = (),
+    placement: str | Iterable[str | PlacementOption] = (),
     name: str | None = None,
     role: Role | str = Role.FORWARD,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
@@ -101,13 +102,14 @@ def compile(
     A function is traced over `example_inputs` (descriptors or arrays), a torch module captured at
     theirs (tensors too, by position or name); those of an ONNX model (by position or name), and
     `input_shapes` by name, bind its symbolic dimensions, and loops of at most `unroll` rounds (4)
-    are written out. `wishes` are spelled as for `stitch-compile --set`, as in `"input.x.space=l1"`.
-    `schedule` says how loops run, wherever they can; else what costs least by the rates of
-    `executor` is taken (default: `numpy`), on which calls of the model then run; any other runs the
-    program too. `math_fidelity` (`lofi`, `hifi2`, `hifi3`, `hifi4`; else by the operands' type) is
-    that of its sums of products on a device: it decides their simulated time, and no result.
-    `cache`: a folder, or a `CompileCache`, from which the program is read where it would come out
-    the same, else in which it is kept. The module is traced or captured all the same.
+    are written out. `placement` are spelled as for `stitch-compile --set`, as in
+    `"input.x.space=l1"`. `schedule` says how loops run, wherever they can; else what costs least by
+    the rates of `executor` is taken (default: `numpy`), on which calls of the model then run; any
+    other runs the program too. `math_fidelity` (`lofi`, `hifi2`, `hifi3`, `hifi4`; else by the
+    operands' type) is that of its sums of products on a device: it decides their simulated time,
+    and no result. `cache`: a folder, or a `CompileCache`, from which the program is read where it
+    would come out the same, else in which it is kept. The module is traced or captured all the
+    same.
 
     `algorithm` decides where inputs and outputs lie: `greedy` and `search` put into L1 what saves
     most, `none` goes by the compiler's rules (`stitch/compiler/placement.py`).
@@ -140,7 +142,7 @@ def compile(
             )
         return _compiled_for_training(
             (module, example_inputs, input_shapes, unroll), target, (loss, optimizer), training,
-            algorithm, _wishes(wishes), weights or {}, trainable, executor,
+            algorithm, _placement(placement), weights or {}, trainable, executor,
         )  # fmt: skip
     if training or weights is not None or trainable is not None:
         _check_known(training)
@@ -149,11 +151,11 @@ def compile(
         raise UsageError("compile takes these only with optimizer= and loss=",
                          got=", ".join(given))  # fmt: skip
     graph, structure = read_module(module, example_inputs, input_shapes, unroll)
-    machine, asked = load_machine(target), _wishes(wishes)
-    found, chosen = _placed(graph.with_wishes(*asked), machine, algorithm)
+    machine, asked = load_machine(target), _placement(placement)
+    found, chosen = _placed(graph.with_placement(*asked), machine, algorithm)
     options = CompileOptions(
-        wishes=(*chosen, *asked), name=name, role=Role(role), schedule=schedule, executor=executor,
-        math_fidelity=MathFidelity(math_fidelity),
+        placement=(*chosen, *asked), name=name, role=Role(role), schedule=schedule,
+        executor=executor, math_fidelity=MathFidelity(math_fidelity),
     )  # fmt: skip
     kept = cache if cache is None or isinstance(cache, CompileCache) else CompileCache(cache)
     model = compiled(graph, machine, _spelled(target), options, kept)
@@ -162,7 +164,7 @@ def compile(
 
 def _placed(
     graph: ComputationGraph, machine: Machine, algorithm: str
-) -> tuple[SearchResult[InferenceGraphs] | None, tuple[Wish, ...]]:
+) -> tuple[SearchResult[InferenceGraphs] | None, tuple[PlacementOption, ...]]:
     """Where an algorithm puts the inputs and outputs for which nothing is asked; `none` leaves it
     to the compiler's rules, without loading what searches."""
     if algorithm == "none":
@@ -173,26 +175,29 @@ def _placed(
         ("input", graph.inputs), ("output", graph.outputs),
     )  # fmt: skip
     slots = [
-        (side, i, slot.name, wishes)
+        (side, i, slot.name, placement)
         for side, named in sides
-        for i, (slot, wishes) in enumerate(zip(named, graph.wishes_by_slot(side), strict=True))
+        for i, (slot, placement) in enumerate(
+            zip(named, graph.placement_by_slot(side), strict=True)
+        )
     ]
     fixed = {
-        name: wish.value
-        for _, _, name, wishes in slots for wish in wishes if isinstance(wish.value, Space)
+        name: option.value
+        for _, _, name, placement in slots
+        for option in placement if isinstance(option.value, Space)
     }  # fmt: skip
     found = place_inference(graph, machine, SimulatedTime(), algorithm, fixed)
     chosen = [
-        Wish(side, i, "space", found.spaces[name])
-        for side, i, name, wishes in slots if not wishes
+        PlacementOption(side, i, "space", found.spaces[name])
+        for side, i, name, placement in slots if not placement
     ]  # fmt: skip
     return found, tuple(chosen)
 
 
 def _compiled_for_training(
     source: tuple[Any, Any, Any, Any], target: str | Path | Machine, goal: tuple[Any, Any],
-    options: dict[str, Any], algorithm: str, wishes: tuple[Wish, ...], weights: Mapping[str, Any],
-    trainable: Iterable[str] | None, executor: str | None,
+    options: dict[str, Any], algorithm: str, placement: tuple[PlacementOption, ...],
+    weights: Mapping[str, Any], trainable: Iterable[str] | None, executor: str | None,
 ) -> CompiledModel:  # fmt: skip
     from stitch.training import (
         GIVEN_LOSS,
@@ -218,15 +223,15 @@ def _compiled_for_training(
         trainable = stepped if trainable is None else {*stepped}.intersection(trainable)
         optimizer, state = theirs.native, theirs.started()
     trained = None if trainable is None else frozenset(trainable)
-    model = as_trainable(graph.with_wishes(*wishes), {**values, **weights}, trained, twin)
+    model = as_trainable(graph.with_placement(*placement), {**values, **weights}, trained, twin)
     machine = load_machine(target)
-    reader = ModelReader(TrainableSource(graph, *source), wishes, trained)
+    reader = ModelReader(TrainableSource(graph, *source), placement, trained)
     training = compile_model(
         model, loss, optimizer, how, machine, algorithm, executor, state, reader
     )
     binary = Binary(training.programs.all, machine.shape, PRODUCER)
     return CompiledModel(
-        model.graph, binary, _spelled(target), model.graph.wishes, training.programs.warnings,
+        model.graph, binary, _spelled(target), model.graph.placement, training.programs.warnings,
         training, executor=executor, search_result=training.search_result,
     )  # fmt: skip
 
@@ -271,9 +276,9 @@ def _check_known(training: dict[str, Any]) -> None:
         )
 
 
-def _wishes(wishes: str | Iterable[str | Wish]) -> tuple[Wish, ...]:
-    wishes = (wishes,) if isinstance(wishes, str) else wishes
-    return tuple(parse_wish(w) if isinstance(w, str) else w for w in wishes)
+def _placement(placement: str | Iterable[str | PlacementOption]) -> tuple[PlacementOption, ...]:
+    placement = (placement,) if isinstance(placement, str) else placement
+    return tuple(parse_placement(w) if isinstance(w, str) else w for w in placement)
 
 
 def _spelled(target: str | Path | Machine) -> str:

@@ -13,7 +13,7 @@ from stitch.cli.device_costs import check_room, copies_inside
 from stitch.cli.run_inputs import gather_inputs
 from stitch.compiler import with_layouts
 from stitch.errors import StitchError
-from stitch.graph import LAYOUT_FIELDS, ComputationGraph, Wish, wishes_between
+from stitch.graph import LAYOUT_FIELDS, ComputationGraph, PlacementOption, placement_between
 from stitch.machine import Machine
 from stitch.planner import (
     MOST_CHANGES,
@@ -167,8 +167,9 @@ def chosen(
 
 
 def _words(program: Program, changes: Sequence[SlotChange]) -> str:
-    """How a program is to be compiled: a wish can set an address, and none takes one away. What
-    another compiler makes is told by its layouts."""
+    """How a program is to be compiled: a placement option can set an address, and none takes one
+    away. What another compiler makes is told by its layouts.
+    """
     if program.is_opaque:
         wanted = [f"{c.slot.side} {_name(program, c.slot)} in {c.layout.text()}" for c in changes]
         return f"{program.name} with {', '.join(wanted)}"
@@ -176,16 +177,16 @@ def _words(program: Program, changes: Sequence[SlotChange]) -> str:
     for change in changes:
         side, name = change.slot.side, _name(program, change.slot)
         have, want = _own_layout(program, change.slot), change.layout
-        sets += [f"--set {wish.text()}" for wish in wishes_between(side, name, have, want)]
+        sets += [f"--set {option.text()}" for option in placement_between(side, name, have, want)]
         if have.address is not None and want.address is None:
             freed.append(f"{side}.{name}")
     ways = [f"with {' '.join(sets)}"] if sets else []
-    ways += [f"without its wish for {slot}.address" for slot in freed]
+    ways += [f"without its placement option for {slot}.address" for slot in freed]
     return f"{program.name} {' and '.join(ways)}"
 
 
 def _name(program: Program, slot: Slot) -> str | int:
-    """What a wish calls a slot: names that are numbers would be taken for indices."""
+    """What a placement option calls a slot: names that are numbers would be taken for indices."""
     name = (program.inputs if slot.side == "input" else program.outputs)[slot.index].name
     return slot.index if name.isdecimal() else name
 
@@ -197,17 +198,19 @@ def _own_layout(program: Program, slot: Slot) -> Layout:
 
 
 def placed(graph: ComputationGraph, change: SlotChange) -> ComputationGraph:
-    """The graph with wishes for a slot that lead to a layout, instead of those that it had."""
+    """The graph with placement options for a slot that lead to a layout, instead of those that it
+    had.
+    """
     slot, layout = change.slot, change.layout
     kind = (graph.input_type if slot.side == "input" else graph.output_type)(slot.index)
     plain = Layout(kind.data_type, layout.space)
-    wishes = (
-        Wish(slot.side, slot.index, "space", layout.space),
-        *wishes_between(slot.side, slot.index, plain, layout),
+    placement = (
+        PlacementOption(slot.side, slot.index, "space", layout.space),
+        *placement_between(slot.side, slot.index, plain, layout),
     )
     kept = [
-        wish for wish in graph.wishes
-        if (wish.side, graph.slot_index(wish)) != (slot.side, slot.index)
-        or wish.field not in LAYOUT_FIELDS
+        option for option in graph.placement
+        if (option.side, graph.slot_index(option)) != (slot.side, slot.index)
+        or option.field not in LAYOUT_FIELDS
     ]  # fmt: skip
-    return replace(graph, wishes=tuple(kept)).with_wishes(*wishes)
+    return replace(graph, placement=tuple(kept)).with_placement(*placement)

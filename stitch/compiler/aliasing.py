@@ -6,7 +6,7 @@ A pair that was asked for and cannot be proved is an error that names the reader
 
 from __future__ import annotations
 
-from stitch.compiler.slot_wishes import SlotWishes
+from stitch.compiler.slot_wishes import SlotPlacement
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph
 from stitch.linker import AliasProofs
@@ -31,14 +31,15 @@ def prove_aliases(graph: ComputationGraph, asked: Pairs) -> None:
         )
 
 
-def free_aliases(graph: ComputationGraph, wishes: SlotWishes) -> Pairs:
-    """More pairs that hold: donated inputs that no wish names, and outputs without a wish.
+def free_aliases(graph: ComputationGraph, placement: SlotPlacement) -> Pairs:
+    """More pairs that hold: donated inputs that no placement option names, and outputs without a
+    placement option.
 
     Each input goes to the first output that can prove its claim. An output that takes the buffer
     of an input that is stored rounded would be rounded too; such inputs are left alone.
     """
-    taken = {i for _, i in wishes.aliases}
-    busy = {o for o, _ in wishes.aliases}
+    taken = {i for _, i in placement.aliases}
+    busy = {o for o, _ in placement.aliases}
     pairs = []
     proofs = AliasProofs(graph)
     #: The outputs that can prove a claim on a value at all: their writer reads it.
@@ -47,10 +48,14 @@ def free_aliases(graph: ComputationGraph, wishes: SlotWishes) -> Pairs:
         for value in set(proofs.read_by_writer(o)):
             claimants.setdefault(value, []).append(o)
     for i, slot in enumerate(graph.inputs):
-        if slot.ownership is not Ownership.DONATE or i in taken or "data_type" in wishes.inputs[i]:
+        if (
+            slot.ownership is not Ownership.DONATE
+            or i in taken
+            or "data_type" in placement.inputs[i]
+        ):
             continue
         for o in claimants.get(slot.value, ()):
-            free = o not in busy and not wishes.outputs[o]
+            free = o not in busy and not placement.outputs[o]
             if free and _obstacle(graph, proofs, o, i) is None:
                 pairs.append((o, i))
                 busy.add(o)

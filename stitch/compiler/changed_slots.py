@@ -62,15 +62,15 @@ def _inner_problems(program: Program, layouts: SlotLayouts) -> Iterator[str]:
 def _placed_otherwise(before: Program, after: Program, machine: MachineShape) -> Iterator[str]:
     """Where the compiler might place other slots, or the scratch, otherwise than before.
 
-    Which slots were wished for is not known here: whatever any wishes would do counts. An opaque
-    program was placed by another compiler, whose rules nobody knows here.
+    Which slots were requested for is not known here: whatever any placement options would do
+    counts. An opaque program was placed by another compiler, whose rules nobody knows here.
     """
     if machine.l1 is None or before.is_opaque:
         return
     used, now = _slots_in_l1(before, machine), _slots_in_l1(after, machine)
     scratch = before.scratch
     nbytes = scratch.size_per_bank * machine.space(scratch.space).banks
-    # It gets least of L1 where all slots are wished there, most where none is.
+    # It gets least of L1 where all slots are requested there, most where none is.
     pinned = now if now >= used else 0
     if nbytes and choose_scratch(nbytes, machine, l1_slots_per_bank=pinned).space is not (
         scratch.space
@@ -96,7 +96,9 @@ def _slots_in_l1(program: Program, machine: MachineShape) -> int:
 
 
 def _local_in_dram(program: Program) -> Iterator[int]:
-    """The slots that lie in L1 where there is room and no wish says otherwise, and do not."""
+    """The slots that lie in L1 where there is room and no placement option says otherwise, and do
+    not.
+    """
     values = [s.value for s in program.inputs if s.kind is InputKind.ACTIVATION]
     values += [s.value for s in program.outputs if s.aliases_input is None]
     for value in values:

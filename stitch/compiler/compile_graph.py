@@ -22,7 +22,7 @@ from stitch.compiler.passes import (
     turn_products,
 )
 from stitch.compiler.placement import place
-from stitch.compiler.slot_wishes import apply_kinds, slot_wishes
+from stitch.compiler.slot_wishes import apply_kinds, slot_placement
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, check_types
 from stitch.linker import drop_unused_values, remove_dead_code
@@ -57,9 +57,9 @@ def compile_graph(
 ) -> Compilation:
     """A program for a machine, and warnings.
 
-    Raises `CompileError` for types that do not agree, wishes that cannot be met and aliases that
-    cannot be proved, `LayoutError` for layouts that cannot be, `OutOfMemoryError` where the program
-    does not fit the machine.
+    Raises `CompileError` for types that do not agree, placement options that cannot be met and
+    aliases that cannot be proved, `LayoutError` for layouts that cannot be, `OutOfMemoryError`
+    where the program does not fit the machine.
     """
     problems = check_types(graph)
     if problems:
@@ -67,7 +67,7 @@ def compile_graph(
             f"the types of computation graph {graph.name!r} do not agree: "
             + "; ".join(map(str, problems[:8]))
         )
-    graph = apply_kinds(graph.with_wishes(*options.wishes))
+    graph = apply_kinds(graph.with_placement(*options.placement))
     # Without optimisation, too, target shapes and axes have to become constants.
     loops: tuple[LoopNote, ...] = ()
     if options.optimize:
@@ -79,13 +79,13 @@ def compile_graph(
             graph, loops = optimize(scheduled.graph, options), scheduled.notes
     else:
         graph = drop_unused_values(fold_constants(graph, 0))
-    wishes = slot_wishes(graph)
-    graph = give_outputs_their_values(graph, wishes.rounded_outputs(graph))
-    prove_aliases(graph, wishes.aliases)
-    aliases = wishes.aliases
+    placement = slot_placement(graph)
+    graph = give_outputs_their_values(graph, placement.rounded_outputs(graph))
+    prove_aliases(graph, placement.aliases)
+    aliases = placement.aliases
     if options.alias_donated:
-        aliases += free_aliases(graph, wishes)
-    program, warnings = place(graph, wishes, aliases, machine.shape, options)
+        aliases += free_aliases(graph, placement)
+    program, warnings = place(graph, placement, aliases, machine.shape, options)
     return Compilation(with_math_fidelity(program, options.math_fidelity), warnings, loops)
 
 

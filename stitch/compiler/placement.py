@@ -1,6 +1,6 @@
 """Placement: every input, output and constant gets a space and a layout; the scratch gets a space.
 
-Wishes always win or are refused with the facts; they are never bent.
+Placement options always win or are refused with the facts; they are never bent.
 
 Defaults, in order:
 1. Parameters, state, saved tensors, keys and constants lie in DRAM, row-major interleaved.
@@ -9,8 +9,9 @@ Defaults, in order:
 3. The scratch lies in L1 if it takes at most half of what pinned slots leave there, else in DRAM.
 4. Slots and scratch together take at most three quarters of L1: the rest is for the tensors of
    the programs that this one will be stitched with. While they take more, the largest slot that
-   no wish holds in L1 goes to DRAM (among equals the later one). An L1 page costs a fraction of
-   a DRAM page to reach, whatever the tensor, so moving the fewest tensors loses the least.
+   no placement option holds in L1 goes to DRAM (among equals the later one). An L1 page costs a
+   fraction of a DRAM page to reach, whatever the tensor, so moving the fewest tensors loses the
+   least.
 5. A machine without L1 uses DRAM, one without device memory the host.
 """
 
@@ -22,9 +23,9 @@ from dataclasses import dataclass, replace
 from stitch.compiler.aliasing import Pairs
 from stitch.compiler.options import CompileOptions, CompileWarning
 from stitch.compiler.output_values import give_unique_names
-from stitch.compiler.slot_wishes import ByField, SlotWishes
+from stitch.compiler.slot_wishes import ByField, SlotPlacement
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.graph import ComputationGraph, Wish, WishError, wished_layout
+from stitch.graph import ComputationGraph, PlacementError, PlacementOption, requested_layout
 from stitch.linker import (
     Demand,
     ScratchPlan,
@@ -54,7 +55,8 @@ from stitch.program import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Slot layouts: the layout that one slot gets in a given space, by default and by its wishes.
+# Slot layouts: the layout that one slot gets in a given space, by default and by its placement
+# options.
 
 #: A footprint is worth a warning from this many times the bytes of its elements on ...
 TRAP_FACTOR = 4
@@ -64,13 +66,15 @@ TRAP_NBYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """A slot to place: its name for messages, its type, its kind (None: output), its wishes."""
+    """A slot to place: its name for messages, its type, its kind (None: output), its placement
+    options.
+    """
 
     side: str
     name: str
     type: ValueType
     kind: InputKind | None
-    wishes: ByField
+    placement: ByField
 
     @property
     def label(self) -> str:
@@ -82,11 +86,11 @@ def default_space(request: SlotRequest, machine: MachineShape) -> Space:
 
     On a machine without device memory everything is on the host.
     """
-    if "space" in request.wishes:
-        wished = request.wishes["space"].value
-        assert isinstance(wished, Space)
-        return wished
-    sharded = "memory_layout" in request.wishes or "shard_spec" in request.wishes
+    if "space" in request.placement:
+        requested = request.placement["space"].value
+        assert isinstance(requested, Space)
+        return requested
+    sharded = "memory_layout" in request.placement or "shard_spec" in request.placement
     local = request.kind in (None, InputKind.ACTIVATION) or sharded
     if local and machine.l1 is not None:
         return Space.L1
@@ -94,51 +98,51 @@ def default_space(request: SlotRequest, machine: MachineShape) -> Space:
 
 
 def is_pinned(request: SlotRequest) -> bool:
-    """Whether the wishes settle the space: a space, an address, or shards."""
-    return not {"space", "address", "memory_layout", "shard_spec"}.isdisjoint(request.wishes)
+    """Whether the placement options settle the space: a space, an address, or shards."""
+    return not {"space", "address", "memory_layout", "shard_spec"}.isdisjoint(request.placement)
 
 
 def slot_layout(request: SlotRequest, space: Space, machine: MachineShape) -> Layout:
-    """Row-major interleaved in `space`, changed by the slot's wishes.
+    """Row-major interleaved in `space`, changed by the slot's placement options.
 
     Sharding without a shard spec becomes the machine's even one. Raises `LayoutError` where the
-    wishes contradict each other, or the machine cannot do it; `WishError`, which is one, for a
-    shard spec without a sharded memory layout.
+    placement options contradict each other, or the machine cannot do it; `PlacementError`, which is
+    one, for a shard spec without a sharded memory layout.
     """
     try:
-        layout = _wished(request, space, machine)
+        layout = _requested(request, space, machine)
         if layout.address is not None and layout.space is Space.HOST:
             raise LayoutError(
                 "a host address is never fixed", got=f"address {layout.address:#x} on the host"
             )
         footprint(TensorDesc(request.type.shape, layout), machine)
     except LayoutError as error:
-        asked = ", ".join(wish.text() for wish in request.wishes.values())
-        kind = WishError if isinstance(error, WishError) else LayoutError
+        asked = ", ".join(option.text() for option in request.placement.values())
+        kind = PlacementError if isinstance(error, PlacementError) else LayoutError
         raise kind(
             f"{request.label} ({request.type.text()}) cannot be placed: {error.what}",
-            where=f"machine {machine.name!r}" + (f", wishes: {asked}" if asked else ""),
+            where=f"machine {machine.name!r}" + (f", placement options: {asked}" if asked else ""),
             expected=error.expected,
             got=error.got,
-            remedy=error.remedy or "change the wishes of this slot",
+            remedy=error.remedy or "change the placement options of this slot",
         ) from error
     return layout
 
 
-def _wished(request: SlotRequest, space: Space, machine: MachineShape) -> Layout:
-    wishes: list[Wish] = list(request.wishes.values())
+def _requested(request: SlotRequest, space: Space, machine: MachineShape) -> Layout:
+    placement: list[PlacementOption] = list(request.placement.values())
     default = Layout(request.type.data_type, space)
-    asked = request.wishes.get("memory_layout")
-    spec = request.wishes.get("shard_spec")
+    asked = request.placement.get("memory_layout")
+    spec = request.placement.get("shard_spec")
     if spec is not None and (asked is None or asked.value is MemoryLayout.INTERLEAVED):
         raise _without_shards(request, spec)
     if asked is None or spec is not None:
-        return wished_layout(default, wishes)
+        return requested_layout(default, placement)
     kind = asked.value
     assert isinstance(kind, MemoryLayout)
     if kind is MemoryLayout.INTERLEAVED:
-        return wished_layout(default, wishes)
-    plain = wished_layout(default, [w for w in wishes if w.field != "memory_layout"])
+        return requested_layout(default, placement)
+    plain = requested_layout(default, [w for w in placement if w.field != "memory_layout"])
     sharded = shard_layout(
         request.type.shape,
         kind,
@@ -148,12 +152,14 @@ def _wished(request: SlotRequest, space: Space, machine: MachineShape) -> Layout
         tile_shape=plain.tile_shape,
     )
     assert sharded.shard_spec is not None
-    return wished_layout(default, [*wishes, Wish("input", 0, "shard_spec", sharded.shard_spec)])
+    return requested_layout(
+        default, [*placement, PlacementOption("input", 0, "shard_spec", sharded.shard_spec)]
+    )
 
 
-def _without_shards(request: SlotRequest, wish: Wish) -> WishError:
+def _without_shards(request: SlotRequest, option: PlacementOption) -> PlacementError:
     """The error for a shard spec whose memory layout is not sharded, naming the one that fits."""
-    spec = wish.value
+    spec = option.value
     assert isinstance(spec, ShardSpec)
     rows, columns = TensorDesc(
         request.type.shape, Layout(request.type.data_type, Space.L1)
@@ -164,10 +170,10 @@ def _without_shards(request: SlotRequest, wish: Wish) -> WishError:
         fitting = MemoryLayout.WIDTH_SHARDED
     else:
         fitting = MemoryLayout.BLOCK_SHARDED
-    return WishError(
+    return PlacementError(
         "a shard spec needs a sharded memory layout",
-        expected=f"{wish.side}.{wish.slot}.memory_layout={fitting.value} beside it",
-        remedy=f"add --set {wish.side}.{wish.slot}.memory_layout={fitting.value}",
+        expected=f"{option.side}.{option.slot}.memory_layout={fitting.value} beside it",
+        remedy=f"add --set {option.side}.{option.slot}.memory_layout={fitting.value}",
     )
 
 
@@ -218,7 +224,7 @@ class _Slot:
 
 def place(
     graph: ComputationGraph,
-    wishes: SlotWishes,
+    placement: SlotPlacement,
     aliases: Pairs,
     machine: MachineShape,
     options: CompileOptions,
@@ -230,7 +236,7 @@ def place(
     """
     name = options.name or graph.name
     where = f"program {name!r} on machine {machine.name!r}"
-    slots = _slots(graph, wishes, aliases, machine)
+    slots = _slots(graph, placement, aliases, machine)
     plan = pack_scratch(graph.values, graph.operations, graph.placed_values())
     pinned = sum(s.size_per_bank for s in slots if _in_l1(s) and is_pinned(s.request))
     scratch = choose_scratch(expansion_nbytes(graph, plan), machine, l1_slots_per_bank=pinned)
@@ -243,16 +249,16 @@ def place(
 
 
 def _slots(
-    graph: ComputationGraph, wishes: SlotWishes, aliases: Pairs, machine: MachineShape
+    graph: ComputationGraph, placement: SlotPlacement, aliases: Pairs, machine: MachineShape
 ) -> list[_Slot]:
     requests = [
         (slot.value, SlotRequest("input", slot.name, graph.input_type(i), slot.kind, asked))
-        for i, (slot, asked) in enumerate(zip(graph.inputs, wishes.inputs, strict=True))
+        for i, (slot, asked) in enumerate(zip(graph.inputs, placement.inputs, strict=True))
     ]
     over = dict(aliases)
     requests += [
         (slot.value, SlotRequest("output", slot.name, graph.output_type(i), None, asked))
-        for i, (slot, asked) in enumerate(zip(graph.outputs, wishes.outputs, strict=True))
+        for i, (slot, asked) in enumerate(zip(graph.outputs, placement.outputs, strict=True))
         if i not in over
     ]
     return [
@@ -318,7 +324,7 @@ def _gaps(here: list[_Slot], bottom: int, machine: MachineShape) -> tuple[tuple[
 def _no_gap(here: list[_Slot], bottom: int, machine: MachineShape, where: str) -> OutOfMemoryError:
     gaps = ", ".join(f"{size} B at {address:#x}" for address, size in _gaps(here, bottom, machine))
     return OutOfMemoryError(
-        "the slots that wishes hold in L1 do not fit between its fixed addresses",
+        "the slots that placement options hold in L1 do not fit between its fixed addresses",
         where=where,
         expected=f"gaps of L1, per bank: {gaps or 'none'}",
         got=", ".join(s.text() for s in here if s.layout.address is None),
@@ -373,8 +379,8 @@ def _check(wanted: tuple[Demand, ...], machine: MachineShape, where: str) -> Non
             free = (
                 f"L1 is free for slots at [{machine.l1.base + scratch:#x}, {machine.l1.limit:#x})"
             )
-        raise WishError(
-            "the wished addresses cannot be: " + "; ".join(problems),
+        raise PlacementError(
+            "the requested addresses cannot be: " + "; ".join(problems),
             where=where,
             expected=free or None,
             remedy="choose other addresses, or let the planner choose them",

@@ -1,4 +1,4 @@
-"""Wishes → choices: what was asked for each slot, checked, before anything is placed."""
+"""Placement options → choices: what was asked for each slot, checked, before anything is placed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stitch.errors import CompileError
-from stitch.graph import LAYOUT_FIELDS, ComputationGraph, Wish
+from stitch.graph import LAYOUT_FIELDS, ComputationGraph, PlacementOption
 from stitch.program import DataType, InputKind, Ownership, ValueType
 
-ByField = Mapping[str, Wish]
+ByField = Mapping[str, PlacementOption]
 
 
 @dataclass(frozen=True, slots=True)
-class SlotWishes:
-    """The wishes about layouts, by field, for each input and output; and the aliases asked for.
+class SlotPlacement:
+    """The placement options about layouts, by field, for each input and output; and the aliases
+    asked for.
 
-    `aliases` pairs an output's index with an input's. Two slots that share a buffer share wishes.
+    `aliases` pairs an output's index with an input's. Two slots that share a buffer share placement
+    options.
     """
 
     inputs: tuple[ByField, ...]
@@ -28,28 +30,30 @@ class SlotWishes:
         """The outputs whose storage type differs from their logical type."""
         return frozenset(
             i
-            for i, wishes in enumerate(self.outputs)
-            if "data_type" in wishes
-            and wishes["data_type"].value is not graph.output_type(i).data_type
+            for i, placement in enumerate(self.outputs)
+            if "data_type" in placement
+            and placement["data_type"].value is not graph.output_type(i).data_type
         )
 
 
 def apply_kinds(graph: ComputationGraph) -> ComputationGraph:
-    """The graph with the wished kinds and ownership on its input slots."""
+    """The graph with the requested kinds and ownership on its input slots."""
     slots = list(graph.inputs)
-    for i, asked in enumerate(graph.wishes_by_slot("input")):
-        for wish in asked:
-            if isinstance(wish.value, InputKind):
-                slots[i] = replace(slots[i], kind=wish.value)
-            elif isinstance(wish.value, Ownership):
-                slots[i] = replace(slots[i], ownership=wish.value)
+    for i, asked in enumerate(graph.placement_by_slot("input")):
+        for option in asked:
+            if isinstance(option.value, InputKind):
+                slots[i] = replace(slots[i], kind=option.value)
+            elif isinstance(option.value, Ownership):
+                slots[i] = replace(slots[i], ownership=option.value)
     return replace(graph, inputs=tuple(slots))
 
 
-def slot_wishes(graph: ComputationGraph) -> SlotWishes:
-    """The layout wishes of each slot; raises `CompileError` with all that contradict a type."""
-    inputs = [_layout_wishes(asked) for asked in graph.wishes_by_slot("input")]
-    outputs = [_layout_wishes(asked) for asked in graph.wishes_by_slot("output")]
+def slot_placement(graph: ComputationGraph) -> SlotPlacement:
+    """The layout placement options of each slot; raises `CompileError` with all that contradict a
+    type.
+    """
+    inputs = [_layout_options(asked) for asked in graph.placement_by_slot("input")]
+    outputs = [_layout_options(asked) for asked in graph.placement_by_slot("output")]
     aliases = _asked_aliases(graph)
     problems = [
         problem
@@ -57,41 +61,42 @@ def slot_wishes(graph: ComputationGraph) -> SlotWishes:
             ("input", inputs, graph.input_type),
             ("output", outputs, graph.output_type),
         )
-        for i, wishes in enumerate(by_slot)
-        if (problem := _type_problem(f"{side} {i}", wishes, type_of(i))) is not None
+        for i, placement in enumerate(by_slot)
+        if (problem := _type_problem(f"{side} {i}", placement, type_of(i))) is not None
     ]
     for output, source in aliases:
         merged = dict(inputs[source])
-        for name, wish in outputs[output].items():
-            if name in merged and merged[name].value != wish.value:
+        for name, option in outputs[output].items():
+            if name in merged and merged[name].value != option.value:
                 problems.append(
-                    f"{wish.text()} contradicts {merged[name].text()}: the output takes the "
+                    f"{option.text()} contradicts {merged[name].text()}: the output takes the "
                     "input's buffer"
                 )
-            merged.setdefault(name, wish)
+            merged.setdefault(name, option)
         inputs[source] = outputs[output] = merged
     if problems:
         raise CompileError(
-            "these wishes cannot be met: " + "; ".join(problems), where=f"graph {graph.name!r}"
+            "these placement options cannot be met: " + "; ".join(problems),
+            where=f"graph {graph.name!r}",
         )
-    return SlotWishes(tuple(inputs), tuple(outputs), aliases)
+    return SlotPlacement(tuple(inputs), tuple(outputs), aliases)
 
 
-def _layout_wishes(wishes: tuple[Wish, ...]) -> dict[str, Wish]:
-    return {wish.field: wish for wish in wishes if wish.field in LAYOUT_FIELDS}
+def _layout_options(placement: tuple[PlacementOption, ...]) -> dict[str, PlacementOption]:
+    return {option.field: option for option in placement if option.field in LAYOUT_FIELDS}
 
 
-def _type_problem(slot: str, wishes: ByField, kind: ValueType) -> str | None:
-    if "data_type" not in wishes:
+def _type_problem(slot: str, placement: ByField, kind: ValueType) -> str | None:
+    if "data_type" not in placement:
         return None
-    wish = wishes["data_type"]
-    stored = wish.value
+    option = placement["data_type"]
+    stored = option.value
     if not isinstance(stored, DataType) or stored is kind.data_type:
         return None
     if stored.is_floating and kind.data_type.is_floating:
         return None
     return (
-        f"{wish.text()}: {slot} is {kind.text()}, and only floating types may be stored "
+        f"{option.text()}: {slot} is {kind.text()}, and only floating types may be stored "
         "in another floating type; add a Cast to the module"
     )
 
@@ -103,11 +108,13 @@ def _asked_aliases(graph: ComputationGraph) -> tuple[tuple[int, int], ...]:
         for i, slot in enumerate(graph.outputs)
         if slot.aliases_input is not None
     }
-    for i, asked in enumerate(graph.wishes_by_slot("output")):
-        for wish in asked:
-            if wish.field == "alias":
+    for i, asked in enumerate(graph.placement_by_slot("output")):
+        for option in asked:
+            if option.field == "alias":
                 pairs[i] = (
-                    wish.value if isinstance(wish.value, int) else names.index(str(wish.value))
+                    option.value
+                    if isinstance(option.value, int)
+                    else names.index(str(option.value))
                 )
     twice = {i for i, times in Counter(pairs.values()).items() if times > 1}
     if twice:

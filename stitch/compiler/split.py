@@ -18,7 +18,7 @@ import numpy as np
 from stitch.compiler.options import CompileOptions
 from stitch.compiler.passes import fold_constants
 from stitch.errors import CompileError, closest
-from stitch.graph import ComputationGraph, Wish
+from stitch.graph import ComputationGraph, PlacementOption
 from stitch.linker import drop_unused_values, remove_dead_code
 from stitch.ops import multiply_adds
 from stitch.program import (
@@ -65,7 +65,7 @@ def split_graph(graph: ComputationGraph, cuts: int | Sequence[str]) -> tuple[Com
         ends = _named_cuts(graph, cuts)
     bounds = list(pairwise((0, *ends, count)))
     parts = [_part(graph, live, k, *bound) for k, bound in enumerate(bounds)]
-    return tuple([_with_states(part, initial) for part in _with_wishes(graph, parts)])
+    return tuple([_with_states(part, initial) for part in _with_placement(graph, parts)])
 
 
 def _with_states(part: ComputationGraph, initial: Mapping[str, Array]) -> ComputationGraph:
@@ -249,25 +249,27 @@ def _apart(graph: ComputationGraph, output: str, taken: str) -> CompileError:
     )
 
 
-def _with_wishes(
+def _with_placement(
     graph: ComputationGraph, parts: Sequence[ComputationGraph]
 ) -> tuple[ComputationGraph, ...]:
-    """The parts with the graph's wishes, each on the part that has its slot."""
-    wished = list(parts)
+    """The parts with the graph's placement options, each on the part that has its slot."""
+    requested = list(parts)
     states = _states_of(graph)
     home = {slot.name: k for k, part in reversed([*enumerate(parts)]) for slot in part.inputs}
-    for wish in graph.wishes:
-        sides = graph.inputs if wish.side == "input" else graph.outputs
-        name = sides[graph.slot_index(wish)].name
+    for option in graph.placement:
+        sides = graph.inputs if option.side == "input" else graph.outputs
+        name = sides[graph.slot_index(option)].name
         is_state = name in states
-        place = home[name] if wish.side == "input" or is_state else len(parts) - 1
-        value = wish.value
-        if wish.field == "alias" and isinstance(value, str | int):
+        place = home[name] if option.side == "input" or is_state else len(parts) - 1
+        value = option.value
+        if option.field == "alias" and isinstance(value, str | int):
             value = value if isinstance(value, str) else graph.inputs[value].name
             if home[value] != place or value not in [s.name for s in graph.inputs]:
                 raise _apart(graph, name, value)
-        wished[place] = wished[place].with_wishes(Wish(wish.side, name, wish.field, value))
-    return tuple(wished)
+        requested[place] = requested[place].with_placement(
+            PlacementOption(option.side, name, option.field, value)
+        )
+    return tuple(requested)
 
 
 #: How far a part's cost may lie from the mean; wider only where no cuts lie within.

@@ -12,30 +12,31 @@ from stitch.graph.lifting import Lifted, LiftedValue, Operations, Unliftable, li
 from stitch.graph.loops import BodyBuilder, scan, scan_in_body, scan_of, trace_body
 from stitch.graph.methods import LayerMethods
 from stitch.graph.numpy_functions import call_function, call_ufunc
+from stitch.graph.placement import (
+    LAYOUT_FIELDS,
+    PLACEMENT_FIELDS,
+    PlacementError,
+    PlacementOption,
+    PlacementValue,
+    Side,
+    parse_placement,
+    placement_between,
+    placement_of,
+    requested_layout,
+)
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import NoDataError, SymbolicTensor
 from stitch.graph.tracing import trace
-from stitch.graph.wish import (
-    LAYOUT_FIELDS,
-    WISH_FIELDS,
-    Side,
-    Wish,
-    WishError,
-    WishValue,
-    parse_wish,
-    wished_layout,
-    wishes_between,
-    wishes_of,
-)
 
 __all__ = [
-    "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "WISH_FIELDS", "BodyBuilder", "ComputationGraph",
+    "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "PLACEMENT_FIELDS", "BodyBuilder", "ComputationGraph",
     "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Lifted",
-    "LiftedValue", "NoDataError", "Operations", "Side", "SymbolicTensor", "Unliftable", "Wish",
-    "WishError", "WishValue", "Written", "array_of", "as_data", "as_json", "call_function",
+    "LiftedValue", "NoDataError", "Operations", "Side", "PlacementError", "PlacementOption",
+    "SymbolicTensor", "Unliftable",
+    "PlacementValue", "Written", "array_of", "as_data", "as_json", "call_function",
     "call_ufunc", "check_types", "choose",
-    "from_json", "lift", "objects_without_duplicates", "parse_wish", "repeat_while", "scan",
+    "from_json", "lift", "objects_without_duplicates", "parse_placement", "repeat_while", "scan",
     "scan_in_body",
-    "scan_of", "shortened", "trace", "trace_body", "user_location", "wished_layout",
-    "wishes_between", "wishes_of",
+    "scan_of", "shortened", "trace", "trace_body", "user_location", "requested_layout",
+    "placement_between", "placement_of",
 ]  # fmt: skip

@@ -14,8 +14,8 @@ from stitch.graph import numpy_functions
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.graph.emitter import TYPE_NAME, Given, TypeName, Written, data_type_of
 from stitch.graph.methods import LayerMethods
+from stitch.graph.placement import PlacementOption
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.graph.wish import Wish
 from stitch.program import (
     Array,
     InputKind,
@@ -39,7 +39,7 @@ class ComputationGraphBuilder(LayerMethods):
     """
 
     __slots__ = (
-        "_initial_state", "_input_names", "_inputs", "_output_names", "_outputs", "_wishes",
+        "_initial_state", "_input_names", "_inputs", "_output_names", "_outputs", "_placement",
     )  # fmt: skip
 
     @takes(name=TEXT)
@@ -47,7 +47,7 @@ class ComputationGraphBuilder(LayerMethods):
         super().__init__(name)
         self._inputs: list[InputSlot] = []
         self._outputs: list[OutputSlot] = []
-        self._wishes: list[Wish] = []
+        self._placement: list[PlacementOption] = []
         self._initial_state: dict[str, Array] = {}
         self._input_names: set[str] = set()
         self._output_names: set[str] = set()
@@ -73,7 +73,7 @@ class ComputationGraphBuilder(LayerMethods):
             raise CompileError(
                 f"{wanted.value} is a way to store a tensor, not a type to compute in",
                 where=f"input {name!r} at {self._where()}",
-                remedy=f"declare it float32 and wish for input.{name}.data_type={wanted.value}",
+                remedy=f"declare it float32 and set input.{name}.data_type={wanted.value}",
             )
         if any(d < 0 for d in dimensions):
             raise CompileError(
@@ -106,11 +106,13 @@ class ComputationGraphBuilder(LayerMethods):
         """Gives a state its initial value: an input of kind `state` with an output of its name."""
         self._initial_state[name] = as_read_only(initial)
 
-    def wish(self, *wishes: Wish) -> None:
-        """Asks something of placement for a slot of this graph."""
-        for wish in wishes:
-            instance_of("wishes (stitch.graph.Wish)", Wish).check("wish", "wishes", wish)
-        self._wishes.extend(wishes)
+    def place(self, *placement: PlacementOption) -> None:
+        """Add placement options for slots of this graph."""
+        for option in placement:
+            instance_of("placement options (stitch.graph.PlacementOption)", PlacementOption).check(
+                "option", "placement", option
+            )
+        self._placement.extend(placement)
 
     def build(self) -> ComputationGraph:
         """The graph; the builder takes no more operations after it."""
@@ -125,7 +127,7 @@ class ComputationGraphBuilder(LayerMethods):
                 bodies=tuple(self._bodies.bodies),
                 initial_state=self._initial_state,
             )
-            self._graph = graph.with_wishes(*self._wishes)
+            self._graph = graph.with_placement(*self._placement)
         return self._graph
 
     @overload

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from stitch import ops
 from stitch.errors import CompileError, Problem, closest
 from stitch.graph.known_values import KnownValues
-from stitch.graph.wish import Side, Wish, WishError
+from stitch.graph.placement import PlacementError, PlacementOption, Side
 from stitch.program import (
     ABSENT,
     Array,
@@ -29,13 +29,14 @@ from stitch.program import (
 
 @dataclass(frozen=True, slots=True)
 class ComputationGraph(OperationList):
-    """An unplaced entry point: slots, typed values, operations in run order, constants, wishes.
+    """An unplaced entry point: slots, typed values, operations in run order, constants, placement
+    options.
 
     Raises `CompileError` listing every way in which the parts do not fit together.
     """
 
     constants: tuple[Constant, ...] = ()
-    wishes: tuple[Wish, ...] = ()
+    placement: tuple[PlacementOption, ...] = ()
     #: What inputs of kind `state` begin with, by name; outputs of the same names are what they
     #: become. Passes that make a graph anew need not hand it on.
     initial_state: Mapping[str, Array] = field(default_factory=dict, compare=False)
@@ -57,17 +58,19 @@ class ComputationGraph(OperationList):
         """Shape and logical data type of output `index`."""
         return self.values[self.outputs[index].value].type
 
-    def slot_index(self, wish: Wish) -> int:
-        """The index of the slot that a wish is about; raises `WishError` if there is none."""
-        return self._index(wish, self._places(wish.side))
+    def slot_index(self, option: PlacementOption) -> int:
+        """The index of the slot that a placement option is about; raises `PlacementError` if there
+        is none.
+        """
+        return self._index(option, self._places(option.side))
 
-    def wishes_by_slot(self, side: Side) -> tuple[tuple[Wish, ...], ...]:
-        """For each input, or output, the wishes about it, by whatever name they call it."""
+    def placement_by_slot(self, side: Side) -> tuple[tuple[PlacementOption, ...], ...]:
+        """Return the placement options of each input, or of each output."""
         places = self._places(side)
-        by_slot: list[list[Wish]] = [[] for _ in self._slots(side)]
-        for wish in self.wishes:
-            if wish.side == side:
-                by_slot[self._index(wish, places)].append(wish)
+        by_slot: list[list[PlacementOption]] = [[] for _ in self._slots(side)]
+        for option in self.placement:
+            if option.side == side:
+                by_slot[self._index(option, places)].append(option)
         return tuple(map(tuple, by_slot))
 
     def _slots(self, side: Side) -> Sequence[InputSlot | OutputSlot]:
@@ -76,43 +79,48 @@ class ComputationGraph(OperationList):
     def _places(self, side: Side) -> dict[str, int]:
         return _places(self._slots(side))
 
-    def _index(self, wish: Wish, places: Mapping[str, int]) -> int:
-        problem = _slot_problem(wish.side, wish.slot, places)
+    def _index(self, option: PlacementOption, places: Mapping[str, int]) -> int:
+        problem = _slot_problem(option.side, option.slot, places)
         if problem is not None:
-            raise WishError(problem, where=f"graph {self.name!r}, wish {wish.text()}")
-        return wish.slot if isinstance(wish.slot, int) else places[wish.slot]
+            raise PlacementError(
+                problem, where=f"graph {self.name!r}, placement option {option.text()}"
+            )
+        return option.slot if isinstance(option.slot, int) else places[option.slot]
 
-    def with_wishes(self, *wishes: Wish) -> ComputationGraph:
-        """The same graph with more wishes; a later wish replaces an earlier one on its field, and
-        for `interleaved` takes the shard spec away.
+    def with_placement(self, *placement: PlacementOption) -> ComputationGraph:
+        """The same graph with more placement options; a later placement option replaces an earlier
+        one on its field, and for `interleaved` takes the shard spec away.
 
-        Raises `WishError` for a wish about a slot, or an alias of an input, that there is not.
+        Raises `PlacementError` for a placement option about a slot, or an alias of an input, that
+        there is not.
         """
-        kept: dict[tuple[str, int, str], Wish] = {}
+        kept: dict[tuple[str, int, str], PlacementOption] = {}
         places = {"input": self._places("input"), "output": self._places("output")}
-        plain = {(w.side, self._index(w, places[w.side])) for w in wishes
+        plain = {(w.side, self._index(w, places[w.side])) for w in placement
                  if w.value is MemoryLayout.INTERLEAVED}  # fmt: skip
-        inherited = [w for w in self.wishes if w.field != "shard_spec"
+        inherited = [w for w in self.placement if w.field != "shard_spec"
                      or (w.side, self._index(w, places[w.side])) not in plain]  # fmt: skip
-        for wish in (*inherited, *wishes):
-            if wish.field == "alias" and isinstance(wish.value, str | int):
-                problem = _slot_problem("input", wish.value, places["input"])
+        for option in (*inherited, *placement):
+            if option.field == "alias" and isinstance(option.value, str | int):
+                problem = _slot_problem("input", option.value, places["input"])
                 if problem is not None:
-                    where = f"graph {self.name!r}, wish {wish.text()}"
-                    raise WishError(f"an output takes the buffer of an input: {problem}",
+                    where = f"graph {self.name!r}, placement option {option.text()}"
+                    raise PlacementError(f"an output takes the buffer of an input: {problem}",
                                     where=where)  # fmt: skip
-            kept[wish.side, self._index(wish, places[wish.side]), wish.field] = wish
-        return replace(self, wishes=tuple(kept.values()))
+            kept[option.side, self._index(option, places[option.side]), option.field] = option
+        return replace(self, placement=tuple(kept.values()))
 
     def text(self) -> str:
         """The graph as stable, readable text (the form that golden files hold)."""
         lines = body_lines(self, lambda i: self.values[i].type.text(), _shown)
-        wishes = [f"  wish {wish.text()}" for wish in self.wishes]
-        return "\n".join([f"graph @{self.name} {{", *lines, *wishes, "}\n"])
+        placement = [f"  placement {option.text()}" for option in self.placement]
+        return "\n".join([f"graph @{self.name} {{", *lines, *placement, "}\n"])
 
 
 def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
-    """Every defect of a graph: structure, values that are placed already, wishes about no slot."""
+    """Every defect of a graph: structure, values that are placed already, placement options about
+    no slot.
+    """
     problems = list(structure_problems(graph))
     for i, value in enumerate(graph.values):
         if value.layout is not None:
@@ -125,12 +133,12 @@ def graph_problems(graph: ComputationGraph) -> tuple[Problem, ...]:
             problems.append(Problem("unknown_slot", where, f"it aliases input {source}: none"))
     sides = {"input": _places(graph.inputs), "output": _places(graph.outputs)}
     problems += _state_problems(graph, sides)
-    for wish in graph.wishes:
-        problem = _slot_problem(wish.side, wish.slot, sides[wish.side])
-        if problem is None and wish.field == "alias" and isinstance(wish.value, str | int):
-            problem = _slot_problem("input", wish.value, sides["input"])
+    for option in graph.placement:
+        problem = _slot_problem(option.side, option.slot, sides[option.side])
+        if problem is None and option.field == "alias" and isinstance(option.value, str | int):
+            problem = _slot_problem("input", option.value, sides["input"])
         if problem is not None:
-            problems.append(Problem("unknown_slot", f"wish {wish.text()}", problem))
+            problems.append(Problem("unknown_slot", f"placement option {option.text()}", problem))
     return tuple(problems)
 
 

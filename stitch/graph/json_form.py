@@ -6,7 +6,7 @@ The form (version 1): an object with `format` ("stitch.computation_graph"), `ver
 `inputs` [{name, value, kind, ownership}], `outputs` [{name, value, aliases_input}],
 `values` [{name, shape, data_type}], `operations` [{op, domain, inputs, outputs, attributes,
 location, body}], `constants` [{value, data}], `bodies` [{inputs, outputs, values, operations,
-constants}], `wishes` ["input.x.space=l1"] and `initial_state` [{value, data}], what states begin
+constants}], `placement` ["input.x.space=l1"] and `initial_state` [{value, data}], what states begin
 with; `body`, `bodies` and `initial_state` only where there are any.
 Attributes are
 {kind, value}, kind one of int, float, string, ints, floats, strings; floats that JSON has no
@@ -33,7 +33,7 @@ from stitch.graph.json_reader import (
     objects_without_duplicates,
     shortened,
 )
-from stitch.graph.wish import parse_wish
+from stitch.graph.placement import parse_placement
 from stitch.program import (
     ABSENT,
     Array,
@@ -76,7 +76,7 @@ def as_data(graph: ComputationGraph, *, with_data: bool = True) -> dict[str, Any
         "inputs": [_fields_out(slot, _INPUT) for slot in graph.inputs],
         "outputs": [_fields_out(slot, _OUTPUT) for slot in graph.outputs],
         **_contents_out(graph, with_data),
-        "wishes": [wish.text() for wish in graph.wishes],
+        "placement": [option.text() for option in graph.placement],
     }
     if graph.bodies:
         body["bodies"] = [
@@ -122,7 +122,7 @@ def from_json(text: str | bytes, constants: Mapping[str, Array] | None = None) -
         "values": values,
         "operations": _all(root, "operations", _operation_in),
         "constants": _all(root, "constants", lambda r: _constant_in(r, values, constants or {})),
-        "wishes": tuple(_wishes_in(root)),
+        "placement": tuple(_placement_in(root)),
     }
     if root.get("bodies") is not None:
         parts["bodies"] = _all(root, "bodies", _body_in)
@@ -307,9 +307,9 @@ def _decoded(record: JsonObject, index: int, kind: ValueType) -> Constant | None
     return Constant(index, np.frombuffer(data, kind.data_type.dtype).reshape(kind.shape))
 
 
-def _wishes_in(root: JsonObject) -> Any:
-    for text in root.items("wishes"):
+def _placement_in(root: JsonObject) -> Any:
+    for text in root.items("placement"):
         try:
-            yield parse_wish(text if isinstance(text, str) else repr(text))
+            yield parse_placement(text if isinstance(text, str) else repr(text))
         except (UsageError, LayoutError) as error:
-            root.problem("bad_wish", "wishes", str(error).replace("\n", ";"))
+            root.problem("bad_placement", "placement", str(error).replace("\n", ";"))

@@ -15,8 +15,8 @@ from stitch.argument_kinds import CALLABLE, MAPPING, TEXT, optional, takes
 from stitch.errors import CompileError
 from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
+from stitch.graph.placement import PlacementOption, placement_of
 from stitch.graph.symbolic import SymbolicTensor
-from stitch.graph.wish import Wish, wishes_of
 from stitch.program import Array, DataType, InputKind, TensorDesc, ValueType
 
 Described = TensorDesc | ValueType | Array
@@ -34,7 +34,7 @@ def trace(
 
     Inputs are called like f's parameters (`x_0`, `x_1`, ... for `*x`). A single result is the
     output `output`, a tuple gives `output_0`, ..., a mapping or named tuple its own names. A desc
-    that is not a plain host layout becomes wishes. Raises `CompileError`.
+    that is not a plain host layout becomes placement options. Raises `CompileError`.
 
     >>> import numpy as np
     >>> trace(lambda x: np.tanh(x), np.zeros((2, 3), np.float32)).output_type(0).text()
@@ -50,21 +50,23 @@ def trace(
         )
     arguments = []
     for argument, desc in zip(names, descs, strict=True):
-        kind, wishes = _described(argument, desc, title)
+        kind, placement = _described(argument, desc, title)
         role = (kinds or {}).get(argument, InputKind.ACTIVATION)
         arguments.append(builder.input(argument, kind.shape, kind.data_type, role))
-        builder.wish(*wishes)
+        builder.place(*placement)
     for output, value in _results(f(*arguments), title):
         builder.output(output, value)
     return builder.build()
 
 
-def _described(name: str, desc: object, title: str) -> tuple[ValueType, tuple[Wish, ...]]:
+def _described(
+    name: str, desc: object, title: str
+) -> tuple[ValueType, tuple[PlacementOption, ...]]:
     if isinstance(desc, ValueType):
         return desc, ()
     if isinstance(desc, TensorDesc):
         kind = ValueType(desc.shape, desc.layout.data_type.in_arrays)
-        return kind, wishes_of("input", name, desc)
+        return kind, placement_of("input", name, desc)
     if isinstance(desc, np.ndarray | np.generic | bool | int | float):
         example = np.asarray(desc)
         return ValueType(example.shape, DataType.from_dtype(example.dtype)), ()

@@ -31,12 +31,12 @@ from stitch.graph import (
     ComputationGraph,
     ComputationGraphBuilder,
     JsonObject,
-    Wish,
-    WishValue,
+    PlacementOption,
+    PlacementValue,
     as_data,
     from_json,
     objects_without_duplicates,
-    parse_wish,
+    parse_placement,
 )
 from stitch.machine import Machine, load_machine
 from stitch.model.binary_model import ModelOfBinary, ModelSession
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 #: The fields of a model's JSON that are always there, beside its graph; and those that may be.
-_FIELDS = ("stitch", "target", "name", "role", "wishes")
+_FIELDS = ("stitch", "target", "name", "role", "placement")
 _MORE = ("version", "math_fidelity", "programs", "training", "search")
 
 
@@ -85,7 +85,7 @@ def read_model(text: str) -> ModelParts:
     if isinstance(body, dict) and body.get("stitch") == "model":
         _check_version(body.get("version", VERSION))
     root.refuse_other_keys((*_FIELDS, "graph", *_MORE))
-    name, target, wishes = root.text("name"), root.text("target"), root.texts("wishes")
+    name, target, placement = root.text("name"), root.text("target"), root.texts("placement")
     role = root.choice("role", {role.value: role for role in Role}, Role.FORWARD)
     fidelity = MathFidelity.BY_TYPE
     if root.get("math_fidelity") is not None:
@@ -95,7 +95,10 @@ def read_model(text: str) -> ModelParts:
     graph = from_json(graph_text)
     try:
         options = CompileOptions(
-            wishes=tuple(map(parse_wish, wishes)), name=name, role=role, math_fidelity=fidelity
+            placement=tuple(map(parse_placement, placement)),
+            name=name,
+            role=role,
+            math_fidelity=fidelity,
         )
         parts = _parts(graph, target, options, root)
     except (RecursionError, UsageError) as error:
@@ -163,7 +166,7 @@ class CompiledModel(ModelOfBinary):
     graph: ComputationGraph
     binary: Binary
     target: str
-    wishes: tuple[Wish, ...] = ()
+    placement: tuple[PlacementOption, ...] = ()
     warnings: tuple[CompileWarning, ...] = ()
     training: CompiledTraining | None = None
     loops: tuple[LoopNote, ...] = ()
@@ -186,14 +189,14 @@ class CompiledModel(ModelOfBinary):
         return self.__copy__()
 
     def as_json(self, *, weights: bool = True) -> str:
-        """The model as JSON for `CompiledModel.load`: graph, target, wishes, math fidelity, what
-        `algorithm=` found; of a training also its programs, how it is done, and, with `weights`,
-        parameters and state as they are now.
+        """The model as JSON for `CompiledModel.load`: graph, target, placement options, math
+        fidelity, what `algorithm=` found; of a training also its programs, how it is done, and,
+        with `weights`, parameters and state as they are now.
         """
         program = self.binary.programs[0]
         body: dict[str, Any] = {
             "stitch": "model", "version": VERSION, "target": self.target, "name": program.name,
-            "role": program.role.value, "wishes": [wish.text() for wish in self.wishes],
+            "role": program.role.value, "placement": [option.text() for option in self.placement],
         }  # fmt: skip
         if self.math_fidelity is not MathFidelity.BY_TYPE:
             body["math_fidelity"] = self.math_fidelity.value
@@ -226,7 +229,7 @@ class CompiledModel(ModelOfBinary):
             return replace(model, search_result=parts.search_result)
         assert parts.binary is not None
         return CompiledModel(
-            parts.graph, parts.binary, parts.target, parts.options.wishes,
+            parts.graph, parts.binary, parts.target, parts.options.placement,
             training=parts.training, search_result=parts.search_result,
         )  # fmt: skip
 
@@ -364,9 +367,9 @@ def compiled(
     """The model of a graph on a machine, perhaps from a cache; `target` is how the machine is
     spelled."""
 
-    asked = options.wishes
+    asked = options.placement
     if graph.initial_state:
-        options = replace(options, wishes=(*_state_wishes(graph, machine, asked), *asked))
+        options = replace(options, placement=(*_state_placement(graph, machine, asked), *asked))
 
     def compile() -> KeptCompilation:
         compilation = compile_graph(graph, machine, options)
@@ -386,9 +389,13 @@ def compiled(
     )  # fmt: skip
 
 
-def _state_layout(wishes: Sequence[Wish], machine: Machine) -> dict[str, WishValue]:
-    """What a state's input is wished to be laid out as: in DRAM unless a wish says otherwise."""
-    layout = {wish.field: wish.value for wish in wishes if wish.field in LAYOUT_FIELDS}
+def _state_layout(
+    placement: Sequence[PlacementOption], machine: Machine
+) -> dict[str, PlacementValue]:
+    """What a state's input is requested to be laid out as: in DRAM unless a placement option says
+    otherwise.
+    """
+    layout = {option.field: option.value for option in placement if option.field in LAYOUT_FIELDS}
     # The state that a call reads and the one that it makes are there at the same time.
     layout.pop("address", None)
     if machine.shape.dram is not None and not {"memory_layout", "shard_spec"} & layout.keys():
@@ -396,20 +403,23 @@ def _state_layout(wishes: Sequence[Wish], machine: Machine) -> dict[str, WishVal
     return layout
 
 
-def _state_wishes(
-    graph: ComputationGraph, machine: Machine, asked: Sequence[Wish]
-) -> tuple[Wish, ...]:
-    """Wishes that lay an output that is a state out as the input of its name, so that the next call
-    reads it where it is."""
-    wished = graph.with_wishes(*asked)
-    slots = zip(graph.inputs, wished.wishes_by_slot("input"), strict=True)
-    layouts = {slot.name: _state_layout(wishes, machine) for slot, wishes in slots}
+def _state_placement(
+    graph: ComputationGraph, machine: Machine, asked: Sequence[PlacementOption]
+) -> tuple[PlacementOption, ...]:
+    """Placement options that lay an output that is a state out as the input of its name, so that
+    the next call reads it where it is.
+    """
+    requested = graph.with_placement(*asked)
+    slots = zip(graph.inputs, requested.placement_by_slot("input"), strict=True)
+    layouts = {slot.name: _state_layout(placement, machine) for slot, placement in slots}
     derived = []
-    for slot, own in zip(graph.outputs, wished.wishes_by_slot("output"), strict=True):
-        fixed = {wish.field for wish in own}
+    for slot, own in zip(graph.outputs, requested.placement_by_slot("output"), strict=True):
+        fixed = {option.field for option in own}
         if slot.name in graph.initial_state and "alias" not in fixed:
             layout = layouts[slot.name].items()
-            derived += [Wish("output", slot.name, f, v) for f, v in layout if f not in fixed]
+            derived += [
+                PlacementOption("output", slot.name, f, v) for f, v in layout if f not in fixed
+            ]
     return tuple(derived)
 
 
@@ -418,11 +428,11 @@ def _initial_state_program(
 ) -> Program:
     """The program without inputs that gives what the states of another one begin with, laid out as
     its inputs are."""
-    wished = graph.with_wishes(*options.wishes)
+    requested = graph.with_placement(*options.placement)
     builder = ComputationGraphBuilder(f"{name}{INITIAL_STATE}")
-    for slot, wishes in zip(graph.inputs, wished.wishes_by_slot("input"), strict=True):
+    for slot, placement in zip(graph.inputs, requested.placement_by_slot("input"), strict=True):
         if slot.name in graph.initial_state:
             builder.output(slot.name, builder.parameter(slot.name, graph.initial_state[slot.name]))
-            layout = _state_layout(wishes, machine)
-            builder.wish(*(Wish("output", slot.name, f, v) for f, v in layout.items()))
+            layout = _state_layout(placement, machine)
+            builder.place(*(PlacementOption("output", slot.name, f, v) for f, v in layout.items()))
     return compile_graph(builder.build(), machine, CompileOptions()).program

@@ -69,7 +69,7 @@ def _stepped_by(model: CompiledModel, module: Any, optimizer: Any) -> CompiledMo
     source = TrainableSource(graph, module, examples)
     stepped = replace(
         training, optimizer=theirs.native, watchers=(partial(share, module),),
-        reader=ModelReader(source, model.wishes, frozenset(names)),
+        reader=ModelReader(source, model.placement, frozenset(names)),
     )  # fmt: skip
     return replace(model, training=stepped)
 

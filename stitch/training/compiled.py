@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from stitch.errors import UsageError, closest
-from stitch.graph import ComputationGraph, JsonObject, Wish
+from stitch.graph import ComputationGraph, JsonObject, PlacementOption
 from stitch.machine import Machine
 from stitch.program import Array, DataType, Program, ValueType
 from stitch.report import Device
@@ -63,17 +63,18 @@ class ReadableModel(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelReader:
-    """Reads the model of a training again, at other shapes of its inputs by name, with the wishes
-    and the trained parameters that it was compiled with."""
+    """Reads the model of a training again, at other shapes of its inputs by name, with the
+    placement options and the trained parameters that it was compiled with.
+    """
 
     source: ReadableModel
-    wishes: tuple[Wish, ...] = ()
+    placement: tuple[PlacementOption, ...] = ()
     trainable: frozenset[str] | None = None
 
     def model(self, shapes: NamedShapes) -> Trainable:
         """The model for a step; raises `CompileError`, `UsageError`."""
         graph, values, twin = self.source.read(shapes)
-        return as_trainable(graph.with_wishes(*self.wishes), values, self.trainable, twin)
+        return as_trainable(graph.with_placement(*self.placement), values, self.trainable, twin)
 
     def evaluation(self, shapes: NamedShapes) -> ComputationGraph:
         """The graph for evaluation; raises `CompileError`, `UsageError`."""

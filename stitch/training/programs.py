@@ -18,7 +18,7 @@ from stitch.compiler import (
     optimize,
 )
 from stitch.errors import CompileError, UsageError
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, Side, Wish
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption, Side
 from stitch.machine import Machine
 from stitch.program import (
     DataType,
@@ -235,9 +235,9 @@ def _compilation(
     role: Role, graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space],
     executor: str | None,
 ) -> Compilation:  # fmt: skip
-    wishes = tuple(slot_places(graph, machine, spaces))
+    placement = tuple(slot_places(graph, machine, spaces))
     return compile_graph(
-        graph, machine, CompileOptions(wishes=wishes, role=role, executor=executor)
+        graph, machine, CompileOptions(placement=placement, role=role, executor=executor)
     )
 
 
@@ -314,8 +314,8 @@ def compile_accumulation(programs: TrainingPrograms, machine: Machine) -> Progra
     }
     # Backward writes into either.
     spaces |= {f"{MORE}{name}": space for name, space in spaces.items()}
-    wishes = tuple(slot_places(graph, machine, spaces))
-    options = CompileOptions(wishes=wishes, role=Role.BACKWARD)
+    placement = tuple(slot_places(graph, machine, spaces))
+    options = CompileOptions(placement=placement, role=Role.BACKWARD)
     return compile_graph(graph, machine, options).program
 
 
@@ -328,26 +328,30 @@ def compile_update(
         before.name, programs.parameters, optimizer, clip_grad_norm=options.clip_grad_norm
     )
     spaces = {slot.name: before.input_desc(i).layout.space for i, slot in enumerate(before.inputs)}
-    wishes = tuple(slot_places(graph, machine, spaces))
-    return compile_graph(graph, machine, CompileOptions(wishes=wishes, role=Role.UPDATE)).program
+    placement = tuple(slot_places(graph, machine, spaces))
+    return compile_graph(
+        graph, machine, CompileOptions(placement=placement, role=Role.UPDATE)
+    ).program
 
 
 def home_space(machine: Machine) -> Space:
-    """Where tensors between programs lie unless a wish says otherwise."""
+    """Where tensors between programs lie unless a placement option says otherwise."""
     return Space.HOST if machine.shape.dram is None else Space.DRAM
 
 
 def slot_places(
     graph: ComputationGraph, machine: Machine, spaces: Mapping[str, Space]
-) -> list[Wish]:
-    """Wishes for the spaces of all slots that the graph says nothing of: by name, else at home."""
-    asked = {(w.side, graph.slot_index(w)) for w in graph.wishes if w.field != "alias"}
+) -> list[PlacementOption]:
+    """Placement options for the spaces of all slots that the graph says nothing of: by name, else
+    at home.
+    """
+    asked = {(w.side, graph.slot_index(w)) for w in graph.placement if w.field != "alias"}
     home = home_space(machine)
     sides: tuple[tuple[Side, Sequence[InputSlot | OutputSlot]], ...] = (
         ("input", graph.inputs), ("output", graph.outputs),
     )  # fmt: skip
     return [
-        Wish(side, i, "space", spaces.get(slot.name, home))
+        PlacementOption(side, i, "space", spaces.get(slot.name, home))
         for side, slots in sides
         for i, slot in enumerate(slots)
         if (side, i) not in asked

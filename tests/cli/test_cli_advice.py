@@ -96,7 +96,7 @@ def test_advice_on_a_transformer_in_six_saves_what_it_says(cli: Cli) -> None:
     apart = {1: ["input.0.space=dram"], 2: ["output.0.layout=tile"], 4: ["input.0.space=dram"]}
     files = [f"part{at}.ttb" for at in range(6)]
     for at, part in enumerate(parts):
-        stitch.compile(part, wishes=apart.get(at, ())).save(files[at])
+        stitch.compile(part, placement=apart.get(at, ())).save(files[at])
     lines, now = ran(cli, *files)
     found = json.loads(cli("inspect", *files, "--json").out)
     numbers = {part.name: at for at, part in enumerate(parts)}
@@ -104,8 +104,8 @@ def test_advice_on_a_transformer_in_six_saves_what_it_says(cli: Cli) -> None:
     for line in lines:
         name, words = words_of(line)
         at = numbers[name]
-        wishes = [*apart.get(at, ()), *(word for word in words if word != "--set")]
-        stitch.compile(parts[at], wishes=wishes).save(files[at])
+        placement = [*apart.get(at, ()), *(word for word in words if word != "--set")]
+        stitch.compile(parts[at], placement=placement).save(files[at])
     again, then = ran(cli, *files)
     assert again == []
     assert_kept(lines, now, then)
@@ -125,15 +125,15 @@ def random_chain(draw: random.Random) -> tuple[list[ModuleFile], list[Wire]]:
     for at in range(draw.randint(2, 4)):
         builder = stitch.ComputationGraphBuilder(f"p{at}")
         builder.output("y", builder.input("x", (32, 64), "float32") + 1.0)
-        wishes = []
+        placement = []
         for slot in ("input.x", "output.y"):
             chosen = draw.sample(LAYOUTS, draw.randint(0, 2))
             if "address=0x40000" in chosen and slot == "output.y":
                 chosen.remove("address=0x40000")
             if "address=0x40000" in chosen and "space=dram" in chosen:
                 chosen.remove("space=dram")
-            wishes += [f"{slot}.{word}" for word in chosen]
-        binary = stitch.compile(builder.build(), wishes=wishes).binary
+            placement += [f"{slot}.{word}" for word in chosen]
+        binary = stitch.compile(builder.build(), placement=placement).binary
         modules.append(ModuleFile(f"p{at}.ttb", f"p{at}", binary, binary.programs[0]))
     return modules, [Wire(at, 0, at + 1, 0) for at in range(len(modules) - 1)]
 
@@ -182,11 +182,11 @@ def test_a_changed_program_is_what_compiling_it_anew_gives(seed: int) -> None:
     program = stitch.compile(graph).binary.programs[0]
     for side, slot in (("input", "x"), ("input", "z"), ("output", "y")):
         for word in ("space=l1", "space=dram", "layout=tile", "address=0x50000"):
-            wish = f"{side}.{slot}.{word}"
+            option = f"{side}.{slot}.{word}"
             index = 1 if slot == "z" else 0
             of = program.input_desc if side == "input" else program.output_desc
             try:
-                anew = stitch.compile(graph, wishes=wish).binary.programs[0]
+                anew = stitch.compile(graph, placement=option).binary.programs[0]
             except StitchError:
                 continue
             after = anew.input_desc if side == "input" else anew.output_desc
@@ -197,7 +197,7 @@ def test_a_changed_program_is_what_compiling_it_anew_gives(seed: int) -> None:
                 changed = with_layouts(program, slots, machine.shape)
             except StitchError:
                 continue  # It says so where it cannot know.
-            assert changed.text() == anew.text(), wish
+            assert changed.text() == anew.text(), option
 
 
 # -- types -----------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_other_modules_of_the_pipeline_come_first(cli: Cli) -> None:
     assert "compile the other modules of a pipeline first, without --for" in done.err
 
 
-def test_an_address_that_had_better_go_is_told_as_a_wish_to_leave_out(cli: Cli) -> None:
+def test_an_address_that_had_better_go_is_told_as_a_option_to_leave_out(cli: Cli) -> None:
     fixed = ("--set=output.y.space=l1", "--set=output.y.address=0x40000")
     assert cli("compile", "a.yaml", "-o", "a.ttb", *fixed).code == 0
     (program,) = stitch.load("a.ttb").programs
@@ -274,8 +274,8 @@ def test_an_address_that_had_better_go_is_told_as_a_wish_to_leave_out(cli: Cli) 
     slots = [Slot(0, "output", 0), Slot(0, "input", 0)]
     layouts = [own.without_address(), replace(program.input_desc(0).layout, space=Space.DRAM)]
     freed, both = map(SlotChange, slots, layouts)
-    assert _words(program, [freed]) == "a without its wish for output.y.address"
-    said = "a with --set input.x.space=dram and without its wish for output.y.address"
+    assert _words(program, [freed]) == "a without its placement option for output.y.address"
+    said = "a with --set input.x.space=dram and without its placement option for output.y.address"
     assert _words(program, [both, freed]) == said
 
 

@@ -136,8 +136,8 @@ def test_what_is_collected_keeps_the_bits_that_it_was_stored_in(here: Path, stor
     def build(b: Any) -> None:
         b.output("y", b.input("x", (32, 32), "float32") * 1.01)
 
-    wishes = [f"output.y.data_type={stored}"] + ["output.y.layout=tile"] * (stored == "bfp8")
-    model("cell", build, target="wormhole_n150", wishes=wishes).save("cell.ttb")
+    placement = [f"output.y.data_type={stored}"] + ["output.y.layout=tile"] * (stored == "bfp8")
+    model("cell", build, target="wormhole_n150", placement=placement).save("cell.ttb")
     text = """\
 modules: {cell: cell.ttb}
 inputs:

@@ -142,19 +142,19 @@ def test_a_graph_in_json_compiles(cli: Cli, here: Path) -> None:
     (here / "g.json").write_text(as_json(graph))
     assert cli("compile", "g.json", "-o", "g.ttb").code == 0
     with (here / "m.json").open("w") as file:
-        stitch.compile(graph, wishes=["input.x.space=dram"]).dump(file)
+        stitch.compile(graph, placement=["input.x.space=dram"]).dump(file)
     done = cli("compile", "m.json", "-o", "m.ttb")
     assert done.code == 0 and "x 2xf32:dram" in done.out, done.err
 
 
-def test_a_bad_wish_is_wrong_usage_and_writes_nothing(cli: Cli, here: Path) -> None:
+def test_a_bad_option_is_wrong_usage_and_writes_nothing(cli: Cli, here: Path) -> None:
     done = cli("compile", "a.yaml", "-o", "w.ttb", "--set", "input.x.spce=l1")
     assert done.code == 2 and "spce" in done.err and "space" in done.err
     assert not (here / "w.ttb").exists()
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("option", "said"),
     [
         ("input.z.space=l1", "there is no input 'z'; inputs: x"),
         ("output.9.space=l1", "there is no output 9 of 1; outputs, counted from 0: y"),
@@ -165,15 +165,15 @@ def test_a_bad_wish_is_wrong_usage_and_writes_nothing(cli: Cli, here: Path) -> N
         ("output.y.shard_spec=2x2,2x4", "add --set output.y.memory_layout=block_sharded"),
     ],
 )
-def test_a_wish_that_cannot_be_meant_is_wrong_usage(
-    cli: Cli, here: Path, wish: str, said: str
+def test_a_option_that_cannot_be_meant_is_wrong_usage(
+    cli: Cli, here: Path, option: str, said: str
 ) -> None:
-    done = cli("compile", "a.yaml", "-o", "w.ttb", f"--set={wish}")
+    done = cli("compile", "a.yaml", "-o", "w.ttb", f"--set={option}")
     assert done.code == 2 and said in done.err, done.err
     assert "[unknown_slot]" not in done.err and not (here / "w.ttb").exists()
 
 
-def test_a_wish_in_a_file_that_names_no_slot_is_a_bad_file(cli: Cli, here: Path) -> None:
+def test_a_option_in_a_file_that_names_no_slot_is_a_bad_file(cli: Cli, here: Path) -> None:
     text = (here / "a.yaml").read_text().replace("outputs: [y]", "outputs: {y: {alias: z}}")
     (here / "w.yaml").write_text(text)
     done = cli("compile", "w.yaml", "-o", "w.ttb")

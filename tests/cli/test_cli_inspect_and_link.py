@@ -101,8 +101,8 @@ def test_the_planned_copies_are_those_that_memory_then_sees(cli: Cli) -> None:
 
 
 def test_tiles_and_types_are_part_of_the_advice(cli: Cli) -> None:
-    wishes = ("--set", "input.x.layout=tile", "--set", "input.x.data_type=bfloat16")
-    assert cli("compile", "b.yaml", "-o", "t.ttb", *wishes).code == 0
+    placement = ("--set", "input.x.layout=tile", "--set", "input.x.data_type=bfloat16")
+    assert cli("compile", "b.yaml", "-o", "t.ttb", *placement).code == 0
     found = json.loads(cli("inspect", "a.ttb", "t.ttb", "--json").out)
     (line,) = found["advice"]
     assert line.startswith("compile a")
@@ -301,8 +301,8 @@ def _record_of_a_crowd() -> str:
     builder = stitch.ComputationGraphBuilder("grow")
     x = builder.input("x", (64, 64), "float32")
     builder.output("y", x + 1.0)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
-    model = stitch.compile(builder.build(), target="tiny", wishes=wishes)
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    model = stitch.compile(builder.build(), target="tiny", placement=placement)
     with stitch.open_device("tiny", window=1) as device:
         recorder = Recorder(device)
         grow = device.load(model)

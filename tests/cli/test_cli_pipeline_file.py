@@ -122,7 +122,7 @@ def test_indices_nest_and_may_be_shifted(here: Path) -> None:
 def test_slices_of_a_programs_output_are_views(here: Path) -> None:
     builder = stitch.ComputationGraphBuilder("many")
     builder.output("ys", builder.input("xs", (3, 4, 8), "float32") * 2.0)
-    stitch.compile(builder.build(), wishes=["output.ys.space=dram"]).save("many.ttb")
+    stitch.compile(builder.build(), placement=["output.ys.space=dram"]).save("many.ttb")
     text = PIPELINE.replace("  encoder: b.ttb\n", "  encoder: b.ttb\n  many: many.ttb\n")
     text = text.replace("steps:\n  - {run: enc", "steps:\n  - {run: many, inputs: [xs], outputs: "
                         "[ys]}\n  - {run: enc").replace('"xs[', '"ys[')  # fmt: skip
@@ -453,7 +453,7 @@ def test_copies_for_fixed_addresses_are_counted_alike_everywhere(
         "input.x.space=l1", "input.x.address=0x40000",
         "output.y.space=l1", "output.y.address=0x48000",
     )  # fmt: skip
-    scaled("f", 0.5, target="wormhole_n150", wishes=at).save("f.ttb")
+    scaled("f", 0.5, target="wormhole_n150", placement=at).save("f.ttb")
     (here / "p.yaml").write_text(
         "modules: {f: f.ttb}\ninputs: {x: {shape: [4, 64], type: float32}}\nsteps:\n"
         "  - {run: f, inputs: {x: x}, outputs: {y: a}}\n"

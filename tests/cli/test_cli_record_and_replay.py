@@ -112,8 +112,8 @@ def test_moves_evictions_and_kept_results_replay(here: Path) -> None:
     builder = stitch.ComputationGraphBuilder("grow")
     x = builder.input("x", (64, 64), "float32")
     builder.output("y", x + 1.0)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
-    model = stitch.compile(builder.build(), target="tiny", wishes=wishes)
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    model = stitch.compile(builder.build(), target="tiny", placement=placement)
     with stitch.open_device("tiny", window=1) as device:
         recorder = Recorder(device)
         grow = device.load(model)

@@ -89,11 +89,11 @@ def test_what_never_fits_is_refused_by_the_compiler_with_the_numbers_of_the_repo
 # -- what costs too much ------------------------------------------------------------------------
 
 
-def program(name: str, build: Callable[[ComputationGraphBuilder], None], *wishes: str) -> None:
+def program(name: str, build: Callable[[ComputationGraphBuilder], None], *placement: str) -> None:
     """A file of a program for the chip."""
     builder = ComputationGraphBuilder(name)
     build(builder)
-    stitch.compile(builder.build(), target="chip.yaml", wishes=wishes).save(f"{name}.ttb")
+    stitch.compile(builder.build(), target="chip.yaml", placement=placement).save(f"{name}.ttb")
 
 
 def chain(modules: str, inputs: str, steps: str, outputs: str) -> None:

@@ -26,7 +26,7 @@ def binaries(here: Path) -> Path:
     stitch.compile(lambda x: x + x, [rows], name="double").save(here / "double.ttb")
     stitch.compile(
         lambda x: x + x, [np.zeros((320, 128), np.float32)], name="wide",
-        wishes=["input.0.space=dram"],
+        placement=["input.0.space=dram"],
     ).save(here / "wide.ttb")  # fmt: skip
     return here
 

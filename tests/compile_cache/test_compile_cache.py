@@ -78,8 +78,8 @@ def test_what_was_compiled_once_is_read_and_is_the_same_to_the_bit(tmp_path: Pat
 
 
 def test_a_hit_says_the_same_of_loops_and_warns_of_the_same(tmp_path: Path) -> None:
-    wishes = ["input.rows.layout=tile", "output.sums.space=l1"]
-    made, read = (stitch.compile(looped(), cache=tmp_path, wishes=wishes) for _ in range(2))
+    placement = ["input.rows.layout=tile", "output.sums.space=l1"]
+    made, read = (stitch.compile(looped(), cache=tmp_path, placement=placement) for _ in range(2))
     assert read.is_from_cache and made.loops == read.loops != ()
     assert [loop.text() for loop in made.loops] == [loop.text() for loop in read.loops]
     assert made.warnings == read.warnings and made.encode() == read.encode()
@@ -110,7 +110,7 @@ CHANGES: dict[str, tuple[Callable[[], ComputationGraph], dict[str, Any]]] = {
     "a number in an operation": (lambda: layer(factor=3.0), {}),
     "the graph's name": (lambda: layer(name="other"), {}),
     "a slot's name": (lambda: layer(slot="z"), {}),
-    "a wish": (layer, {"wishes": ["input.x.space=dram"]}),
+    "a placement option": (layer, {"placement": ["input.x.space=dram"]}),
     "the program's name": (layer, {"name": "renamed"}),
     "the role": (layer, {"role": Role.UPDATE}),
     "the schedule": (layer, {"schedule": "rounds"}),
@@ -496,7 +496,7 @@ def test_trainings_are_refused_in_one_message(tmp_path: Path) -> None:
 
 def test_what_does_not_compile_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(stitch.StitchError):
-        stitch.compile(layer(), wishes=["input.x.address=3"], cache=tmp_path)
+        stitch.compile(layer(), placement=["input.x.address=3"], cache=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

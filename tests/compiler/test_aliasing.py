@@ -10,7 +10,7 @@ import pytest
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.wish import parse_wish
+from stitch.graph.placement import parse_placement
 from stitch.machine import load_machine
 from stitch.program import (
     DataType,
@@ -44,9 +44,9 @@ def graph(
     return ComputationGraph("g", inputs, slots, values, tuple(operations))
 
 
-def compiled(body: ComputationGraph, *wishes: str, **options: Any) -> Program:
-    asked = tuple(parse_wish(wish) for wish in wishes)
-    return compile_graph(body, N150, CompileOptions(wishes=asked, **options)).program
+def compiled(body: ComputationGraph, *placement: str, **options: Any) -> Program:
+    asked = tuple(parse_placement(option) for option in placement)
+    return compile_graph(body, N150, CompileOptions(placement=asked, **options)).program
 
 
 UPDATE = [Operation("Mul", (1, 1), (2,)), Operation("Sub", (0, 2), (3,))]
@@ -59,14 +59,14 @@ def test_a_donated_input_gives_its_buffer_to_the_elementwise_output_that_reads_i
     assert program.output_desc(0).layout.space is Space.DRAM
 
 
-def test_a_proof_that_holds_is_used_without_a_wish() -> None:
+def test_a_proof_that_holds_is_used_without_a_option() -> None:
     assert compiled(graph(UPDATE, {"new": 3}, 4)).outputs[0].aliases_input == 0
     free = compiled(graph(UPDATE, {"new": 3}, 4), alias_donated=False)
     assert free.outputs[0].aliases_input is None
     assert free.output_desc(0).layout.space is Space.L1
 
 
-def test_an_output_with_wishes_of_its_own_is_not_aliased_unasked() -> None:
+def test_an_output_with_placement_of_its_own_is_not_aliased_unasked() -> None:
     program = compiled(graph(UPDATE, {"new": 3}, 4), "output.new.space=l1")
     assert program.outputs[0].aliases_input is None
 
@@ -133,13 +133,13 @@ def test_two_outputs_never_take_one_buffer() -> None:
         compiled(body, "output.a.alias=s", "output.b.alias=s")
 
 
-def test_layout_wishes_of_either_side_hold_for_both() -> None:
+def test_layout_placement_of_either_side_hold_for_both() -> None:
     program = compiled(graph(UPDATE, {"new": 3}, 4), "output.new.alias=s", "output.new.space=l1")
     assert program.input_desc(0).layout.space is Space.L1
     assert program.output_desc(0) == program.input_desc(0)
 
 
-def test_layout_wishes_that_contradict_each_other_are_refused() -> None:
+def test_layout_placement_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(CompileError, match=r"output\.new\.space=l1 contradicts input\.s\.space="):
         compiled(
             graph(UPDATE, {"new": 3}, 4),

@@ -12,7 +12,7 @@ import hashlib
 import numpy as np
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.wish import parse_wish
+from stitch.graph.placement import parse_placement
 from stitch.machine import load_machine
 from stitch.program import *
 
@@ -36,7 +36,7 @@ c = op("Tanh", op("Add", a, op("MatMul", b, op("Add", 1, 2))))
 outputs = tuple(OutputSlot(f"o{i}", v) for i, v in enumerate((c, a, 0, c)))
 graph = ComputationGraph("g", tuple(inputs), outputs, tuple(values), tuple(operations),
                          tuple(constants))
-options = CompileOptions(wishes=(parse_wish("input.x.layout=tile"),))
+options = CompileOptions(placement=(parse_placement("input.x.layout=tile"),))
 program = compile_graph(graph, load_machine("wormhole_n150"), options).program
 print(program.text())
 for constant in program.constants:

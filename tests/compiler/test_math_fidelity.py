@@ -86,7 +86,7 @@ def test_a_fidelity_that_is_none_is_damage(code: int) -> None:
         load(surgery.file())
 
 
-def test_without_a_wish_files_have_the_bytes_that_they_had() -> None:
+def test_without_a_option_files_have_the_bytes_that_they_had() -> None:
     plain, asked = (stitch.compile(layer(), math_fidelity=f).encode() for f in (BY_TYPE, HIFI4))
     assert stitch.compile(layer()).encode() == plain
     assert plain != asked

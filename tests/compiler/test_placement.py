@@ -1,4 +1,6 @@
-"""Placement: where slots, constants and scratch go by default, by wish, and when they cannot."""
+"""Placement: where slots, constants and scratch go by default, by placement option, and when they
+cannot.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from stitch import ops
 from stitch.compiler import Compilation, CompileOptions, compile_graph
 from stitch.errors import CompileError, LayoutError, OutOfMemoryError, StitchError
 from stitch.graph.computation_graph import ComputationGraph
-from stitch.graph.wish import WishError, parse_wish
+from stitch.graph.placement import PlacementError, parse_placement
 from stitch.machine import load_machine
 from stitch.machine.shape import footprint
 from stitch.program import (
@@ -57,10 +59,10 @@ def chain(
 
 
 def compiled(
-    graph: ComputationGraph, *wishes: str, machine: Any = N150, **options: Any
+    graph: ComputationGraph, *placement: str, machine: Any = N150, **options: Any
 ) -> Compilation:
-    asked = tuple(parse_wish(wish) for wish in wishes)
-    return compile_graph(graph, machine, CompileOptions(wishes=asked, **options))
+    asked = tuple(parse_placement(option) for option in placement)
+    return compile_graph(graph, machine, CompileOptions(placement=asked, **options))
 
 
 def layout_of(program: Program, slot: str) -> Layout:
@@ -124,7 +126,7 @@ def test_slots_and_scratch_leave_a_quarter_of_l1_to_the_neighbours() -> None:
         assert sum(used) * 4 <= shape.l1.capacity * 3
 
 
-WISHES = {
+PLACEMENTS = {
     "input.x.space=dram": "f32:dram:row_major:interleaved",
     "input.0.space=host": "f32:host:row_major:interleaved",
     "input.x.data_type=bf16": "bf16:l1:row_major:interleaved",
@@ -136,35 +138,35 @@ WISHES = {
 }
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_every_layout_wish_of_an_input_is_met(wish: str) -> None:
-    assert layout_of(compiled(chain(32, 64), wish).program, "x").text() == WISHES[wish]
+@pytest.mark.parametrize("option", PLACEMENTS)
+def test_every_layout_option_of_an_input_is_met(option: str) -> None:
+    assert layout_of(compiled(chain(32, 64), option).program, "x").text() == PLACEMENTS[option]
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_every_layout_wish_of_an_output_is_met(wish: str) -> None:
-    text = wish.replace("input.x", "output.y").replace("input.0", "output.0")
-    assert layout_of(compiled(chain(32, 64), text).program, "y").text() == WISHES[wish]
+@pytest.mark.parametrize("option", PLACEMENTS)
+def test_every_layout_option_of_an_output_is_met(option: str) -> None:
+    text = option.replace("input.x", "output.y").replace("input.0", "output.0")
+    assert layout_of(compiled(chain(32, 64), text).program, "y").text() == PLACEMENTS[option]
 
 
-def test_shards_and_tiles_can_be_wished_together() -> None:
-    wishes = (
+def test_shards_and_tiles_can_be_requested_together() -> None:
+    placement = (
         "input.x.memory_layout=block_sharded",
         "input.x.layout=tile",
         "input.x.data_type=bf16",
     )
-    layout = layout_of(compiled(chain(256, 256), *wishes).program, "x")
+    layout = layout_of(compiled(chain(256, 256), *placement).program, "x")
     assert layout.memory_layout is MemoryLayout.BLOCK_SHARDED
     assert layout.text() == "bf16:l1:tile:block_sharded(8x8 cores,32x32)"
 
 
-def test_a_shard_spec_is_taken_as_it_is_wished() -> None:
-    wishes = ("input.x.memory_layout=height_sharded", "input.x.shard_spec=2x1,16x64")
-    text = layout_of(compiled(chain(32, 64), *wishes).program, "x").text()
+def test_a_shard_spec_is_taken_as_it_is_requested() -> None:
+    placement = ("input.x.memory_layout=height_sharded", "input.x.shard_spec=2x1,16x64")
+    text = layout_of(compiled(chain(32, 64), *placement).program, "x").text()
     assert text == "f32:l1:row_major:height_sharded(2x1 cores,16x64)"
 
 
-def test_kind_and_ownership_can_be_wished() -> None:
+def test_kind_and_ownership_can_be_requested() -> None:
     program = compiled(
         chain(32, 64), "input.x.kind=state", "input.x.ownership=donate", alias_donated=False
     ).program
@@ -173,8 +175,8 @@ def test_kind_and_ownership_can_be_wished() -> None:
     assert layout_of(program, "x").space is Space.DRAM
 
 
-def test_wishes_of_the_options_replace_those_of_the_graph() -> None:
-    graph = chain(32, 64).with_wishes(parse_wish("input.0.space=host"))
+def test_placement_of_the_options_replace_those_of_the_graph() -> None:
+    graph = chain(32, 64).with_placement(parse_placement("input.0.space=host"))
     assert layout_of(compiled(graph).program, "x").space is Space.HOST
     assert layout_of(compiled(graph, "input.x.space=dram").program, "x").space is Space.DRAM
 
@@ -221,10 +223,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[StitchError], tuple[str, ...]]] =
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_an_impossible_wish_is_refused_with_the_facts(case: str) -> None:
-    wishes, error, facts = REFUSED[case]
+def test_an_impossible_option_is_refused_with_the_facts(case: str) -> None:
+    placement, error, facts = REFUSED[case]
     with pytest.raises(error) as caught:
-        compiled(chain(32, 64), *wishes)
+        compiled(chain(32, 64), *placement)
     for fact in facts:
         assert fact in str(caught.value)
 
@@ -241,7 +243,7 @@ def test_an_address_inside_the_scratch_region_is_refused_and_says_what_is_free()
 
 
 def test_an_address_in_dram_is_refused_without_a_word_about_l1() -> None:
-    with pytest.raises(WishError, match="multiples of 32") as caught:
+    with pytest.raises(PlacementError, match="multiples of 32") as caught:
         compiled(chain(32, 64), "input.x.space=dram", "input.x.address=0x20001")
     assert "L1" not in str(caught.value) and caught.value.exit_code == 2
 
@@ -251,24 +253,24 @@ def test_a_space_that_the_machine_does_not_have_is_refused_with_those_it_has() -
         compiled(chain(4, 4), "input.x.space=l1", machine=HOST)
 
 
-def test_slots_that_wishes_hold_in_l1_must_fit_between_its_fixed_addresses() -> None:
+def test_slots_that_placement_hold_in_l1_must_fit_between_its_fixed_addresses() -> None:
     # tiny: [1024, 16384); an output fixed in the middle leaves two gaps that are too small.
     graph = chain(112, 64, length=1)  # 28 rows of 256 B in each bank
-    wishes = ("input.x.address=6144", "input.w.space=l1", "output.y.space=dram")
+    placement = ("input.x.address=6144", "input.w.space=l1", "output.y.space=dram")
     with pytest.raises(OutOfMemoryError) as caught:
-        compiled(graph, *wishes, machine=TINY)
+        compiled(graph, *placement, machine=TINY)
     assert "input 'w' (7168 B per bank)" in str(caught.value)
     assert "5120 B at 0x400, 3072 B at 0x3400" in str(caught.value)
-    fits = compiled(graph, "input.x.address=8192", *wishes[1:], machine=TINY).program
+    fits = compiled(graph, "input.x.address=8192", *placement[1:], machine=TINY).program
     assert layout_of(fits, "w").space is Space.L1
 
 
 def test_free_slots_leave_l1_where_fixed_ones_cut_it_to_pieces() -> None:
     graph = chain(56, 64, length=1)  # 14 rows, 3584 B in each bank of [1024, 16384)
-    wishes = ("input.w.space=l1", "input.x.address=4096")
-    roomy = compiled(graph, *wishes, "input.w.address=7680", machine=TINY).program
+    placement = ("input.w.space=l1", "input.x.address=4096")
+    roomy = compiled(graph, *placement, "input.w.address=7680", machine=TINY).program
     assert layout_of(roomy, "y").space is Space.L1
-    crowded = compiled(graph, *wishes, "input.w.address=10240", machine=TINY).program
+    crowded = compiled(graph, *placement, "input.w.address=10240", machine=TINY).program
     assert layout_of(crowded, "y").space is Space.DRAM
 
 
@@ -286,14 +288,14 @@ def test_slots_too_large_for_dram_may_lie_on_the_host_as_the_error_says() -> Non
     graph = chain(1024, 1024, length=1)
     with pytest.raises(OutOfMemoryError, match=r"--set SIDE\.SLOT\.space=host"):
         compiled(graph, machine=TINY)
-    wishes = [f"{slot}.space=host" for slot in ("input.x", "input.w", "output.0")]
-    fits = compiled(graph, *wishes, machine=TINY).program
+    placement = [f"{slot}.space=host" for slot in ("input.x", "input.w", "output.0")]
+    fits = compiled(graph, *placement, machine=TINY).program
     assert layout_of(fits, "x").space is Space.HOST
     with pytest.raises(OutOfMemoryError, match="try: split the module"):  # its scratch alone is
-        compiled(chain(1024, 1024, length=4), *wishes, machine=TINY)
+        compiled(chain(1024, 1024, length=4), *placement, machine=TINY)
 
 
-def test_too_much_wished_into_l1_is_out_of_memory_in_l1() -> None:
+def test_too_much_requested_into_l1_is_out_of_memory_in_l1() -> None:
     with pytest.raises(OutOfMemoryError, match=r"does not fit l1"):
         compiled(chain(64, 256), "input.x.space=l1", "output.y.space=l1", machine=TINY)
 
@@ -358,7 +360,7 @@ def test_thousands_of_slots_are_placed() -> None:
         tuple(Value(f"v{i}", kind) for i in range(2 * count)),
         tuple(Operation("Relu", (i,), (count + i,)) for i in range(count)),
     )
-    for wishes in ((), ("input.x7.address=0x40000", "input.x8.address=0x80000")):
-        program = compiled(graph, *wishes).program
+    for placement in ((), ("input.x7.address=0x40000", "input.x8.address=0x80000")):
+        program = compiled(graph, *placement).program
         homes = {program.output_desc(i).layout.space for i in range(count)}
         assert homes == {Space.L1}

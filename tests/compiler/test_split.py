@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stitch import ops
 from stitch.compiler import CompileOptions, compile_graph, split_graph
 from stitch.errors import CompileError
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, check_types, parse_wish
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, check_types, parse_placement
 from stitch.linker import chain_wires, wire
 from stitch.machine import load_machine
 from stitch.program import ABSENT, Array, InputKind
@@ -205,9 +205,9 @@ def test_cuts_that_cannot_be(cuts: int | list[str], words: str) -> None:
         split_graph(tower(), cuts)
 
 
-def test_parts_link_by_position_with_their_wishes() -> None:
-    wishes = ["input.x.space=dram", "output.y.space=l1", "output.y.data_type=bfloat16"]
-    graph = tower().with_wishes(*map(parse_wish, wishes))
+def test_parts_link_by_position_with_their_placement() -> None:
+    placement = ["input.x.space=dram", "output.y.space=l1", "output.y.data_type=bfloat16"]
+    graph = tower().with_placement(*map(parse_placement, placement))
     machine = load_machine("wormhole_n150")
     programs = [compile_graph(part, machine).program for part in split_graph(graph, 3)]
     assert programs[0].input_desc(0).layout.space.value == "dram"
@@ -221,8 +221,8 @@ def test_a_buffer_is_handed_over_within_a_part_only() -> None:
     x, s = b.input("x", (4,), "float32"), b.input("s", (4,), "float32", InputKind.STATE)
     h = b.op("Neg", s)
     b.output("s_next", b.op("Add", b.op("Tanh", h), x))
-    graph = b.build().with_wishes(
-        parse_wish("input.s.ownership=donate"), parse_wish("output.s_next.alias=s")
+    graph = b.build().with_placement(
+        parse_placement("input.s.ownership=donate"), parse_placement("output.s_next.alias=s")
     )
     with pytest.raises(CompileError, match="the cuts part them"):
         split_graph(graph, 2)
@@ -235,8 +235,8 @@ def test_a_state_enters_the_part_that_reads_it() -> None:
     h = b.op("Neg", b.op("Tanh", x))
     b.output("s_next", b.op("Add", s, h))
     b.output("y", h)
-    graph = b.build().with_wishes(
-        parse_wish("input.s.ownership=donate"), parse_wish("output.s_next.alias=s")
+    graph = b.build().with_placement(
+        parse_placement("input.s.ownership=donate"), parse_placement("output.s_next.alias=s")
     )
     first, second = split_graph(graph, ["neg"])
     assert [slot.name for slot in first.inputs] == ["x"]

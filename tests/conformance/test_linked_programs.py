@@ -50,8 +50,8 @@ def part(name: str, draw: Random, shape: tuple[int, int], of: str) -> stitch.Com
         else:
             y = y - b.op("ReduceMean", y, b.constant(np.array([1], np.int64)), keepdims=1)
     b.output("y", y)
-    wishes = [f"{slot}.data_type={draw.choice(STORED)}" for slot in ("input.x", "output.y")]
-    return stitch.compile(b.build(), target="wormhole_n150", wishes=wishes)
+    placement = [f"{slot}.data_type={draw.choice(STORED)}" for slot in ("input.x", "output.y")]
+    return stitch.compile(b.build(), target="wormhole_n150", placement=placement)
 
 
 KINDS = ("gemm", "matmul", "softmax", "norm", "turn", "mean", "plain", "sum")

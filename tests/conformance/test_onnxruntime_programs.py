@@ -28,8 +28,8 @@ from tests.support.stitched_models import integers, model, one, several
 MACHINE = load_machine("host").shape
 
 
-def program_of(build: Any, wishes: tuple[str, ...] = ()) -> Program:
-    return model("p", build, target="host", wishes=wishes).binary.programs[0]
+def program_of(build: Any, placement: tuple[str, ...] = ()) -> Program:
+    return model("p", build, target="host", placement=placement).binary.programs[0]
 
 
 def bound_to(program: Program, arrays: list[Array]) -> tuple[BoundProgram, list[Array]]:

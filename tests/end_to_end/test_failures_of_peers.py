@@ -30,7 +30,7 @@ def test_a_layer_runs_where_the_largest_hole_is_too_small_but_all_holes_together
                 "y", b.neg(b.input("x", (needed // 2048 * l1.banks, 512), "float32"))
             ),
             target=N150,
-            wishes=("input.x.space=dram", "output.y.space=l1"),
+            placement=("input.x.space=dram", "output.y.space=l1"),
         )
         free = l1.capacity - live
         gaps = -(-free // hole)
@@ -61,7 +61,7 @@ def test_tensors_that_fit_by_size_but_clash_by_address_are_moved_apart() -> None
     fixed = ("input.x.space=l1", "input.x.address=0x1000", "output.y.space=l1",
              "output.y.address=0x1800")  # fmt: skip
     with stitch.open_device("tiny", debug=True) as device:
-        a, b = (device.load(scaled(n, f, wishes=fixed)) for n, f in (("a", 2.0), ("b", 3.0)))
+        a, b = (device.load(scaled(n, f, placement=fixed)) for n, f in (("a", 2.0), ("b", 3.0)))
         first = one(a(integers()))
         second = one(a(integers(start=9)))
         third = one(b(second))
@@ -123,9 +123,9 @@ def test_forward_backward_and_optimizer_each_get_the_weights_in_their_own_layout
         b.output("next", w - b.input("dw", (8, 8), "float32") * 0.125)
 
     sources = (
-        model("forward", forward, wishes=("input.w.layout=tile", "input.w.space=l1")),
-        model("backward", backward, wishes=("input.g.layout=tile", "output.dw.space=dram")),
-        model("update", update, wishes=("input.w.space=dram", "input.dw.space=l1")),
+        model("forward", forward, placement=("input.w.layout=tile", "input.w.space=l1")),
+        model("backward", backward, placement=("input.g.layout=tile", "output.dw.space=dram")),
+        model("update", update, placement=("input.w.space=dram", "input.dw.space=l1")),
     )
     with stitch.open_device("tiny", debug=True) as device:
         f, g, u = (device.load(source) for source in sources)
@@ -141,11 +141,11 @@ def test_forward_backward_and_optimizer_each_get_the_weights_in_their_own_layout
 
 
 def test_a_device_tensor_feeds_an_input_on_the_host_and_the_reverse() -> None:
-    wishes = ("input.x.space=host", "output.y.space=host")
+    placement = ("input.x.space=host", "output.y.space=host")
     with stitch.open_device("tiny", debug=True) as device:
         there, here = (
             device.load(scaled("there", 2.0)),
-            device.load(scaled("here", 3.0, wishes=wishes)),
+            device.load(scaled("here", 3.0, placement=placement)),
         )
         h = one(here(one(there(integers()))))
         assert h.space is Space.HOST
@@ -155,7 +155,7 @@ def test_a_device_tensor_feeds_an_input_on_the_host_and_the_reverse() -> None:
 
 
 def test_weights_in_another_layout_are_converted_once_not_on_every_run() -> None:
-    compiled = binary_op("add", "Add", (32, 32), wishes=("input.w.layout=tile",))
+    compiled = binary_op("add", "Add", (32, 32), placement=("input.w.layout=tile",))
     with stitch.open_device("tiny", debug=True) as device:
         add = device.load(compiled)
         w = device.tensor(integers((32, 32))).to_layout(Layout(F32, Space.DRAM))

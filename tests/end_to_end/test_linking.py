@@ -47,8 +47,8 @@ def test_sources_of_every_kind_are_linked_to_one_program(tmp_path: Path) -> None
 
 
 def test_nothing_is_copied_between_what_was_linked_and_types_still_change() -> None:
-    a = scaled("a", 1.7, wishes=("output.y.data_type=bfloat16", "output.y.layout=tile"))
-    b = scaled("b", 0.3, wishes=("input.x.space=dram",))
+    a = scaled("a", 1.7, placement=("output.y.data_type=bfloat16", "output.y.layout=tile"))
+    b = scaled("b", 0.3, placement=("input.x.space=dram",))
     with stitch.open_device("tiny") as device:
         linked = device.load(stitch.link([a, b], name="ab"))
         x = device.tensor(integers()).to_layout(linked.program.input_desc(0))

@@ -68,17 +68,17 @@ def test_a_compiled_model_is_callable() -> None:
 
 
 def test_json_of_a_model_compiles_to_the_same_bytes() -> None:
-    plain = scaled("a", 2.0, wishes=("input.x.space=dram", "output.y.layout=tile"))
+    plain = scaled("a", 2.0, placement=("input.x.space=dram", "output.y.layout=tile"))
     compiled = stitch.compile(
-        plain.graph, target="tiny", wishes=plain.wishes, name="b", role="backward"
+        plain.graph, target="tiny", placement=plain.placement, name="b", role="backward"
     )
     text = io.StringIO()
     compiled.dump(text)
     again = stitch.CompiledModel.load(io.StringIO(text.getvalue()))
     assert again.encode() == compiled.encode()
-    assert again.wishes == compiled.wishes
+    assert again.placement == compiled.placement
     assert "program @b role=backward" in again.text()
-    for broken in ("", "[]", "{}", text.getvalue()[:-5], '{"wishes": [[1]]}'):
+    for broken in ("", "[]", "{}", text.getvalue()[:-5], '{"placement": [[1]]}'):
         with pytest.raises(stitch.FormatError):
             stitch.CompiledModel.load(io.StringIO(broken))
 
@@ -140,8 +140,8 @@ def test_what_cannot_be_compiled_says_why(tmp_path: Path) -> None:
         stitch.compile(42)
     with pytest.raises(UsageError, match="the function's parameters"):
         stitch.compile(lambda x: x, {"y": integers()}, target="tiny")
-    with pytest.raises(UsageError, match="not a wish"):
-        scaled("a", 2.0, wishes=("nonsense",))
+    with pytest.raises(UsageError, match="not a placement option"):
+        scaled("a", 2.0, placement=("nonsense",))
 
 
 def test_examples_by_name_are_put_in_the_order_of_the_parameters() -> None:
@@ -149,7 +149,7 @@ def test_examples_by_name_are_put_in_the_order_of_the_parameters() -> None:
         lambda a, b: a - b,
         {"b": integers(), "a": integers()},
         target="tiny",
-        wishes="input.b.space=l1",
+        placement="input.b.space=l1",
     )
     np.testing.assert_array_equal(one(compiled(integers() * 3, integers())).numpy(), integers() * 2)
 
@@ -180,7 +180,7 @@ def test_wait_takes_one_tensor_several_and_several_devices() -> None:
 
 def test_a_loaded_program_tells_what_it_takes_and_gives() -> None:
     with stitch.open_device("tiny") as device:
-        a = device.load(scaled("a", 2.0, wishes=("input.x.space=dram",)))
+        a = device.load(scaled("a", 2.0, placement=("input.x.space=dram",)))
         assert repr(a) == ("<LoadedProgram a(x: 4x64xf32) -> 4x64xf32:l1:row_major:interleaved>")
         assert (
             a.input_layout("x") == a.input_layout(0) == stitch.Layout(DataType.FLOAT32, Space.DRAM)

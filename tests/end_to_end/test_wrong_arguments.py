@@ -53,7 +53,7 @@ TABLE: list[Row] = [
     ("compile", "module", lambda w, v: stitch.compile(v), ("str", "class")),
     ("compile", "example_inputs", lambda w, v: stitch.compile(net, v), ("list", "dict")),
     ("compile", "target", lambda w, v: stitch.compile(w.graph, target=v), ("str",)),
-    ("compile", "wishes", lambda w, v: stitch.compile(w.graph, wishes=v), ("str",)),
+    ("compile", "placement", lambda w, v: stitch.compile(w.graph, placement=v), ("str",)),
     ("compile", "name", lambda w, v: stitch.compile(w.graph, name=v), ("None", "str")),
     ("compile", "role", lambda w, v: stitch.compile(w.graph, role=v), ()),
     ("compile", "input_shapes", lambda w, v: stitch.compile(w.graph, input_shapes=v),
@@ -171,7 +171,7 @@ TABLE: list[Row] = [
         "y", v), ("int", "float", "list", "array")),
     ("builder.parameter", "array", lambda w, v: stitch.ComputationGraphBuilder("g").parameter(
         "p", v), ("int", "float", "list", "array")),
-    ("builder.wish", "wishes", lambda w, v: stitch.ComputationGraphBuilder("g").wish(v), ()),
+    ("builder.place", "placement", lambda w, v: stitch.ComputationGraphBuilder("g").place(v), ()),
     ("builder.op", "op", lambda w, v: stitch.ComputationGraphBuilder("g").op(v, 1.0), ("str",)),
     ("TensorDesc", "shape", lambda w, v: stitch.TensorDesc(v, LAYOUT), ()),
     ("TensorDesc", "layout", lambda w, v: stitch.TensorDesc((4,), v), ("layout",)),

@@ -61,11 +61,13 @@ def real(*shape: int, seed: int = 0) -> Array:
     return random.standard_normal(shape, np.float32) * np.float32(0.4)
 
 
-def program(device: stitch.Device, build: Build, *wishes: str, name: str = "cell") -> LoadedProgram:
+def program(
+    device: stitch.Device, build: Build, *placement: str, name: str = "cell"
+) -> LoadedProgram:
     """A program that was compiled by itself, for the device."""
     builder = ComputationGraphBuilder(name)
     build(builder)
-    compiled = stitch.compile(builder.build(), target=device.machine, wishes=wishes)
+    compiled = stitch.compile(builder.build(), target=device.machine, placement=placement)
     return device.load(compiled.binary)
 
 
@@ -179,7 +181,7 @@ def test_a_program_is_the_function_of_ragged_and_zipped_nests(
             np.testing.assert_allclose(given[0][k][i], x - yss[0][0] * 2, rtol=1e-6)
 
 
-def storing(*wishes: str) -> Callable[[stitch.Device], LoadedProgram]:
+def storing(*placement: str) -> Callable[[stitch.Device], LoadedProgram]:
     """A cell of which inputs, weights and results are stored otherwise than they are computed."""
 
     def build(b: ComputationGraphBuilder) -> None:
@@ -189,14 +191,14 @@ def storing(*wishes: str) -> Callable[[stitch.Device], LoadedProgram]:
         # It reads what is stored of its own output.
         b.output("z", y * 3)
 
-    return lambda device: program(device, build, *wishes)
+    return lambda device: program(device, build, *placement)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "target"),
+    ("placement", "target"),
     in_turn(
         named(
-            lambda wishes: f"{len(wishes)} {wishes[0]}",
+            lambda placement: f"{len(placement)} {placement[0]}",
             [
                 ("input.x.data_type=bfloat16",),
                 ("output.z.data_type=float16",),
@@ -212,11 +214,11 @@ def storing(*wishes: str) -> Callable[[stitch.Device], LoadedProgram]:
     ),
 )
 def test_what_is_stored_otherwise_is_rounded_as_a_run_rounds_it(
-    target: str, wishes: tuple[str, ...]
+    target: str, placement: tuple[str, ...]
 ) -> None:
     xs, ss = real(4, 32, 32), real(4, 32, 32, seed=2)
     with stitch.open_device(target) as device:
-        two = storing(*wishes)(device)
+        two = storing(*placement)(device)
         calls = [two(s, x) for s, x in zip(ss, xs, strict=True)]
         pair = ops.zip(FractalTensor(ss), FractalTensor(xs))
         with ops.mode("sequential", device=device):
@@ -234,11 +236,11 @@ def test_what_is_stored_otherwise_is_rounded_as_a_run_rounds_it(
 
 
 def test_where_a_program_lies_does_not_matter() -> None:
-    wishes = ("input.x.layout=tile", "input.x.space=l1", "input.s.memory_layout=height_sharded",
+    placement = ("input.x.layout=tile", "input.x.space=l1", "input.s.memory_layout=height_sharded",
               "output.y.memory_layout=height_sharded", "output.z.layout=tile")  # fmt: skip
     xs, ss = real(4, 32, 32), real(4, 32, 32, seed=2)
     with stitch.open_device("wormhole_n150") as device:
-        two = storing(*wishes)(device)
+        two = storing(*placement)(device)
         assert two.input_layout("s").is_sharded and two.input_layout("x").is_tiled
         wanted = [two(s, x) for s, x in zip(ss, xs, strict=True)]
         for mode in MODES:

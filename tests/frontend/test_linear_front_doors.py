@@ -54,7 +54,9 @@ def chain(count: int) -> str:
 
 
 def side_by_side(count: int) -> str:
-    """As many inputs and outputs as operations, with wishes; every input may be overwritten."""
+    """As many inputs and outputs as operations, with placement options; every input may be
+    overwritten.
+    """
     slot = "{shape: [4], type: float32, space: l1, kind: state, ownership: donate}"
     inputs = listed(f"  x#: {slot}", count)
     operations, outputs = listed("  - y# = Relu(x#)", count), listed("  y#: {space: l1}", count)

@@ -128,12 +128,12 @@ def test_a_file_that_calls_an_operator_of_stitch_foreign_is_refused() -> None:
 
 def test_programs_with_foreign_operators_are_stitched_with_copies_between_spaces() -> None:
     proto, arrays = distances()
-    first = stitch.compile(proto, tuple(arrays), wishes=("output.0.space=l1",))
+    first = stitch.compile(proto, tuple(arrays), placement=("output.0.space=l1",))
     angles = model(
         [node("Inverse", ["x"], ["a"]), node("Trilu", ["a"], ["y"], upper=0)],
         [info("x", [3, 3])], ["y"], opset=17, domains=DOMAINS,
     )  # fmt: skip
-    second = stitch.compile(angles, (drawn(3, 3),), wishes=("input.0.space=dram",))
+    second = stitch.compile(angles, (drawn(3, 3),), placement=("input.0.space=dram",))
     square = [arrays[0], arrays[0][:, ::-1].copy()]
     with stitch.open_device("wormhole_n150", executor="auto") as device:
         a = device.load(stitch.compile(proto_of_square(), tuple(square)))

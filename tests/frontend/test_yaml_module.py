@@ -102,7 +102,7 @@ def test_numbers_take_the_first_tensors_type_and_lists_of_ints_are_int64() -> No
     assert kinds == [DataType.FLOAT16, DataType.INT64, DataType.FLOAT16]
 
 
-def test_slots_carry_kinds_ownership_and_wishes() -> None:
+def test_slots_carry_kinds_ownership_and_placement() -> None:
     graph = module(
         """
         inputs:
@@ -116,7 +116,7 @@ def test_slots_carry_kinds_ownership_and_wishes() -> None:
     )
     (slot,) = graph.inputs
     assert (slot.kind, slot.ownership) == (InputKind.STATE, Ownership.DONATE)
-    assert sorted(wish.text() for wish in graph.wishes) == [
+    assert sorted(option.text() for option in graph.placement) == [
         "input.s.address=0x20000",
         "input.s.data_type=bfp8",
         "input.s.layout=tile",

@@ -12,7 +12,7 @@ import pytest
 
 from stitch.errors import FormatError
 from stitch.frontend import load_module, module_from_text
-from stitch.graph import ComputationGraph, as_json, parse_wish, trace
+from stitch.graph import ComputationGraph, as_json, parse_placement, trace
 from stitch.program import DataType, InputKind, ValueType
 
 Golden = Callable[[str, str], None]
@@ -47,7 +47,9 @@ def traced() -> ComputationGraph:
 
     kind = ValueType((2, 3), DataType.FLOAT32)
     graph = trace(block, kind, ValueType((4,), DataType.FLOAT32), kinds={"state": InputKind.STATE})
-    return graph.with_wishes(parse_wish("input.x.space=l1"), parse_wish("output.0.layout=tile"))
+    return graph.with_placement(
+        parse_placement("input.x.space=l1"), parse_placement("output.0.layout=tile")
+    )
 
 
 def test_the_text_of_a_traced_graph(golden: Golden) -> None:

@@ -18,7 +18,7 @@ from stitch.graph import (
     as_json,
     check_types,
     from_json,
-    parse_wish,
+    parse_placement,
     trace,
 )
 from stitch.program import (
@@ -49,7 +49,7 @@ def rich_graph() -> ComputationGraph:
     b.output("places", places)
     b.output("mask", b.op("Clip", x, None, 6.0) > 0)
     b.output("new", b.leaky_relu(x, float("inf")), aliases_input=0)
-    b.wish(parse_wish("input.x.shard_spec=2x1,32x64"), parse_wish("output.0.space=l1"))
+    b.place(parse_placement("input.x.shard_spec=2x1,32x64"), parse_placement("output.0.space=l1"))
     return b.build()
 
 
@@ -69,7 +69,7 @@ def isomorphic(a: ComputationGraph, b: ComputationGraph) -> bool:
             for place, index in enumerate(o.outputs):
                 term[index] = (*body, place, graph.values[index].type)
         outputs = [(slot.name, slot.aliases_input, term[slot.value]) for slot in graph.outputs]
-        return graph.name, outputs, [wish.text() for wish in graph.wishes]
+        return graph.name, outputs, [option.text() for option in graph.placement]
 
     return bool(shape_of(a) == shape_of(b))
 
@@ -107,7 +107,7 @@ def test_graphs_that_differ_in_numbering_only_are_isomorphic_after_a_round_trip(
     other = renumbered(graph)
     assert as_json(other) != as_json(graph)
     assert isomorphic(from_json(as_json(other)), graph)
-    changed = replace(graph, wishes=())
+    changed = replace(graph, placement=())
     assert not isomorphic(changed, graph)
 
 
@@ -150,8 +150,8 @@ BAD = {
     edited(constants=[{"value": 1, "data": "!!"}]): "not base64",
     edited(constants=[{"value": 1, "data": "AAAA"}]): "4 bytes, not 3",
     edited(constants=[{"value": 99, "data": ""}]): "bad_index",
-    edited(wishes=["input.z.space=l1"]): "there is no input",
-    edited(wishes=[3]): "bad_wish",
+    edited(placement=["input.z.space=l1"]): "there is no input",
+    edited(placement=[3]): "bad_placement",
     edited(outputs=[{"name": "y", "value": 77, "aliases_input": None}]): "undefined",
     edited(inputs=[{"name": "x", "value": True, "kind": "activation"}]): "ownership",
 }
@@ -188,7 +188,7 @@ def test_a_graph_that_is_not_well_formed_says_everything_that_is_wrong() -> None
             (OutputSlot("y", 5),),
             (Value("x", X, host_layout(F32)), Value("y", X)),
             (Operation("Relu", (1,), (1,)),),
-            wishes=(parse_wish("input.z.space=l1"),),
+            placement=(parse_placement("input.z.space=l1"),),
         )
     for kind in ("undefined", "placed", "unknown_slot"):
         assert kind in str(caught.value)
@@ -268,7 +268,7 @@ def test_a_text_that_is_not_well_formed_is_refused_in_short() -> None:
     text = (
         '{"format": "stitch.computation_graph", "version": 1, "name": "%s", "inputs": [], '
         '"outputs": [{"name": "y", "value": 3, "aliases_input": null}], "values": [], '
-        '"operations": [], "constants": [], "wishes": []}'
+        '"operations": [], "constants": [], "placement": []}'
     )
     with pytest.raises(FormatError, match="is not well formed") as caught:
         from_json(text % ("n" * 100_000))

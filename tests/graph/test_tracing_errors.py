@@ -1,4 +1,4 @@
-"""Tracing and building: names, constants, wishes, and every way of going wrong."""
+"""Tracing and building: names, constants, placement options, and every way of going wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stitch.errors import CompileError, UsageError
-from stitch.graph import ComputationGraphBuilder, SymbolicTensor, parse_wish, trace
+from stitch.graph import ComputationGraphBuilder, SymbolicTensor, parse_placement, trace
 from stitch.program import (
     TILE_SHAPE,
     Array,
@@ -87,14 +87,14 @@ def test_equal_small_constants_are_shared_and_unequal_bits_are_not() -> None:
     assert sorted(str(c.data) for c in graph.constants) == ["-0.0", "0.0", "1.0"]
 
 
-def test_a_desc_that_is_not_a_plain_host_layout_becomes_wishes() -> None:
+def test_a_desc_that_is_not_a_plain_host_layout_becomes_placement() -> None:
     spec = ShardSpec((2, 1), (32, 64))
     sharded = Layout(
         DataType.BFP8, Space.L1, TILE_SHAPE, MemoryLayout.HEIGHT_SHARDED, spec, 0x20000
     )
     graph = trace(lambda x: x + 1, TensorDesc((64, 64), sharded))
     assert graph.input_type(0).data_type is DataType.FLOAT32
-    assert [wish.text() for wish in graph.wishes] == [
+    assert [option.text() for option in graph.placement] == [
         "input.x.space=l1",
         "input.x.data_type=bfp8",
         "input.x.layout=tile",
@@ -232,7 +232,7 @@ def test_builders_refuse_double_names_block_types_and_work_after_build() -> None
     builder.output("y", x + 1)
     with pytest.raises(CompileError, match="two outputs are called 'y'"):
         builder.output("y", x)
-    builder.wish(parse_wish("output.y.space=l1"))
+    builder.place(parse_placement("output.y.space=l1"))
     graph = builder.build()
     assert builder.build() is graph
     with pytest.raises(CompileError, match="built already"):

@@ -86,7 +86,7 @@ def test_text_that_is_no_model_is_refused(text: str) -> None:
         stitch.CompiledModel.load(io.StringIO(text))
 
 
-@pytest.mark.parametrize("field", ["stitch", "name", "target", "role", "wishes", "graph"])
+@pytest.mark.parametrize("field", ["stitch", "name", "target", "role", "placement", "graph"])
 @pytest.mark.parametrize("stranger", [None, True, 7, [1], {"a": 1}], ids=str)
 def test_a_field_of_another_type_is_named(field: str, stranger: Any) -> None:
     body = json.loads(stitch.compile(graph(LINEAR)).as_json()) | {field: stranger}

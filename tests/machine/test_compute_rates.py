@@ -64,7 +64,7 @@ def test_a_product_takes_as_many_passes_as_its_math_fidelity_has() -> None:
     assert times == pytest.approx([1.024, 2.048, 3.072, 4.096])
 
 
-def test_without_a_wish_the_type_of_operands_decides_the_fidelity() -> None:
+def test_without_a_option_the_type_of_operands_decides_the_fidelity() -> None:
     assert micros(product(1)) == pytest.approx(1.024)
     assert micros(product(1, kind=DataType.BFLOAT16)) == pytest.approx(2.048)
 

@@ -388,9 +388,9 @@ def test_a_state_is_reset_to_whatever_a_call_takes_and_to_nothing_else() -> None
             model.reset_state({"total": gone})
 
 
-def test_a_state_takes_the_buffer_of_the_one_before_where_a_wish_says_so() -> None:
-    wishes = ["input.count.ownership=donate", "output.count.alias=count"]
-    model, eager = compiled(target="tiny", wishes=wishes), Buffers()
+def test_a_state_takes_the_buffer_of_the_one_before_where_a_option_says_so() -> None:
+    placement = ["input.count.ownership=donate", "output.count.alias=count"]
+    model, eager = compiled(target="tiny", placement=placement), Buffers()
     assert model.program.outputs[2].aliases_input == 2
     for x in (*inputs(), *inputs()):
         np.testing.assert_array_equal(model(x).numpy(), eager(x))

@@ -18,8 +18,8 @@ from stitch.program import (
 )
 
 
-def compiled(builder: ComputationGraphBuilder, wishes: tuple[str, ...] = ()) -> Program:
-    return stitch.compile(builder.build(), target="tiny", wishes=wishes).binary.program(0)
+def compiled(builder: ComputationGraphBuilder, placement: tuple[str, ...] = ()) -> Program:
+    return stitch.compile(builder.build(), target="tiny", placement=placement).binary.program(0)
 
 
 def test_a_product_is_two_flops_for_each_multiply_add() -> None:
@@ -56,7 +56,7 @@ def test_bytes_are_those_of_the_spaces_that_values_lie_in() -> None:
     builder = ComputationGraphBuilder("m")
     x = builder.input("x", (4, 8), DataType.FLOAT32)
     builder.output("y", builder.op("Relu", x))
-    program = compiled(builder, wishes=("input.x.space=l1", "output.y.space=dram"))
+    program = compiled(builder, placement=("input.x.space=l1", "output.y.space=dram"))
     work = program_work(program)
     assert work.nbytes == {Space.L1: 128, Space.DRAM: 128}
 

@@ -32,9 +32,9 @@ KEYS = {
 
 
 def test_a_chain_that_fits_needs_one_copy_and_says_which() -> None:
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device("tiny") as device:
-        a, b = (device.load(scaled(n, 2.0, wishes=wishes)) for n in "ab")
+        a, b = (device.load(scaled(n, 2.0, placement=placement)) for n in "ab")
         for _ in range(3):
             one(b(one(a(integers())))).numpy()
         text = device.explain()
@@ -49,9 +49,10 @@ def test_a_chain_that_fits_needs_one_copy_and_says_which() -> None:
 
 def test_every_conversion_between_programs_is_listed_with_its_reason() -> None:
     with stitch.open_device("tiny") as device:
-        a = device.load(scaled("a", 2.0, (32, 32), wishes=("output.y.space=l1",)))
+        a = device.load(scaled("a", 2.0, (32, 32), placement=("output.y.space=l1",)))
         b = device.load(scaled("b", 2.0, (32, 32),
-                               wishes=("input.x.space=dram", "input.x.layout=tile")))  # fmt: skip
+                               placement=["input.x.space=dram",
+                                          "input.x.layout=tile"]))  # fmt: skip
         one(b(one(a(integers((32, 32)))))).numpy()
         text = explain(device)
         lines = copy_lines(device.history.plans)
@@ -66,11 +67,11 @@ def test_evictions_and_moves_carry_reason_and_certificate(bounces: bool) -> None
     machine = tiny(l1_nbytes=2048)
     if bounces:
         machine = without_path(machine, Space.L1, Space.L1)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
-    fixed = (*wishes, "input.x.address=0xa00")
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    fixed = (*placement, "input.x.address=0xa00")
     with stitch.open_device(machine) as device:
-        a = device.load(scaled("a", 2.0, (8, 64), target=machine, wishes=wishes))
-        b = device.load(scaled("b", 3.0, (8, 64), target=machine, wishes=fixed))
+        a = device.load(scaled("a", 2.0, (8, 64), target=machine, placement=placement))
+        b = device.load(scaled("b", 3.0, (8, 64), target=machine, placement=fixed))
         held = [one(a(integers((8, 64), i))) for i in range(5)]
         last = one(b(held[-1]))
         text = device.explain()
@@ -92,9 +93,9 @@ def test_evictions_and_moves_carry_reason_and_certificate(bounces: bool) -> None
 
 def test_reported_bytes_are_those_that_the_spaces_saw() -> None:
     machine = tiny(l1_nbytes=2048)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device(machine) as device:
-        a = device.load(scaled("a", 2.0, (8, 64), target=machine, wishes=wishes))
+        a = device.load(scaled("a", 2.0, (8, 64), target=machine, placement=placement))
         held = [one(a(integers((8, 64), i))) for i in range(6)]
         more = [one(a(tensor)) for tensor in held]
         stitch.wait(more)

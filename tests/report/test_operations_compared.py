@@ -95,7 +95,7 @@ def test_a_correlation_alone_replaces_the_elementwise_rule(
 
 
 @pytest.mark.parametrize(
-    ("executor", "wishes"),
+    ("executor", "placement"),
     in_turn(
         EXECUTORS,
         [
@@ -105,10 +105,12 @@ def test_a_correlation_alone_replaces_the_elementwise_rule(
         ],
     ),
 )
-def test_narrow_values_agree_once_they_are_rounded(executor: str, wishes: tuple[str, ...]) -> None:
+def test_narrow_values_agree_once_they_are_rounded(
+    executor: str, placement: tuple[str, ...]
+) -> None:
     given = np.random.default_rng(2).normal(size=SHAPE).astype(np.float32) * 50
     with stitch.open_device("tiny", executor=executor) as device:
-        program = device.load(scaled("a", 2.7, SHAPE, wishes=wishes))
+        program = device.load(scaled("a", 2.7, SHAPE, placement=placement))
         with OperationComparison(device) as compared:
             one(program(given)).numpy()
     assert len(compared.lines) == 2

@@ -110,7 +110,7 @@ def agree(device: RuntimeDevice, trace: ChromeTrace | None, recorder: Recorder |
     return said.head
 
 
-WISHES = st.sampled_from(
+PLACEMENTS = st.sampled_from(
     [
         (), ("input.x.space=l1", "output.y.space=l1"), ("input.x.space=dram",),
         ("input.x.layout=tile", "output.y.space=l1"), ("output.y.layout=tile",),
@@ -166,18 +166,20 @@ def work(
 
 
 @given(
-    wishes=st.lists(WISHES, min_size=1, max_size=3), actions=ACTIONS,
+    placement=st.lists(PLACEMENTS, min_size=1, max_size=3), actions=ACTIONS,
     window=st.sampled_from([1, 2, 5, 64]), small=st.booleans(), watched=st.booleans(),
     debug=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_all_reports_of_chains_and_pipelines_count_what_the_spaces_counted(
-    wishes: list[tuple[str, ...]], actions: list[Any], window: int, small: bool, watched: bool,
+    placement: list[tuple[str, ...]], actions: list[Any], window: int, small: bool, watched: bool,
     debug: bool,
 ) -> None:  # fmt: skip
     machine = tiny(l1_nbytes=6144) if small else "tiny"
     shape = (8, 64)
-    models = [scaled(f"p{i}", 2.0, shape, target=machine, wishes=w) for i, w in enumerate(wishes)]
+    models = [
+        scaled(f"p{i}", 2.0, shape, target=machine, placement=w) for i, w in enumerate(placement)
+    ]
     with (
         stitch.open_device(machine, window=window, debug=debug) as device,
         TemporaryDirectory() as name,
@@ -200,7 +202,7 @@ def test_all_reports_of_chains_and_pipelines_count_what_the_spaces_counted(
 def test_results_that_are_kept_cost_no_copy_of_their_own() -> None:
     with stitch.open_device("tiny", window=1) as device:
         trace, recorder = ChromeTrace(device), Recorder(device)
-        a = device.load(scaled("a", 2.0, wishes=("output.y.space=l1",)))
+        a = device.load(scaled("a", 2.0, placement=("output.y.space=l1",)))
         held = [one(a(integers(start=i))) for i in range(6)]
         for i, tensor in enumerate(held):
             np.testing.assert_array_equal(tensor.numpy(), integers(start=i) * 2 + 1)
@@ -215,12 +217,12 @@ def test_relocations_count_each_tensor_once_whatever_its_way() -> None:
         machine = tiny(l1_nbytes=2048)
         if bounces:
             machine = without_path(machine, Space.L1, Space.L1)
-        wishes = ("input.x.space=l1", "output.y.space=l1")
+        placement = ("input.x.space=l1", "output.y.space=l1")
         with stitch.open_device(machine) as device:
             trace, recorder = ChromeTrace(device), Recorder(device)
-            a = device.load(scaled("a", 2.0, (8, 64), target=machine, wishes=wishes))
+            a = device.load(scaled("a", 2.0, (8, 64), target=machine, placement=placement))
             b = device.load(scaled("b", 3.0, (8, 64), target=machine,
-                                   wishes=(*wishes, "input.x.address=0xa00")))  # fmt: skip
+                                   placement=(*placement, "input.x.address=0xa00")))  # fmt: skip
             held = [one(a(integers((8, 64), i))) for i in range(5)]
             stitch.wait(one(b(held[-1])))
             copies, nbytes = agree(device, trace, recorder)
@@ -240,7 +242,7 @@ def test_copies_of_a_plan_that_fails_half_way_are_counted(way: str) -> None:
             raise ValueError("told to")
 
     with stitch.open_device("tiny") as device:
-        a = device.load(scaled("a", 2.0, wishes=("input.x.space=l1",)))
+        a = device.load(scaled("a", 2.0, placement=("input.x.space=l1",)))
         pipeline = stitch.Pipeline([a])
         for _ in range(4):
             pipeline(integers())
@@ -274,7 +276,7 @@ def test_copies_of_a_plan_that_fails_half_way_are_counted(way: str) -> None:
 
 def test_runs_past_the_queue_count_after_a_new_period_began_too() -> None:
     with stitch.open_device("tiny") as device:
-        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, wishes=("input.x.space=l1",)))])
+        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, placement=("input.x.space=l1",)))])
         for _ in range(4):
             pipeline(integers())
         device.history.clear("the second half")
@@ -288,7 +290,7 @@ def test_runs_past_the_queue_count_after_a_new_period_began_too() -> None:
 
 def test_plans_that_are_not_listed_any_more_stay_counted() -> None:
     with stitch.open_device("tiny", window=1) as device:
-        a = device.load(consuming("a", 2.0, wishes=("input.x.space=l1",)))
+        a = device.load(consuming("a", 2.0, placement=("input.x.space=l1",)))
         device.history._limit = 4
         stitch.runtime.history.MAX_PLANS, kept = 4, stitch.runtime.history.MAX_PLANS
         try:

@@ -54,12 +54,12 @@ def test_it_counts_copies_times_and_memory_as_the_reports_do(
     tmp_path: Path, window: int, debug: bool
 ) -> None:
     machine = tiny(l1_nbytes=6144)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device(machine, window=window, debug=debug) as device:
         with VisualizerFolder(device, tmp_path / "report"):
-            a = device.load(scaled("a", 2.0, SHAPE, target=machine, wishes=wishes))
+            a = device.load(scaled("a", 2.0, SHAPE, target=machine, placement=placement))
             b = device.load(
-                scaled("b", 3.0, SHAPE, target=machine, wishes=("input.x.layout=tile",))
+                scaled("b", 3.0, SHAPE, target=machine, placement=("input.x.layout=tile",))
             )
             held = [one(b(one(a(integers(SHAPE, i))))) for i in range(6)]
             held += [one(a(held[0])) for _ in range(4)]
@@ -81,12 +81,12 @@ def test_a_tensor_that_moves_is_another_one_at_another_address(tmp_path: Path, k
     machine = tiny(l1_nbytes=2048)
     if kind == "bounce":
         machine = without_path(machine, Space.L1, Space.L1)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device(machine) as device:
         with VisualizerFolder(device, tmp_path):
-            a = device.load(scaled("a", 2.0, SHAPE, target=machine, wishes=wishes))
-            fixed = (*wishes, "input.x.address=0xa00")
-            b = device.load(scaled("b", 3.0, SHAPE, target=machine, wishes=fixed))
+            a = device.load(scaled("a", 2.0, SHAPE, target=machine, placement=placement))
+            fixed = (*placement, "input.x.address=0xa00")
+            b = device.load(scaled("b", 3.0, SHAPE, target=machine, placement=fixed))
             held = [one(a(integers(SHAPE, i))) for i in range(5)]
             stitch.wait(one(b(held[-1])))
             total = device.account().total
@@ -146,7 +146,7 @@ def test_what_the_host_writes_and_a_failed_plan_did_is_there(tmp_path: Path) -> 
 
     with stitch.open_device("tiny") as device:
         with VisualizerFolder(device, tmp_path):
-            a = device.load(scaled("a", 2.0, SHAPE, wishes=("input.x.space=l1",)))
+            a = device.load(scaled("a", 2.0, SHAPE, placement=("input.x.space=l1",)))
             y = one(a(integers(SHAPE)))
             device.write(y, integers(SHAPE))
             with (

@@ -289,10 +289,10 @@ def test_constants_lie_once_and_go_with_their_programs() -> None:
 )
 def test_where_the_whole_has_no_room_they_run_apart(kib: int, why: str) -> None:
     """All slots of a linked program lie in L1 at once; of four cores, where a tensor has 16 KiB."""
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     shape = (64, 64)
     machine = tiny(l1_nbytes=kib * 1024)
-    models = [scaled(name, 2.0, shape, target=machine, wishes=wishes) for name in "abcd"]
+    models = [scaled(name, 2.0, shape, target=machine, placement=placement) for name in "abcd"]
     x = integers(shape)
     copies = {}
     for how in ("never", "always"):
@@ -507,10 +507,10 @@ def test_what_was_given_up_is_gone_in_whatever_form_it_runs() -> None:
 
 
 def test_why_programs_cannot_be_linked_is_said() -> None:
-    def storing(name: str, wish: str) -> stitch.CompiledModel:
+    def storing(name: str, option: str) -> stitch.CompiledModel:
         builder = ComputationGraphBuilder(name)
         builder.output("y", builder.input("x", (32, 32), "float32") * 2.0)
-        return stitch.compile(builder.build(), target="wormhole_n150", wishes=[wish])
+        return stitch.compile(builder.build(), target="wormhole_n150", placement=[option])
 
     with stitch.open_device("wormhole_n150", aggregate="always") as device:
         a = device.load(storing("a", "output.y.data_type=bfp8"))

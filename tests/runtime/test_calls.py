@@ -175,7 +175,7 @@ def test_integers_convert_only_where_every_value_fits() -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_strict_types_refuse_a_link_that_changes_the_storage_type(strict: bool) -> None:
-    narrow = scaled("narrow", 2.0, wishes=("output.y.data_type=bfloat16",))
+    narrow = scaled("narrow", 2.0, placement=("output.y.data_type=bfloat16",))
     with stitch.open_device("tiny", strict_types=strict, debug=True) as device:
         a, b = device.load(narrow), device.load(scaled("b", 3.0))
         h = one(a(integers()))

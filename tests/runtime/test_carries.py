@@ -10,20 +10,20 @@ from stitch.graph import ComputationGraphBuilder
 from stitch.machine import Machine
 from stitch.program import Space
 from tests.support.grids import in_turn
-from tests.support.stitched_models import Wishes, consuming, model
+from tests.support.stitched_models import Placement, consuming, model
 
 SHAPE = (4, 64)
 
 
 def doubled(
-    name: str, factor: float, shape: tuple[int, ...], *, target: Machine, wishes: Wishes
+    name: str, factor: float, shape: tuple[int, ...], *, target: Machine, placement: Placement
 ) -> stitch.CompiledModel:
     """y = factor * x, beside x."""
 
     def build(b: ComputationGraphBuilder) -> None:
         b.output("y", b.input("x", shape, "float32") * factor)
 
-    return model(name, build, target=target, wishes=wishes)
+    return model(name, build, target=target, placement=placement)
 
 
 def one(result: stitch.Tensor | tuple[stitch.Tensor, ...]) -> stitch.Tensor:
@@ -87,7 +87,7 @@ def test_a_pipeline_overwrites_what_it_is_given_to_keep() -> None:
                 before.numpy()
 
 
-#: Wishes of a program whose result is fed back, and whether it takes its input over.
+#: Placement options of a program whose result is fed back, and whether it takes its input over.
 WAYS: dict[str, tuple[tuple[str, ...], bool]] = {
     "donated": ((), True),
     "donated, converted": (("input.x.layout=tile",), True),
@@ -101,13 +101,13 @@ WAYS: dict[str, tuple[tuple[str, ...], bool]] = {
 
 @pytest.mark.parametrize(("window", "count", "way"), in_turn([1, 8, 64], [1, 2, 8, 65], WAYS))
 def test_feeding_back_settles(way: str, count: int, window: int) -> None:
-    wishes, donates = WAYS[way]
+    placement, donates = WAYS[way]
     make = consuming if donates else doubled
     with stitch.open_device("wormhole_n150", window=window) as device:
         base = device.machine.shape.space(Space.L1).base
         spots = [f"{base + at:#x}" for at in (0x600, 0xA00)]
-        lying = ("input.x.space=l1", "output.y.space=l1", *[w.format(*spots) for w in wishes])
-        model = make("step", 2.0, SHAPE, target=device.machine, wishes=lying)
+        lying = ("input.x.space=l1", "output.y.space=l1", *[w.format(*spots) for w in placement])
+        model = make("step", 2.0, SHAPE, target=device.machine, placement=lying)
         pipe = stitch.Pipeline([device.load(model)] * count)
         state = device.tensor(np.ones(SHAPE, np.float32))
         settled = device.statistics()

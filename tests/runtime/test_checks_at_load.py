@@ -73,8 +73,8 @@ def test_an_output_on_an_input_that_is_not_proved_to_be_done_with_is_refused(
     b.output("y", x + 1.0 if reads_later else b.op("Transpose", x, perm=[1, 0]))
     if reads_later:
         b.output("later", x * 2.0)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
-    binary = stitch.compile(b.build(), target="tiny", wishes=wishes).binary
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    binary = stitch.compile(b.build(), target="tiny", placement=placement).binary
     program = binary.programs[0]
     slots = tuple(
         replace(slot, aliases_input=0 if slot.name == "y" else None) for slot in program.outputs

@@ -150,8 +150,8 @@ def test_a_constant_gives_way_to_what_a_program_names() -> None:
         x = b.input("x", (8, WIDTH), "float32")
         b.output("y", b.op("Add", x, x))
 
-    wishes = ["output.y.space=dram", f"output.y.address={dram.limit - 512}"]
-    names = model("names", doubled, target=MACHINE, wishes=wishes)
+    placement = ["output.y.space=dram", f"output.y.address={dram.limit - 512}"]
+    names = model("names", doubled, target=MACHINE, placement=placement)
     with stitch.open_device(MACHINE, debug=True, window=1) as device:
         there, x = device.load(holding("there", 16, 1)), integers((2, 16))
         program, given = device.load(names), integers((8, WIDTH))
@@ -333,8 +333,8 @@ def adding(name: str, seed: int) -> stitch.CompiledModel:
         x = b.input("x", (20, WIDTH), "float32", ownership=Ownership.DONATE)
         b.output("y", b.op("Add", x, b.constant(table(20, seed))))
 
-    wishes = ["input.x.space=dram", "output.y.space=dram"]
-    return model(name, build, target=MACHINE, wishes=wishes)
+    placement = ["input.x.space=dram", "output.y.space=dram"]
+    return model(name, build, target=MACHINE, placement=placement)
 
 
 def test_what_is_given_away_is_overwritten_while_constants_take_turns() -> None:

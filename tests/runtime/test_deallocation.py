@@ -61,7 +61,7 @@ def test_submit_frees_exactly_what_is_not_retained(
 
 
 def test_submit_gives_the_memory_of_what_it_frees_back() -> None:
-    compiled = scaled("a", 2.0, wishes=("input.x.space=l1", "output.y.space=dram"))
+    compiled = scaled("a", 2.0, placement=("input.x.space=l1", "output.y.space=dram"))
     with stitch.open_device("tiny", debug=True) as device:
         x = device.tensor(integers()).to_layout(Layout(F32, Space.L1))
         stitch.wait(x)
@@ -180,9 +180,9 @@ def test_donation_takes_effect_at_the_call() -> None:
 
 
 def test_a_donated_tensor_gives_its_buffer_to_the_output() -> None:
-    wishes = ("input.x.space=l1",)
+    placement = ("input.x.space=l1",)
     with stitch.open_device("tiny", debug=True) as device:
-        eat = device.load(consuming("eat", 3.0, wishes=wishes))
+        eat = device.load(consuming("eat", 3.0, placement=placement))
         x = device.tensor(integers()).to_layout(Layout(F32, Space.L1))
         where = x.address
         held = used(device)
@@ -291,11 +291,11 @@ def test_a_copied_handle_counts_and_a_deep_copy_has_a_buffer_of_its_own() -> Non
 
 def test_an_empty_tensor_with_padding_can_be_evicted() -> None:
     small = tiny(l1_nbytes=4096)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device(small, debug=True) as device:
         odd = device.empty(stitch.TensorDesc((9, 64), Layout(F32, Space.L1)))
         device.write(odd, integers((9, 64)))
-        big = device.load(scaled("big", 2.0, (28, 64), target=small, wishes=wishes))
+        big = device.load(scaled("big", 2.0, (28, 64), target=small, placement=placement))
         stitch.wait(one(big(integers((28, 64)))))
         assert odd.space is Space.DRAM
         np.testing.assert_array_equal(odd.numpy(), integers((9, 64)))

@@ -14,7 +14,7 @@ from tests.support.stitched_models import binary_op, one, together
 SHAPE = (64, 128)
 OPS = ("Add", "Mul", "Sub")
 TARGET = "wormhole_n150"
-WISHES = {
+PLACEMENTS = {
     "as the compiler likes": (),
     "all in L1": ("input.x.space=l1", "input.w.space=l1", "output.y.space=l1"),
     "tiles in DRAM": ("input.x.layout=tile", "output.y.layout=tile", "output.y.space=dram"),
@@ -30,12 +30,12 @@ def expected(x: Array, weights: list[Array]) -> Array:
     return (x + weights[0]) * weights[1] - weights[2]
 
 
-@pytest.mark.parametrize("wishes", WISHES.values(), ids=WISHES.keys())
+@pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS.keys())
 @pytest.mark.parametrize("files", [1, 3])
 def test_the_chain_over_one_or_three_files_keeps_weights_and_numbers(
-    files: int, wishes: tuple[str, ...], tmp_path: Path
+    files: int, placement: tuple[str, ...], tmp_path: Path
 ) -> None:
-    models = [binary_op(op.lower(), op, SHAPE, target=TARGET, wishes=wishes) for op in OPS]
+    models = [binary_op(op.lower(), op, SHAPE, target=TARGET, placement=placement) for op in OPS]
     rng = np.random.default_rng(7)
     x, *arrays = (rng.standard_normal(SHAPE, dtype=np.float32) for _ in range(4))
     if files == 1:
@@ -78,8 +78,8 @@ def test_a_called_chain_keeps_every_activation() -> None:
 
 
 def test_an_output_that_its_reader_finds_in_place_is_not_copied() -> None:
-    wishes = ("input.x.space=l1", "output.y.space=l1", "input.w.space=l1")
-    models = [binary_op(op.lower(), op, SHAPE, target=TARGET, wishes=wishes) for op in OPS]
+    placement = ("input.x.space=l1", "output.y.space=l1", "input.w.space=l1")
+    models = [binary_op(op.lower(), op, SHAPE, target=TARGET, placement=placement) for op in OPS]
     x = np.ones(SHAPE, np.float32)
     with stitch.open_device(TARGET) as device:
         programs = [device.load(m) for m in models]

@@ -147,7 +147,7 @@ def test_a_copy_in_tiles_is_never_trusted() -> None:
         tiles = device.load(
             stitch.compile(
                 lambda v: v * 2.0, (X,), target=device.machine,
-                wishes="input.v.layout=tile",
+                placement="input.v.layout=tile",
             )
         )  # fmt: skip
         array = X.copy()

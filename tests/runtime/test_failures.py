@@ -84,7 +84,7 @@ def test_a_plan_that_cannot_be_made_changes_nothing_and_names_what_is_in_the_way
 
 def test_a_donation_is_undone_where_no_plan_can_be_made() -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        eat = device.load(consuming("eat", 3.0, wishes=("input.x.space=l1",)))
+        eat = device.load(consuming("eat", 3.0, placement=("input.x.space=l1",)))
         x = device.tensor(integers()).to_layout(Layout(F32, Space.DRAM))
         stitch.wait(x)
         tensor = fill_l1(device, leave=64)
@@ -99,7 +99,7 @@ def test_a_donation_is_undone_where_no_plan_can_be_made() -> None:
 
 
 def test_in_a_window_only_the_tasks_that_cannot_be_planned_fail() -> None:
-    big = scaled("big", 2.0, (64, 64), wishes=("input.x.space=l1", "output.y.space=l1"))
+    big = scaled("big", 2.0, (64, 64), placement=("input.x.space=l1", "output.y.space=l1"))
     with stitch.open_device("tiny", debug=True) as device:
         a, huge = device.load(scaled("a", 2.0)), device.load(big)
         tensor = fill_l1(device, leave=4096)
@@ -160,7 +160,7 @@ def test_after_a_failure_finished_outputs_stay_and_dependants_are_cancelled(
 
 def test_a_donated_tensor_is_lost_with_the_task_that_took_it() -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        eat = device.load(consuming("eat", 3.0, wishes=("input.x.space=l1",)))
+        eat = device.load(consuming("eat", 3.0, placement=("input.x.space=l1",)))
         base = used(device)
         undo = stopping_at(device, "eat", "after_operation")
         x = device.tensor(integers()).to_layout(Layout(F32, Space.L1))
@@ -175,9 +175,9 @@ def test_a_donated_tensor_is_lost_with_the_task_that_took_it() -> None:
 
 def test_a_failure_after_an_eviction_leaves_the_evicted_tensor_readable() -> None:
     small = tiny(l1_nbytes=4096)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device(small, debug=True) as device:
-        a = device.load(scaled("a", 2.0, (32, 64), target=small, wishes=wishes))
+        a = device.load(scaled("a", 2.0, (32, 64), target=small, placement=placement))
         x = device.tensor(integers((32, 64)))
         held = [one(a(x))]
         stitch.wait(held)
@@ -205,7 +205,7 @@ def test_a_failing_pipeline_fails_like_calls_and_works_again() -> None:
 
 def test_copies_are_forbidden_where_they_are_new_and_where_they_are_replayed() -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        a = device.load(scaled("a", 2.0, wishes=("input.x.space=l1", "output.y.space=l1")))
+        a = device.load(scaled("a", 2.0, placement=("input.x.space=l1", "output.y.space=l1")))
         pipeline = stitch.Pipeline([a])
         for _ in range(3):
             np.testing.assert_array_equal(one(a(integers())).numpy(), integers() * 2 + 1)
@@ -226,9 +226,9 @@ def test_copies_are_forbidden_where_they_are_new_and_where_they_are_replayed() -
 
 
 def test_clashing_addresses_name_both_and_leave_the_device_as_it_was() -> None:
-    wishes = ("input.x.address=0x1000", "input.x.space=l1")
+    placement = ("input.x.address=0x1000", "input.x.space=l1")
     with stitch.open_device("tiny", debug=True) as device:
-        a = device.load(scaled("a", 2.0, wishes=wishes))
+        a = device.load(scaled("a", 2.0, placement=placement))
         tensor = device.empty(TensorDesc((4, 64), Layout(F32, Space.L1, address=0x1000)))
         device.write(tensor, integers())
         pinned = np.from_dlpack(tensor)
@@ -317,8 +317,8 @@ def test_an_interrupt_while_tasks_run_one_by_one_leaves_nothing_pending(
     error: type[BaseException],
 ) -> None:
     small = tiny(l1_nbytes=4096)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
-    wide = scaled("wide", 2.0, (32, 64), target=small, wishes=wishes)
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    wide = scaled("wide", 2.0, (32, 64), target=small, placement=placement)
     with stitch.open_device(small) as device:
         big, a = device.load(wide), device.load(scaled("a", 2.0, target=small))
         conflicting_slots = np.from_dlpack(device.empty(TensorDesc((4, 64), Layout(F32, Space.L1))))

@@ -130,13 +130,13 @@ def test_tensors_of_a_full_l1_that_change_places_are_whole_wherever_that_fails(
 ) -> None:
     machine = machine_with(l1_nbytes=512)
     base = machine.shape.space(L1).base
-    wishes = [
+    placement = [
         f"input.x.address={base:#x}",
         f"input.w.address={base + 256:#x}",
         "output.y.space=dram",
     ]
-    wishes += ["input.x.space=l1", "input.w.space=l1"]
-    least = binary_op("least", "Min", (4, 64), target=machine, wishes=wishes)
+    placement += ["input.x.space=l1", "input.w.space=l1"]
+    least = binary_op("least", "Min", (4, 64), target=machine, placement=placement)
     there = Layout(DataType.FLOAT32, L1)
     fuse = Fuse()
     plans = lay(monkeypatch, fuse)

@@ -42,8 +42,8 @@ Call = Callable[[Any], stitch.Tensor]
 
 def call_of(device: stitch.Device, names: str, form: str) -> Call:
     """y = x / 2 + 1, by a program that names addresses, perhaps after one that names none."""
-    fixed = device.load(scaled("fixed", 0.5, target=MACHINE, wishes=NAMES[names]))
-    loose = device.load(scaled("loose", 0.5, target=MACHINE, wishes=NAMES[names][:2]))
+    fixed = device.load(scaled("fixed", 0.5, target=MACHINE, placement=NAMES[names]))
+    loose = device.load(scaled("loose", 0.5, target=MACHINE, placement=NAMES[names][:2]))
     if "pipeline" in form:
         pipe = stitch.Pipeline([loose, fixed] if "two" in form else [fixed])
         return lambda x: one(pipe(x))

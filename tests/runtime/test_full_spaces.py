@@ -89,7 +89,7 @@ def test_one_plan_serves_whatever_leaves(
     machine: Machine, window: int, placed_plans: list[tuple[Plan, Plan]]
 ) -> None:
     with stitch.open_device(machine, window=window) as device:
-        programs = [device.load(scaled(n, f, SHAPE, target=machine, wishes=IN_L1))
+        programs = [device.load(scaled(n, f, SHAPE, target=machine, placement=IN_L1))
                     for n, f in (("a", 2.0), ("b", 0.5))]  # fmt: skip
         pipe, held = stitch.Pipeline(programs), []
         # The plans that serve are made by the 38th. What would be planned instead, each time anew,
@@ -108,7 +108,7 @@ def test_one_plan_serves_whatever_leaves(
 
 def test_a_pass_takes_as_long_however_many_are_held() -> None:
     with stitch.open_device(DEEP) as device:
-        program = device.load(scaled("s", 2.0, SHAPE, target=DEEP, wishes=IN_L1))
+        program = device.load(scaled("s", 2.0, SHAPE, target=DEEP, placement=IN_L1))
         held: list[stitch.Tensor] = []
 
         def run() -> None:
@@ -124,8 +124,8 @@ def test_a_pass_takes_as_long_however_many_are_held() -> None:
 
 
 MIXED = tuple(
-    scaled(f"s{index}", factor, shape, target=SMALL, wishes=wishes).encode()
-    for index, (factor, shape, wishes) in enumerate((
+    scaled(f"s{index}", factor, shape, target=SMALL, placement=placement).encode()
+    for index, (factor, shape, placement) in enumerate((
         (2.0, SHAPE, IN_L1),
         (0.5, SHAPE, IN_L1),
         (3.0, SHAPE, ("input.x.space=l1", "output.y.space=dram")),
@@ -198,7 +198,7 @@ def holding(rows: int) -> stitch.CompiledModel:
 
 def test_what_went_to_the_host_for_want_of_room_goes_to_dram_once_there_is_some() -> None:
     with stitch.open_device(SMALL, window=1) as device:
-        program = device.load(scaled("s", 2.0, SHAPE, target=SMALL, wishes=IN_L1))
+        program = device.load(scaled("s", 2.0, SHAPE, target=SMALL, placement=IN_L1))
         big = device.load(holding(190))
         held: list[stitch.Tensor] = []
 

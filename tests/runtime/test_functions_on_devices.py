@@ -155,7 +155,7 @@ def test_an_update_comes_after_those_that_read_before() -> None:
 
 
 def test_a_result_lies_where_it_is_described() -> None:
-    binary = scaled("a", 3.0, wishes=("input.x.space=l1", "output.y.space=l1"))
+    binary = scaled("a", 3.0, placement=("input.x.space=l1", "output.y.space=l1"))
     with stitch.open_device("tiny") as device:
         a = device.load(binary)
         in_l1 = a.program.input_desc(0)
@@ -311,7 +311,7 @@ def test_what_is_independent_runs_also_where_a_window_has_no_room_as_a_whole(win
     log, large, in_l1 = Log(), np.ones((256, 8), np.float32), Layout(DataType.FLOAT32, Space.L1)
     wide = stitch.compile(
         lambda x: x + x, [large], target="tiny", name="wide",
-        wishes=("input.0.space=l1", "output.0.space=l1"),
+        placement=("input.0.space=l1", "output.0.space=l1"),
     )  # fmt: skip
     with stitch.open_device("tiny", window=window) as device:
         loaded = device.load(wide)

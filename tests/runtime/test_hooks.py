@@ -57,9 +57,9 @@ def test_operation_hooks_see_the_numbers_and_cannot_change_them(layout: str) -> 
         with pytest.raises(ValueError, match="WRITEABLE"):
             context.outputs[0].flags.writeable = True
 
-    wishes = (f"input.x.layout={layout}", f"output.y.layout={layout}")
+    placement = (f"input.x.layout={layout}", f"output.y.layout={layout}")
     with stitch.open_device("tiny", debug=True) as device:
-        a = device.load(scaled("a", 2.0, (32, 32), wishes=wishes))
+        a = device.load(scaled("a", 2.0, (32, 32), placement=placement))
         device.hooks.register(after_operation=look)
         one(a(integers((32, 32)))).numpy()
     np.testing.assert_array_equal(found[0], integers((32, 32)) * 2)
@@ -74,7 +74,7 @@ def test_a_hook_before_the_first_operation_sees_operands_that_are_staged() -> No
             found.append(context.inputs[0].copy())
 
     with stitch.open_device("tiny") as device:
-        a = device.load(scaled("a", 2.0, (32, 32), wishes=("input.x.layout=tile",)))
+        a = device.load(scaled("a", 2.0, (32, 32), placement=("input.x.layout=tile",)))
         device.hooks.register(before_operation=look)
         one(a(integers((32, 32)))).numpy()
     np.testing.assert_array_equal(found[0], integers((32, 32)))

@@ -231,7 +231,7 @@ def moved_and_interrupted(owner: Any, name: str, *, behind: bool) -> None:
     layout = stitch.Layout(stitch.DataType.FLOAT32, stitch.Space.L1)
     given = integers((192, 16))
     with stitch.open_device("tiny") as device:
-        program = device.load(scaled("large", 2.0, given.shape, wishes=["output.y.space=l1"]))
+        program = device.load(scaled("large", 2.0, given.shape, placement=["output.y.space=l1"]))
         held = []
         for number in range(6):
             tensor = device.empty(stitch.TensorDesc((160, 16), layout))

@@ -182,8 +182,8 @@ def test_pipelines_calls_and_held_results_are_the_same_on_two(
 
 def test_programs_that_share_scratch_run_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shorten(monkeypatch)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
-    a, b = scaled("a", 2.0, wishes=wishes), scaled("b", 3.0, wishes=wishes)
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    a, b = scaled("a", 2.0, placement=placement), scaled("b", 3.0, placement=placement)
     assert a.program.scratch.size_per_bank
     with stitch.open_device("tiny", lanes=2) as device:
         first, second = device.load(a), device.load(b)

@@ -75,7 +75,9 @@ def test_work_that_repeats_takes_the_place_of_its_last_run() -> None:
 @pytest.mark.parametrize("handle_goes_first", [True, False])
 def test_an_exported_result_is_held_until_it_is_let_go_of(handle_goes_first: bool) -> None:
     with stitch.open_device("tiny") as device:
-        pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, wishes=("output.0.space=dram",)))])
+        pipeline = stitch.Pipeline(
+            [device.load(scaled("a", 2.0, placement=("output.0.space=dram",)))]
+        )
         empty, addresses = used(device), set()
         for start in range(12):
             y = one(pipeline(integers(start=start)))
@@ -133,7 +135,7 @@ def test_what_a_pipeline_ran_lately_gives_its_memory_up_late() -> None:
 
 def test_the_spare_memory_of_the_only_lease_is_taken_before_anything_is_evicted() -> None:
     with stitch.open_device("tiny") as device:
-        tiles = device.load(scaled("a", 2.0, (8, 8), wishes=["output.y.layout=tile"]))
+        tiles = device.load(scaled("a", 2.0, (8, 8), placement=["output.y.layout=tile"]))
         x = integers((8, 8))
         first = one(tiles(x))
         spare = one(tiles(x))
@@ -161,7 +163,9 @@ def test_a_recording_tells_one_buffer_from_two(machine: str) -> None:
             np.testing.assert_array_equal(one(program(right, left)).numpy(), z - x)
 
 
-def test_a_place_is_handed_out_again_without_what_was_wished_or_remembered_of_its_value() -> None:
+def test_a_place_is_handed_out_again_without_what_was_requested_or_remembered_of_its_value() -> (
+    None
+):
     with stitch.open_device("tiny") as device:
         pipeline = stitch.Pipeline([device.load(scaled("a", 2.0))])
         weights = device.load(parameters_only("weights", 3.0))
@@ -285,9 +289,9 @@ def test_a_held_value_that_a_program_finds_at_an_address_is_there_in_the_next_ru
             device.empty(TensorDesc((4, 64), Layout(F32, Space.L1, address=base + at)))
             for at in (0x100, 0x300)
         ]
-        first = device.load(scaled("first", 2.0, target=machine, wishes=here))
-        wishes = (*here, f"input.x.address={spot:#x}")
-        then = device.load(scaled("then", 3.0, target=machine, wishes=wishes))
+        first = device.load(scaled("first", 2.0, target=machine, placement=here))
+        placement = (*here, f"input.x.address={spot:#x}")
+        then = device.load(scaled("then", 3.0, target=machine, placement=placement))
         held: list[stitch.Tensor] = []
         for start in range(4):
             h = one(first(integers(start=start)))
@@ -305,9 +309,9 @@ def test_what_overwrites_a_result_at_an_address_lies_there_in_the_next_run(makes
         machine = device.machine
         assert machine.shape.l1 is not None
         spot = machine.shape.l1.base + 0x600
-        wishes = ("input.x.space=l1", "output.y.space=l1", f"output.y.address={spot:#x}")
-        first = device.load(scaled("first", 2.0, target=machine, wishes=wishes))
-        eat = device.load(consuming("eat", 3.0, target=machine, wishes=("input.x.space=l1",)))
+        placement = ("input.x.space=l1", "output.y.space=l1", f"output.y.address={spot:#x}")
+        first = device.load(scaled("first", 2.0, target=machine, placement=placement))
+        eat = device.load(consuming("eat", 3.0, target=machine, placement=("input.x.space=l1",)))
         for hold in (1, 2):
             held: list[tuple[stitch.Tensor, int]] = []
             for start in range(6):
@@ -331,7 +335,7 @@ def test_a_host_tensor_of_which_no_copy_can_stay_is_copied_in_each_time() -> Non
     here = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device(machine) as device:
         programs = [
-            device.load(scaled(name, factor, target=machine, wishes=here))
+            device.load(scaled(name, factor, target=machine, placement=here))
             for name, factor in (("a", 2.0), ("b", 3.0))
         ]
         pipeline = stitch.Pipeline(programs)
@@ -352,7 +356,7 @@ def test_a_host_tensor_of_which_no_copy_can_stay_is_copied_in_each_time() -> Non
         del shared, walls
 
 
-def test_what_was_wished_of_an_exported_result_is_not_wished_of_the_next() -> None:
+def test_what_was_requested_of_an_exported_result_is_not_requested_of_the_next() -> None:
     with stitch.open_device("host") as device:
         pipeline = stitch.Pipeline([device.load(scaled("a", 2.0, target="host"))])
         for _ in range(5):
@@ -467,7 +471,7 @@ def test_finding_places_takes_as_long_for_each_result_however_many_there_are() -
 
 def test_a_result_that_lies_where_its_recording_works_is_not_run_over() -> None:
     """It was moved out once, and came back when no other memory was left for both results."""
-    small, wishes = tiny(l1_nbytes=8192), ("input.x.space=l1", "output.y.space=l1")
+    small, placement = tiny(l1_nbytes=8192), ("input.x.space=l1", "output.y.space=l1")
 
     def large(b: ComputationGraphBuilder) -> None:
         x = b.input("x", (12, 64), "float32")
@@ -479,8 +483,10 @@ def test_a_result_that_lies_where_its_recording_works_is_not_run_over() -> None:
         b.output("z", x - 1.0)
 
     with stitch.open_device(small, window=1) as device:
-        first = device.load(model("large", large, target=small, wishes=wishes))
-        last = device.load(model("two", two, target=small, wishes=(*wishes, "output.z.space=l1")))
+        first = device.load(model("large", large, target=small, placement=placement))
+        last = device.load(
+            model("two", two, target=small, placement=(*placement, "output.z.space=l1"))
+        )
         pipeline, records = stitch.Pipeline([first, last]), device.records
         several(pipeline(integers((12, 64))))
         device.flush()

@@ -22,8 +22,8 @@ def program(name: str, *operators: str, rows: int = 4, stored: str = "float32") 
     for operator in operators:
         y = b.op(operator, y)
     b.output("y", y)
-    wish = f"output.y.data_type={stored}"
-    return stitch.compile(b.build(), target="wormhole_n150", wishes=[wish]).binary.programs[0]
+    option = f"output.y.data_type={stored}"
+    return stitch.compile(b.build(), target="wormhole_n150", placement=[option]).binary.programs[0]
 
 
 def terms(executor: str, *programs: Program) -> LinkTerms:
@@ -110,7 +110,7 @@ def test_the_torch_executor_does_not_promise_equal_bits() -> None:
 def test_block_formats_are_not_linked_at_all() -> None:
     b = ComputationGraphBuilder("a")
     b.output("y", b.op("Relu", b.input("x", (32, 32), "float32")))
-    wishes = ["output.y.data_type=bfp8", "output.y.space=dram"]
-    model = stitch.compile(b.build(), target="wormhole_n150", wishes=wishes)
+    placement = ["output.y.data_type=bfp8", "output.y.space=dram"]
+    model = stitch.compile(b.build(), target="wormhole_n150", placement=placement)
     with pytest.raises(LinkError, match="block format"):
         stitch.link([model, model])

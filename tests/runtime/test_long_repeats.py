@@ -117,7 +117,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     model("mix", mix).save("mix.ttb")
     consuming("eat", 0.5, SHAPE).save("eat.ttb")
     at = ("input.x.space=l1", "input.x.address=0x600")
-    model("fixed", half, wishes=at).save("fixed.ttb")
+    model("fixed", half, placement=at).save("fixed.ttb")
     yield tmp_path
 
 

@@ -27,8 +27,8 @@ def n150(**figures: int) -> Machine:
     return dataclasses.replace(machine, shape=dataclasses.replace(machine.shape, l1=l1))
 
 
-def file_for(machine: Machine, *wishes: str) -> bytes:
-    return scaled("a", 0.5, target=machine, wishes=(*IN_L1, *wishes)).encode()
+def file_for(machine: Machine, *placement: str) -> bytes:
+    return scaled("a", 0.5, target=machine, placement=(*IN_L1, *placement)).encode()
 
 
 def test_a_binary_runs_where_the_usable_addresses_begin_higher() -> None:
@@ -71,7 +71,7 @@ def test_an_address_off_the_granule_is_named() -> None:
 def test_what_is_larger_than_a_space_is_named() -> None:
     small = n150(limit=n150().shape.l1.base + 64)  # type: ignore[union-attr]
     with stitch.open_device(small) as device, pytest.raises(IncompatibleError) as caught:
-        device.load(scaled("a", 0.5, (4096, 64), target="wormhole_n150", wishes=IN_L1).encode())
+        device.load(scaled("a", 0.5, (4096, 64), target="wormhole_n150", placement=IN_L1).encode())
     assert "is larger than l1" in str(caught.value)
 
 
@@ -83,7 +83,7 @@ def test_tensors_smaller_than_a_granule_take_one_each(policy: Policy) -> None:
     shape = dataclasses.replace(machine.shape, l1=dataclasses.replace(l1, policy=policy))
     x = integers((4, 4))
     with stitch.open_device(dataclasses.replace(machine, shape=shape)) as device:
-        small = scaled("a", 0.5, (4, 4), target=machine, wishes=IN_L1).encode()
+        small = scaled("a", 0.5, (4, 4), target=machine, placement=IN_L1).encode()
         loaded = device.load(small)
         held = [one(loaded(x)) for _ in range(4)]
         for tensor in held:

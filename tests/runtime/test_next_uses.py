@@ -198,9 +198,9 @@ def test_what_is_read_elsewhere_next_gives_way_in_l1(window: int) -> None:
     reads counted, what nobody reads again was written out each round."""
     machine = tiny(l1_nbytes=4 * 1024)
     l1 = ("output.y.space=l1", "input.x.space=l1")
-    first = scaled("first", 1.0, shape=SHAPE, target=machine, wishes=l1)
-    wishes = ("output.y.space=l1", "input.x.space=dram", "input.w.space=l1")
-    add = binary_op("add", "Add", SHAPE, target=machine, wishes=wishes)
+    first = scaled("first", 1.0, shape=SHAPE, target=machine, placement=l1)
+    placement = ("output.y.space=l1", "input.x.space=dram", "input.w.space=l1")
+    add = binary_op("add", "Add", SHAPE, target=machine, placement=placement)
     copies: list[int] = []
     held: list[stitch.Tensor] = []
     with stitch.open_device(machine, window=window) as device:

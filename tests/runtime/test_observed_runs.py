@@ -44,7 +44,7 @@ def observed(device: stitch.Device, how: str) -> Iterator[list[object]]:
 
 def way(device: stitch.Device, name: str) -> Callable[[Array], stitch.Tensor]:
     """Two programs with a conversion between them; their operations are computed by chunks."""
-    a = device.load(scaled("a", 2.0, SHAPE, target=MACHINE, wishes=("output.y.layout=tile",)))
+    a = device.load(scaled("a", 2.0, SHAPE, target=MACHINE, placement=("output.y.layout=tile",)))
     b = device.load(scaled("b", 3.0, SHAPE, target=MACHINE))
     prepared = b.prepared()
     assert isinstance(prepared, PreparedKernels)
@@ -164,7 +164,7 @@ def test_a_run_that_a_hook_ends_has_done_the_steps_before_it(
     events: list[object] = []
     with stitch.open_device("tiny") as device:
         pipe = stitch.Pipeline(
-            [device.load(scaled(n, 2.0, wishes=("input.x.space=l1",))) for n in "abc"]
+            [device.load(scaled(n, 2.0, placement=("input.x.space=l1",))) for n in "abc"]
         )
         for _ in range(settled):
             pipe(integers())

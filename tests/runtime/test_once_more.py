@@ -104,9 +104,9 @@ def test_a_tensor_that_was_given_away_is_not_read_again(device: Device) -> None:
 @pytest.mark.parametrize("space", ["l1", "dram"])
 def test_what_is_written_to_a_tensor_that_others_see_since_is_read(space: str) -> None:
     with stitch.open_device("tiny") as device:
-        made = one(device.load(scaled("a", 1.0, wishes=[f"output.y.space={space}"]))(X))
+        made = one(device.load(scaled("a", 1.0, placement=[f"output.y.space={space}"]))(X))
         made.settle()
-        prepared = _prepared(device, scaled("b", 2.0, wishes=["input.x.space=l1"]))
+        prepared = _prepared(device, scaled("b", 2.0, placement=["input.x.space=l1"]))
         _ready(prepared, made)
         seen = np.from_dlpack(made)
         seen[...] = 5.0

@@ -29,15 +29,15 @@ F32 = DataType.FLOAT32
 MACHINE = tiny(l1_nbytes=2048)
 IN_L1 = ("input.x.space=l1", "output.y.space=l1")
 PROGRAMS = {
-    "plain": scaled("plain", 2.0, SHAPE, target=MACHINE, wishes=IN_L1).encode(),
+    "plain": scaled("plain", 2.0, SHAPE, target=MACHINE, placement=IN_L1).encode(),
     "fixed": scaled("fixed", 3.0, SHAPE, target=MACHINE,
-                    wishes=(*IN_L1, "input.x.address=0x600")).encode(),
+                    placement=(*IN_L1, "input.x.address=0x600")).encode(),
     "dram": scaled("dram", 5.0, SHAPE, target=MACHINE,
-                   wishes=("input.x.space=dram", "output.y.space=l1")).encode(),
+                   placement=("input.x.space=dram", "output.y.space=l1")).encode(),
     "tiles": scaled("tiles", 7.0, SHAPE, target=MACHINE,
-                    wishes=("input.x.space=dram", "input.x.layout=tile",
+                    placement=("input.x.space=dram", "input.x.layout=tile",
                             "output.y.space=l1")).encode(),
-    "eat": consuming("eat", 4.0, SHAPE, target=MACHINE, wishes=("input.x.space=l1",)).encode(),
+    "eat": consuming("eat", 4.0, SHAPE, target=MACHINE, placement=("input.x.space=l1",)).encode(),
 }  # fmt: skip
 Mutation = Callable[[Plan], Plan]
 

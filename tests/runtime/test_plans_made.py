@@ -31,7 +31,7 @@ def test_work_under_pressure_that_lends_nothing_is_planned_in_one_picture(
 
     monkeypatch.setattr(window_plans, "plan", counted)
     with stitch.open_device(machine) as device:
-        program = device.load(scaled("s", 2.0, SHAPE, target=machine, wishes=IN_L1))
+        program = device.load(scaled("s", 2.0, SHAPE, target=machine, placement=IN_L1))
         results = [device.tensor(np.ones(SHAPE, np.float32))]
         for _ in range(8):
             results.append(one(program(results[-1])))
@@ -48,12 +48,12 @@ L1, DRAM = Layout(F32, Space.L1), Layout(F32, Space.DRAM)
 PROGRAMS = tuple(
     compiled.encode()
     for compiled in (
-        scaled("in_l1", 2.0, SHAPE, target=ROOMY, wishes=IN_L1),
+        scaled("in_l1", 2.0, SHAPE, target=ROOMY, placement=IN_L1),
         scaled("in_dram", 0.5, SHAPE, target=ROOMY,
-               wishes=("input.x.space=dram", "output.y.space=dram")),
-        consuming("eat", 0.25, SHAPE, target=ROOMY, wishes=("input.x.space=l1",)),
+               placement=("input.x.space=dram", "output.y.space=dram")),
+        consuming("eat", 0.25, SHAPE, target=ROOMY, placement=("input.x.space=l1",)),
         binary_op("sub", "Sub", SHAPE, target=ROOMY, kind=InputKind.ACTIVATION,
-                  wishes=("input.x.space=l1", "input.w.space=l1", "output.y.space=l1")),
+                  placement=("input.x.space=l1", "input.w.space=l1", "output.y.space=l1")),
     )
 )  # fmt: skip
 

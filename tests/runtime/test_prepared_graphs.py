@@ -62,10 +62,10 @@ def mixed_reference(x: Array, w: Array) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("window", (1, 64))
-@pytest.mark.parametrize("wishes", ((), IN_L1))
-def test_a_graph_gives_what_its_tasks_give(window: int, wishes: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("placement", ((), IN_L1))
+def test_a_graph_gives_what_its_tasks_give(window: int, placement: tuple[str, ...]) -> None:
     with open_tiny(window=window) as device:
-        prepared = device.prepare(mixed(scaled("a", 3.0, wishes=wishes)))
+        prepared = device.prepare(mixed(scaled("a", 3.0, placement=placement)))
         assert prepared.input_names == ("x", "w")
         assert prepared.output_names == ("last", "middle")
         for i in range(6):
@@ -366,8 +366,8 @@ def test_what_a_failure_leaves_half_way_is_given_back(window: int) -> None:
 def test_arrays_that_lie_in_a_space_after_a_failure_are_read_as_they_are(window: int) -> None:
     """What one array's copy gives is not what another's does, in the run that fails and later."""
     programs = {
-        name: stitch.compile(function, [X] * takes, target="tiny", name=name, wishes=wishes)
-        for name, function, takes, wishes in (
+        name: stitch.compile(function, [X] * takes, target="tiny", name=name, placement=placement)
+        for name, function, takes, placement in (
             ("add", lambda x, y: x + y, 2, ("input.0.space=dram", "input.1.space=dram")),
             ("negate", lambda x: -x, 1, ("input.0.space=dram",)),
         )

@@ -88,7 +88,7 @@ def test_elements_of_a_pending_nest_are_read_in_one_run(device: stitch.Device) -
 
 def test_a_view_that_was_queued_has_bytes_of_its_own() -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        program = device.load(scaled("a", 2.0, wishes=("output.y.space=l1",)))
+        program = device.load(scaled("a", 2.0, placement=("output.y.space=l1",)))
         whole = one(program(integers()))
         queued = whole[1]
         whole.settle()
@@ -107,7 +107,7 @@ def test_a_view_that_was_queued_has_bytes_of_its_own() -> None:
 
 def test_a_view_whose_last_handle_is_dropped_before_it_ran_leaves_nothing() -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        whole = one(device.load(scaled("a", 2.0, wishes=("output.y.space=l1",)))(integers()))
+        whole = one(device.load(scaled("a", 2.0, placement=("output.y.space=l1",)))(integers()))
         for _ in range(3):
             whole[1:][1]
         del whole
@@ -249,10 +249,10 @@ def test_views_of_what_no_program_copies_run_the_queue_and_share() -> None:
 
 
 def test_where_copies_are_forbidden_the_queue_runs_and_the_view_shares() -> None:
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device("tiny", debug=True) as device:
-        a = device.load(scaled("a", 2.0, wishes=("output.y.space=l1",)))
-        b = device.load(scaled("row", 3.0, SHAPE[1:], wishes=wishes))
+        a = device.load(scaled("a", 2.0, placement=("output.y.space=l1",)))
+        b = device.load(scaled("row", 3.0, SHAPE[1:], placement=placement))
         x = device.tensor(integers()).to_layout(a.input_layout(0))
         with stitch.forbid_copies(device):
             view = one(a(x))[2]
@@ -264,10 +264,10 @@ def test_where_copies_are_forbidden_the_queue_runs_and_the_view_shares() -> None
 @pytest.mark.parametrize("rows", [1, 2, 3, 7])
 def test_where_no_copy_fits_the_queue_runs_and_the_view_shares(rows: int) -> None:
     machine = tiny(l1_nbytes=2560, core_grid=(1, 1))
-    x, wishes = integers((8, 64)), ("input.x.space=l1", "output.y.space=dram")
+    x, placement = integers((8, 64)), ("input.x.space=l1", "output.y.space=dram")
     with stitch.open_device(machine, debug=True) as device:
-        a = device.load(scaled("a", 2.0, x.shape, target=machine, wishes=("output.y.space=l1",)))
-        b = device.load(scaled("rows", 3.0, (rows, 64), target=machine, wishes=wishes))
+        a = device.load(scaled("a", 2.0, x.shape, target=machine, placement=("output.y.space=l1",)))
+        b = device.load(scaled("rows", 3.0, (rows, 64), target=machine, placement=placement))
         result = one(b(one(a(x))[8 - rows :]))
         np.testing.assert_array_equal(result.numpy(), expected(x)[8 - rows :] * 3 + 1)
 

@@ -173,16 +173,16 @@ def test_what_is_freed_while_it_is_computed_goes_when_that_is_done() -> None:
         assert source.shape == first.shape == second.shape
 
 
-@pytest.mark.parametrize("wish", ["to be remembered", "to be retained"])
-def test_what_is_wished_of_a_result_while_it_is_computed_is_no_wish_for_the_next(
-    wish: str,
+@pytest.mark.parametrize("option", ["to be remembered", "to be retained"])
+def test_what_is_requested_of_a_result_while_it_is_computed_is_no_option_for_the_next(
+    option: str,
 ) -> None:
     def triple(b: stitch.ComputationGraphBuilder) -> None:
         b.output("y", b.input("w", (4, 64), "float32", InputKind.PARAMETER) * 3)
 
     with opened(debug=False) as (device, gate):
-        slow = device.load(scaled("slow", 2.0, wishes=("output.y.space=l1",)))
-        weights = device.load(model("weights", triple, wishes=("input.w.space=l1",)))
+        slow = device.load(scaled("slow", 2.0, placement=("output.y.space=l1",)))
+        weights = device.load(model("weights", triple, placement=("input.w.space=l1",)))
         pipeline = stitch.Pipeline([slow])
         gate.may_end.set()
         for i in range(4):
@@ -193,11 +193,11 @@ def test_what_is_wished_of_a_result_while_it_is_computed_is_no_wish_for_the_next
             del result
             again = one(slow(x))
             with gate.closed(device.flush):
-                if wish == "to be retained":
+                if option == "to be retained":
                     again.retain = True
                 else:
                     remembered = one(weights(again))
-            if wish == "to be remembered":
+            if option == "to be remembered":
                 np.testing.assert_array_equal(remembered.numpy(), affine(x, 2) * 3)
                 del remembered
             del again
@@ -290,8 +290,8 @@ def test_an_interrupted_run_is_missed_by_what_was_queued_for_its_results() -> No
 def test_what_a_task_that_cannot_run_reads_stays_for_one_that_it_is_donated_to() -> None:
     with opened() as (device, _):
         in_l1 = ("input.x.space=l1", "output.y.space=l1")
-        quick = device.load(scaled("quick", 3.0, wishes=in_l1))
-        eats = device.load(consuming("eats", -1.0, wishes=in_l1))
+        quick = device.load(scaled("quick", 3.0, placement=in_l1))
+        eats = device.load(consuming("eats", -1.0, placement=in_l1))
         value = one(quick(integers()))
         device.flush()
         with stitch.forbid_copies(device):

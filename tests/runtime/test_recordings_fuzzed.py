@@ -107,9 +107,9 @@ def kinds(name: str) -> tuple[Kind, ...]:
             ("fixed_out", (*IN_L1, f"output.y.address={base + 0x600:#x}")),
         ]
     made = []
-    for number, (word, wishes) in enumerate(spread):
+    for number, (word, placement) in enumerate(spread):
         a, b = 0.5, number + 1.0
-        made.append(Kind(_affine(f"affine_{word}", a, b, machine, wishes), halved(a, b)))
+        made.append(Kind(_affine(f"affine_{word}", a, b, machine, placement), halved(a, b)))
     kinds_of_input = (stitch.program.InputKind.ACTIVATION, stitch.program.InputKind.PARAMETER)
     for kind in kinds_of_input:
         compiled = binary_op(f"mean_{kind.value}", "Min", SHAPE, target=machine, kind=kind)
@@ -130,7 +130,7 @@ def kinds(name: str) -> tuple[Kind, ...]:
 
     made.append(Kind(model("turned", turned, target=machine), lambda x: (np.roll(x, 5, 1),)))
     eaten = ("input.x.space=l1",) if shape.l1 is not None else ()
-    made.append(Kind(consuming("eat", -0.5, SHAPE, target=machine, wishes=eaten),
+    made.append(Kind(consuming("eat", -0.5, SHAPE, target=machine, placement=eaten),
                      lambda x: (x * np.float32(-0.5),), donates=True))  # fmt: skip
 
     def weights(b: ComputationGraphBuilder) -> None:
@@ -142,12 +142,12 @@ def kinds(name: str) -> tuple[Kind, ...]:
     return tuple(made)
 
 
-def _affine(name: str, a: float, b: float, machine: Machine, wishes: Sequence[str]
+def _affine(name: str, a: float, b: float, machine: Machine, placement: Sequence[str]
             ) -> stitch.CompiledModel:  # fmt: skip
     def build(builder: ComputationGraphBuilder) -> None:
         builder.output("y", builder.input("x", SHAPE, "float32") * a + b)
 
-    return model(name, build, target=machine, wishes=wishes)
+    return model(name, build, target=machine, placement=placement)
 
 
 def tuple_of(result: Any) -> tuple[stitch.Tensor, ...]:
@@ -277,7 +277,7 @@ class Drill:
     def keep(self, results: Sequence[stitch.Tensor], expected: Sequence[Array],
              remembered: bool = False) -> None:  # fmt: skip
         for tensor, array in zip(results, expected, strict=True):
-            assert remembered or not tensor.retain, "a new result has another's wish"
+            assert remembered or not tensor.retain, "a new result has another's placement option"
             if self.choice.random() < 0.6:
                 held = self.hold(tensor, array)
                 twins = [h for h in self.held if h.tensor._record is tensor._record]

@@ -30,10 +30,10 @@ def replacing(op: str, array: Any) -> Any:
 @pytest.mark.parametrize("executor", ["numpy", "onnxruntime", "auto"])
 @pytest.mark.parametrize("layout", ["row_major", "tile"])
 def test_what_follows_reads_the_replacement(executor: str, layout: str) -> None:
-    wishes = (f"input.x.layout={layout}", f"output.y.layout={layout}")
+    placement = (f"input.x.layout={layout}", f"output.y.layout={layout}")
     sevens = np.full(SHAPE, 7, np.float32)
     with stitch.open_device("tiny", executor=executor) as device:
-        a = device.load(scaled("a", 2.0, SHAPE, wishes=wishes))
+        a = device.load(scaled("a", 2.0, SHAPE, placement=placement))
         undo = device.hooks.register(after_operation=replacing("Mul", sevens))
         np.testing.assert_array_equal(one(a(integers(SHAPE))).numpy(), sevens + 1)
         undo()
@@ -44,7 +44,7 @@ def test_what_follows_reads_the_replacement(executor: str, layout: str) -> None:
 def test_a_replaced_output_is_what_the_device_holds(stored: str) -> None:
     nines = np.full(SHAPE, 9, np.float32)
     with stitch.open_device("tiny", debug=True) as device:
-        a = device.load(scaled("a", 2.0, SHAPE, wishes=(f"output.y.layout={stored}",)))
+        a = device.load(scaled("a", 2.0, SHAPE, placement=(f"output.y.layout={stored}",)))
         b = device.load(scaled("b", 3.0, SHAPE))
         device.hooks.register(after_operation=replacing("Add", nines))
         y = one(a(integers(SHAPE)))
@@ -70,7 +70,7 @@ def test_a_replaced_output_is_named_by_its_number(output: Any) -> None:
 def test_a_replacement_is_rounded_to_the_type_of_its_value() -> None:
     thirds = np.full(SHAPE, 1 / 3, np.float32)
     with stitch.open_device("tiny") as device:
-        a = device.load(scaled("a", 2.0, SHAPE, wishes=("output.y.data_type=bf16",)))
+        a = device.load(scaled("a", 2.0, SHAPE, placement=("output.y.data_type=bf16",)))
         device.hooks.register(after_operation=replacing("Add", thirds))
         got = one(a(integers(SHAPE))).numpy().astype(np.float32)
     assert set(np.unique(got)) == {np.float32(0.333984375)}

@@ -133,8 +133,8 @@ def test_scans_run_from_several_threads() -> None:
 
 def test_a_device_with_memory_of_its_own_runs_scans() -> None:
     """Tiled slots in its spaces: what is between rounds is dense, on the host."""
-    wishes = ("input.xs.layout=tile", "output.y1.layout=tile")
-    model = stitch.compile(scanned_graph("cell"), target="tiny", wishes=wishes)
+    placement = ("input.xs.layout=tile", "output.y1.layout=tile")
+    model = stitch.compile(scanned_graph("cell"), target="tiny", placement=placement)
     plain = stitch.compile(scanned_graph("cell"), target="host")
     rng = np.random.default_rng(2)
     xs, h = rng.standard_normal((6, 4, 32), np.float32), rng.standard_normal((4, 32), np.float32)

@@ -109,7 +109,7 @@ def test_a_file_that_names_a_segment_twice_has_it_on_the_device_once() -> None:
         x = b.input("x", (20, WIDTH), "float32")
         b.output("y", (x + b.parameter("v", drawn)) * b.parameter("w", drawn + 1))
 
-    compiled = model("both", build, target=MACHINE, wishes=["output.y.space=dram"])
+    compiled = model("both", build, target=MACHINE, placement=["output.y.space=dram"])
     program = compiled.binary.programs[0]
     assert len(program.constants) == 2
     equal = tuple(replace(c, data=drawn.copy()) for c in program.constants)

@@ -29,9 +29,9 @@ from tests.support.stitched_models import (
 FACTORS = (2.0, 3.0, 5.0)
 
 
-def programs(device: stitch.Device, *, wishes: tuple[str, ...] = ()) -> list[LoadedProgram]:
+def programs(device: stitch.Device, *, placement: tuple[str, ...] = ()) -> list[LoadedProgram]:
     return [
-        device.load(scaled(name, factor, wishes=wishes))
+        device.load(scaled(name, factor, placement=placement))
         for name, factor in zip("abc", FACTORS, strict=True)
     ]
 
@@ -121,8 +121,13 @@ def test_submitting_a_binary_over_and_over_loads_and_plans_it_once() -> None:
 
 
 def test_weights_are_converted_once_and_again_only_after_a_write() -> None:
-    wishes = ("input.w.layout=tile", "input.w.space=dram", "input.x.space=l1", "output.y.space=l1")
-    compiled = binary_op("add", "Add", (32, 32), wishes=wishes)
+    placement = (
+        "input.w.layout=tile",
+        "input.w.space=dram",
+        "input.x.space=l1",
+        "output.y.space=l1",
+    )
+    compiled = binary_op("add", "Add", (32, 32), placement=placement)
     x = integers((32, 32))
     with stitch.open_device("tiny", debug=True) as device:
         add = device.load(compiled)
@@ -249,7 +254,7 @@ def test_a_result_that_was_freed_written_or_evicted_does_not_confuse_the_pipelin
             elif i % 3 == 1:
                 device.write(result, integers())
         big = device.load(
-            scaled("big", 2.0, (48, 64), wishes=("input.x.space=l1", "output.y.space=l1"))
+            scaled("big", 2.0, (48, 64), placement=("input.x.space=l1", "output.y.space=l1"))
         )
         held = one(pipeline(integers()))
         np.testing.assert_array_equal(

@@ -264,7 +264,7 @@ def test_the_system_description_tells_banks_sizes_and_grid() -> None:
 
 
 def test_get_layout_says_what_a_program_of_a_binary_wants() -> None:
-    compiled = scaled("a", 2.0, wishes=("input.x.space=dram", "input.x.layout=tile"))
+    compiled = scaled("a", 2.0, placement=("input.x.space=dram", "input.x.layout=tile"))
     layout = stitch.get_layout(compiled, "a", "x")
     assert layout == LAYOUTS["dram bf16 tiles"].__class__(F32, Space.DRAM, TILE_SHAPE)
     assert stitch.get_layout(compiled.encode(), 0, 0) == layout

@@ -126,7 +126,7 @@ def test_handles_may_die_in_any_thread() -> None:
 
 def test_reports_beside_eight_computing_threads_are_of_one_moment_and_do_not_wait() -> None:
     with stitch.open_device("tiny", window=3) as device:
-        programs = [device.load(scaled(n, 2.0, wishes=("input.x.space=l1",))) for n in "ab"]
+        programs = [device.load(scaled(n, 2.0, placement=("input.x.space=l1",))) for n in "ab"]
         pipeline, computing, enough = stitch.Pipeline(programs[:1]), 8, 9
         looked: list[int] = []
 

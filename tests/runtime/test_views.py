@@ -129,9 +129,9 @@ def test_deallocating_the_whole_leaves_the_view() -> None:
 
 
 def test_programs_read_views_where_they_lie() -> None:
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device("tiny", debug=True) as device:
-        row = device.load(scaled("row", 2.0, (64,), wishes=wishes))
+        row = device.load(scaled("row", 2.0, (64,), placement=placement))
         tensor = settled(device.tensor(integers()), L1)
         views = [tensor[i] for i in range(4)]
         with stitch.forbid_copies(device):
@@ -142,10 +142,10 @@ def test_programs_read_views_where_they_lie() -> None:
 
 def test_views_follow_their_buffer_when_it_moves_or_is_evicted() -> None:
     small = tiny(l1_nbytes=4096)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device(small, debug=True) as device:
-        big = device.load(scaled("big", 2.0, (28, 64), target=small, wishes=wishes))
-        row = device.load(scaled("row", 3.0, (64,), target=small, wishes=wishes))
+        big = device.load(scaled("big", 2.0, (28, 64), target=small, placement=placement))
+        row = device.load(scaled("row", 3.0, (64,), target=small, placement=placement))
         tensor = settled(device.tensor(integers((16, 64))), L1)
         first, last = tensor[0], tensor[12:]
         assert first.space is Space.L1
@@ -162,8 +162,8 @@ def test_views_follow_their_buffer_when_it_moves_or_is_evicted() -> None:
 
 def test_writing_through_a_view_changes_the_whole_and_the_reverse() -> None:
     with stitch.open_device("tiny", debug=True) as device:
-        dram = device.load(scaled("dram", 2.0, (64,), wishes=("input.x.space=dram",)))
-        whole = device.load(scaled("whole", 2.0, wishes=("input.x.space=dram",)))
+        dram = device.load(scaled("dram", 2.0, (64,), placement=("input.x.space=dram",)))
+        whole = device.load(scaled("whole", 2.0, placement=("input.x.space=dram",)))
         tensor = settled(device.tensor(integers()), L1)
         view = tensor[1]
         stitch.wait([one(dram(view)), one(whole(tensor))])
@@ -209,9 +209,9 @@ def test_dlpack_shows_the_very_bytes_and_pins_them_until_let_go(space: Space) ->
 
 def test_an_exported_buffer_stays_where_it_is() -> None:
     small = tiny(l1_nbytes=4096)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     with stitch.open_device(small, debug=True) as device:
-        big = device.load(scaled("big", 2.0, (28, 64), target=small, wishes=wishes))
+        big = device.load(scaled("big", 2.0, (28, 64), target=small, placement=placement))
         tensor = device.tensor(integers((16, 64))).to_layout(L1)
         address, outside = tensor.address, np.from_dlpack(tensor)
         with pytest.raises(stitch.OutOfMemoryError):
@@ -251,14 +251,14 @@ def test_tensors_enter_other_devices_through_dlpack() -> None:
 
 def test_views_go_on_sharing_after_their_buffer_left_l1() -> None:
     small = tiny(l1_nbytes=4096)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
+    placement = ("input.x.space=l1", "output.y.space=l1")
     shape = (28, 64)
     with stitch.open_device(small, debug=True) as device:
         whole = device.load(
-            scaled("w", 2.0, (16, 64), target=small, wishes=("input.x.space=dram",))
+            scaled("w", 2.0, (16, 64), target=small, placement=("input.x.space=dram",))
         )
-        row = device.load(scaled("r", 2.0, (64,), target=small, wishes=("input.x.space=dram",)))
-        big = device.load(scaled("a", 2.0, shape, target=small, wishes=wishes))
+        row = device.load(scaled("r", 2.0, (64,), target=small, placement=("input.x.space=dram",)))
+        big = device.load(scaled("a", 2.0, shape, target=small, placement=placement))
         tensor = settled(device.tensor(integers((16, 64))), L1)
         view = tensor[1]
         stitch.wait([one(whole(tensor)), one(row(view))])

@@ -25,16 +25,17 @@ LAYOUTS = (
     Layout(F32, Space.DRAM, TILE_SHAPE),
 )
 MODELS = (
-    scaled("in_l1", 2.0, SHAPE, target=MACHINE, wishes=("input.x.space=l1", "output.y.space=l1")),
+    scaled("in_l1", 2.0, SHAPE, target=MACHINE,
+           placement=("input.x.space=l1", "output.y.space=l1")),
     scaled("l1_to_dram", 1.0, SHAPE, target=MACHINE,
-           wishes=("input.x.space=l1", "output.y.space=dram")),
+           placement=("input.x.space=l1", "output.y.space=dram")),
     scaled("fixed", 0.5, SHAPE, target=MACHINE,
-           wishes=("input.x.space=l1", "input.x.address=0x600", "output.y.space=l1")),
+           placement=("input.x.space=l1", "input.x.address=0x600", "output.y.space=l1")),
     scaled("fixed_out", -1.0, SHAPE, target=MACHINE,
-           wishes=("input.x.space=l1", "output.y.space=l1", "output.y.address=0xa00")),
+           placement=("input.x.space=l1", "output.y.space=l1", "output.y.address=0xa00")),
     binary_op("sub", "Sub", SHAPE, target=MACHINE, kind=InputKind.ACTIVATION,
-              wishes=("input.x.space=l1", "input.w.space=l1", "output.y.space=l1")),
-    consuming("eat", 0.25, SHAPE, target=MACHINE, wishes=("input.x.space=l1",)),
+              placement=("input.x.space=l1", "input.w.space=l1", "output.y.space=l1")),
+    consuming("eat", 0.25, SHAPE, target=MACHINE, placement=("input.x.space=l1",)),
 )  # fmt: skip
 BYTES = tuple(compiled.encode() for compiled in MODELS)
 

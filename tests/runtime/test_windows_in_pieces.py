@@ -200,8 +200,8 @@ def test_after_an_interrupt_before_anything_ran_all_of_it_is_queued() -> None:
 
 def test_where_room_may_be_scarce_a_window_is_planned_as_a_whole() -> None:
     machine = tiny(l1_nbytes=4096)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
-    compiled = scaled("halved", 0.5, target=machine, wishes=wishes)
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    compiled = scaled("halved", 0.5, target=machine, placement=placement)
     with stitch.open_device(machine, window=1024, debug=True) as device:
         lengths, program = lengths_of_plans(device), device.load(compiled)
         for _ in range(2):

@@ -14,7 +14,7 @@ F32 = DataType.FLOAT32
 
 @pytest.mark.parametrize("space", [Space.HOST, Space.DRAM, Space.L1])
 def test_what_is_written_into_a_space_changes_the_next_result(space: Space) -> None:
-    compiled = scaled("a", 2.0, wishes=(f"input.x.space={space.value}",))
+    compiled = scaled("a", 2.0, placement=(f"input.x.space={space.value}",))
     with stitch.open_device("tiny", debug=True) as device:
         a = device.load(compiled)
         tensor = device.tensor(integers()).to_layout(Layout(F32, space), copy=True)
@@ -29,8 +29,8 @@ def test_what_is_written_into_a_space_changes_the_next_result(space: Space) -> N
 
 
 def test_what_is_written_into_a_tile_or_a_shard_changes_the_next_result() -> None:
-    for wish in ("input.x.layout=tile", "input.x.memory_layout=height_sharded"):
-        compiled = scaled("a", 2.0, (32, 32), wishes=(wish,))
+    for option in ("input.x.layout=tile", "input.x.memory_layout=height_sharded"):
+        compiled = scaled("a", 2.0, (32, 32), placement=(option,))
         with stitch.open_device("tiny", debug=True) as device:
             a = device.load(compiled)
             tensor = device.tensor(integers((32, 32))).to_layout(stitch.get_layout(compiled))
@@ -50,10 +50,10 @@ def test_host_arrays_outside_the_device_have_no_footprint() -> None:
 
 
 def test_a_program_whose_padding_was_overwritten_is_caught_in_debug_mode() -> None:
-    wishes = ("output.y.layout=tile", "output.y.space=dram", "output.y.data_type=bfloat16")
+    placement = ("output.y.layout=tile", "output.y.space=dram", "output.y.data_type=bfloat16")
     with stitch.open_device("tiny", debug=True) as device:
-        a = device.load(scaled("a", 2.0, (33, 64), wishes=wishes))
-        b = device.load(consuming("b", 2.0, (33, 64), wishes=("input.x.space=l1",)))
+        a = device.load(scaled("a", 2.0, (33, 64), placement=placement))
+        b = device.load(consuming("b", 2.0, (33, 64), placement=("input.x.space=l1",)))
         y = one(a(integers((33, 64)))).to_layout(Layout(F32, Space.DRAM))
         where = device.footprint_of(y)
         region = device.memory("dram")[where]

@@ -78,7 +78,7 @@ def work(machine_number: int, number: int) -> Work | None:
     """A program of a machine, the same each time; None where it cannot be compiled."""
     machine, draw = ALL_MACHINES[machine_number], Random(number)
     builder = ComputationGraphBuilder(f"p{number}")
-    wishes: list[str] = []
+    placement: list[str] = []
     donates = number % 4 == 3
     shapes = [
         draw.choice(SHAPES[: 3 + number // 2])
@@ -88,7 +88,7 @@ def work(machine_number: int, number: int) -> Work | None:
     for i, shape in enumerate(shapes):
         ownership = Ownership.DONATE if donates and i == 0 else Ownership.BORROW
         names.append(builder.input(f"x{i}", shape, "float32", ownership=ownership))
-        wishes += _wishes(draw, machine, f"input.x{i}", number)
+        placement += _placement(draw, machine, f"input.x{i}", number)
     reads = [0] if donates else [draw.randrange(len(shapes))]
     reads += [draw.randrange(len(shapes)) for _ in range(draw.randrange(2) * (number > 3))]
     for i, at in enumerate(reads):
@@ -96,26 +96,26 @@ def work(machine_number: int, number: int) -> Work | None:
         turned = builder.op("Sub", builder.constant(np.float32(3 - 5 * i)), names[at])
         builder.output(f"y{i}", builder.op("Max", builder.op("Min", turned, high), low))
         if not (donates and i == 0):
-            wishes += _wishes(draw, machine, f"output.y{i}", number)
+            placement += _placement(draw, machine, f"output.y{i}", number)
     try:
-        compiled = stitch.compile(builder.build(), target=machine, wishes=wishes)
+        compiled = stitch.compile(builder.build(), target=machine, placement=placement)
     except StitchError:
         return None
     return Work(compiled, tuple(shapes), tuple(reads), donates)
 
 
-def _wishes(draw: Random, machine: Machine, slot: str, number: int) -> list[str]:
+def _placement(draw: Random, machine: Machine, slot: str, number: int) -> list[str]:
     spaces = [s for s in (L1, L1, L1, DRAM, HOST) if s in machine.shape.spaces]
     space = draw.choice(spaces)
-    wishes = [f"{slot}.space={space.value}"]
+    placement = [f"{slot}.space={space.value}"]
     if not draw.randrange(8):
-        wishes.append(f"{slot}.layout=tile")
+        placement.append(f"{slot}.layout=tile")
     if space is L1 and number > 5 and not draw.randrange(4):
         shape = machine.shape.space(L1)
         steps = max(1, shape.capacity // 2 // shape.granule)
         address = shape.base + draw.randrange(steps) * shape.granule
-        wishes.append(f"{slot}.address={address:#x}")
-    return wishes
+        placement.append(f"{slot}.address={address:#x}")
+    return placement
 
 
 def layouts(machine: Machine) -> tuple[Layout, ...]:

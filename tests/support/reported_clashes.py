@@ -180,14 +180,14 @@ TOO_LARGE = {
 def compiled(name: str, chip: Chip, results: Mapping[str, tuple[Space, int, int | None]], *,
              scratch: int = 0) -> None:  # fmt: skip
     """A program with results (space, bytes per bank, address), each of an array on the host."""
-    builder, wishes = ComputationGraphBuilder(name), []
+    builder, placement = ComputationGraphBuilder(name), []
     for result, (space, nbytes, address) in results.items():
         source = builder.input(f"of_{result}", (chip.banks(space), nbytes), "int8")
         builder.output(result, builder.neg(source))
-        wishes += [f"output.{result}.space={space.value}", f"input.of_{result}.space=host"]
+        placement += [f"output.{result}.space={space.value}", f"input.of_{result}.space=host"]
         if address is not None:
-            wishes.append(f"output.{result}.address={address:#x}")
-    model = stitch.compile(builder.build(), target="chip.yaml", wishes=wishes)
+            placement.append(f"output.{result}.address={address:#x}")
+    model = stitch.compile(builder.build(), target="chip.yaml", placement=placement)
     (program,) = model.binary.programs
     with_scratch = replace(program, scratch=Scratch(L1, scratch))
     replace(model, binary=replace(model.binary, programs=(with_scratch,))).save(f"{name}.ttb")

@@ -19,7 +19,7 @@ from stitch.runtime import RuntimeDevice
 from stitch.ttb import Binary
 from tests.support import garbage
 
-Wishes = Sequence[str]
+Placement = Sequence[str]
 
 
 def tiny(
@@ -48,12 +48,12 @@ def model(
     build: Callable[[ComputationGraphBuilder], None],
     *,
     target: str | Machine = "tiny",
-    wishes: Wishes = (),
+    placement: Placement = (),
 ) -> stitch.CompiledModel:
     """The compiled model of a graph that a function writes."""
     builder = ComputationGraphBuilder(name)
     build(builder)
-    return stitch.compile(builder.build(), target=target, wishes=wishes)
+    return stitch.compile(builder.build(), target=target, placement=placement)
 
 
 def scaled(
@@ -62,7 +62,7 @@ def scaled(
     shape: tuple[int, ...] = (4, 64),
     *,
     target: str | Machine = "tiny",
-    wishes: Wishes = (),
+    placement: Placement = (),
     data_type: str = "float32",
 ) -> stitch.CompiledModel:
     """y = factor * x + 1: every element tells which programs it went through, in which order."""
@@ -71,7 +71,7 @@ def scaled(
         x = b.input("x", shape, data_type)
         b.output("y", x * factor + 1)
 
-    return model(name, build, target=target, wishes=wishes)
+    return model(name, build, target=target, placement=placement)
 
 
 def binary_op(
@@ -80,7 +80,7 @@ def binary_op(
     shape: tuple[int, ...],
     *,
     target: str | Machine = "tiny",
-    wishes: Wishes = (),
+    placement: Placement = (),
     kind: InputKind = InputKind.PARAMETER,
 ) -> stitch.CompiledModel:
     """y = op(x, w) with the weight `w` as an input."""
@@ -90,7 +90,7 @@ def binary_op(
         w = b.input("w", shape, "float32", kind)
         b.output("y", b.op(op, x, w))
 
-    return model(name, build, target=target, wishes=wishes)
+    return model(name, build, target=target, placement=placement)
 
 
 def consuming(
@@ -99,7 +99,7 @@ def consuming(
     shape: tuple[int, ...] = (4, 64),
     *,
     target: str | Machine = "tiny",
-    wishes: Wishes = (),
+    placement: Placement = (),
 ) -> stitch.CompiledModel:
     """y = factor * x over the buffer of x, which is donated."""
 
@@ -107,7 +107,7 @@ def consuming(
         x = b.input("x", shape, "float32", ownership=Ownership.DONATE)
         b.output("y", x * factor)
 
-    return model(name, build, target=target, wishes=wishes)
+    return model(name, build, target=target, placement=placement)
 
 
 def parameters_only(

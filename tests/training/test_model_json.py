@@ -58,8 +58,10 @@ def test_a_model_for_inference_has_its_places_chosen_and_keeps_them() -> None:
 def test_inference_by_search_keeps_what_was_asked_and_changes_no_result() -> None:
     x = np.linspace(-1, 1, 160, dtype=np.float32).reshape(16, 10)
     plain = stitch.compile(mlp(hidden=64), target="wormhole_n150")
-    wish = "input.x.space=dram"
-    chosen = stitch.compile(mlp(hidden=64), target="wormhole_n150", algorithm="greedy", wishes=wish)
+    option = "input.x.space=dram"
+    chosen = stitch.compile(
+        mlp(hidden=64), target="wormhole_n150", algorithm="greedy", placement=option
+    )
     assert chosen.program.input_desc(0).layout.space is Space.DRAM
     assert chosen.search_result is not None
     assert chosen.search_result.spaces["x"] is Space.DRAM

@@ -104,8 +104,10 @@ class Work:
             builder = stitch.ComputationGraphBuilder(what.lower())
             names = [builder.input(f"x{i}", x.shape, "float32") for i, x in enumerate(inputs)]
             builder.output("y", builder.op(what, *names))
-            wishes = [*(f"input.x{i}.space=l1" for i in range(len(inputs))), "output.0.space=l1"]
-            binary = stitch.compile(builder.build(), target=self.device.machine, wishes=wishes)
+            placement = [*(f"input.x{i}.space=l1" for i in range(len(inputs))), "output.0.space=l1"]
+            binary = stitch.compile(
+                builder.build(), target=self.device.machine, placement=placement
+            )
             self._programs[key] = self.device.load(binary)
         return self._programs[key](*inputs)
 

@@ -48,8 +48,8 @@ def _layer(name: str, machine: str | Machine = MACHINE) -> bytes:
     w, b = builder.parameter("w", matrix), builder.parameter("b", bias)
     builder.output("y", builder.op("Gemm", x, w, b))
     # The host has its own memory only.
-    wishes = () if machine == "host" else ("input.x.space=l1", "output.y.space=l1")
-    return stitch.compile(builder.build(), target=machine, wishes=wishes).encode()
+    placement = () if machine == "host" else ("input.x.space=l1", "output.y.space=l1")
+    return stitch.compile(builder.build(), target=machine, placement=placement).encode()
 
 
 @functools.cache
@@ -217,8 +217,8 @@ def _taking() -> bytes:
     builder = stitch.ComputationGraphBuilder("taking")
     x = builder.input("x", (ROWS, WIDTH), stitch.DataType.FLOAT32, ownership=Ownership.DONATE)
     builder.output("y", x * 2)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
-    return stitch.compile(builder.build(), target=MACHINE, wishes=wishes).encode()
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    return stitch.compile(builder.build(), target=MACHINE, placement=placement).encode()
 
 
 def donating_call() -> Case:
@@ -264,8 +264,8 @@ def _large() -> bytes:
     """A file that holds `y = 2 x`, too large for the holes that `moving_call` leaves."""
     builder = stitch.ComputationGraphBuilder("large")
     builder.output("y", builder.input("x", (192, WIDTH), stitch.DataType.FLOAT32) * 2)
-    wishes = ("input.x.space=l1", "output.y.space=l1")
-    return stitch.compile(builder.build(), target=MACHINE, wishes=wishes).encode()
+    placement = ("input.x.space=l1", "output.y.space=l1")
+    return stitch.compile(builder.build(), target=MACHINE, placement=placement).encode()
 
 
 def moving_call() -> Case:

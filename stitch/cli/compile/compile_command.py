@@ -26,7 +26,7 @@ from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
 from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
 from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable
 from stitch.frontend import read_graph
-from stitch.graph import ComputationGraph, from_json, parse_wish
+from stitch.graph import ComputationGraph, from_json, parse_placement
 from stitch.program import Array, MathFidelity, Program, Role
 from stitch.report import counted
 from stitch.ttb import content_of
@@ -175,7 +175,7 @@ def _graph_of_json(path: Path) -> ComputationGraph:
     text = text_of(path)
     if '"stitch": "model"' in text[:40]:
         model = api.CompiledModel.load(io.StringIO(text))
-        return model.graph.with_wishes(*model.wishes)
+        return model.graph.with_placement(*model.placement)
     return from_json(text)
 
 
@@ -266,7 +266,7 @@ def command() -> Command:
         ("--target", {"metavar": "NAME|machine.yaml|.ttsys", "help": "the machine to compile for "
                       f"(default: {DEFAULT_TARGET}, with --for the pipeline's)"}),
         ("--set", {"action": "append", "default": [], "metavar": "SIDE.SLOT.FIELD=VALUE",
-                   "dest": "wishes", "help": "a wish for one slot, as in input.x.space=l1; "
+                   "dest": "placement", "help": "a placement option of one slot: input.x.space=l1; "
                    "fields: space, data_type, layout, memory_layout, shard_spec, address, kind and "
                    "ownership (of inputs), alias (of outputs)"}),
         ("--name", {"help": "the program's name"}),
@@ -354,7 +354,7 @@ def _compile_source(words: argparse.Namespace) -> int:
     target = words.target or DEFAULT_TARGET
     if cuts is None:
         model = api.compile(
-            module, examples, target=target, wishes=words.wishes, name=words.name,
+            module, examples, target=target, placement=words.placement, name=words.name,
             role=words.role, input_shapes=shapes, unroll=words.unroll, schedule=words.schedule,
             executor=words.executor, math_fidelity=words.math_fidelity, cache=cache,
         )  # fmt: skip
@@ -363,7 +363,7 @@ def _compile_source(words: argparse.Namespace) -> int:
     graph = read_graph(module, examples, shapes, words.unroll)
     if words.name is not None:
         graph = replace(graph, name=words.name)
-    graph = graph.with_wishes(*map(parse_wish, words.wishes))
+    graph = graph.with_placement(*map(parse_placement, words.placement))
     parts = split_graph(graph, cuts)
     output: str | None = words.output
     paths = [None if output is None else part_path(output, at) for at, _ in enumerate(parts)]

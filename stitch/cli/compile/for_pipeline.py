@@ -3,7 +3,7 @@
 The module is the one whose file in the pipeline is what `-o` writes; what lies there so far does
 not matter, and it need not be there. Slots get the places and fixed addresses with which one pass
 of the pipeline costs least, each planned with the module compiled anew. What `--set` says stays;
-what the source wishes for a slot gives way.
+what the source placement options for a slot gives way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stitch.cli.pipeline_file import loader_of
 from stitch.cli.rehearsal import Advice, chosen, placed, rehearse
 from stitch.documents import PipelineFile, load_pipeline, read_pipeline
 from stitch.errors import FormatError, UsageError
-from stitch.graph import ComputationGraph, parse_wish
+from stitch.graph import ComputationGraph, parse_placement
 from stitch.machine import load_machine
 from stitch.planner import Cost, SlotChange
 from stitch.ttb import load
@@ -49,16 +49,16 @@ def compiled_for(
                 remedy="compile the other modules of a pipeline first, without --for",
             )  # fmt: skip
     target = words.target or _machine_of(file, place)
-    asked = [parse_wish(wish) for wish in words.wishes]
+    asked = [parse_placement(option) for option in words.placement]
     named = replace(graph, name=words.name or graph.name)
-    fixed = {(wish.side, named.slot_index(wish)) for wish in asked}
+    fixed = {(option.side, named.slot_index(option)) for option in asked}
 
     def compiled(changes: Sequence[SlotChange]) -> api.CompiledModel:
         changed = named
         for change in changes:
             changed = placed(changed, change)
-        wished = changed.with_wishes(*asked)
-        return api.compile(wished, target=target, role=words.role, executor=words.executor,
+        requested = changed.with_placement(*asked)
+        return api.compile(requested, target=target, role=words.role, executor=words.executor,
                            math_fidelity=words.math_fidelity, cache=cache)  # fmt: skip
 
     model = compiled(())

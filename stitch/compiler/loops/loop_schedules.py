@@ -130,9 +130,9 @@ def schedule_loops(
     """The graph with each loop as its cheapest schedule has it for an executor, or as `schedule`
     where that can be.
 
-    Slots, wishes and results stay. Without loops it is the graph itself. Loops without states come
-    first: a loop with states in their bodies is then one for all their rounds, merged with others
-    of its cell, with a schedule too.
+    Slots, placement options and results stay. Without loops it is the graph itself. Loops without
+    states come first: a loop with states in their bodies is then one for all their rounds, merged
+    with others of its cell, with a schedule too.
     """
     notes: list[LoopNote] = []
     rates = rates_of(machine, executor)

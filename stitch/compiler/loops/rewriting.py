@@ -1,4 +1,4 @@
-"""Rewriting: a graph written anew, with the slots and wishes it has."""
+"""Rewriting: a graph written anew, with the slots and placement options it has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rewritten(
     ]  # fmt: skip
     for slot, result in zip(graph.outputs, results_of(given), strict=True):
         builder.output(slot.name, result, aliases_input=slot.aliases_input)
-    builder.wish(*graph.wishes)
+    builder.place(*graph.placement)
     return builder.build()
 
 

@@ -19,7 +19,7 @@ import onnx
 from stitch.errors import CompileError, FormatError, StitchError, closest
 from stitch.frontend.onnx.protos import element_type
 from stitch.frontend.onnx.values import NOTHING, Given, TensorList
-from stitch.graph import SymbolicTensor, Wish, wishes_of
+from stitch.graph import PlacementOption, SymbolicTensor, placement_of
 from stitch.program import Array, DataType, TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]
@@ -30,12 +30,14 @@ Dimension = int | str | None
 
 @dataclass(frozen=True, slots=True)
 class BoundInput:
-    """An input: its type, the example that was given for it, and the wishes of its descriptor."""
+    """An input: its type, the example that was given for it, and the placement options of its
+    descriptor.
+    """
 
     name: str
     type: ValueType
     example: Array | None = None
-    wishes: tuple[Wish, ...] = ()
+    placement: tuple[PlacementOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class _Given:
     shape: tuple[int, ...]
     data_type: DataType | None = None
     example: Array | None = None
-    wishes: tuple[Wish, ...] = ()
+    placement: tuple[PlacementOption, ...] = ()
 
 
 def bind_inputs(
@@ -185,7 +187,7 @@ def _described(declared: _Declared, example: Any) -> _Given:
     if isinstance(example, TensorDesc):
         stored = example.layout.data_type
         logical = declared.data_type if stored.is_floating else stored
-        return _Given(example.shape, logical, None, wishes_of("input", declared.name, example))
+        return _Given(example.shape, logical, None, placement_of("input", declared.name, example))
     try:
         typed = hasattr(example, "dtype")
         array = np.asarray(example) if typed else np.asarray(example, declared.data_type.dtype)
@@ -212,7 +214,7 @@ def _bound(
 ) -> BoundInput | None:
     if given is not None:
         kind = ValueType(given.shape, declared.data_type)
-        return BoundInput(declared.name, kind, given.example, given.wishes)
+        return BoundInput(declared.name, kind, given.example, given.placement)
     if declared.dimensions is None:
         problems.append(f"input {declared.name!r}: the model does not say its shape")
         return None

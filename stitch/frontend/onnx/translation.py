@@ -97,7 +97,7 @@ def _declared(walk: Walk, inputs: Sequence[BoundInput]) -> dict[str, SymbolicTen
     for one in inputs:
         with builder.at(f"{walk.model.title}: input {one.name!r}"):
             slots[one.name] = builder.input(one.name, one.type.shape, one.type.data_type)
-            builder.wish(*one.wishes)
+            builder.place(*one.placement)
         walk.dependencies.add_input(one.name, slots[one.name])
         walk.declared.bind(one.name, one.type.shape)
     return slots

@@ -20,14 +20,15 @@ The form::
       - u = Cast(c, to=float16)         # data types by name
       - {op: Relu, inputs: [u], outputs: [r], attributes: {}, domain: ""}    # the long form
     outputs:
-      r: {space: l1}                    # placement wishes
+      r: {space: l1}                    # placement options
       first: {value: v, shape: [64, 5]} # under another name; shape and type are checked if given
 
-Inputs and outputs may carry the placement fields of `stitch.graph.Wish`: space, data_type (of
-storage), layout, memory_layout, shard_spec (`8x1,32x64`), address, and `alias` for outputs.
-`init` kinds: randn(seed, mean, scale), uniform(seed, low, high), zeros, ones, arange(start, step),
-constant(value); a seed left out is the CRC-32 of the parameter's name. Operators are ONNX's
-(opset 26), others as `domain.Name(...)`. `outputs` may also be a list of names.
+Inputs and outputs may carry the placement fields of `stitch.graph.PlacementOption`: space,
+data_type (of storage), layout, memory_layout, shard_spec (`8x1,32x64`), address, and `alias` for
+outputs. `init` kinds: randn(seed, mean, scale), uniform(seed, low, high), zeros, ones,
+arange(start, step), constant(value); a seed left out is the CRC-32 of the parameter's name.
+Operators are ONNX's (opset 26), others as `domain.Name(...)`. `outputs` may also be a list of
+names.
 """
 
 from __future__ import annotations
@@ -58,7 +59,13 @@ from stitch.forms import (
 from stitch.frontend.yaml.module_operations import OperationReader
 from stitch.frontend.yaml.module_parameters import parameter_array
 from stitch.frontend.yaml.statement import NAME
-from stitch.graph import WISH_FIELDS, ComputationGraph, ComputationGraphBuilder, Side, Wish
+from stitch.graph import (
+    PLACEMENT_FIELDS,
+    ComputationGraph,
+    ComputationGraphBuilder,
+    PlacementOption,
+    Side,
+)
 from stitch.program import InputKind, Ownership
 
 
@@ -80,7 +87,7 @@ def module_from_text(text: str, folder: Path, file: str = "module.yaml") -> Comp
     return graph
 
 
-class _Wished(FieldType[str | int]):
+class _Requested(FieldType[str | int]):
     """A placement field as it is spelled; addresses may be numbers."""
 
     wanted = "a word"
@@ -93,7 +100,7 @@ class _Wished(FieldType[str | int]):
 
 
 _PLACEMENT = tuple(
-    Field(key, _Wished())
+    Field(key, _Requested())
     for key in ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
 )
 _INPUT = Schema(
@@ -112,7 +119,7 @@ _OUTPUT = Schema(
     Field("shape", Shape()),
     Field("type", ElementType()),
     *_PLACEMENT,
-    Field("alias", _Wished()),
+    Field("alias", _Requested()),
 )
 _ENTRIES = Pairs(AsWritten(), "a mapping", by_position=False)
 _MODULE = Schema(
@@ -167,7 +174,7 @@ class _ModuleReader:
     def _input(self, name: str, node: Node) -> None:
         self.operations.declare(name, node.line)
         fields = _INPUT.fields(node, self._entry("inputs", name, node))
-        self._wishes("input", name, fields)
+        self._placement("input", name, fields)
         shape, data_type = fields.values["shape"], fields.values["type"]
         if shape is None or data_type is None:
             return
@@ -189,7 +196,7 @@ class _ModuleReader:
         fields = _OUTPUT.fields(
             Node(node.line, {}) if node.data is None else node, self._entry("outputs", name, node)
         )
-        self._wishes("output", name, fields)
+        self._placement("output", name, fields)
         if NAME.fullmatch(name) is None:
             self.log.note("bad_name", node.line, f"{name!r} cannot be the name of an output")
         tensor = self.operations.value(fields.values["value"] or name, node.line)
@@ -206,12 +213,12 @@ class _ModuleReader:
         except StitchError as error:
             self.log.note_error("bad_output", node.line, error)
 
-    def _wishes(self, side: Side, name: str, fields: FormValues) -> None:
-        for key in WISH_FIELDS[side]:
+    def _placement(self, side: Side, name: str, fields: FormValues) -> None:
+        for key in PLACEMENT_FIELDS[side]:
             spelled = fields.values[key]
             if spelled is None or key in ("kind", "ownership"):
                 continue
             try:
-                self.builder.wish(Wish(side, name, key, spelled))
+                self.builder.place(PlacementOption(side, name, key, spelled))
             except (UsageError, LayoutError) as error:
-                self.log.note_error("bad_wish", fields.place.at(key).line, error)
+                self.log.note_error("bad_placement", fields.place.at(key).line, error)

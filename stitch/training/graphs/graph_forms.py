@@ -56,7 +56,7 @@ def splice(
 
 
 def in_precision(graph: ComputationGraph, data_type: DataType) -> ComputationGraph:
-    """The graph with another floating type in place of float32 throughout; wishes stay.
+    """The graph with another floating type in place of float32 throughout; placement options stay.
 
     Raises `CompileError` where an operator does not take the type.
     """
@@ -70,7 +70,7 @@ def in_precision(graph: ComputationGraph, data_type: DataType) -> ComputationGra
     spliced = splice(builder, graph, inputs, cast)
     for output in graph.outputs:
         builder.output(output.name, spliced[output.name], aliases_input=output.aliases_input)
-    builder.wish(*graph.wishes)
+    builder.place(*graph.placement)
     return builder.build()
 
 
@@ -112,7 +112,7 @@ def evaluation_form(graph: ComputationGraph) -> ComputationGraph:
         name=f"{graph.name}_evaluation",
         outputs=tuple(slot for slot in graph.outputs if slot.name not in state),
         operations=tuple(map(_evaluating, graph.operations)),
-        wishes=tuple(w for w in graph.wishes if w.side == "input"),
+        placement=tuple(w for w in graph.placement if w.side == "input"),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, Wish
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.program import DataType, InputKind, Ownership, ValueType
 from stitch.training.optimizers import Optimizer
 
@@ -133,7 +133,7 @@ def _write_step(
 def _replace(b: ComputationGraphBuilder, name: str, value: Any) -> None:
     """What is new takes the buffer of what it replaces."""
     b.output(name, value)
-    b.wish(Wish("output", name, "alias", name))
+    b.place(PlacementOption("output", name, "alias", name))
 
 
 def accumulation_graph(name: str, parameters: Sequence[Parameter]) -> ComputationGraph:

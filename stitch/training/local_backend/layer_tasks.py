@@ -13,7 +13,7 @@ from typing import Literal
 
 from stitch import ops
 from stitch.compiler import differentiate
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, Wish
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.linker import drop_unused_values
 from stitch.machine import Machine
 from stitch.program import (
@@ -153,7 +153,7 @@ def summing_graph(rule: ComputationGraph, sums: Sequence[GradientSum]) -> Comput
             value = value + part
         b.output(total.name, value)
         if total.adds and not rest:
-            b.wish(Wish("output", total.name, "alias", total.name))
+            b.place(PlacementOption("output", total.name, "alias", total.name))
     return b.build()
 
 

@@ -144,10 +144,10 @@ def trained_layers(
     """The layers of a graph, and the values of its parameters, as far as there are any.
 
     Gradients come in for the prediction where there is a loss, else for all floating outputs.
-    Raises `CompileError` for wishes, and naming operators without a gradient; `UsageError` for
-    weights of other names.
+    Raises `CompileError` for placement options, and naming operators without a gradient;
+    `UsageError` for weights of other names.
     """
-    _check_wishes(graph)
+    _check_placement(graph)
     trained, values = _with_parameters(graph, weights)
     if wanted is None:
         wanted = [
@@ -190,12 +190,12 @@ def check_names(parameter: str, given: Iterable[str], known: Collection[str]) ->
             )  # fmt: skip
 
 
-def _check_wishes(graph: ComputationGraph) -> None:
-    """Raise `CompileError` for wishes that tasks of single operators cannot keep."""
-    if graph.wishes:
+def _check_placement(graph: ComputationGraph) -> None:
+    """Raise `CompileError` for placement options that tasks of single operators cannot keep."""
+    if graph.placement:
         raise CompileError(
-            f"tasks of graph {graph.name!r} cannot keep its wishes",
-            got=", ".join(wish.text() for wish in graph.wishes[:8]),
+            f"tasks of graph {graph.name!r} cannot keep its placement options",
+            got=", ".join(option.text() for option in graph.placement[:8]),
             remedy="drop them, and give LocalTaskBackend spaces={name: space}",
         )
 

@@ -57,8 +57,8 @@ def program_task(
     Raises what compiling a graph raises.
     """
     graph = replace(graph, name=task_id)
-    wishes = tuple(slot_places(graph, machine, spaces))
-    program = compile_graph(graph, machine, CompileOptions(wishes=wishes, role=role)).program
+    placement = tuple(slot_places(graph, machine, spaces))
+    program = compile_graph(graph, machine, CompileOptions(placement=placement, role=role)).program
     return ProgramTask(
         program,
         signature,

@@ -33,7 +33,7 @@ SHAPE = (8, 64)
 
 def worked(device: stitch.Device) -> None:
     """Runs of several plans, one that stops half-way, reads and writes."""
-    programs = [device.load(scaled(n, 2.0, wishes=("input.x.space=l1",))) for n in "ab"]
+    programs = [device.load(scaled(n, 2.0, placement=("input.x.space=l1",))) for n in "ab"]
     pipe = stitch.Pipeline(programs)
 
     def fail(context: Any) -> None:
@@ -132,7 +132,7 @@ def test_what_is_forgotten_writes_nothing(tmp_path: Path) -> None:
 def test_the_lines_of_a_run_are_those_of_its_plan_on_both_clocks() -> None:
     with stitch.open_device("tiny") as device:
         trace = ChromeTrace(device)
-        pipe = stitch.Pipeline([device.load(scaled("a", 2.0, wishes=("input.x.space=l1",)))])
+        pipe = stitch.Pipeline([device.load(scaled("a", 2.0, placement=("input.x.space=l1",)))])
         for start in range(6):
             np.testing.assert_array_equal(
                 one(pipe(integers(start=start))).numpy(), integers(start=start) * 2 + 1
@@ -208,9 +208,9 @@ def under_pressure(machine: Any) -> Checked:
     with stitch.open_device(machine) as device:
         trace = ChromeTrace(device)
         programs = [
-            device.load(scaled("a", 2.0, SHAPE, target=machine, wishes=IN_L1)),
+            device.load(scaled("a", 2.0, SHAPE, target=machine, placement=IN_L1)),
             device.load(scaled("b", 3.0, SHAPE, target=machine,
-                               wishes=(*IN_L1, "input.x.address=0xa00"))),
+                               placement=(*IN_L1, "input.x.address=0xa00"))),
         ]  # fmt: skip
         held: list[Any] = []
         for start in range(16):

@@ -82,11 +82,11 @@ def _program(name: str, draw: Random, shape: tuple[int, int]) -> stitch.Compiled
             value = builder.op("Neg", value.cast(kinds[-1]))
         builder.output(f"y{i}", value)
     slots = [f"input.x{i}" for i in range(inputs)] + [f"output.y{i}" for i in range(len(given))]
-    wishes = [
+    placement = [
         f"{slot}.data_type={draw.choice(STORED) if kind == 'float32' else kind}"
         for slot, kind in zip(slots, kinds, strict=True)
     ]
-    return stitch.compile(builder.build(), target=TARGET, wishes=wishes)
+    return stitch.compile(builder.build(), target=TARGET, placement=placement)
 
 
 class _Writing:

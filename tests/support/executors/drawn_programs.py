@@ -12,7 +12,7 @@ import numpy as np
 from stitch import ComputationGraphBuilder
 from stitch.compiler import CompileOptions, compile_graph
 from stitch.errors import CompileError
-from stitch.graph import parse_wish
+from stitch.graph import parse_placement
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.machine import Machine
 from stitch.program import Array, DataType, Ownership, Program
@@ -496,19 +496,19 @@ def drawn_program(random: Random, machine: Machine, operations: int, *, long: bo
     if drawing.chance(5):
         drawing.output(random.choice(drawing.pool))
     graph = drawing.builder.build()
-    wishes: list[str] = []
+    placement: list[str] = []
     errors = [k.error for k in drawing.outputs]
     if machine.name != "host":
         read = {v for o in graph.operations for v in o.inputs}
-        wishes += [f"input.{s.name}.layout=tile" for s in graph.inputs if drawing.chance(3)]
+        placement += [f"input.{s.name}.layout=tile" for s in graph.inputs if drawing.chance(3)]
         for index, output in enumerate(graph.outputs):
             if drawing.chance(3) and output.value not in read:
-                wishes.append(f"output.{output.name}.layout=tile")
+                placement.append(f"output.{output.name}.layout=tile")
                 if drawing.outputs[index].type == "float32" and drawing.chance(5):
-                    wishes.append(f"output.{output.name}.data_type=bfloat16")
+                    placement.append(f"output.{output.name}.data_type=bfloat16")
                     errors[index] += (errors[index] > 0) * drawing.outputs[index].most / 64
     options = CompileOptions(
-        wishes=tuple(map(parse_wish, wishes)), optimize=drawing.chance(6)
+        placement=tuple(map(parse_placement, placement)), optimize=drawing.chance(6)
     )  # fmt: skip
     program = compile_graph(graph, machine, options).program
     assert len(program.inputs) == len(drawing.data)

@@ -50,8 +50,8 @@ def _layouts() -> Iterator[Layout]:
 LAYOUTS = {layout.text(): layout for layout in _layouts()}
 
 
-def wishes_for(slot: str, layout: Layout) -> tuple[str, ...]:
-    """The wishes that place a slot exactly so."""
+def placement_for(slot: str, layout: Layout) -> tuple[str, ...]:
+    """The placement options that place a slot exactly so."""
     made = [f"{slot}.space={layout.space.value}", f"{slot}.data_type={layout.data_type.value}"]
     made.append(f"{slot}.layout={'tile' if layout.is_tiled else 'row_major'}")
     if layout.is_sharded:
@@ -69,8 +69,10 @@ def compiled(
         x = b.input("x", SHAPE, "float32")
         b.output("y", x * factor + 1)
 
-    wishes = wishes_for("input.x", LAYOUTS[source]) + wishes_for("output.y", LAYOUTS[target])
-    return model(name, build, target=machine, wishes=wishes)
+    placement = placement_for("input.x", LAYOUTS[source]) + placement_for(
+        "output.y", LAYOUTS[target]
+    )
+    return model(name, build, target=machine, placement=placement)
 
 
 def stored(device: stitch.Device, array: Array, layout: Layout) -> Array:

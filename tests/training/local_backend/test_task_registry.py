@@ -11,7 +11,7 @@ import pytest
 
 import stitch
 from stitch.errors import CompileError, TaskError, UsageError
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, Wish
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption
 from stitch.program import InputKind, Role, Space
 from stitch.runtime import RuntimeDevice
 from stitch.tasks import Permission
@@ -210,9 +210,9 @@ def test_tensors_lie_in_the_spaces_asked_for_without_copies_between_tasks() -> N
         assert backend.device.account().total.copies == before
 
 
-def test_wishes_of_the_graph_are_refused() -> None:
-    graph = mlp().with_wishes(Wish("input", "x", "space", Space.L1))
-    with pytest.raises(CompileError, match=r"cannot keep its wishes(.|\n)*spaces="):
+def test_placement_of_the_graph_are_refused() -> None:
+    graph = mlp().with_placement(PlacementOption("input", "x", "space", Space.L1))
+    with pytest.raises(CompileError, match=r"cannot keep its placement options(.|\n)*spaces="):
         LocalTaskBackend(graph)
 
 

@@ -15,7 +15,7 @@ from peer_ways.cases import FLOAT32_TOLERANCE, Case, Program, Way
 from peer_ways.results import Side
 from stitch.program import Array
 
-#: Wishes for every program, by the name of the form; the goals are about the first.
+#: Placement options for every program, by the name of the form; the goals are about the first.
 FORMS: dict[str, tuple[str, ...]] = {
     "float32": (),
     "tiled": ("input.0.layout=tile", "output.0.layout=tile"),
@@ -63,7 +63,7 @@ def compiled(program: Program, number: int, machine: str, form: str) -> stitch.C
     """A program of a case, compiled alone."""
     module, examples = program.stitch_source(f"program{number}")
     return stitch.compile(
-        module, examples, target=machine, wishes=FORMS[form], name=f"program{number}"
+        module, examples, target=machine, placement=FORMS[form], name=f"program{number}"
     )
 
 

@@ -94,7 +94,7 @@ class UpdateProgram:
         slots = list(map(_as_slots, numbers, parameters, self._axes))
         graph = update_graph("update", slots, native)
         options = CompileOptions(
-            wishes=tuple(slot_places(graph, device.machine, {})), role=Role.UPDATE,
+            placement=tuple(slot_places(graph, device.machine, {})), role=Role.UPDATE,
             executor=rated_executor(device.executor),
         )  # fmt: skip
         program = compile_graph(graph, device.machine, options).program

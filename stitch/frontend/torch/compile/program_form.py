@@ -36,7 +36,7 @@ from stitch.frontend.torch.lowering import (
 )
 from stitch.frontend.torch.node_places import location_of, name_of
 from stitch.frontend.torch.refused_nodes import Refusal
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_wish
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor, parse_placement
 from stitch.program import (
     ABSENT,
     Constant,
@@ -241,7 +241,7 @@ class Building:
         is_static = position in self.settings.static
         if self.settings.has_dram:
             # It comes from the host or from another program's results, which lie there.
-            self.builder.wish(parse_wish(f"input.{node.name}.space=dram"))
+            self.builder.place(parse_placement(f"input.{node.name}.space=dram"))
         with self.builder.at(where):
             given = self.builder.input(
                 node.name, kind.shape, kind.data_type,
@@ -262,7 +262,7 @@ class Building:
         b.output(name, value if order is None else b.transpose(value, order))
         # Torch looks at results for as long as it likes: L1 is too small for that.
         if self.settings.has_dram:
-            b.wish(parse_wish(f"output.{name}.space=dram"))
+            b.place(parse_placement(f"output.{name}.space=dram"))
 
     def _attribute(self, target: str) -> Any:
         value = attrgetter(target)(self.root)

@@ -1,4 +1,4 @@
-"""Wishes: what a user asks of placement for one slot, before anything is placed."""
+"""Placement options: what a user asks of placement for one slot, before anything is placed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from stitch.program import (
 )
 
 Side = Literal["input", "output"]
-WishValue = Space | DataType | MemoryLayout | ShardSpec | InputKind | Ownership | str | int
+PlacementValue = Space | DataType | MemoryLayout | ShardSpec | InputKind | Ownership | str | int
 
 _SIDES: tuple[Side, ...] = ("input", "output")
 _SHARDS = "ROWSxCOLUMNS of cores, then of a shard, such as 8x1,32x64 or 8x1,32x64,col_major"
 #: The fields whose values have words, and these.
-_WORDS: Mapping[str, Mapping[str, WishValue]] = {
+_WORDS: Mapping[str, Mapping[str, PlacementValue]] = {
     "space": {m.value: m for m in Space},
     "data_type": {m.value: m for m in DataType},
     "memory_layout": {m.value: m for m in MemoryLayout},
@@ -44,54 +44,58 @@ _EXPECTED: Mapping[str, str] = {
 }
 #: The fields that say where and how a tensor lies; the others say what it is for.
 LAYOUT_FIELDS = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
-#: The fields that can be wished for, by side.
-WISH_FIELDS: Mapping[Side, tuple[str, ...]] = {
+#: The fields that can be set, by side.
+PLACEMENT_FIELDS: Mapping[Side, tuple[str, ...]] = {
     "input": (*LAYOUT_FIELDS, "kind", "ownership"),
     "output": (*LAYOUT_FIELDS, "alias"),
 }
 
 
-class WishError(UsageError, CompileError, LayoutError):
-    """A wish is well spelled and cannot be meant: no such slot, or half of a pair: exit code 2."""
+class PlacementError(UsageError, CompileError, LayoutError):
+    """A placement option is well spelled and cannot be meant: no such slot, or half of a pair: exit
+    code 2.
+    """
 
     exit_code = UsageError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """One wish: side, slot (name or index), field, value; a spelled value becomes its type.
+class PlacementOption:
+    """One placement option: side, slot (name or index), field, value; a spelled value becomes its
+    type.
 
     Values by field: space `Space`, data_type (of storage) `DataType`, layout `"row_major"` or
     `"tile"`, memory_layout `MemoryLayout`, shard_spec `ShardSpec`, address `int` (bytes per bank),
     kind `InputKind`, ownership `Ownership`, alias `str | int`. Raises `UsageError`.
 
-    >>> Wish("input", "x", "space", "l1").value
+    >>> Placement option("input", "x", "space", "l1").value
     <Space.L1: 'l1'>
     """
 
     side: Side
     slot: str | int
     field: str
-    value: WishValue
+    value: PlacementValue
 
     def __post_init__(self) -> None:
         where = f"{self.side}.{self.slot}"
         _one_of("side", self.side, _SIDES, where)
-        _one_of(f"field of an {self.side}", self.field, WISH_FIELDS[self.side], where)
+        _one_of(f"field of an {self.side}", self.field, PLACEMENT_FIELDS[self.side], where)
         if isinstance(self.slot, int) and self.slot < 0:
             raise UsageError("a slot's index is not negative", where=where, got=str(self.slot))
         object.__setattr__(self, "value", _checked(self.field, self.value, f"{where}.{self.field}"))
 
     def text(self) -> str:
-        """The spelling that `parse_wish` reads back."""
+        """The spelling that `parse_placement` reads back."""
         return f"{self.side}.{self.slot}.{self.field}={_spelled(self.value, self.field)}"
 
 
-def parse_wish(text: str) -> Wish:
-    """The wish that a text such as `input.x.address=0x20000` spells; raises `UsageError`.
+def parse_placement(text: str) -> PlacementOption:
+    """The placement option that a text such as `input.x.address=0x20000` spells; raises
+    `UsageError`.
 
-    >>> parse_wish("output.0.space=l1")
-    Wish(side='output', slot=0, field='space', value=<Space.L1: 'l1'>)
+    >>> parse_placement("output.0.space=l1")
+    Placement option(side='output', slot=0, field='space', value=<Space.L1: 'l1'>)
     """
     path, equals, value = text.partition("=")
     parts = path.strip().replace("-", "_").split(".")
@@ -99,38 +103,41 @@ def parse_wish(text: str) -> Wish:
     slot = ".".join(exact[1:-1])
     if not equals or len(parts) < 3 or not slot:
         raise UsageError(
-            f"not a wish: {text!r}",
+            f"not a placement option: {text!r}",
             expected="SIDE.SLOT.FIELD=VALUE, such as input.x.space=l1 or output.0.layout=tile",
             remedy=f"sides: {', '.join(_SIDES)}; fields: {', '.join(_EXPECTED)}",
         )
     side: Side = "output" if parts[0] == "output" else "input"
     _one_of("side", parts[0], _SIDES, text)
     number = int(slot) if re.fullmatch(r"[0-9]{1,9}", slot) else None
-    return Wish(side, slot if number is None else number, parts[-1], value.strip())
+    return PlacementOption(side, slot if number is None else number, parts[-1], value.strip())
 
 
-def wishes_of(side: Side, slot: str | int, desc: TensorDesc) -> tuple[Wish, ...]:
-    """The wishes that a desc spells out: all that differs from a plain host layout."""
+def placement_of(side: Side, slot: str | int, desc: TensorDesc) -> tuple[PlacementOption, ...]:
+    """The placement options that a desc spells out: all that differs from a plain host layout."""
     plain = Layout(desc.layout.data_type.in_arrays)
-    return wishes_between(side, slot, plain, desc.layout)
+    return placement_between(side, slot, plain, desc.layout)
 
 
-def wishes_between(side: Side, slot: str | int, have: Layout, want: Layout) -> tuple[Wish, ...]:
-    """The wishes that turn one layout of a slot into the other; none takes an address away.
+def placement_between(
+    side: Side, slot: str | int, have: Layout, want: Layout
+) -> tuple[PlacementOption, ...]:
+    """The placement options that turn one layout of a slot into the other; none takes an address
+    away.
 
     >>> plain = Layout(DataType.FLOAT32)
-    >>> [w.text() for w in wishes_between("input", 0, plain, Layout(DataType.FLOAT32, Space.L1))]
+    >>> [w.text() for w in placement_between("input", 0, plain, Layout(DataType.FLOAT32, Space.L1))]
     ['input.0.space=l1']
     """
     before = _fields(have)
     return tuple(
-        Wish(side, slot, field, value)
+        PlacementOption(side, slot, field, value)
         for field, value in _fields(want).items()
         if value is not None and value != before[field]
     )
 
 
-def _fields(layout: Layout) -> dict[str, WishValue | None]:
+def _fields(layout: Layout) -> dict[str, PlacementValue | None]:
     return {
         "space": layout.space,
         "data_type": layout.data_type,
@@ -141,17 +148,18 @@ def _fields(layout: Layout) -> dict[str, WishValue | None]:
     }
 
 
-def wished_layout(default: Layout, wishes: Iterable[Wish]) -> Layout:
-    """The default with one slot's wishes applied; raises `LayoutError` if they contradict.
+def requested_layout(default: Layout, placement: Iterable[PlacementOption]) -> Layout:
+    """The default with one slot's placement options applied; raises `LayoutError` if they
+    contradict.
 
     A sharded `memory_layout` without a `shard_spec` needs the machine (`shard_layout`): the
     compiler looks for it before it asks here.
 
     >>> from stitch.program import host_layout
-    >>> wished_layout(host_layout(DataType.FLOAT32), [parse_wish("input.x.space=l1")]).text()
-    'f32:l1:row_major:interleaved'
+    >>> requested_layout(host_layout(DataType.FLOAT32),
+    [parse_placement("input.x.space=l1")]).text() 'f32:l1:row_major:interleaved'
     """
-    asked = {wish.field: wish.value for wish in wishes}
+    asked = {option.field: option.value for option in placement}
     changes: dict[str, object] = {}
     for field in ("space", "data_type", "memory_layout", "shard_spec", "address"):
         if field in asked:
@@ -164,7 +172,7 @@ def wished_layout(default: Layout, wishes: Iterable[Wish]) -> Layout:
         changes["shard_spec"] = None
     if not changes:
         return default
-    layout: Layout = replace(default, **changes)  # type: ignore[arg-type]  # fields checked by Wish
+    layout: Layout = replace(default, **changes)  # type: ignore[arg-type]  # fields checked by PlacementOption
     return layout
 
 
@@ -182,10 +190,10 @@ def _unknown(what: str, value: object, allowed: Collection[str], where: str) -> 
     )
 
 
-def _checked(field: str, value: WishValue, where: str) -> WishValue:
+def _checked(field: str, value: PlacementValue, where: str) -> PlacementValue:
     if field in _WORDS:
         return _meant(field, value, where)
-    check: Mapping[str, Callable[[WishValue, str], WishValue]] = {
+    check: Mapping[str, Callable[[PlacementValue, str], PlacementValue]] = {
         "shard_spec": _shard_spec,
         "address": _address,
         "alias": _alias,
@@ -193,7 +201,7 @@ def _checked(field: str, value: WishValue, where: str) -> WishValue:
     return check[field](value, where)
 
 
-def _meant(field: str, value: WishValue, where: str) -> WishValue:
+def _meant(field: str, value: PlacementValue, where: str) -> PlacementValue:
     words = _WORDS[field]
     if isinstance(value, str):
         spelled = value.replace("-", "_")
@@ -205,7 +213,7 @@ def _meant(field: str, value: WishValue, where: str) -> WishValue:
     raise _unknown(field, value, words, where)
 
 
-def _address(value: WishValue, where: str) -> WishValue:
+def _address(value: PlacementValue, where: str) -> PlacementValue:
     if isinstance(value, str) and re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}|[0-9]{1,19}", value):
         value = int(value, 16 if value[:2].lower() == "0x" else 10)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
@@ -213,7 +221,7 @@ def _address(value: WishValue, where: str) -> WishValue:
     return value
 
 
-def _alias(value: WishValue, where: str) -> WishValue:
+def _alias(value: PlacementValue, where: str) -> PlacementValue:
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, str | int) or value in ("", -1):
@@ -221,7 +229,7 @@ def _alias(value: WishValue, where: str) -> WishValue:
     return value
 
 
-def _shard_spec(value: WishValue, where: str) -> WishValue:
+def _shard_spec(value: PlacementValue, where: str) -> PlacementValue:
     if isinstance(value, ShardSpec):
         return value
     parts = re.fullmatch(
@@ -237,7 +245,7 @@ def _shard_spec(value: WishValue, where: str) -> WishValue:
         raise UsageError(error.what, where=where, expected=_SHARDS, got=error.got) from error
 
 
-def _spelled(value: WishValue, field: str) -> str:
+def _spelled(value: PlacementValue, field: str) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, ShardSpec):
