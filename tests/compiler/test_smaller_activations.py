@@ -71,7 +71,9 @@ def test_results_and_gradients_stay_the_same_to_the_last_bit(
         feeds = backward_feeds(both, {"x": x}, results, {"y0.grad": seed})
         made = run(both.backward, feeds)
         found.append((operators(both.forward), results["y0"], made["x.grad"]))
-        monkeypatch.setattr("stitch.compiler.gradients.autodiff.sink_relu_below_max_pool", lambda graph: graph)
+        monkeypatch.setattr(
+            "stitch.compiler.gradients.autodiff.sink_relu_below_max_pool", lambda graph: graph
+        )
     (ours, *new), (before, *old) = found
     assert (ours, before) == (["MaxPool", "Relu"], ["Relu", "MaxPool"])
     for a, b in zip(new, old, strict=True):
