@@ -295,7 +295,7 @@ class Pipeline(RuntimePipeline):
     def from_yaml(
         path: str | Path, *, device: Device | None = None, **options: Any
     ) -> YamlPipeline:
-        """A pipeline file (form: `stitch.documents.pipelines.pipeline_form`), ready to be called.
+        """A pipeline file (form: `stitch.documents.pipeline_form`), ready to be called.
 
         Without a device one is opened, with `options` as for `open_device`: on the machine that the
         file names, else the one its first module was compiled for. Raises `FormatError` with every

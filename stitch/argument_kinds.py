@@ -1,7 +1,7 @@
-"""What public functions take: an argument of another kind is answered with the parameter's name.
+"""Argument checks of public functions: a wrong type raises an error that names the parameter.
 
-For the calls of a set-up (compile, load, open, save): what is called in every pass looks at its
-arguments by itself.
+Used by set-up calls (compile, load, open, save); calls made in every pass check their arguments
+themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The budget: how many bytes of the host's memory this process takes, and how many it may.
+"""The limit of host memory of this process, and how much of it is reserved.
 
-One budget serves all devices and readers of files of the process; nothing of it is on the way of a
-call that runs again.
+One limit serves all devices and readers of files of the process; repeated calls do not touch it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The error tree: every way in which Stitch says no.
-
-Knows nothing of any other room.
-"""
+"""The exception classes of Stitch, and how their messages are put together."""
 
 from __future__ import annotations
 

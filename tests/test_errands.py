@@ -19,8 +19,8 @@ CHANGED = {
     "A new ATen lowering": {"stitch/frontend/torch/lowering/single_elements.py"},
     "A new elementwise operator": {"stitch/ops/arithmetic/elementary.py"},
     "A new key in a pipeline file": {
-        "stitch/documents/pipelines/pipeline_form.py",
-        "stitch/documents/pipelines/yaml_pipeline.py",
+        "stitch/documents/pipeline_form.py",
+        "stitch/documents/yaml_pipeline.py",
     },
 }
 

@@ -1,5 +1,5 @@
-"""The commands: `stitch-compile`, `stitch-run`, `stitch-inspect`, `stitch-link`.
+"""The commands `stitch-compile`, `stitch-run`, `stitch-inspect` and `stitch-link`.
 
-A command is a folder whose `main` loads the command when it is called. What several commands share
-lies beside them. Nothing imports this package.
+Each command is a folder whose `main` loads the command when it is called; the modules beside the
+folders are shared by the commands.
 """

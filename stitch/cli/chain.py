@@ -1,4 +1,4 @@
-"""`Runnable`: what `stitch-run` runs, be it a chain of modules or a pipeline file."""
+"""`Runnable`: what `stitch-run` runs, a chain of modules or a pipeline file."""
 
 from __future__ import annotations
 

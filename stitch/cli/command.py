@@ -1,6 +1,6 @@
-"""What the commands share: how words are read, how errors are said, which exit codes there are.
+"""Shared by the commands: entry points, printing, error messages and exit codes.
 
-What `--version` does not need is imported when the command is loaded.
+Imports only what `--version` needs; the rest is imported when the command is loaded.
 """
 
 from __future__ import annotations

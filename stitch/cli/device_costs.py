@@ -1,4 +1,4 @@
-"""What a run costs its device: the room that it needs, the peaks and copies that it had."""
+"""Memory peaks and copies of a run, for the reports of the commands."""
 
 from __future__ import annotations
 

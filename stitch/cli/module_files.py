@@ -1,4 +1,4 @@
-"""The files that a command names: modules, their programs, the machine to run them on; records."""
+"""Read the files that a command names: modules, their programs and machine, records."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a command is going to write: refused before anything is computed where it would do harm.
+"""Checks of output paths, made before anything is computed.
 
-`-` is standard output, for one output of a command; what the command says goes to standard error
-then. What kinds of files there are is here too.
+Refuses outputs that would overwrite an input or each other. `-` is standard output, for one output
+of a command; reports go to standard error then. Also lists the kinds of files with their suffixes.
 """
 
 from __future__ import annotations

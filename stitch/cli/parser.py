@@ -1,6 +1,4 @@
-"""How the commands read their words: argparse, with errors of one line that name the nearest
-word.
-"""
+"""Argument parsing: argparse with one-line errors that suggest the nearest option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice: which slots to compile otherwise, as plans of the changed programs say; and its text."""
+"""Compile advice: which slots to compile differently, found by planning the changed programs."""
 
 from __future__ import annotations
 

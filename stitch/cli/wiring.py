@@ -1,5 +1,6 @@
-"""Which output feeds which input: in a chain, or as `--wire` says; and words of the form
-`[SLOT=]WHAT`, dealt out to slots by name, by index, else by position.
+"""Connections between modules: outputs to inputs by position, or by `--wire`.
+
+Also assigns option values of the form `[SLOT=]VALUE` to slots by name, by index, else by position.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a YAML file is: its form is the one that knows most of its keys.
+"""Recognise the kind of a YAML file: the one that knows most of its keys.
 
-A new form of file is one line here.
+A new kind of file is one more line here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PIPELINE, MODULE, MACHINE = "pipeline", "module", "machine"
 
 def _keys_of_forms() -> dict[str, Iterable[str]]:
     """Every form and its keys; what reads them is loaded when there is a file to recognize."""
-    from stitch.documents.pipelines import PIPELINE_KEYS
+    from stitch.documents.pipeline_form import PIPELINE_KEYS
     from stitch.frontend import MODULE_KEYS
     from stitch.machine import MACHINE_KEYS
 

@@ -1,4 +1,4 @@
-"""Files: opens what is read, writes what is written atomically, locks folders."""
+"""Files: open them for reading, write them atomically, lock folders."""
 
 from stitch.files.folder_lock import FolderLock
 from stitch.files.reading import (

@@ -1,8 +1,8 @@
-"""A lock on a folder that dies with its owner, and says who that is.
+"""A lock on a folder, held until its process ends, that names its holder in errors.
 
-The lock is `flock` on the file `.stitch-lock` in the folder, which the kernel gives free when its
-owner ends, however it ends; what stands in the file is for the message only. Where the file system
-has no such locks, `missing` says why, and the owner goes on without.
+The lock is `flock` on the file `.stitch-lock` in the folder, which the kernel releases when the
+process ends; the file's contents are only for the error message. On a file system without such
+locks `missing` says why, and the holder continues without a lock.
 """
 
 from __future__ import annotations
@@ -15,12 +15,36 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from stitch.errors import StitchError, UsageError
-from stitch.files import system_calls
 from stitch.live_objects import LiveObjects
+
+# System calls, in one table that tests replace.
+
+#: What `flock` says on a file system that has no such locks (NFS without its lock daemon, FUSE).
+NO_LOCKS = frozenset({"ENOLCK", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EINVAL"})
+
+
+@dataclass(frozen=True, slots=True)
+class SystemCalls:
+    """What writing a file asks of the system."""
+
+    open: Callable[..., int] = os.open
+    write: Callable[[int, Any], int] = os.write
+    fsync: Callable[[int], None] = os.fsync
+    replace: Callable[[Any, Any], None] = os.replace
+    unlink: Callable[[Any], None] = os.unlink
+    close: Callable[[int], None] = os.close
+    flock: Callable[[int, int], None] = fcntl.flock
+
+
+#: What is called; a test may put another in its place.
+system_calls = SystemCalls()
+
 
 NAME = ".stitch-lock"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -53,25 +77,25 @@ class FolderLock:
     def _take(self, path: Path) -> None:
         while self._handle is None and self.missing is None:
             # Kept from the first moment: an interrupt must not leave a lock that nobody closes.
-            self._handle = handle = system_calls.table.open(path, _FLAGS, 0o644)
+            self._handle = handle = system_calls.open(path, _FLAGS, 0o644)
             is_ours = False
             try:
                 is_ours = self._is_locked(handle, path)
             finally:
                 if not is_ours:
                     self._handle = None
-                    system_calls.table.close(handle)
+                    system_calls.close(handle)
 
     def _is_locked(self, handle: int, path: Path) -> bool:
         """Lock the file; False where its last owner removed it before that, or without locks."""
         try:
-            system_calls.table.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system_calls.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_at(handle, path):
                 return False
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise self._refusal(_owner(handle)) from error
-            if errno.errorcode.get(error.errno or 0) not in system_calls.NO_LOCKS:
+            if errno.errorcode.get(error.errno or 0) not in NO_LOCKS:
                 raise
             self.missing = error.strerror or str(error)
             return False
@@ -105,11 +129,11 @@ class FolderLock:
         try:
             with contextlib.suppress(OSError):
                 if _is_at(handle, self.folder / NAME):  # Else it is another's.
-                    system_calls.table.unlink(self.folder / NAME)
+                    system_calls.unlink(self.folder / NAME)
         finally:
             self._handle = None
             with contextlib.suppress(OSError):
-                system_calls.table.close(handle)
+                system_calls.close(handle)
 
     def _forget(self) -> None:
         """In a child after a fork: the lock is the parent's, and must not outlive it."""
@@ -149,7 +173,7 @@ def _write_owner(handle: int) -> None:
     }  # fmt: skip
     with contextlib.suppress(OSError):  # It is for the message only.
         os.ftruncate(handle, 0)
-        system_calls.table.write(handle, (json.dumps(facts) + "\n").encode())
+        system_calls.write(handle, (json.dumps(facts) + "\n").encode())
 
 
 def _owner(handle: int) -> str:

@@ -1,9 +1,9 @@
-"""Opening the files that are read: looked at before anything can block, and noted.
+"""Open files for reading: checked before an open can block, and tracked.
 
-Only regular files are read, and what the caller of a command has opened already (`/dev/stdin`,
-`/dev/fd/63` of a shell's `<(...)`): a named pipe would block for ever, a device never end. Within
-`noting_files` every file that is opened is noted by its identity (device and inode, whatever link
-led to it): a command looks there before it writes.
+Only regular files are read, and descriptors that the caller of a command opened (`/dev/stdin`,
+`/dev/fd/63` of a shell's `<(...)`): a named pipe could block for ever, a device never end. Within
+`noting_files` every opened file is recorded by its identity (device and inode), so that a command
+can refuse to overwrite its own inputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""All files that are written: whole under their names, or not at all, and on the disk.
+"""Atomic and durable writing of files.
 
-A file is written beside its place (`.NAME.PID.TOKEN.part`), synced and renamed, then its folder is
-synced. A kill in between leaves the old file, and perhaps the part. Devices and pipes (`/dev/null`,
-a shell's `>(...)`) are written to as they are; `-` is standard output.
+A file is written under a temporary name beside its target (`.NAME.PID.TOKEN.part`), synced and
+renamed, then its folder is synced. After a kill the old file is intact, and the temporary file may
+remain. Devices and pipes (`/dev/null`, a shell's `>(...)`) are written directly; `-` is standard
+output.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, final
 
 from stitch.errors import StitchError
-from stitch.files import system_calls
+from stitch.files import folder_lock
 from stitch.files.reading import own_descriptor, special_kind
 
 STANDARD_OUTPUT = "-"
@@ -165,19 +166,19 @@ class _Part:
 
     def write(self, content: Content) -> None:
         """Write and sync the content."""
-        self._handle = system_calls.table.open(self.path, _PART_FLAGS, 0o666)
+        self._handle = folder_lock.system_calls.open(self.path, _PART_FLAGS, 0o666)
         self._is_there = True
         with contextlib.suppress(OSError):  # A file that was there lends its permissions.
             os.fchmod(self._handle, stat.S_IMODE(self.target.stat().st_mode) & 0o777)
         _pour_into(self._handle, content)
-        system_calls.table.fsync(self._handle)
+        folder_lock.system_calls.fsync(self._handle)
         handle, self._handle = self._handle, None
-        system_calls.table.close(handle)
+        folder_lock.system_calls.close(handle)
 
     def rename(self) -> None:
         """Give the file its name."""
         with naming(self.target):
-            system_calls.table.replace(self.path, self.target)
+            folder_lock.system_calls.replace(self.path, self.target)
         self._is_there = False
 
     def remove(self) -> None:
@@ -185,10 +186,10 @@ class _Part:
         handle, self._handle = self._handle, None
         if handle is not None:
             with contextlib.suppress(OSError):
-                system_calls.table.close(handle)
+                folder_lock.system_calls.close(handle)
         if self._is_there:
             with contextlib.suppress(OSError):
-                system_calls.table.unlink(self.path)
+                folder_lock.system_calls.unlink(self.path)
 
 
 class _HandleSink:
@@ -215,7 +216,7 @@ class _HandleSink:
     def _write_all(self, view: memoryview) -> None:
         """The system may take less than it is given; it then gets the rest."""
         while view.nbytes:
-            count = system_calls.table.write(self._handle, view)
+            count = folder_lock.system_calls.write(self._handle, view)
             if count <= 0:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             view = view[count:]
@@ -239,14 +240,14 @@ def _pour_into(handle: int, content: Content) -> None:
 def _sync_names(folder: Path) -> None:
     """New names have to be on the disk; raises `StitchError` where the system does not say so."""
     try:
-        handle = system_calls.table.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        handle = folder_lock.system_calls.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            system_calls.table.fsync(handle)
+            folder_lock.system_calls.fsync(handle)
         except OSError as error:
             if error.errno not in _NO_FOLDER_SYNC:
                 raise
         finally:
-            system_calls.table.close(handle)
+            folder_lock.system_calls.close(handle)
     except OSError as error:
         raise StitchError(
             "the file is written, but not known to be on the disk: the folder cannot be synced",
@@ -280,7 +281,7 @@ def _write_direct(path: Path, content: Content) -> None:
         handle = os.dup(own)
     else:
         try:
-            handle = system_calls.table.open(path, _DIRECT_FLAGS)
+            handle = folder_lock.system_calls.open(path, _DIRECT_FLAGS)
         except OSError as error:
             if error.errno == errno.ENXIO:
                 raise OSError(errno.ENXIO, "nobody reads from this pipe") from error
@@ -289,4 +290,4 @@ def _write_direct(path: Path, content: Content) -> None:
     try:
         _pour_into(handle, content)
     finally:
-        system_calls.table.close(handle)
+        folder_lock.system_calls.close(handle)

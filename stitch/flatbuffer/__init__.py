@@ -1,4 +1,4 @@
-"""Flatbuffers of any schema, verified before anything of them is believed.
+"""A verifier and reader for flatbuffers of any schema.
 
 Nothing is written here, and the library `flatbuffers`, which has no verifier, is not needed.
 """
@@ -14,9 +14,15 @@ from stitch.flatbuffer.foreign import (
     verified,
     whole_file,
 )
-from stitch.flatbuffer.problems import ProblemList
-from stitch.flatbuffer.table_spec import FieldKind, FieldSpec, Schema, TableSpec
-from stitch.flatbuffer.verify import Record, Verifier
+from stitch.flatbuffer.verify import (
+    FieldKind,
+    FieldSpec,
+    ProblemList,
+    Record,
+    Schema,
+    TableSpec,
+    Verifier,
+)
 
 __all__ = [
     "FieldKind", "FieldOrder", "FieldSpec", "ForeignFile", "ForeignFormat", "ProblemList", "Record",

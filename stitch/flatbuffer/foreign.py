@@ -1,12 +1,12 @@
-"""Files of other projects, each one flatbuffer, by the version that they were written in.
+"""Files of other projects, each one flatbuffer, read by the version that wrote them.
 
-Other than ours, such files are no envelope: a size prefix, the flatbuffer, and nothing behind it.
-Their projects move fields about between versions, so nothing is read before the version was: it
-stands in the first field of the root, as a struct, whatever the version.
+Such a file has no envelope: a size prefix, then the flatbuffer, and no data after it. Projects move
+fields between versions, so the version is read first: it is the first field of the root, a struct,
+in every version.
 
-To read a kind of file, write its tables down as a `Schema` (fields that nobody reads may be left
-out; a struct within a table is one field, its letters written out), one `FieldOrder` for each run
-of versions that have them, and a `ForeignFormat`; then `read_foreign(file, where, format)`.
+To read a kind of file, write down its tables as a `Schema` (unused fields may be left out; a struct
+within a table is one field with its letters written out), one `FieldOrder` for each range of
+versions, and a `ForeignFormat`; then call `read_foreign(file, where, format)`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stitch.errors import FormatError, IncompatibleError
-from stitch.flatbuffer.problems import ProblemList
-from stitch.flatbuffer.table_spec import FieldSpec, Schema, TableSpec
-from stitch.flatbuffer.verify import Record, Verifier
+from stitch.flatbuffer.verify import FieldSpec, ProblemList, Record, Schema, TableSpec, Verifier
 
 #: The size prefix, the root's offset, the identifier.
 _HEAD_NBYTES = 12

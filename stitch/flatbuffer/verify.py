@@ -1,13 +1,11 @@
-"""The verifier: walks every byte that the metadata claims, before anything is decoded.
+"""The verifier of flatbuffers: checks every byte that the metadata refers to, before decoding.
 
-Python's flatbuffers package has no verifier. This one cannot be made to loop, to recurse deeply or
-to allocate more than the file justifies: every table, vector, string and vtable that it visits is
+Python's flatbuffers package has no verifier. A hostile file cannot make this one loop, recurse
+deeply or allocate more than the file justifies: every table, vector, string and vtable visited is
 charged against the metadata's length. Only strings of limited length and pooled tables, which are
-small, are free the second time. A sound file's parts do not overlap, so they never exceed that
-budget; offsets that share or overlap soon do. Depth is bounded by the schema, which has no
-recursive tables.
-
-For speed a vtable is checked once per table type and becomes a `TableShape` (see `vtable.py`).
+small, are free the second time. The parts of a valid file do not overlap, so they never exceed this
+limit; shared or overlapping offsets soon do. Depth is bounded by the schema, which has no recursive
+tables. For speed a vtable is checked once per table type and becomes a `TableShape`.
 """
 
 from __future__ import annotations
@@ -15,13 +13,126 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from stitch.flatbuffer.problems import ProblemList
-from stitch.flatbuffer.table_spec import ITEM_NBYTES, FieldSpec, Schema, TableSpec
+from stitch.errors import FormatError, Problem
 
-# --------------------------------------------------------------------------------------------------
-# Vtables: checked once per table type, then turned into a shape that reads tables fast.
+# Defects: a list of bounded length.
+
+#: Defects that are listed; the rest are only counted.
+MOST_LISTED = 64
+
+
+class ProblemList:
+    """Collects defects, the first `MOST_LISTED` in full, and turns them into one error."""
+
+    __slots__ = ("count", "listed")
+
+    def __init__(self) -> None:
+        self.listed: list[Problem] = []
+        self.count = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further defects are only counted."""
+        return len(self.listed) >= MOST_LISTED
+
+    def add(self, kind: str, where: str, detail: str) -> None:
+        """Record one defect."""
+        self.count += 1
+        if len(self.listed) < MOST_LISTED:
+            self.listed.append(Problem(kind, where, detail))
+
+    def raise_if_any(self, what: str, *, where: str | None = None, remedy: str) -> None:
+        """Raise `FormatError` with every defect recorded so far, if there is one."""
+        if not self.count:
+            return
+        listed = tuple(self.listed)
+        unlisted = self.count - len(listed)
+        if unlisted:
+            listed += (Problem("more", "file", f"{unlisted} more defects are not listed"),)
+        raise FormatError(what, where=where, problems=listed, remedy=remedy)
+
+
+# Schemas.
+
+FieldKind = Literal[
+    "scalar", "struct", "string", "table", "union", "scalars", "structs", "strings", "tables"
+]
+#: Bytes of one scalar, by its struct letter.
+ITEM_NBYTES = {
+    "b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "Q": 8, "f": 4, "d": 8
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One field of a table.
+
+    `slot` is its index in the vtable (a union's type; its value stands in the next slot). `code`
+    is the struct letter of a scalar or of a vector's elements, the letters of a struct (one within
+    it is written out; `x` for bytes between); `of` names the table, union or enum. `minimum` and
+    `maximum` bound a scalar or each element; `limit` bounds a string's bytes or a vector's
+    elements. `pooled` tables may be pointed at from several places.
+    """
+
+    slot: int
+    name: str
+    kind: FieldKind
+    code: str = ""
+    of: str = ""
+    default: int | float | None = None
+    required: bool = False
+    pooled: bool = False
+    minimum: int | None = None
+    maximum: int | None = None
+    limit: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the scalar or struct, or of one element of the vector."""
+        return sum(ITEM_NBYTES.get(letter, 1) for letter in self.code)
+
+    @property
+    def alignment(self) -> int:
+        """Where it, or an element, may stand: the bytes of its longest scalar."""
+        return max((ITEM_NBYTES.get(letter, 1) for letter in self.code), default=4)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table of the schema: its fields in the order of their declaration."""
+
+    name: str
+    fields: tuple[FieldSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The tables of one kind of file, as they stand in one version of it.
+
+    A union lists its members' tables; type codes count from 1. A schema that is not `whole` names
+    only what is read of a file: fields that it lacks are passed over, and so is a member of a union
+    without a table here.
+    """
+
+    root: str
+    tables: Mapping[str, TableSpec]
+    unions: Mapping[str, tuple[str, ...]]
+    whole: bool = False
+
+    def named(self, table: str, record: tuple[Any, ...]) -> dict[str, Any]:
+        """A record of a table by the names of its fields.
+
+        >>> fields = (FieldSpec(0, "y", "scalar", "i"), FieldSpec(2, "x", "scalar", "i"))
+        >>> Schema("Point", {"Point": TableSpec("Point", fields)}, {}).named("Point", (3, 4))
+        {'y': 3, 'x': 4}
+        """
+        names = [field.name for field in self.tables[table].fields]
+        return dict(zip(names, record, strict=True))
+
+
+# Vtables.
 
 #: Called with the kind of a defect, its position and its description.
 Report = Callable[[str, int, str], None]

@@ -1,4 +1,4 @@
-"""Documents that people write (YAML) and files of arrays, checked against schemas.
+"""YAML documents and files of arrays, checked against schemas.
 
 A `Schema` has `Field`s, each with a `FieldType`; all problems of a document are reported at once,
 with line numbers. Readers of array files load on demand.
@@ -6,33 +6,41 @@ with line numbers. Readers of array files load on demand.
 
 from typing import TYPE_CHECKING
 
-from stitch.forms.combined_kinds import ByKey, Entries, ListOf, Pairs, Tagged
-from stitch.forms.kinds import (
-    AsWritten,
-    Choice,
-    ElementType,
-    FieldType,
-    Flag,
-    Name,
-    NameOrPath,
-    Number,
-    RelativePath,
-    Shape,
-    Whole,
-    Word,
-    is_word,
-)
 from stitch.forms.nodes import (
     Node,
+    ParseContext,
     ProblemLog,
+    SourceLocation,
     form_text,
     number_of,
     read_entry,
     read_yaml,
     read_yaml_bytes,
 )
-from stitch.forms.places import ParseContext, SourceLocation
-from stitch.forms.rows import Field, FormValues, Schema, as_written
+from stitch.forms.schema import (
+    AsWritten,
+    ByKey,
+    Choice,
+    ElementType,
+    Entries,
+    Field,
+    FieldType,
+    Flag,
+    FormValues,
+    ListOf,
+    Name,
+    NameOrPath,
+    Number,
+    Pairs,
+    RelativePath,
+    Schema,
+    Shape,
+    Tagged,
+    Whole,
+    Word,
+    as_written,
+    is_word,
+)
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:

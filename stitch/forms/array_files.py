@@ -1,7 +1,7 @@
-"""Arrays out of files and into them: `.npy`, `.npz` and `.safetensors`, never unpickled.
+"""Read and write files of arrays: `.npy`, `.npz` and `.safetensors`, without pickle.
 
-NumPy writes bfloat16 as two nameless bytes (`|V2`): read, they stay bytes until it is said that
-they are bfloat16; written, they become float32, which holds them exactly and which all can read.
+NumPy writes bfloat16 as two-byte void (`|V2`): it is read as bytes until the caller names the type
+bfloat16, and written as float32, which holds it exactly and which every reader knows.
 """
 
 from __future__ import annotations

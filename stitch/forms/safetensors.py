@@ -1,6 +1,6 @@
 """Weights in `.safetensors` files, read with the library of that name (an optional extra).
 
-Importing this module fails where the library is absent.
+Importing this module fails without the library.
 """
 
 from __future__ import annotations

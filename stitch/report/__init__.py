@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
-from stitch.report.opened_device import MACHINE, open_device
-from stitch.report.reported_device import Device
+from stitch.report.device import MACHINE, Device, open_device
 
 if TYPE_CHECKING:
+    from stitch.report.chrome_trace import ChromeTrace
     from stitch.report.explanation import (
         CopyLine,
         copy_lines,
@@ -34,11 +34,9 @@ if TYPE_CHECKING:
         Verdict,
         compare,
     )
-    from stitch.report.record_replay import RunRecord, read_record, replay
     from stitch.report.run_difference import Difference, difference, read_copies
-    from stitch.report.run_record import Recorder
+    from stitch.report.run_record import Recorder, RunRecord, read_record, replay
     from stitch.report.spool import is_compressed
-    from stitch.report.trace import ChromeTrace
     from stitch.report.visualizer import VisualizerFolder
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -48,11 +46,10 @@ else:
             "other_lines plan_json totals_json",
             "operations": "REFERENCE ComparedResult OperationComparison OperationLine "
             "OperationStore Tolerances Verdict compare",
-            "record_replay": "RunRecord read_record replay",
             "run_difference": "Difference difference read_copies",
-            "run_record": "Recorder",
+            "run_record": "Recorder RunRecord read_record replay",
             "spool": "is_compressed",
-            "trace": "ChromeTrace",
+            "chrome_trace": "ChromeTrace",
             "visualizer": "VisualizerFolder",
         },
     )

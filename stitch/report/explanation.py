@@ -1,7 +1,6 @@
-"""`explain`: every copy that a device made, with bytes, simulated time and reason; and what its
-memory holds.
+"""`explain`: every copy of a device with bytes, simulated time and reason; and its memory contents.
 
-What a copy and its bytes are: `Footprint.own_nbytes`.
+`Footprint.own_nbytes` defines the size of a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stitch.machine import footprint
-from stitch.planner import LEAST, Allocate, Copy, CostCertificate, Plan, Relocate
+from stitch.memory import LENT_ADDRESSES
+from stitch.planner import LEAST, Allocate, Buffer, Copy, CostCertificate, Plan, Relocate
 from stitch.program import Space
 from stitch.runtime import Account, RuntimeDevice, Totals
 from stitch.tasks import TransformationKind
@@ -285,3 +285,23 @@ def _leased(view: dict[str, Any]) -> str:
     """What of the free memory repeated work takes again unless an allocation needs it."""
     nbytes = view["total_bytes_leased_per_bank"]
     return f", {nbytes} B of the free leased" if nbytes else ""
+
+
+# Buffers before and after a plan.
+
+Place = tuple[Space, int]
+
+
+def own_at_start(plan: Plan) -> dict[Place, Buffer]:
+    """The buffers that a plan found and reads, moves or frees."""
+    return assign_arenas(plan, plan.request.buffers)
+
+
+def assign_arenas(plan: Plan, buffers: Iterable[Buffer]) -> dict[Place, Buffer]:
+    """Those of the buffers that a plan reads, moves, frees or makes."""
+    others = {b.number for b in plan.request.buffers} - plan.touched
+    return {
+        (b.space, b.address): b
+        for b in buffers
+        if b.address is not None and b.address < LENT_ADDRESSES and b.number not in others
+    }

@@ -1,4 +1,4 @@
-"""Frozen data ⇄ JSON: dataclasses, named tuples, enumerations, tuples, sets, numbers, words."""
+"""Frozen data to JSON and back: dataclasses, named tuples, enumerations, tuples, sets, numbers."""
 
 from __future__ import annotations
 

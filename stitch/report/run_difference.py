@@ -1,4 +1,4 @@
-"""What one run copied more or less than another: records of runs, or plans as they were saved."""
+"""Compare the copies of two runs: records, or saved plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stitch.errors import FormatError
 from stitch.planner import Cost
 from stitch.report.explanation import CopyLine, copy_lines, programs_of
 from stitch.report.frozen_json import from_plain
-from stitch.report.record_replay import read_record
+from stitch.report.run_record import read_record
 
 EXPECTED = "what stitch-run --record=FILE writes, or plans.json of --save_artifacts"
 

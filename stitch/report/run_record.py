@@ -1,6 +1,6 @@
-"""Records: a device's plans and allocator events as JSON (`replay` runs them again).
+"""Records of runs: a device's plans and allocator events as JSON, and their replay.
 
-It changes nothing. The form, one JSON object:
+One JSON object:
 
     {"stitch": "run", "version": 2,
      "machine": Machine,
@@ -14,25 +14,39 @@ It changes nothing. The form, one JSON object:
      "totals": {"period", "programs", "copies", "nbytes", "entries", "seconds",
                 "program_seconds"}}
 
-What a copy and its bytes are: `Footprint.own_nbytes`. Version 1 had neither totals,
-writes, nor plans that stopped; older records of version 2 have moves of earlier results
-({"event": "move", "space", "address", "target", "size_per_bank", "nbytes"}).
-
-What happens outside plans is found by comparing the allocators: see `allocations`.
+`Footprint.own_nbytes` defines the size of a copy. Version 1 had neither totals, writes, nor plans
+that stopped; older records of version 2 have moves of earlier results ({"event": "move", "space",
+"address", "target", "size_per_bank", "nbytes"}). Allocations outside plans are found by comparing
+the allocators before and after each plan.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stitch.argument_kinds import takes
-from stitch.planner import Buffer, Plan
-from stitch.report.allocations import Place, assign_arenas, own_at_start
-from stitch.report.explanation import totals_json
-from stitch.report.frozen_json import to_plain
-from stitch.report.reported_device import DEVICE
+from stitch.errors import FormatError, StitchError, TaskError
+from stitch.machine import Machine
+from stitch.memory import Allocator
+from stitch.planner import (
+    Allocate,
+    Buffer,
+    Copy,
+    Cost,
+    Execute,
+    Free,
+    Instance,
+    Plan,
+    Relocate,
+    Step,
+)
+from stitch.program import Space
+from stitch.report.device import DEVICE
+from stitch.report.explanation import Place, assign_arenas, own_at_start, totals_json
+from stitch.report.frozen_json import from_plain, to_plain
 from stitch.runtime import (
     Event,
     PlanRun,
@@ -43,6 +57,7 @@ from stitch.runtime import (
     Written,
     totals_of,
 )
+from stitch.tasks import TransformationKind
 
 VERSION = 2
 Sizes = dict[Place, int]
@@ -129,3 +144,280 @@ def _allocated(device: RuntimeDevice) -> Sizes:
         for space, use in device.memory_use().items()
         for address, size, _ in use.buffers
     }
+
+
+# Replay: the allocator events of a record on fresh allocators.
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A record as it was read; `cost` is what it counted in all, None in the oldest records."""
+
+    machine: Machine
+    plans: Mapping[int, Plan]
+    events: tuple[Mapping[str, Any], ...]
+    cost: Cost | None = None
+
+
+def read_record(text: str) -> RunRecord:
+    """A record from its text; raises `FormatError` naming the place of the first defect."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            "this is no record", expected="what stitch-run --record=FILE writes",
+            got=f"no JSON: {error}"[:200],
+        ) from error  # fmt: skip
+    if not isinstance(body, dict) or body.get("stitch") != "run":
+        raise FormatError("this is no record", expected="what stitch-run --record=FILE writes")
+    if type(body.get("version")) is not int or not 1 <= body["version"] <= VERSION:
+        raise FormatError(
+            "a record of another version", expected=f"1 to {VERSION}",
+            got=str(body.get("version")),
+        )  # fmt: skip
+    plans, events = body.get("plans"), body.get("events")
+    if not isinstance(plans, dict) or not isinstance(events, list):
+        raise FormatError("a record has `plans` by number and a list of `events`")
+    machine = from_plain(Machine, body.get("machine"), "machine")
+    _check_machine(machine)
+    numbered: dict[int, Plan] = {}
+    for index, plan in plans.items():
+        if not index.isdecimal():
+            raise FormatError("plans are numbered", where=f"plans.{index}"[:80])
+        numbered[int(index)] = from_plain(Plan, plan, f"plans.{index}")
+        if numbered[int(index)].request.machine != machine:
+            raise FormatError(
+                "a plan is for another machine than the record", where=f"plans.{index}"
+            )
+        _check_tasks(numbered[int(index)], f"plans.{index}")
+    if not all(isinstance(event, dict) for event in events):
+        raise FormatError("an event is a mapping", where="events")
+    totals, cost = body.get("totals"), None
+    if isinstance(totals, dict):
+        counted = {field.name: totals[field.name] for field in fields(Cost) if field.name in totals}
+        cost = from_plain(Cost, counted, "totals")
+    return RunRecord(machine, numbered, tuple(events), cost)
+
+
+def _check_machine(machine: Machine) -> None:
+    """Spaces that an allocator can work on."""
+    for space in machine.shape.spaces:
+        s = machine.shape.space(space)
+        if s.banks < 1 or s.alignment < 1 or s.granule < 1 or not 0 <= s.base <= s.limit < 1 << 40:
+            raise FormatError("a space cannot be like this", where=f"machine.shape.{space.value}")
+
+
+def _check_tasks(plan: Plan, where: str) -> None:
+    """A task reads and makes one value for each slot of its transformation."""
+    for number, task in enumerate(plan.request.tasks):
+        slots = task.transformation
+        # A conversion takes whatever it is given: it has no slot.
+        takes = 1 if slots.kind is TransformationKind.COPY else len(slots.inputs)
+        if len(task.inputs) != takes or len(task.outputs) != len(slots.outputs):
+            raise FormatError(
+                "a task has other values than its transformation has slots",
+                where=f"{where}.request.tasks[{number}]",
+                expected=f"{takes} inputs, {len(slots.outputs)} outputs",
+                got=f"{len(task.inputs)} inputs, {len(task.outputs)} outputs",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay did; every address was as recorded."""
+
+    machine: str
+    events: int
+    runs: int
+    allocations: int
+    frees: int
+    moves: int
+
+
+def replay(text: str) -> Replayed:
+    """Re-run the allocator events of a record on fresh allocators.
+
+    Raises `FormatError` for a text that is no record, `TaskError` naming the first event and
+    step where an address is not taken, or not free, as recorded.
+    """
+    record = read_record(text)
+    again = _Replay(record)
+    for number, event in enumerate(record.events):
+        try:
+            again.event(event)
+        except FormatError:
+            raise
+        except StitchError as error:
+            raise TaskError(
+                f"the replay differs from the record: {error.what}",
+                where=f"event {number} ({_words(event)}){again.step}",
+                expected=error.expected,
+                got=error.got,
+            ) from error
+    return Replayed(record.machine.name, len(record.events), **again.counts)
+
+
+def _words(event: Mapping[str, Any]) -> str:
+    return " ".join(f"{k}={v}" for k, v in event.items() if k != "used")[:120]
+
+
+class _Replay:
+    """Fresh allocators, and what has happened to them."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+        shape = record.machine.shape
+        self._allocators = {
+            space: Allocator.of(s) for space in shape.spaces for s in (shape.space(space),)
+        }
+        self._buffers: dict[int, Buffer] = {}
+        self.step = ""
+        self.counts = {"runs": 0, "allocations": 0, "frees": 0, "moves": 0}
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self.step = ""
+        kind = event.get("event")
+        if kind == "run":
+            self._run(event)
+        elif kind == "reserve":
+            self._take(*self._region(event))
+        elif kind == "free":
+            self._give_back(*self._region(event))
+        elif kind == "move":
+            self._move(event)
+        elif kind not in ("read", "write", "stopped"):
+            raise FormatError(
+                "an unknown event", expected="reserve, free, run, stopped, move, write, read",
+                got=repr(kind)[:60],
+            )  # fmt: skip
+
+    def _region(self, event: Mapping[str, Any]) -> tuple[Space, int, int]:
+        address, size = event.get("address"), event.get("size_per_bank")
+        try:
+            space = Space(event.get("space"))
+        except ValueError as error:
+            raise FormatError(f"{event.get('space')!r} is no space") from error
+        if type(address) is not int or type(size) is not int:
+            raise FormatError("an event has an address and a size_per_bank", where=_words(event))
+        return space, address, size
+
+    def _move(self, event: Mapping[str, Any]) -> None:
+        """An earlier result made way."""
+        space, address, size = self._region(event)
+        target = event.get("target")
+        if type(target) is not int:
+            raise FormatError("a move has a target", where=_words(event))
+        self._live(space, address, size)
+        self._allocator(space).free(address)
+        self._allocator(space).alloc_at(target, size)
+        self.counts["moves"] += 1
+
+    def _allocator(self, space: Space) -> Allocator:
+        if space not in self._allocators:
+            raise TaskError(f"machine {self._record.machine.name!r} has no {space.value}")
+        return self._allocators[space]
+
+    def _take(self, space: Space, address: int, size: int) -> None:
+        self._allocator(space).alloc_at(address, size)
+        self.counts["allocations"] += 1
+
+    def _give_back(self, space: Space, address: int, size: int) -> None:
+        self._live(space, address, size)
+        self._allocator(space).free(address)
+        self.counts["frees"] += 1
+
+    def _live(self, space: Space, address: int, size: int) -> None:
+        allocator = self._allocator(space)
+        granules, unit = allocator.size_of(address), allocator.alignment
+        if granules is None or granules != max(unit, -(-size // unit) * unit):
+            raise TaskError(
+                f"{space.value} {address:#x} is not live with {size} B per bank",
+                expected=f"a live buffer of {size} B per bank",
+                got="nothing is live there" if granules is None else f"{granules} B per bank",
+            )
+
+    def _run(self, event: Mapping[str, Any]) -> None:
+        index = event.get("plan")
+        plan = self._record.plans.get(index) if isinstance(index, int) else None
+        if plan is None:
+            raise FormatError("a run of a plan that is not in the record", where=_words(event))
+        self.counts["runs"] += 1
+        self._buffers = {b.number: b for b in plan.request.buffers}
+        for space, address, size in plan.free_regions:
+            if not self._allocator(space).is_free(address, size):
+                raise TaskError(
+                    f"{space.value} {address:#x} is not free with {size} B per bank",
+                    expected="a free region when the plan starts",
+                )
+        for number, step in enumerate(plan.steps):
+            self.step = f", step {number} ({type(step).__name__.lower()})"
+            self._step(step)
+        self.step = ", afterwards"
+        self._check_end(plan, event)
+
+    def _step(self, step: Step) -> None:
+        if isinstance(step, Allocate):
+            buffer = step.buffer
+            if buffer.address is None:
+                raise FormatError("a plan allocates outside the spaces")
+            self._buffers[buffer.number] = buffer
+            self._take(buffer.space, buffer.address, buffer.size_per_bank)
+        elif isinstance(step, Free):
+            buffer = self._buffer(step.buffer)
+            del self._buffers[step.buffer]
+            if buffer.address is not None:
+                self._give_back(buffer.space, buffer.address, buffer.size_per_bank)
+        elif isinstance(step, Copy):
+            self._used(step.source)
+            self._used(step.target)
+        elif isinstance(step, Relocate):
+            self._relocate(step)
+        else:
+            self._execute(step)
+
+    def _execute(self, step: Execute) -> None:
+        for instance in (*step.inputs, *step.outputs):
+            self._used(instance)
+        if step.scratch is not None:
+            space, address, size = step.scratch
+            covered = any(b.space is space and b.address == address for b in self._buffers.values())
+            if not covered and not self._allocator(space).is_free(address, size):
+                raise TaskError(
+                    f"the scratch region at {space.value} {address:#x} is not free",
+                    expected=f"{size} free B per bank",
+                )
+
+    def _relocate(self, step: Relocate) -> None:
+        allocator = self._allocator(step.space)
+        moved = [(self._buffer(number), number, target) for number, target in step.targets]
+        for buffer, _, _ in moved:
+            if buffer.address is None:
+                raise FormatError("a plan moves a host array")
+            self._live(buffer.space, buffer.address, buffer.size_per_bank)
+            allocator.free(buffer.address)
+        for buffer, number, target in moved:
+            allocator.alloc_at(target, buffer.size_per_bank)
+            self._buffers[number] = replace(buffer, address=target)
+            self.counts["moves"] += 1
+
+    def _buffer(self, number: int) -> Buffer:
+        if number not in self._buffers:
+            raise TaskError(f"buffer {number} does not exist here")
+        return self._buffers[number]
+
+    def _used(self, instance: Instance) -> None:
+        buffer = self._buffer(instance.buffer)
+        if buffer.address is not None:
+            self._live(buffer.space, buffer.address, buffer.size_per_bank)
+
+    def _check_end(self, plan: Plan, event: Mapping[str, Any]) -> None:
+        # Buffers that the plan left alone may have gone before it was replayed.
+        resident = {buffer.number for buffer in plan.request.buffers}
+        for buffer in plan.final_buffers:
+            is_ours = buffer.number in plan.touched or buffer.number not in resident
+            if is_ours and buffer.address is not None:
+                self._live(buffer.space, buffer.address, buffer.size_per_bank)
+        wanted = event.get("used")
+        used = {space.value: a.used_nbytes for space, a in self._allocators.items()}
+        if wanted != used:
+            raise TaskError("other bytes are in use", expected=str(wanted), got=str(used))

@@ -1,7 +1,7 @@
-"""The `.ttb` file: programs to bytes and back; the only room that knows flatbuffers.
+"""The `.ttb` file: encode programs to bytes and decode them.
 
-The format is specified in `envelope.py` and `docs/format.md`. Files of others are read by the same
-verifier (`stitch.flatbuffer`): `.ttnn` as a `Binary`.
+`envelope.py` and `docs/format.md` specify the format. Only this package knows the library
+`flatbuffers`. `.ttnn` files of tt-mlir are read by the same verifier, as a `Binary`.
 """
 
 from stitch.ttb.binary import (

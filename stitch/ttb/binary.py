@@ -1,4 +1,4 @@
-"""`Binary`: one or more programs, and the machine they were compiled for, as a file holds them."""
+"""`Binary`: one or more programs and the machine they were compiled for, as a file holds them."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""Records to programs: what the verifier has walked becomes `Program`s and a `Binary`.
+"""Decode verified flatbuffer records into `Program`s and a `Binary`.
 
-Records are unpacked by position: their fields stand in the schema's order.
+Records are unpacked by position: their fields are in the schema's order.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -45,8 +46,32 @@ from stitch.program import (
     structure_problems,
 )
 from stitch.ttb.binary import Binary, SegmentChecks, SegmentRow, Version
-from stitch.ttb.enum_codes import members
 from stitch.ttb.envelope import ALIGNMENT
+from stitch.ttb.generated import ENUMS
+
+# Enumerations: codes of the schema and members of the program, matched by name.
+
+E = TypeVar("E", bound=enum.Enum)
+
+#: The enums that files hold; the schema's enums have the same names and members.
+FILE_ENUMS: tuple[type[enum.Enum], ...] = (
+    DataType, Space, MemoryLayout, Orientation, InputKind, Ownership, Role, MathFidelity,
+)  # fmt: skip
+
+#: The code of each member of each enum.
+CODES: dict[enum.Enum, int] = {
+    kind[name]: code for kind in FILE_ENUMS for code, name in enumerate(ENUMS[kind.__name__])
+}
+
+
+def members(kind: type[E]) -> tuple[E, ...]:
+    """The members of an enum by their code.
+
+    >>> members(Space)[1]
+    <Space.DRAM: 'dram'>
+    """
+    return tuple(kind[name] for name in ENUMS[kind.__name__])
+
 
 _DATA_TYPES = members(DataType)
 _FIDELITIES = members(MathFidelity)

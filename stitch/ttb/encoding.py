@@ -1,8 +1,8 @@
-"""Programs to metadata: a `Binary` becomes one flatbuffer and a list of segments.
+"""Encode a `Binary` as one flatbuffer and a list of segments.
 
-Tables are written children first, in the order of the program's own tuples; nothing is taken from
-a set or from the order of a hash. Strings, layouts and value types that are equal are written once.
-Values stand in the order of the schema's slots, as the decoder unpacks them.
+Deterministic: tables are written children first, in the order of the program's own tuples, never in
+that of a set or a hash. Equal strings, layouts and value types are written once. Values are in the
+order of the schema's slots, which the decoder relies on.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from stitch.program import (
     ValueType,
 )
 from stitch.ttb.binary import Binary, SegmentRow
-from stitch.ttb.enum_codes import CODES
+from stitch.ttb.decoding import CODES
 from stitch.ttb.envelope import Segments
 from stitch.ttb.generated import FILE_IDENTIFIER, SCHEMA, TABLES, UNIONS
 
-# --------------------------------------------------------------------------------------------------
-# Tables to bytes: one flatbuffer being built, driven by the table that verifies it.
+# Writing one flatbuffer.
 
 #: Writes one value into the table that a builder has begun.
 Prepend = Callable[[Any, Any], None]

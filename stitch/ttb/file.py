@@ -1,4 +1,4 @@
-"""Files: `Binary` to bytes and back, whole or mapped."""
+"""Read, write and map `.ttb` files."""
 
 from __future__ import annotations
 

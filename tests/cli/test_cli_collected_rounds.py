@@ -11,7 +11,7 @@ import pytest
 
 import stitch
 from stitch.documents import YamlPipeline, read_pipeline
-from stitch.documents.pipelines.collecting import MOST_JOINED
+from stitch.documents.schedule import MOST_JOINED
 from stitch.errors import FormatError
 from tests.support.grids import every, in_turn
 from tests.support.stitched_models import consuming, model

@@ -14,8 +14,7 @@ import pytest
 
 import stitch
 from stitch.planner import Copy, check_plan
-from stitch.report.record_replay import read_record
-from stitch.report.run_record import Recorder
+from stitch.report.run_record import Recorder, read_record
 
 Cli = Callable[..., Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stitch.budget import BUDGET, allowing
-from stitch.cli.array_text import array_of_text
+from stitch.cli.run_inputs import array_of_text
 from stitch.errors import FormatError, OutOfMemoryError
 from stitch.forms import read_array, read_array_file
 

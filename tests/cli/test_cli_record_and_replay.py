@@ -14,8 +14,7 @@ import pytest
 import stitch
 from stitch.errors import FormatError
 from stitch.report.frozen_json import from_plain, to_plain
-from stitch.report.record_replay import read_record, replay
-from stitch.report.run_record import Recorder
+from stitch.report.run_record import Recorder, read_record, replay
 from tests.support.stitched_models import one
 
 Cli = Callable[..., Any]

@@ -18,7 +18,7 @@ from stitch.errors import OutOfMemoryError
 from stitch.graph import ComputationGraphBuilder
 from stitch.planner import Allocate, Certificate, Copy, Execute, Plan, Relocate, check_plan
 from stitch.program import Ownership
-from stitch.report.record_replay import read_record
+from stitch.report.run_record import read_record
 from tests.support.reported_clashes import HOST, N150, REPORTS, TOO_LARGE, Report, pipeline
 
 Cli = Callable[..., Any]

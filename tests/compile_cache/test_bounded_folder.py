@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stitch.compile_cache.cache import keep_below, mark_used
+from stitch.compile_cache import keep_below, mark_used
 
 NAMES = re.compile(r"([a-z])\.(?:one|two)")
 

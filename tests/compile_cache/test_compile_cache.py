@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 import stitch
-from stitch.compile_cache import CompileCache, KeptCompilation, entry_key, keys
-from stitch.compile_cache.entries import read_entry, write_entry
+from stitch import compile_cache
+from stitch.compile_cache import CompileCache, KeptCompilation, entry_key, read_entry, write_entry
 from stitch.compiler import CompileOptions, CompileWarning, LoopNote
 from stitch.errors import UsageError
-from stitch.files import system_calls
+from stitch.files import folder_lock
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.graph import scan as graph_scan
 from stitch.machine import load_machine
@@ -145,13 +145,13 @@ def test_every_option_of_the_compiler_is_part_of_the_key(field: str, value: Any)
 def test_what_computes_and_writes_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, seen = load_machine("tiny"), set[str]()
     seen.add(entry_key(layer(), machine, CompileOptions()).text)
-    known = keys.versions()
+    known = compile_cache.versions()
     assert [name for name, _ in known] == [
         "stitch", "modules", "format", "opset", "numpy", "ml_dtypes", "processor",
     ]  # fmt: skip
     for at, (name, _) in enumerate(known):
         changed = (*known[:at], (name, "another"), *known[at + 1 :])
-        monkeypatch.setattr(keys, "versions", lambda changed=changed: changed)
+        monkeypatch.setattr(compile_cache, "versions", lambda changed=changed: changed)
         seen.add(entry_key(layer(), machine, CompileOptions()).text)
     assert len(seen) == 1 + len(known)
 
@@ -175,7 +175,7 @@ print("\\n".join(m.__file__ for n, m in sys.modules.items() if n.split(".")[0] =
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
     loaded = {str(Path(line)) for line in done.stdout.split()}
-    assert len(loaded) > 100 and loaded <= set(keys.modules())
+    assert len(loaded) > 100 and loaded <= set(compile_cache.modules())
 
 
 def test_a_bound_of_memory_is_part_of_the_key() -> None:
@@ -315,8 +315,8 @@ def _refusing(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
     def refuse(*_: Any) -> Any:
         raise error
 
-    calls = dataclasses.replace(system_calls.SystemCalls(), open=refuse, unlink=refuse)
-    monkeypatch.setattr(system_calls, "table", calls)
+    calls = dataclasses.replace(folder_lock.SystemCalls(), open=refuse, unlink=refuse)
+    monkeypatch.setattr(folder_lock, "system_calls", calls)
 
 
 def test_a_folder_that_takes_nothing_is_said_once_and_modules_are_compiled(
@@ -339,9 +339,9 @@ def test_a_full_disk_leaves_no_half_entry(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    calls = dataclasses.replace(system_calls.SystemCalls(), write=full)
+    calls = dataclasses.replace(folder_lock.SystemCalls(), write=full)
     with monkeypatch.context() as patched:
-        patched.setattr(system_calls, "table", calls)
+        patched.setattr(folder_lock, "system_calls", calls)
         model = stitch.compile(layer(), cache=tmp_path)
     assert [warning.kind for warning in model.warnings] == ["cache_folder"]
     assert "No space left" in str(model.warnings[0]) and list(tmp_path.iterdir()) == []
@@ -513,7 +513,7 @@ def test_a_model_without_a_cache_reads_no_module_of_stitch(
     def refuse(*_: Any) -> Any:
         raise AssertionError("a key was made")
 
-    monkeypatch.setattr(keys, "versions", refuse)
+    monkeypatch.setattr(compile_cache, "versions", refuse)
     machine = load_machine("tiny")
     assert not compiled(layer(), machine, "tiny", CompileOptions()).is_from_cache
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stitch.errors import StitchError, UsageError
-from stitch.files import FolderLock, system_calls
+from stitch.files import FolderLock, folder_lock
 from stitch.files.folder_lock import NAME
 
 HOLD = """
@@ -87,7 +87,9 @@ def test_a_file_system_without_locks_gives_none_and_says_why(
     def no_locks(handle: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(system_calls, "table", replace(system_calls.table, flock=no_locks))
+    monkeypatch.setattr(
+        folder_lock, "system_calls", replace(folder_lock.system_calls, flock=no_locks)
+    )
     assert FolderLock(tmp_path).missing == os.strerror(errno.ENOLCK)
 
 
@@ -125,15 +127,15 @@ def test_a_child_of_the_owner_knows_that_it_has_no_lock(tmp_path: Path) -> None:
 def test_an_interrupt_while_the_folder_is_locked_leaves_it_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    real = getattr(system_calls.table, name)
+    real = getattr(folder_lock.system_calls, name)
 
     def interrupted(*arguments: Any) -> Any:
         real(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        table = replace(system_calls.table, **{name: interrupted})
-        patch.setattr(system_calls, "table", table)
+        table = replace(folder_lock.system_calls, **{name: interrupted})
+        patch.setattr(folder_lock, "system_calls", table)
         with contextlib.suppress(KeyboardInterrupt):
             lock = FolderLock(tmp_path)
             lock.release()

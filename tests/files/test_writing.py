@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from stitch.errors import StitchError
-from stitch.files import OutputFiles, Sink, atomic_write, system_calls
-from stitch.files.system_calls import SystemCalls
+from stitch.files import OutputFiles, Sink, atomic_write, folder_lock
+from stitch.files.folder_lock import SystemCalls
 from tests.support.files.saves import SAVES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,13 +64,13 @@ def check_each_call(
     one.save(folder, 1)
     names = sorted(folder.iterdir())
     with monkeypatch.context() as patch:
-        patch.setattr(system_calls, "table", counting(made))
+        patch.setattr(folder_lock, "system_calls", counting(made))
         one.save(folder, 1)
     assert {"open", "write", "fsync", "replace", "close"} <= set(made)
     for at, call in enumerate(made):
         error, told = errors[at % len(errors)], ""
         with monkeypatch.context() as patch:
-            patch.setattr(system_calls, "table", failing(at, error))
+            patch.setattr(folder_lock, "system_calls", failing(at, error))
             try:
                 one.save(folder, 2)
             except (StitchError, OSError) as caught:
@@ -108,7 +108,7 @@ def test_short_writes_are_written_to_their_end(
     def short(handle: int, data: memoryview) -> int:
         return os.write(handle, memoryview(data)[: max(1, memoryview(data).nbytes // 3)])
 
-    monkeypatch.setattr(system_calls, "table", replace(system_calls.table, write=short))
+    monkeypatch.setattr(folder_lock, "system_calls", replace(folder_lock.system_calls, write=short))
     SAVES[name].save(tmp_path, 2)
     assert set(SAVES[name].ages(tmp_path)) == {2}
 
@@ -116,8 +116,8 @@ def test_short_writes_are_written_to_their_end(
 def test_a_write_that_takes_nothing_is_an_error_and_no_endless_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stuck = replace(system_calls.table, write=lambda *_: 0)
-    monkeypatch.setattr(system_calls, "table", stuck)
+    stuck = replace(folder_lock.system_calls, write=lambda *_: 0)
+    monkeypatch.setattr(folder_lock, "system_calls", stuck)
     with pytest.raises(StitchError, match="Input/output error"):
         atomic_write(tmp_path / "f", b"x")
     assert list(tmp_path.iterdir()) == []
@@ -146,7 +146,7 @@ def test_content_and_name_are_on_the_disk_in_this_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    monkeypatch.setattr(system_calls, "table", counting(made))
+    monkeypatch.setattr(folder_lock, "system_calls", counting(made))
     atomic_write(tmp_path / "f", b"x")
     order = [call for call in made if call in ("write", "fsync", "replace")]
     assert order == ["write", "fsync", "replace", "fsync"]
@@ -159,7 +159,7 @@ def test_a_file_that_is_written_but_not_known_to_be_on_the_disk_is_told_as_that(
         if stat.S_ISDIR(os.fstat(handle).st_mode):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(system_calls, "table", replace(system_calls.table, fsync=sync))
+    monkeypatch.setattr(folder_lock, "system_calls", replace(folder_lock.system_calls, fsync=sync))
     path = tmp_path / "f"
     path.write_text("old")
     with pytest.raises(StitchError, match="is written, but not known to be on the disk") as told:

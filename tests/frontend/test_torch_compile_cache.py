@@ -86,7 +86,7 @@ def test_another_text_of_stitch_reads_nothing(
 ) -> None:
     step(cache=str(tmp_path))
     graphs, read = graphs_of()
-    monkeypatch.setattr("stitch.compile_cache.keys._text_digest", lambda rooms: f"other {rooms}")
+    monkeypatch.setattr("stitch.compile_cache._text_digest", lambda rooms: f"other {rooms}")
     step(cache=str(tmp_path))
     assert graphs_of() == (graphs + 2, read)
 

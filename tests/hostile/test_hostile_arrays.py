@@ -12,7 +12,7 @@ import pytest
 
 import stitch
 from stitch.cli.chain import RunInput, RunOutput
-from stitch.cli.run.run_outputs import expectations
+from stitch.cli.run.run_session import expectations
 from stitch.cli.run_inputs import gather_inputs
 from stitch.errors import FormatError, StitchError, UsageError
 from stitch.forms import read_array_file

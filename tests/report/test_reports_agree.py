@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 import stitch
 from stitch.program import DataType, Layout, Space
 from stitch.report import ChromeTrace, VisualizerFolder
-from stitch.report.record_replay import read_record, replay
-from stitch.report.run_record import Recorder
+from stitch.report.run_record import Recorder, read_record, replay
 from stitch.runtime import RuntimeDevice
 from stitch.runtime.recording import GeneratedRunner
 from tests.support.machines import without_path

@@ -13,7 +13,7 @@ from stitch.errors import StitchError
 from stitch.machine import load_machine
 from stitch.program import DataType, Layout, MemoryLayout, Orientation, ShardSpec, Space
 from stitch.report import VisualizerFolder, memory_views
-from stitch.report.visualizer.report_tables import (
+from stitch.report.visualizer import (
     BUFFER_TYPES,
     TABLES,
     ReportTables,

@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 import stitch
 from stitch.errors import FormatError, IncompatibleError, StitchError, UsageError
-from stitch.files import system_calls
+from stitch.files import folder_lock
 from stitch.program import Array
 from stitch.training.checkpoints.checkpoint_folder import (
     Checkpoint,
@@ -191,7 +191,9 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_no_half_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            system_calls, "table", replace(system_calls.table, **dict[str, Any]({call: full}))
+            folder_lock,
+            "system_calls",
+            replace(folder_lock.system_calls, **dict[str, Any]({call: full})),
         )
         with pytest.raises(StitchError, match="No space left") as caught:
             folder.save(Checkpoint(2, some_state(2)))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stitch.program import Layout, Operation, Program, ShardSpec, Value
-from stitch.ttb.enum_codes import CODES, FILE_ENUMS, members
+from stitch.ttb.decoding import CODES, FILE_ENUMS, members
 from stitch.ttb.generated import ENUMS, SCHEMA_SHA256, TABLES, UNIONS
 from tests.support.flatc import classes
 

@@ -1,4 +1,4 @@
-"""`stitch-compile`: one module → one `.ttb` file, whatever it will be stitched to."""
+"""`stitch-compile`: compile one module into a `.ttb` file."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from stitch.program import Array, MathFidelity, Program, Role
 from stitch.report import counted
 from stitch.ttb import content_of
 
-# --------------------------------------------------------------------------------------------------
-# Python factories: what `--entry=file.py:factory` names, called.
+# Python factories: `--entry=file.py:factory`.
 
 #: The extra with which a package is installed that a factory may need.
 _EXTRAS = {"torch": "torch", "onnx": "onnx", "onnxruntime": "onnx", "safetensors": "onnx"}
@@ -134,8 +133,7 @@ def _failure(what: str, error: Exception, where: str | None = None) -> CompileEr
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-# What `stitch-compile` compiles: the words that name a module, its examples and shapes.
+# Sources: the options that name a module, its examples and shapes.
 
 SOURCES = (
     "modules in YAML (.yaml, .yml), ONNX models (.onnx), graphs in JSON (.json), "
@@ -343,7 +341,7 @@ def _compile_source(words: argparse.Namespace) -> int:
     shapes = input_shapes(words.input_shape)
     if words.pipeline is not None:
         # What plans and runs is loaded for pipelines only.
-        from stitch.cli.compile.for_pipeline import compiled_for
+        from stitch.cli.pipeline_file import compiled_for
 
         graph = read_graph(module, examples, shapes, words.unroll)
         model, advice = compiled_for(words, graph, cache)

@@ -1,6 +1,6 @@
-"""`stitch-inspect`: what is in a `.ttb` file; whether several can be stitched, and at what cost.
+"""`stitch-inspect`: print the contents of a `.ttb` file, or the cost of stitching several.
 
-Nothing is run: plans are made without data.
+Nothing runs: plans are made without data.
 """
 
 from stitch.cli.command import entry_point

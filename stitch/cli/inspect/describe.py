@@ -1,4 +1,4 @@
-"""What a binary is, as plain data and as text: for `stitch-inspect`."""
+"""Descriptions of binaries as plain data and as text, for `stitch-inspect`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from stitch.report import counted
 from stitch.runtime import check_program, make_executor, program_peak
 from stitch.ttb import Binary, FileSizes, Origin
 
-# --------------------------------------------------------------------------------------------------
-# Scans for `stitch-inspect`: how many rounds, what goes from round to round, what each takes and
-# gives, by the names of values.
+# Scans.
 
 
 def scan_form(

@@ -1,10 +1,9 @@
-"""`stitch-inspect`: what is in a file; whether several can be stitched, and at what cost.
+"""`stitch-inspect`: print the contents of a file, or the cost of stitching several modules.
 
-A system descriptor: its chips, as machines. One `.ttb` file: versions, machine, slots, operations,
-memory, sizes; constants are not read unless `--verify=full` asks for their checksums. Several: the
-plan of one pass without data.
-`--check_plan` confirms the certificates of plans, those of a record or of the given files; `--diff`
-compares what two runs copied.
+One `.ttb` file: versions, machine, slots, operations, memory, sizes; constants are read only with
+`--verify=full`, which checks their checksums. Several files: the plan of one pass, without data. A
+system descriptor: its chips, as machines. `--check_plan` checks the certificates of plans, of a
+record or of the given files; `--diff` compares the copies of two runs.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ from stitch.planner import Plan, check_plan
 from stitch.program import Program
 from stitch.report import CopyLine, counted, difference, read_copies, read_record
 
-# --------------------------------------------------------------------------------------------------
-# `stitch-inspect a.ttb b.ttb`: can they be stitched, and at what cost, and how would it cost
-# less?
+# `stitch-inspect a.ttb b.ttb`: the cost of stitching, and advice.
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +144,7 @@ def stitching_lines(result: Stitching) -> list[str]:
     return out
 
 
-# --------------------------------------------------------------------------------------------------
-# What a system descriptor says, as plain data and as text: for `stitch-inspect`.
+# System descriptors.
 
 
 def describe_system(path: str) -> dict[str, Any]:

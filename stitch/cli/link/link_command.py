@@ -1,4 +1,4 @@
-"""`stitch-link`: several `.ttb` modules → one module with one program, the same to the last bit."""
+"""`stitch-link`: link several `.ttb` modules into one program with bit-identical results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stitch-run`: run modules in a chain, a pipeline file or a recorded run; write out an example."""
+"""`stitch-run`: run a chain of modules, a pipeline file or a recorded run; copy out an example."""
 
 from stitch.cli.command import entry_point
 

@@ -1,9 +1,9 @@
-"""`stitch-run`: run `.ttb` modules one after the other on a simulated device, stitched.
+"""`stitch-run`: run `.ttb` modules in sequence on a simulated device, stitched.
 
 A YAML file is a pipeline. Modules are connected by position, or by `--wire`. `--max_copies=N`
-bounds, for each pass, the writes that the memories of the spaces saw, less those that bring host
-arrays in: copies between programs, moves, evictions, bounces. Without data (`--dry_run`,
-`--executor=null`) memory sees nothing, and the copies of the plan are counted instead.
+limits, for each pass, the writes into memory spaces, less those that bring host arrays in: copies
+between programs, moves, evictions, bounces. Without data (`--dry_run`, `--executor=null`) no memory
+is written, and the copies of the plan are counted instead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 from stitch.cli.command import EXIT_OK, Command, say
 from stitch.cli.module_files import read_document
 from stitch.cli.parser import add_options, count, make_parser, not_negative, place, positive, real
-from stitch.cli.run.run_outputs import EXPECTED_FORM, OUTPUT_FORM
-from stitch.cli.run.run_session import run_session
+from stitch.cli.run.run_session import EXPECTED_FORM, OUTPUT_FORM, run_session
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
 from stitch.cli.wiring import WIRE_WORD
@@ -29,8 +28,7 @@ from stitch.machine import load_machine, machine_names
 from stitch.report import counted, replay
 from stitch.runtime import DEFAULT_WINDOW, EXECUTORS
 
-# --------------------------------------------------------------------------------------------------
-# The examples that came with the package, written out to be looked at, changed and run.
+# `--example`.
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -91,8 +89,7 @@ def _how_to_run(target: Path) -> str:
     return f"cd {target}\n{blocks[0].rstrip()}" if blocks else f"see {target / 'README.md'}"
 
 
-# --------------------------------------------------------------------------------------------------
-# The options of `stitch-run`: what each takes, and which have no effect without another.
+# Options.
 
 EXAMPLES = """\
   stitch-run a.ttb b.ttb --input=x=@x.npy --output=y=@y.npy --explain

@@ -1,6 +1,6 @@
-"""TTNN binaries of tt-mlir, read-only: what a file of any known version says, as a `Binary`.
+"""TTNN binaries of tt-mlir, read-only, as a `Binary`.
 
-Which versions are known: `field_history.py`. What reads them is loaded for the first one.
+`field_history.py` knows the versions. The reader is loaded for the first such file.
 """
 
 from typing import TYPE_CHECKING

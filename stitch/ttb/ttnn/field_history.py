@@ -1,10 +1,11 @@
-"""In which order TTNN binaries held their fields, commit by commit of tt-mlir's main branch.
+"""The order of fields in TTNN binaries, commit by commit of tt-mlir's main branch.
 
-Fields, operations and codes come and go in the middle, so a slot says nothing without its version.
-`history.json` holds the facts, each step as edits of the one before; `tools/generate_ttnn_history`
-wrote it from the schemas (`include/ttmlir/Target` of github.com/tenstorrent/tt-mlir). A version is
-0.0.N: N commits after the tag v0.0; the history begins at 0.0.1. From 0.0.1466 on a binary carries
-the SHA-256 of its compiled schema, which decides, for branches count their commits as well.
+Fields, operations and codes are inserted and removed in the middle, so a slot means nothing without
+its version. `history.json` holds each step as edits of the one before;
+`tools/generate_ttnn_history` wrote it from the schemas (`include/ttmlir/Target` of
+github.com/tenstorrent/tt-mlir). A version is 0.0.N: N commits after the tag v0.0; the history
+begins at 0.0.1. From 0.0.1466 on a binary carries the SHA-256 of its compiled schema, which
+decides, because branches count their commits as well.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stitch.flatbuffer import FieldKind, FieldSpec, Release, Schema, TableSpec
+from stitch.flatbuffer import (
+    FieldKind,
+    FieldSpec,
+    Release,
+    Schema,
+    TableSpec,
+)
 from stitch.machine import system_tables
 
 _FILE = Path(__file__).with_name("history.json")

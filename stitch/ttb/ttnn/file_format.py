@@ -1,4 +1,4 @@
-"""What a TTNN binary is known by."""
+"""Recognise TTNN binaries, without loading their reader."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ FORMAT = ForeignFormat("a TTNN binary of tt-mlir", b"TTNN", ())
 
 
 def is_ttnn(head: bytes) -> bool:
-    """Whether a file that begins so is a TTNN binary."""
+    """Whether a file with this head is a TTNN binary."""
     return is_foreign(head, FORMAT)

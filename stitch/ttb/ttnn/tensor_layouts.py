@@ -1,8 +1,8 @@
-"""Descriptions of tensors in TTNN binaries as ours: type, space, tile, memory layout, shards.
+"""Convert tensor descriptions of TTNN binaries: type, space, tile, memory layout, shards.
 
-Until 0.0.795 a layout said by its memref what a core holds (in tiles, where it is tiled), and by
-ranges which cores; since then there is a shard spec, in elements. Tensors have no fixed addresses:
-the device's allocator places them as they come.
+Until 0.0.795 a layout gave the memref of one core (in tiles, if tiled) and ranges of cores; since
+then it has a shard spec, in elements. Tensors have no fixed addresses: the device's allocator
+assigns them at run time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,42 @@ from stitch.program import (
     TensorDesc,
     ValueType,
 )
-from stitch.ttb.ttnn.counterparts import Counterparts
 from stitch.ttb.ttnn.field_history import TtnnSchema
 
-# --------------------------------------------------------------------------------------------------
-# Core-range sets as grids: which shards lie on cores that a grid from the corner deals the same.
+# Parts of a foreign binary without a counterpart here.
+
+#: Places that are listed of one line; the rest are counted.
+MOST_PLACES = 3
+
+
+class Counterparts:
+    """Collects what is shown otherwise than the file has it.
+
+    >>> lacking = Counterparts()
+    >>> for place in ("a", "b", "b", "c", "d"):
+    ...     lacking.add("rings are shown as lines", place)
+    >>> lacking.lines()
+    ('rings are shown as lines: a, b, c and 1 more',)
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[str, dict[str, None]] = {}
+
+    def add(self, what: str, where: str) -> None:
+        """Note something, and a place where it is."""
+        self._places.setdefault(what, {})[where] = None
+
+    def lines(self) -> tuple[str, ...]:
+        """Each thing with its places, in the order in which they were met."""
+        return tuple(f"{what}: {_listed(list(places))}" for what, places in self._places.items())
+
+
+def _listed(places: list[str]) -> str:
+    more = len(places) - MOST_PLACES
+    return ", ".join(places[:MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
+
+
+# Core-range sets as grids.
 
 Grid = tuple[int, int]
 

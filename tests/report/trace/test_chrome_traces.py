@@ -17,11 +17,9 @@ from stitch.errors import UsageError
 from stitch.machine import load_machine
 from stitch.planner import Instance
 from stitch.program import DataType, Layout, Space, TensorDesc
-from stitch.report import ChromeTrace
-from stitch.report.allocations import Place
-from stitch.report.trace import chrome_trace
-from stitch.report.trace.lines import MAX_STOPS, FlowLines, MemoryLines, Slice
-from stitch.report.trace.tracks import Line
+from stitch.report import ChromeTrace, chrome_trace
+from stitch.report.explanation import Place
+from stitch.report.trace_events import MAX_STOPS, FlowLines, Line, MemoryLines, Slice
 from stitch.runtime import Lying
 from tests.support.machines import without_path
 from tests.support.stitched_models import integers, one, scaled, tiny

@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stitch.files import system_calls
-from stitch.files.system_calls import SystemCalls
+from stitch.files import folder_lock
+from stitch.files.folder_lock import SystemCalls
 from tests.support.files.saves import SAVES
 
 
@@ -43,7 +43,7 @@ def killed(act: Callable[[], object], at: int) -> bool:
     """Whether a child that acts was killed at its `at`-th call; False where it came to its end."""
     child = os.fork()
     if not child:
-        system_calls.table = killing(at)
+        folder_lock.system_calls = killing(at)
         try:
             act()
         finally:

@@ -28,7 +28,7 @@ from stitch.program import (
     ValueType,
 )
 from stitch.ttb.binary import Binary, SegmentRow
-from stitch.ttb.enum_codes import CODES
+from stitch.ttb.decoding import CODES
 from stitch.ttb.envelope import Segments
 from tests.support.flatc import classes
 

@@ -30,7 +30,7 @@ def trace(device: Any) -> object:
     """A Chrome trace that listens; older trees have it in a file of its own."""
     report = import_module("stitch.report")
     if not hasattr(report, "ChromeTrace"):
-        report = import_module("stitch.report.trace")
+        report = import_module("stitch.report.chrome_trace")
     return report.ChromeTrace(device)
 
 

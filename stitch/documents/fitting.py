@@ -1,4 +1,4 @@
-"""Does a pipeline file fit its binaries? Names, slots, shapes, types and slices, before it runs."""
+"""Check a pipeline file against its binaries: names, slots, shapes, types and slices."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-from stitch.documents.pipelines.checked_values import CheckedValue, all_rounds
-from stitch.documents.pipelines.names_in_steps import defines
-from stitch.documents.pipelines.pipeline_form import (
+from stitch.documents.pipeline_form import (
     PipelineFile,
     PipelineStep,
+    Reference,
     RepeatStep,
     RunStep,
+    defines,
 )
-from stitch.documents.pipelines.references import Reference
+from stitch.documents.schedule import CheckedValue, all_rounds
 from stitch.errors import LinkError, Problem, closest
 from stitch.forms import ProblemLog
 from stitch.linker import check_link

@@ -1,6 +1,6 @@
-"""`YamlPipeline`: a pipeline file on a device, called with its inputs.
+"""`YamlPipeline`: a pipeline file loaded on a device, called with its inputs.
 
-A value is let go of after its last use, so that it takes no room for longer than needed.
+A value is freed after its last use.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any, final
 
 from stitch.argument_kinds import arranged
-from stitch.documents.pipelines.checked_values import CheckedValue
-from stitch.documents.pipelines.collecting import Joins
-from stitch.documents.pipelines.fitting import check_pipeline
-from stitch.documents.pipelines.names_in_steps import unread
-from stitch.documents.pipelines.pipeline_form import (
+from stitch.documents.fitting import check_pipeline
+from stitch.documents.pipeline_form import (
     InputEntry,
     PipelineFile,
     PipelineStep,
+    Reference,
     RepeatStep,
     RunStep,
     load_pipeline,
+    unread,
 )
-from stitch.documents.pipelines.references import Reference
-from stitch.documents.pipelines.schedule import (
+from stitch.documents.schedule import (
+    CheckedValue,
+    Joins,
     Named,
     Rounds,
     Scheduled,
@@ -43,8 +43,7 @@ from stitch.report import Device, counted
 from stitch.runtime import LoadedProgram, Tensor, capture
 from stitch.ttb import Binary, load
 
-# --------------------------------------------------------------------------------------------------
-# Inputs of a pipeline file: read, checked, arranged; a list of arrays is an input for each array.
+# Inputs; a list of arrays is one input for each array.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Pipelines in YAML: separately compiled binaries, and how data flows through them; checked.
+"""Pipeline files: separately compiled binaries, and how data flows through them.
 
-Nothing runs here; `yaml_pipeline` checks shapes and types against the binaries, and runs it. The
-form::
+Reads and checks the file alone; `yaml_pipeline` checks shapes and types against the binaries, and
+runs it. The keys::
 
     name: rollout                         # the file's name without suffix, if absent
     device: wormhole_n150                 # or machine.yaml, system.ttsys:0; else the first module's
@@ -30,24 +30,24 @@ form::
     outputs: {result: last}               # or a list of names
     max_runs: 2000000000                  # programs that a pass may run; 10^9 if absent
 
-`inputs` of a step names every input slot of the program, `outputs` those results that are wanted;
-both may be lists, by position. A result that nobody reads is warned of, unless its name begins
-with `_`. A name is defined once; names that a repeat defines are gone after
-it, but for the carried and the collected ones. `xs[i]`, `xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]`
-take one element of the first dimension, or one array of a list; `xs[-1-i]` goes from the last to
-the first. That they stay within it, and that each has the shape that its slot takes, is checked
-before anything runs. `collect` gives what all rounds made, along a new first axis.
+`inputs` of a step names every input slot of the program, `outputs` the results that are used; both
+may be lists, by position. An unused result gives a warning, unless its name begins with `_`. A name
+is defined once; names defined in a repeat end with it, except carried and collected ones. `xs[i]`,
+`xs[i+1]`, `xs[i-1]`, `xs[3]`, `xs[-1]` take one element of the first dimension, or one array of a
+list; `xs[-1-i]` goes from the last to the first. Bounds and shapes are checked before anything
+runs. `collect` gives the values of all rounds, along a new first axis.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from stitch.documents.pipelines.references import Reference, ReferenceKind
+from stitch.errors import Problem
 from stitch.forms import (
     ByKey,
     ElementType,
@@ -57,6 +57,7 @@ from stitch.forms import (
     ListOf,
     Name,
     NameOrPath,
+    Node,
     Number,
     Pairs,
     ParseContext,
@@ -67,9 +68,100 @@ from stitch.forms import (
     Whole,
     Word,
     form_text,
+    is_word,
     read_yaml,
 )
 from stitch.program import DataType
+
+# References: a value, or one element of its first dimension.
+
+_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+_FORWARD = rf"({_WORD})\s*(?:([+-])\s*(\d+))?"
+_BACKWARD = rf"(-?\d+)\s*-\s*({_WORD})"
+_REFERENCE = re.compile(rf"({_WORD})(?:\[\s*(?:(-?\d+)|{_FORWARD}|{_BACKWARD})\s*\])?")
+#: Digits of a number that can be meant.
+_MOST_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A value by name, or one element of its first dimension.
+
+    `offset` counts from the variable `index` (None: from 0, or from the end where negative);
+    `is_element` tells `xs[0]` from `xs`. One that `is_backward` takes the variable off: `xs[-1-i]`
+    counts from the end, `xs[9-i]` from the start.
+    """
+
+    name: str
+    is_element: bool = False
+    index: str | None = None
+    offset: int = 0
+    is_backward: bool = False
+
+    def text(self) -> str:
+        """As it is written."""
+        if not self.is_element:
+            return self.name
+        if self.index is None:
+            return f"{self.name}[{self.offset}]"
+        if self.is_backward:
+            return f"{self.name}[{self.offset}-{self.index}]"
+        sign = f"{self.offset:+d}" if self.offset else ""
+        return f"{self.name}[{self.index}{sign}]"
+
+    @property
+    def is_from_end(self) -> bool:
+        """Whether it counts from the end."""
+        return self.offset < 0 and (self.index is None or self.is_backward)
+
+    def at(self, indices: Mapping[str, int]) -> int:
+        """The element's number; negative where it counts from the end.
+
+        >>> reference = parse_reference("xs[-1-i]")
+        >>> [reference.at({"i": i}) for i in range(3)]
+        [-1, -2, -3]
+        """
+        start = 0 if self.index is None else indices[self.index]
+        return self.offset - start if self.is_backward else self.offset + start
+
+
+def parse_reference(text: str) -> Reference | None:
+    """`h`, `xs[i]`, `xs[i-1]`, `xs[-1-i]`, `xs[3]`; None for anything else.
+
+    >>> parse_reference("xs[i+1]").text(), parse_reference("xs[ -1 - i ]").text()
+    ('xs[i+1]', 'xs[-1-i]')
+    """
+    match = _REFERENCE.fullmatch(text.strip())
+    if match is None:
+        return None
+    name, number, index, sign, offset, start, taken = match.groups()
+    if max(len(digits or "") for digits in (number, offset, start)) > _MOST_DIGITS:
+        return None
+    if number is not None:
+        return Reference(name, True, None, int(number))
+    if taken is not None:
+        return Reference(name, True, taken, int(start), is_backward=True)
+    if index is None:
+        return Reference(name)
+    return Reference(name, True, index, int(f"{sign}{offset}") if sign else 0)
+
+
+class ReferenceKind(FieldType[Reference]):
+    """What a step reads."""
+
+    wanted = "a value: x, xs[i], xs[i-1], xs[-1-i]"
+
+    def value(self, node: Node, place: SourceLocation) -> Reference | None:
+        reference = parse_reference(node.raw) if is_word(node) else None
+        if reference is None:
+            place.reading.log.note(
+                "bad_value", node.line, f"{node.raw[:60]!r} is no value: x, xs[i], xs[i-1], "
+                "xs[-1-i]"
+            )  # fmt: skip
+        return reference
+
+
+# The file.
 
 MAX_REPEAT = 1_000_000
 #: Programs that one pass may run unless the file allows more.
@@ -297,3 +389,70 @@ _PIPELINE = Schema(
     check=_check,
 )
 PIPELINE_KEYS = _PIPELINE.keys
+
+
+# Names that steps define and read.
+
+
+def defines(step: PipelineStep) -> frozenset[str]:
+    """The names that a step adds for those after it."""
+    if isinstance(step, RunStep):
+        return frozenset(name for _, name in step.outputs)
+    return frozenset(name for name, _ in step.collect)
+
+
+def uses_of(step: PipelineStep) -> frozenset[str]:
+    """The names from outside that a step reads."""
+    if isinstance(step, RunStep):
+        return frozenset(reference.name for _, reference in step.inputs)
+    inner = {name for s in step.steps for name in uses_of(s)}
+    defined = {name for s in step.steps for name in defines(s)}
+    carried = {name for name, _ in step.carry}
+    after = at_end(step)
+    return frozenset((inner | carried | after) - (defined - carried))
+
+
+def at_end(step: RepeatStep) -> frozenset[str]:
+    """The names that are read at the end of a round."""
+    return frozenset(name for _, name in (*step.carry, *step.collect))
+
+
+def unread(pipeline: PipelineFile) -> tuple[Problem, ...]:
+    """Every input and result that nobody reads and that is no output: likely a slip of the pen.
+
+    A name that begins with `_` says that this is meant.
+
+    >>> from pathlib import Path
+    >>> from stitch.documents.pipeline_form import PipelineFile, RunStep
+    >>> step = RunStep("m", (), ((None, "y"), (None, "yy")), 4)
+    >>> pipeline = PipelineFile("p.yaml", Path(), "p", None, (), (), (step,), (("y", "y", 5),))
+    >>> [str(problem) for problem in unread(pipeline)]
+    ["p.yaml:4: 'yy' is read by no step and is no output [unread]"]
+    """
+    wanted = frozenset(word for _, word, _ in pipeline.outputs)
+    names = list(_unread_results(pipeline.steps, wanted))
+    read = wanted.union(*(uses_of(step) for step in pipeline.steps))
+    names += [(one.name, one.line) for one in pipeline.inputs if one.name not in read]
+    return tuple(
+        Problem(
+            "unread", f"{pipeline.file}:{line}", f"{name!r} is read by no step and is no output"
+        )
+        for name, line in sorted(names, key=lambda pair: pair[1])
+        if not name.startswith("_")
+    )
+
+
+def _unread_results(
+    steps: Sequence[PipelineStep], wanted: frozenset[str]
+) -> Iterator[tuple[str, int]]:
+    """Names that steps define and that neither later steps nor `wanted` ask for, with lines."""
+    live = set(wanted)
+    for step in reversed(steps):
+        if isinstance(step, RunStep):
+            yield from ((name, step.line) for name in sorted(defines(step) - live))
+        else:
+            # What a round defines is gone after it, but for what is carried over or collected.
+            yield from _unread_results(step.steps, at_end(step))
+            yield from ((name, step.line) for name in sorted(defines(step) - live))
+        live -= defines(step)
+        live |= uses_of(step)

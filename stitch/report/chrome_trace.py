@@ -1,7 +1,7 @@
-"""`ChromeTrace`: what a device does, as a Chrome trace (Perfetto and chrome://tracing open it).
+"""`ChromeTrace`: a device's work as a Chrome trace, for Perfetto and chrome://tracing.
 
-It changes nothing. While the device works events are only kept, and made into lines when they are
-asked for, or in batches that go to the file; so memory holds one batch, or the last events.
+Observes only. Events are kept while the device works, and turned into trace lines when requested or
+in batches that go to the file; so memory holds one batch, or the latest events.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any, Self
 from stitch.argument_kinds import PATH, optional, takes
 from stitch.errors import UsageError
 from stitch.files import OutputFiles, Sink, write_added
+from stitch.report.device import DEVICE
 from stitch.report.explanation import totals_json
-from stitch.report.reported_device import DEVICE
 from stitch.report.spool import Spool
-from stitch.report.trace.lines import Heard, TraceLines
-from stitch.report.trace.tracks import Line
+from stitch.report.trace_events import Heard, Line, TraceLines
 from stitch.runtime import Event, PlanRun, PlanStopped, RuntimeDevice
 
 #: Steps of plans and other events that are kept where there is no file; beyond this the oldest go.

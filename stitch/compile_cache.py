@@ -1,0 +1,423 @@
+"""The compile cache: a bounded folder of compiled programs, found by a digest of their inputs.
+
+A key is a digest of all that decides the result of a compilation, in parts with a digest each:
+`graph` (its JSON and the contents of its constants; names of values and source lines are part of
+it, as they are of the file), `machine` (all figures), `options` (all fields of `CompileOptions`),
+`versions` (Stitch and the text of its modules, the format, NumPy and ml_dtypes, which fold
+constants, and the processor's kind) and `memory` (an explicit memory limit, which limits folding).
+
+An entry is two files: `KEY.ttb`, the binary, and `KEY.json`, the compiler's messages, the length
+and CRC-32 of the binary's metadata, and a CRC-32 of the JSON file itself.
+
+A damaged or unwritable folder never fails a compilation: the module is compiled, and the
+compiler's warnings say what is wrong with the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeVar, final, get_args, get_origin, get_type_hints
+
+import ml_dtypes
+import numpy as np
+
+from stitch.argument_kinds import PATH, TEXT, WHOLE, either, takes
+from stitch.budget import asked_nbytes, parse_nbytes
+from stitch.compiler import CompileOptions, CompileWarning, LoopNote
+from stitch.errors import FormatError, StitchError
+from stitch.files import OutputFiles, Sink, head_of, make_folder, read_bytes, read_text, unreadable
+from stitch.graph import ComputationGraph, as_data
+from stitch.machine import Machine
+from stitch.program import dense_bytes
+from stitch.ttb import (
+    CURRENT,
+    OPSET,
+    Binary,
+    content_of,
+    inspect_sizes,
+    load,
+    metadata_crc32,
+    metadata_nbytes,
+)
+from stitch.version import __version__
+
+# Keys.
+
+
+@dataclass(frozen=True, slots=True)
+class EntryKey:
+    """What an entry is found by: 64 hexadecimal digits, and the digests that they are made of."""
+
+    text: str
+    parts: tuple[tuple[str, str], ...]
+
+
+def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions) -> EntryKey:
+    """The key of what compiling a graph for a machine gives."""
+    parts = (
+        ("graph", _of_graph(graph)),
+        ("machine", _of_text(_told(machine))),
+        ("options", _of_text(_told(options))),
+        ("versions", _of_text(_told(versions()))),
+        ("memory", _of_text(_told(asked_nbytes()))),
+    )
+    return EntryKey(_of_text(_told(parts)), parts)
+
+
+def digest_of(value: Any, rooms: tuple[str, ...] = ()) -> str:
+    """The digest of a value, of all versions, and of the text of rooms above the compiler that
+    decide, too."""
+    return _of_text(_told((value, versions(), _text_digest(rooms))))
+
+
+@cache
+def _text_digest(rooms: tuple[str, ...]) -> str:
+    inner = [path for room in rooms for path in _files_below(f"{_ROOT}/{room}")]
+    return _digest_of_files([path for path in inner if path.endswith(".py")])
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """What computes and writes here, by name."""
+    return (
+        ("stitch", __version__), ("modules", _modules_digest()), ("format", str(CURRENT)),
+        ("opset", str(OPSET)), ("numpy", np.__version__), ("ml_dtypes", ml_dtypes.__version__),
+        ("processor", os.uname().machine),
+    )  # fmt: skip
+
+
+def _of_graph(graph: ComputationGraph) -> str:
+    import hashlib  # It loads OpenSSL, for processes that use a cache.
+
+    digest = hashlib.sha256(json.dumps(as_data(graph, with_data=False)).encode())
+    for constant in graph.constants:
+        digest.update(dense_bytes(constant.data).data)
+    return digest.hexdigest()
+
+
+#: Rooms above the compiler, which it cannot know: what they decide is in the graph and the options.
+_ABOVE = frozenset({"__pycache__", "api.py", "cli", "documents", "fractal", "frontend",
+                    "linking.py", "report", "runtime", "training"})  # fmt: skip
+_ROOT = str(Path(__file__).parent)
+
+
+def modules() -> list[str]:
+    """The modules and machines of Stitch that may decide what compiling gives."""
+    inner = _files_below(_ROOT, without=_ABOVE)
+    return [path for path in inner if path.endswith((".py", ".yaml"))]
+
+
+def _files_below(folder: str, without: Collection[str] = ("__pycache__",)) -> Iterator[str]:
+    """The files of a folder, in one order. Their paths are texts, for there are hundreds."""
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=attrgetter("name"))
+    for entry in found:
+        if entry.name in without:
+            continue
+        if entry.is_dir():
+            yield from _files_below(entry.path)
+        else:
+            yield entry.path
+
+
+@cache
+def _modules_digest() -> str:
+    """Of the text of Stitch's own modules: a version's number stays while it is worked on."""
+    return _digest_of_files(modules())
+
+
+def _digest_of_files(paths: Iterable[str]) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for path in paths:
+        text = read_bytes(path)
+        digest.update(f"{path.removeprefix(_ROOT)} {len(text)}\n".encode())
+        digest.update(text)
+    return digest.hexdigest()
+
+
+def _of_text(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _told(value: Any) -> str:
+    """A value as text, the same for equal ones only: all fields, whatever its `repr` leaves out."""
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if is_dataclass(value) and not isinstance(value, type):
+        held = ", ".join(f"{f.name}={_told(getattr(value, f.name))}" for f in fields(value))
+        return f"{type(value).__name__}({held})"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_told, value))},)"
+    if isinstance(value, Mapping):
+        return _told(sorted((_told(key), _told(held)) for key, held in value.items()))
+    if isinstance(value, frozenset | set):
+        return _told(sorted(map(_told, value)))
+    assert value is None or isinstance(value, str | bytes | int | float), type(value)
+    return repr(value)
+
+
+# Entries.
+
+_KIND = "entry of a compile cache"
+_VERSION = 1
+#: Names of both files, and of what a killed process left of them; the first group is the key.
+NAMES = re.compile(r"\.?([0-9a-f]{64})\.(?:ttb|json)(?:\.\d+\.[0-9a-f]+\.part)?")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCompilation:
+    """A compilation as it is kept: the binary, what the compiler warned of, how its loops run."""
+
+    binary: Binary
+    warnings: tuple[CompileWarning, ...] = ()
+    loops: tuple[LoopNote, ...] = ()
+
+
+def binary_path(folder: Path, key: EntryKey) -> Path:
+    """Where the binary of an entry lies."""
+    return folder / f"{key.text}.ttb"
+
+
+def notes_path(folder: Path, key: EntryKey) -> Path:
+    """Where the notes of an entry lie; when they were written or marked, it was used last."""
+    return folder / f"{key.text}.json"
+
+
+def write_entry(folder: Path, key: EntryKey, kept: KeptCompilation) -> None:
+    """Write an entry; raises `StitchError` where the folder takes none."""
+    make_folder(folder)
+    write, written = content_of(kept.binary), _Measured()
+    batch = OutputFiles()
+    # In this order: the notes tell of what was written. Others may write into a folder that several
+    # share: a link at the name of an entry leads nowhere.
+    batch.add_own(binary_path(folder, key), lambda sink: write(written.into(sink)))
+    batch.add_own(notes_path(folder, key), lambda sink: sink.write(_notes(key, kept, written)))
+    batch.commit()
+
+
+class _Measured:
+    """A sink that passes on what it takes, and knows how long it was and how it began."""
+
+    def __init__(self) -> None:
+        self.head, self.nbytes = b"", 0
+
+    def into(self, sink: Sink) -> Sink:
+        self._sink = sink
+        return self
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:
+        view = memoryview(data)
+        self.head = self.head or bytes(view)
+        self.nbytes += view.nbytes
+        return self._sink.write(data)
+
+
+def _notes(key: EntryKey, kept: KeptCompilation, written: _Measured) -> bytes:
+    body = {
+        "stitch": _KIND, "version": _VERSION, "key": key.text, "made_of": dict(key.parts),
+        "programs": [program.name for program in kept.binary.programs],
+        "machine": kept.binary.machine.name,
+        "nbytes": written.nbytes, "metadata_crc32": metadata_crc32(written.head),
+        "warnings": [asdict(warning) for warning in kept.warnings],
+        "loops": [asdict(loop) for loop in kept.loops],
+    }  # fmt: skip
+    return _text_of(body | {"crc32": zlib.crc32(_text_of(body))})
+
+
+def _text_of(body: dict[str, Any]) -> bytes:
+    return (json.dumps(body, indent=1) + "\n").encode()
+
+
+def read_entry(folder: Path, key: EntryKey) -> KeptCompilation | None:
+    """What an entry holds; None where there is none. Raises `FormatError` for one that is damaged,
+    or is another's."""
+    notes, path = notes_path(folder, key), binary_path(folder, key)
+    try:
+        text = read_text(notes)
+        head = head_of(path, metadata_nbytes(head_of(path, 4)))
+        nbytes = path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # Never written, or on its way in or out.
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(notes, error) from error
+    try:
+        body = json.loads(text)
+        if (body["stitch"], body["version"], body["key"]) != (_KIND, _VERSION, key.text):
+            raise FormatError("the notes are those of something else", where=str(notes))
+        if body.pop("crc32") != zlib.crc32(_text_of(body)):
+            raise ValueError("not what was written")
+        warnings = _all(CompileWarning, body["warnings"])
+        loops = _all(LoopNote, body["loops"])
+        promised = body["nbytes"], body["metadata_crc32"]
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FormatError("the notes of the entry are damaged", where=str(notes)) from error
+    if promised != (nbytes, metadata_crc32(head)):
+        raise FormatError("the binary is not the one that the notes tell of", where=str(path))
+    try:
+        return KeptCompilation(load(path, verify="full"), warnings, loops)
+    except FormatError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None  # Another process has removed it just now.
+        raise
+
+
+def _all(kind: type[_T], rows: Any) -> tuple[_T, ...]:
+    """Dataclasses as `asdict` and JSON left them; raises `TypeError` for what is none, or has other
+    fields than there are now."""
+    hints = get_type_hints(kind)
+    if type(rows) is not list or any(type(row) is not dict or row.keys() != hints.keys()
+                                     for row in rows):  # fmt: skip
+        raise TypeError(f"no list of {kind.__name__}")
+    return tuple([kind(**{name: _read(hints[name], row[name]) for name in row}) for row in rows])
+
+
+def _read(kind: Any, value: Any) -> Any:
+    if get_origin(kind) is not tuple:
+        if type(value) is not kind:
+            raise TypeError(f"{value!r:.40} is no {kind}")
+        return value
+    kinds = get_args(kind)
+    if type(value) is not list:
+        raise TypeError(f"{value!r:.40} is no list")
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    return tuple([_read(inner, held) for inner, held in zip(kinds, value, strict=True)])
+
+
+# Eviction: least recently used first.
+
+
+def mark_used(path: Path) -> None:
+    """A file counts as used now; where the folder does not allow that, as before."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def keep_below(folder: Path, names: re.Pattern[str], most_nbytes: int) -> int:
+    """Remove files, least recently used first, until the rest has so many bytes; gives how many
+    bytes went. Only files whose whole name matches are counted and removed; those with the same
+    first group belong together. What cannot be removed stays."""
+    sizes: dict[str, int] = {}
+    used: dict[str, int] = {}
+    paths: dict[str, list[Path]] = {}
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = names.fullmatch(entry.name)
+            if match is None:
+                continue
+            with contextlib.suppress(OSError):  # Another process may have removed it.
+                status = entry.stat(follow_symlinks=False)
+                sizes[match[1]] = sizes.get(match[1], 0) + status.st_size
+                used[match[1]] = max(used.get(match[1], 0), status.st_mtime_ns)
+                paths.setdefault(match[1], []).append(folder / entry.name)
+    over, gone = sum(sizes.values()) - most_nbytes, 0
+    for key in sorted(paths, key=lambda key: (used[key], key)):
+        if gone >= over:
+            break
+        for path in paths[key]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        gone += sizes[key]
+    return gone
+
+
+#: What the entries of a folder may take together, unless said otherwise.
+DEFAULT_MAX_NBYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class FromCache:
+    """A compilation, and whether it was read (a hit) or made."""
+
+    kept: KeptCompilation
+    is_hit: bool
+
+
+@final
+class CompileCache:
+    """Compilations in a folder, found by what decides them: graph, machine, options, versions.
+
+    `max_nbytes` (or a text: `2GiB`): what all entries may take; the least recently used go. Several
+    processes may use a folder at once. `hits` and `misses` count the compilations of this object.
+    Raises `UsageError` for a size that is none.
+    """
+
+    @takes(folder=PATH, max_nbytes=either(WHOLE, TEXT))
+    def __init__(self, folder: str | Path, max_nbytes: int | str = DEFAULT_MAX_NBYTES) -> None:
+        self.folder = Path(folder)
+        self.max_nbytes = parse_nbytes(max_nbytes)
+        self.hits = 0
+        self.misses = 0
+        self._said: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<CompileCache {str(self.folder)!r}: {self.hits} hits, {self.misses} misses>"
+
+    def compilation(
+        self, graph: ComputationGraph, machine: Machine, options: CompileOptions,
+        compile: Callable[[], KeptCompilation],
+    ) -> FromCache:  # fmt: skip
+        """What compiling gives, read or made; raises what `compile` raises."""
+        key = entry_key(graph, machine, options)
+        notices: list[CompileWarning] = []
+        kept = self._read(key, notices)
+        is_hit = kept is not None
+        if kept is None:
+            self.misses += 1
+            kept = compile()
+            self._keep(key, kept, notices)
+        else:
+            self.hits += 1
+            mark_used(notes_path(self.folder, key))
+        return FromCache(replace(kept, warnings=(*kept.warnings, *notices)), is_hit)
+
+    def clear(self) -> None:
+        """Remove all entries; what is in use stays usable."""
+        keep_below(self.folder, NAMES, 0)
+
+    def _read(self, key: EntryKey, notices: list[CompileWarning]) -> KeptCompilation | None:
+        try:
+            return read_entry(self.folder, key)
+        except StitchError as error:
+            self._say(notices, "cache_entry", error.where or str(binary_path(self.folder, key)),
+                      f"this entry is not used, and the module compiled anew: {error.sentence()}",
+                      "nothing where this was an accident: the entry is replaced")  # fmt: skip
+            return None
+
+    def _keep(self, key: EntryKey, kept: KeptCompilation, notices: list[CompileWarning]) -> None:
+        try:
+            nbytes = inspect_sizes(kept.binary).total
+            if nbytes > self.max_nbytes:
+                self._say(notices, "cache_size", str(self.folder),
+                          f"a binary of {nbytes} bytes is not kept, the folder takes "
+                          f"{self.max_nbytes} in all", "a larger bound")  # fmt: skip
+                return
+            write_entry(self.folder, key, kept)
+            keep_below(self.folder, NAMES, self.max_nbytes)
+        except StitchError as error:
+            self._say(notices, "cache_folder", error.where or str(self.folder),
+                      f"what was compiled is not kept: {error.sentence()}",
+                      "a folder that is writable and has room")  # fmt: skip
+
+    def _say(
+        self, notices: list[CompileWarning], kind: str, where: str, detail: str, remedy: str
+    ) -> None:
+        """Once of each entry, and once that the folder takes none."""
+        about = where if kind == "cache_entry" else kind
+        if about not in self._said:
+            self._said.add(about)
+            notices.append(CompileWarning(kind, where, detail, remedy))
