@@ -7,6 +7,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -226,6 +227,38 @@ def test_a_hook_that_raises_in_an_update_leaves_weights_before_or_after_it(
         end(steps, steps.is_after())
         assert state(steps.instance) == state(steps.reference)
     steps.close()
+
+
+CALLER: ContextVar[str] = ContextVar("caller", default="nobody")
+
+
+def test_hooks_of_an_update_run_in_the_context_of_its_caller_and_leave_nothing_in_it() -> None:
+    seen: list[tuple[str, object]] = []
+
+    def hook(context: object) -> None:
+        seen.append((CALLER.get(), np.geterr()))
+        CALLER.set("a hook")
+
+    with np.errstate(all="raise"):
+        before = np.geterr()
+        steps = Steps("wormhole_n150", settled=3)
+        # Bare at first and at last: then it runs in a context of its own.
+        for name in ("nobody", "first", "second", "nobody"):
+            steps.passes()
+            steps.instance.device.flush()
+            token = CALLER.set(name)
+            observed = name != "nobody"
+            undo = steps.instance.device.hooks.register(before_program=hook) if observed else None
+            steps.step()
+            if undo is not None:
+                undo()
+            assert (CALLER.get(), np.geterr()) == (name, before)
+            CALLER.reset(token)
+            steps.follow()
+            assert state(steps.instance) == state(steps.reference)
+        steps.close()
+    quiet = dict.fromkeys(before, "ignore")
+    assert seen == [(name, quiet) for name in ("first", "second")]
 
 
 def test_an_exception_of_another_thread_in_the_middle_of_an_update_comes_after_it() -> None:

@@ -16,6 +16,7 @@ from stitch.runtime.executors.executor import (
     Workspace,
     cached_attribute,
     ignore_errors,
+    prepared_context_run,
     with_fp_errors_ignored,
 )
 from stitch.runtime.executors.host import (
@@ -131,6 +132,7 @@ __all__ = [
     "as_bytes", "call_in_turn", "committed_nbytes", "dense_view", "cached_attribute",
     "ignore_errors", "is_own",
     "least_copy_microseconds", "least_microseconds", "load_prices", "make_executor",
-    "parse_prices", "price_names", "processor_name", "program_peak", "running_alone",
+    "parse_prices", "prepared_context_run", "price_names", "processor_name", "program_peak",
+    "running_alone",
     "this_processor", "with_fp_errors_ignored",
 ]  # fmt: skip

@@ -35,10 +35,9 @@ def with_fp_errors_ignored(
     The state belongs to a run: it is set in a copy of the caller's context, which ends with the
     call. So a run may happen within another and beside others, sees the context variables of its
     caller, and leaves nothing behind wherever it is interrupted. It takes 0.1 us; `np.errstate`
-    takes 0.7. Where nothing but kernels runs, a context that was prepared once by `ignore_errors`
-    is entered instead.
+    takes 0.7. Where nothing but kernels runs, `prepared_context_run` takes a third of that.
 
-    >>> quietly(np.reciprocal, np.float32(0))
+    >>> with_fp_errors_ignored(np.reciprocal, np.float32(0))
     np.float32(inf)
     """
     context = copy_context()
@@ -64,6 +63,17 @@ def treating(context: Context, **errors: Any) -> Callable[[], object]:
 #: them, as it does unless told otherwise.
 ignore_errors = treating(Context(), all="ignore")
 report_errors = treating(Context(), divide="warn", over="warn", under="ignore", invalid="warn")
+
+
+def prepared_context_run() -> Callable[..., Any]:
+    """Return what calls a function as `with_fp_errors_ignored` does, in a context prepared once.
+
+    It is for runs of nothing but kernels, one after another: the function does not see the context
+    variables of its caller, and the context cannot be entered twice at once.
+    """
+    context = Context()
+    context.run(ignore_errors)
+    return context.run
 
 
 Owner = TypeVar("Owner")

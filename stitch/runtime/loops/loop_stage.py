@@ -69,6 +69,8 @@ class _RunFromState:
 
     known: CachedPlan[_Details]
     binding: Binding
+    #: How far a run is with what it overwrites: see `BoundPlan.progress`.
+    progress: list[int]
     lease: AnyLease
     entries: Entries
     carried: tuple[ValueRecord, ...]
@@ -186,10 +188,9 @@ class StatefulExecutable:
         records, commit = device.records, None
         run.lease.last_run = device.tasks.queued.number
         if run.carried:
-            progress = binding.bound.progress
-            commit = partial(self._commit, run, progress, then)
+            commit = partial(self._commit, run, then)
             # Atomic: no call in between. From here on it is committed, whatever is raised.
-            progress[1] = UNTOUCHED
+            run.progress[1] = UNTOUCHED
             records.pending_recovery = commit
             records.is_consistent = False
         try:
@@ -210,25 +211,32 @@ class StatefulExecutable:
         if ran is not True:
             tell_run(device, binding, ran)
 
-    def _commit(self, run: _RunFromState, progress: Sequence[int], then: Then) -> None:
+    def _commit(self, run: _RunFromState, then: Then) -> None:
         """What a run that overwrites entries has left: all that it makes, or nothing, or these are
         lost; may be called twice."""
-        device, cells = self.device, self.cells
-        records, held, dropped = device.records, cells.held, device.deaths.dropped
-        after, gone = held.state, run.gone[:0]
-        if progress[1] == COMPLETE:
+        device, held, progress = self.device, self.cells.held, run.progress[1]
+        after: State
+        gone: Sequence[ValueRecord]
+        if progress == COMPLETE:
             after, gone = run.after, run.gone
             if then is not None:
                 then()
-        lost = run.carried if progress[1] == BEGUN else ()
-        for position, value in zip(run.known.details.carried, lost, strict=False):
-            device.deaths.free(value, f"{self._read_names[position]!r}: {self.lost_by}")
-            value.status = Status.LOST
+        else:
+            after, gone = held.state, ()
+            if progress == BEGUN:
+                self._lose(run)
+        records, dropped = device.records, device.deaths.dropped
         # Atomic: no call in between.
         held.state = after
         dropped += gone
         records.pending_recovery = None
         records.is_consistent = True
+
+    def _lose(self, run: _RunFromState) -> None:
+        """Free what a run has overwritten in part."""
+        for position, value in zip(run.known.details.carried, run.carried, strict=True):
+            self.device.deaths.free(value, f"{self._read_names[position]!r}: {self.lost_by}")
+            value.status = Status.LOST
 
     def _run_from_here(self) -> _RunFromState | None:
         """What runs from here on, in places of an idle lease; None where nothing is known of it, or
@@ -253,7 +261,10 @@ class StatefulExecutable:
         results = [result.cell for result in details.results]
         after, gone = cells.changed(dict(zip(results, values, strict=True)))
         carried = details.overwritten(entries)
-        run = _RunFromState(known, binding, lease, entries, carried, tuple(values), after, gone)
+        progress = binding.bound.progress if carried else [0, UNTOUCHED]
+        run = _RunFromState(
+            known, binding, progress, lease, entries, carried, tuple(values), after, gone
+        )
         cells.held.state.runs[self._key] = run
         return run
 

@@ -8,7 +8,6 @@ steps with calls around them. All names in the source are generated; objects rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -19,7 +18,7 @@ import numpy as np
 
 from stitch.planner import Fork
 from stitch.runtime.backends import LaneThreads, Thunk
-from stitch.runtime.executors import ignore_errors, with_fp_errors_ignored
+from stitch.runtime.executors import prepared_context_run, with_fp_errors_ignored
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.code_text import Source
 from stitch.runtime.recording.forked import Stopped, steps_before
@@ -64,8 +63,8 @@ class Code:
     order: tuple[int, ...]
     observers: int
     ends: tuple[int, ...]
-    #: Where it runs; None: in a copy of the caller's context.
-    context: Context | None
+    #: Calls it in a context in which NumPy ignores errors.
+    in_context: Callable[..., Any]
     #: What it is given for any binding, where that can be told without binding a kernel.
     placed: PlacedObjects | None = None
 
@@ -86,8 +85,7 @@ class Code:
         """The function for a binding with these objects; `tally` counts its runs."""
         run = self.bind(*objects, tally)
         code = run.__code__
-        in_context = with_fp_errors_ignored if self.context is None else self.context.run
-        return GeneratedRunner(partial(in_context, run), self.observers, code, self.ends)
+        return GeneratedRunner(partial(self.in_context, run), self.observers, code, self.ends)
 
 
 def written(
@@ -125,9 +123,8 @@ def written(
             source.join()
             fork = None
     source.end(tally)
-    # A third of the time that a copy takes. Runs of a device come one after another.
-    context = None if observers or calls_others else Context()
-    if context is not None:
-        context.run(ignore_errors)
+    # Runs of a device come one after another.
+    is_alone = not (observers or calls_others)
+    in_context = prepared_context_run() if is_alone else with_fp_errors_ignored
     bind, ends = source.function()
-    return Code(bind, tuple(source.own_lines), tuple(order), observers, ends, context)
+    return Code(bind, tuple(source.own_lines), tuple(order), observers, ends, in_context)

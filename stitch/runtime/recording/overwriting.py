@@ -10,7 +10,7 @@ after it, unless it may have overwritten part of what it reads. Only then are va
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import call, length_hint, setitem
 from time import perf_counter
@@ -22,7 +22,7 @@ from stitch.memory import Arrivals
 from stitch.planner import Execute, Plan
 from stitch.program import Array
 from stitch.runtime.backends import BoundPlan, LocalBackend, Thunk
-from stitch.runtime.executors import call_in_turn, with_fp_errors_ignored
+from stitch.runtime.executors import call_in_turn, prepared_context_run, with_fp_errors_ignored
 from stitch.runtime.history import Tally
 from stitch.runtime.hooks import call_hooks
 from stitch.runtime.locks import InterruptDeferred
@@ -41,12 +41,13 @@ class OverwritingRun:
 
     def __init__(
         self, plan: Plan, bound: BoundPlan, steps: Sequence[Sequence[Thunk]], order: Sequence[int],
-        tally: Tally, backend: LocalBackend, observers: int, *, is_timed: bool,
+        tally: Tally, backend: LocalBackend, observers: int, *, is_timed: bool, calls_others: bool,
     ) -> None:  # fmt: skip
         """`plan`: with buffers where they lie. `steps`: the thunks of each of its steps. `order[p]`
         tells which array of a run takes position p of the bound plan's. `tally` counts runs.
-        `is_timed`: a run gives the times of its steps."""
-        self.observers, self._is_timed, self._tally = observers, is_timed, tally
+        `is_timed`: a run gives the times of its steps. `calls_others`: there are hooks or another's
+        kernels in it."""
+        self.observers, self._tally = observers, tally
         self._arguments, self._order, self._progress = bound.arguments, order, bound.progress
         begin: Thunk = partial(setitem, self._progress, 1, BEGUN)
         end: Thunk = partial(setitem, self._progress, slice(None), (len(steps), COMPLETE))
@@ -69,18 +70,22 @@ class OverwritingRun:
                     thunks.append(perf_counter)
                 self._moments.append(len(thunks) - 1 if step else self._moments[-1])
         self._thunks = (*thunks, end)
+        nothing: deque[object] = deque(maxlen=0)
+        collect: Callable[..., Any] = list if is_timed else nothing.extend
+        is_alone = not (observers or calls_others)
+        in_context: Callable[..., Any] = with_fp_errors_ignored
+        if is_alone:
+            in_context = prepared_context_run()
+        #: Exhausts an iterator of what thunks give: the list of it where it is timed, else None.
+        self._exhaust = partial(in_context, collect)
 
     def run(self, arrays: Sequence[Any], sure: bool = True) -> Ran:
         """Run all steps on arrays that have been looked at; gives their times where it is timed."""
-        loop, given = iter(self._thunks), self._arguments
-        moments: list[Any] = []
+        loop = iter(self._thunks)
         try:
             if self._order:
-                given[:] = [arrays[rank] for rank in self._order]
-            if self._is_timed:
-                with_fp_errors_ignored(moments.extend, map(call, loop))
-            else:
-                with_fp_errors_ignored(deque, map(call, loop), 0)
+                self._arguments[:] = [arrays[rank] for rank in self._order]
+            moments = self._exhaust(map(call, loop))
         except BaseException as error:
             at = len(self._thunks) - length_hint(loop) - 1
             if self._progress[1] == BEGUN:
@@ -90,9 +95,9 @@ class OverwritingRun:
             raise
         finally:
             if self._order:
-                given[:] = [None] * len(self._order)
+                self._arguments[:] = [None] * len(self._order)
         self._tally.runs += 1
-        return tuple([moments[at] for at in self._moments]) if self._is_timed else True
+        return tuple([moments[at] for at in self._moments]) if moments is not None else True
 
     def stopped(self, error: BaseException) -> Stopped:
         """The steps that were done when a run raised."""

@@ -172,7 +172,7 @@ def _straight(device: Site, binding: Binding) -> GeneratedRunner | OverwritingRu
         steps = observed(bound, hooks) if hooks.bits else [step.thunks for step in bound.steps]
         run = OverwritingRun(
             binding.plan, bound, steps, binding.recording.order, binding.tally, device.backend,
-            observers, is_timed=is_timed,
+            observers, is_timed=is_timed, calls_others=_calls_others(device, binding),
         )  # fmt: skip
         straight = binding.written[observers] = run
     if straight is None:
@@ -196,6 +196,11 @@ def _of_another_binding(device: Site, binding: Binding, observers: int) -> Gener
         return code.straight(placed, binding.tally)
     objects = code.objects(_own_thunks(binding))
     return None if objects is None else code.straight(chain.from_iterable(objects), binding.tally)
+
+
+def _calls_others(device: Site, binding: Binding) -> bool:
+    """Whether there are hooks or another's kernels among a binding's steps."""
+    return bool(device.hooks.bits or binding.recording.boxes) or device.kernels_call_back
 
 
 def _own_thunks(binding: Binding) -> list[Sequence[Thunk]]:
@@ -226,7 +231,7 @@ def _written(device: Site, binding: Binding) -> GeneratedRunner:
     write = partial(
         written, kinds=kinds, order=recording.order, tally=binding.tally,
         observers=device.observers, is_timed=device.events.active,
-        calls_others=bool(hooks.bits or recording.boxes) or device.kernels_call_back,
+        calls_others=_calls_others(device, binding),
     )  # fmt: skip
     if hooks.bits:
         return write([(thunks, False) for thunks in observed(bound, hooks)]).straight(
