@@ -1,20 +1,28 @@
-"""Planning: residency, addresses and moves for a stretch of tasks; pure functions on frozen data.
+"""Plan a sequence of tasks: residency, addresses and moves; pure functions on frozen data.
 
-The checker and advice are loaded when they are asked for.
+The checker and the advice are imported on first use.
 """
 
 from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
-from stitch.planner.after_steps import after_steps
-from stitch.planner.certificate import Branches, Certificate, CostCertificate
-from stitch.planner.copy_cost import copy_cost, foreseen_cost
-from stitch.planner.lanes import LEAST, ONE_LANE, ArenaSlot, Fork, Lanes, lanes_of, touched_by
+from stitch.planner.inter_op_threads import (
+    LEAST,
+    ONE_LANE,
+    ArenaSlot,
+    Fork,
+    Lanes,
+    lanes_of,
+    touched_by,
+)
 from stitch.planner.placing import may_be_placed, placed
 from stitch.planner.plan import (
     Allocate,
+    Branches,
     Buffer,
+    Certificate,
     Copy,
+    CostCertificate,
     Execute,
     Free,
     Instance,
@@ -25,6 +33,9 @@ from stitch.planner.plan import (
     Resident,
     Step,
     Transfer,
+    after_steps,
+    copy_cost,
+    foreseen_cost,
 )
 from stitch.planner.plan_state import needed_regions, ranges_of
 from stitch.planner.planner import plan

@@ -1,23 +1,179 @@
-"""Addresses: where what a task needs made comes to lie, and room for it.
+"""Choose the addresses of what a task allocates, and free memory for it.
 
-Three choices, in this order: where a program names the address, there; where a later task names
-one, there at once, if that costs no more than to move it then (it is *born* there); else the best
-fit among what lies there, beside what later tasks name. A plan that is made again says where
-instead, and what moves for that (`StaticLayout`).
+In this order: the address that the program requires; the address that a later task requires, if
+that costs no more than a move at that task; else the best fit among the free holes, beside the
+addresses that later tasks require. For a plan made with a `StaticLayout`, the layout decides
+instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.packing import Span
-from stitch.planner.lifetimes import StaticLayout
-from stitch.planner.making_room import RoomDemand, make_room
-from stitch.planner.named_places import NamedPlaces
-from stitch.planner.plan_state import PlanState
+from stitch.machine import MachineShape, room_per_bank
+from stitch.packing import Span, union
+from stitch.planner.eviction import RoomDemand, make_room
+from stitch.planner.plan import PlanRequest
+from stitch.planner.plan_state import PlanState, scratch_in_l1
+from stitch.planner.static_layout import StaticLayout
 from stitch.program import Space, TensorDesc
+from stitch.tasks import NumberedTask, Transformation
+
+# Addresses that programs require
+
+#: What a program names: inputs (slot, form, address), and bytes of its slots and its scratch.
+_Names = tuple[list[tuple[int, TensorDesc, int]], list[tuple[Space, Span]]]
+#: Tasks in order, by bytes of a space.
+_Tasks = dict[Space, dict[Span, list[int]]]
+
+
+class NamedPlaces:
+    """What the programs of a chain say of addresses, and where their scratch in L1 lies; untrue
+    where they say nothing."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        #: By value, in order of tasks: the task that reads it there, its form, the address.
+        self._wanted: dict[int, list[tuple[int, TensorDesc, int]]] = {}
+        #: The output that takes a value's place, and the task that makes it.
+        self._heirs: dict[int, tuple[int, int]] = {}
+        #: The tasks, in order, that want some bytes of a space; and that make what had best be born
+        #: there.
+        self._takers: _Tasks = {}
+        self._makers: _Tasks = {}
+        self._until = {v: t for t, task in enumerate(request.tasks) for v in task.inputs}
+        self._until |= dict.fromkeys(request.kept, len(request.tasks))
+        names: dict[int, _Names] = {}
+        for t, task in enumerate(request.tasks):
+            what = task.transformation
+            if what.key not in names:
+                names[what.key] = _names(what, request.machine.shape)
+            self._read(t, task, names[what.key])
+        for value, (_, heir) in reversed(self._heirs.items()):
+            self._until[value] = self._until.get(heir, -1)
+        self._find_makers(request)
+
+    def __bool__(self) -> bool:
+        return bool(self._takers)
+
+    def birthplace(self, state: PlanState, value: int, desc: TensorDesc, size: int) -> int | None:
+        """Where a value that the current task makes is wanted next, if these bytes are free until
+        then, or held by what has to make way then in any case; `desc` has no address."""
+        following = self._next(value, desc, state.task)
+        if following is None or not size:
+            return None
+        task, address = following
+        space, span = desc.layout.space, (address, address + size)
+        if _meets(span, _spans(self._takers, space, state.task, task - 1)):
+            return None
+        shape = state.shape(space)
+        if address < shape.base or span[1] > shape.limit or address % shape.granule:
+            return None
+        if not state.allocators[space].is_free(address, size):
+            for buffer in state.in_space(space):
+                at = buffer.address or 0
+                if _meets(span, [(at, at + buffer.size_per_bank)]) and (
+                    buffer.pinned
+                    or all(self._until.get(v, -1) < task for v in state.users[buffer.number])
+                ):
+                    return None
+        return address
+
+    def beside(
+        self, state: PlanState, value: int, desc: TensorDesc, span: Span, taken: Iterable[Span]
+    ) -> int:
+        """Where a value had best be made for which a span is free: there, if it is wanted there or
+        no task names these bytes while it lives; else in free ones, none `taken`, that none names.
+        """
+        (address, end), space = span, desc.layout.space
+        following = self._next(value, desc, state.task)
+        if following is not None and following[1] == address:
+            return address
+        until = self._until.get(value, -1) if following is None else following[0]
+        named = _spans(self._takers, space, state.task + 1, until)
+        named += _spans(self._makers, space, state.task + 1, until)
+        if not _meets(span, named):
+            return address
+        apart = state.allocators[space].fit(end - address, union([*named, *taken]))
+        if not apart:
+            return address
+        state.foresaw = True
+        return apart[0]
+
+    def _read(self, t: int, task: NumberedTask, names: _Names) -> None:
+        inputs, regions = names
+        given = {}
+        for o, i in task.transformation.aliases:
+            value = task.inputs[i]
+            # What somebody reads later is not overwritten, but a copy of it.
+            given[i] = self._until[value] == t and task.inputs.count(value) == 1
+            if given[i]:
+                self._heirs[value] = t, task.outputs[o]
+        for slot, form, address in inputs:
+            if given.get(slot, True):
+                self._wanted.setdefault(task.inputs[slot], []).append((t, form, address))
+        for space, span in regions:
+            tasks = self._takers.setdefault(space, {}).setdefault(span, [])
+            if not tasks or tasks[-1] != t:
+                tasks.append(t)
+
+    def _next(self, value: int, desc: TensorDesc, task: int) -> tuple[int, int] | None:
+        """The first task after one that names an address for a value in a form, or for what is
+        written in its place; and the address."""
+        while True:
+            reads = self._wanted.get(value, ())
+            for at, form, address in reads[bisect_right(reads, task, key=itemgetter(0)) :]:
+                if form == desc:
+                    return at, address
+            if value not in self._heirs:
+                return None
+            task, value = self._heirs[value]
+
+    def _find_makers(self, request: PlanRequest) -> None:
+        for t, task in enumerate(request.tasks if self._wanted else ()):
+            what, taken = task.transformation, dict(task.transformation.aliases)
+            for o, (value, desc) in enumerate(zip(task.outputs, what.outputs, strict=True)):
+                following = None if o in taken else self._next(value, desc, t)
+                if following is not None:
+                    size = room_per_bank(desc, request.machine.shape)
+                    span = following[1], following[1] + size
+                    makers = self._makers.setdefault(desc.layout.space, {})
+                    makers.setdefault(span, []).append(t)
+
+
+def _spans(tasks: _Tasks, space: Space, first: int, last: int) -> list[Span]:
+    """The bytes of a space for which there is a task from `first` to `last`."""
+    spans = []
+    for span, those in tasks.get(space, {}).items():
+        at = bisect_left(those, first)
+        if at < len(those) and those[at] <= last:
+            spans.append(span)
+    return spans
+
+
+def _names(what: Transformation, shape: MachineShape) -> _Names:
+    inputs: list[tuple[int, TensorDesc, int]] = []
+    regions: list[tuple[Space, Span]] = []
+    for slot, desc in enumerate((*what.inputs, *what.outputs)):
+        address, form = desc.layout.address, desc.without_address()
+        if address is not None:
+            size = room_per_bank(form, shape)
+            regions.append((form.layout.space, (address, address + size)))
+            if slot < len(what.inputs):
+                inputs.append((slot, form, address))
+    promised = scratch_in_l1(what.scratch, shape)
+    if promised is not None:
+        _, base, size = promised
+        regions.append((Space.L1, (base, base + size)))
+    return inputs, regions
+
+
+def _meets(span: Span, others: Sequence[Span]) -> bool:
+    return any(start < span[1] and span[0] < end for start, end in others)
+
 
 #: L1 first: what it evicts needs room in DRAM before DRAM is dealt out.
 SPACE_ORDER = (Space.L1, Space.DRAM, Space.HOST)

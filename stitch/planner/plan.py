@@ -1,9 +1,8 @@
-"""The plan: a frozen list of steps, the facts it rests on, and what it leaves behind.
+"""The plan: a frozen list of steps, its certificates, copy costs, and the state it leaves behind.
 
-Words. A *buffer* is one allocation in a space; a *value* is what tasks read and write. A value has
-one or more *instances*: (buffer, byte offset, descriptor). Several values may share a buffer
-(views). Buffers and values are plain numbers, the same for every window that asks for the same
-work.
+A *buffer* is one allocation in a space; a *value* is what tasks read and write. A value has one or
+more *instances*: (buffer, byte offset, descriptor). Several values may share a buffer (views).
+Buffers and values are plain numbers, equal for every batch of equal tasks.
 """
 
 from __future__ import annotations
@@ -11,12 +10,71 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Literal, TypeAlias
 
-from stitch.machine import Machine
-from stitch.planner.certificate import Certificate, CostCertificate
+from stitch.machine import Machine, copy_counts, footprint
 from stitch.program import Layout, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
+
+# Certificates
+
+CertificateKind: TypeAlias = Literal["capacity", "packing", "undecided", "cycle", "no_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """The search that found no packing, branch by branch, so that it can be replayed.
+
+    Pieces go in, largest first; a letter of `steps` is about those left over and what each gap can
+    hold of them: the largest sum of such pieces, up to its room. `f`: the sums add up to less than
+    the pieces. `k`: the same was refuted before. `b`: what follows refutes the next piece in each
+    gap that holds it, one of every sum, smallest first; only there where the piece alone is the
+    sum. Without `by_sums` a gap holds its room, or nothing where no piece fits.
+    """
+
+    steps: str
+    by_sums: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Why bytes had to leave a space, or find no room in it. Sizes are bytes per bank.
+
+    All evictions that one need takes are justified at once. For each, `pieces` are what would have
+    to lie in the `gaps` if only it stayed, so none of them could have stayed.
+    `capacity`: the pieces add up to more than the gaps.
+    `packing`: they add up to less, but no assignment of pieces to gaps exists, as `branches` shows.
+    `undecided`: the search ended before it found either.
+    `cycle`: moves form a cycle and not a byte of the space was free; `pieces` are set aside, which
+    takes less time than a smaller part would.
+    `no_path`: the machine has no path inside the space (from L1 to L1); `pieces` are what moves.
+    """
+
+    kind: CertificateKind
+    pieces: tuple[int, ...] = ()
+    gaps: tuple[int, ...] = ()
+    branches: Branches | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostCertificate:
+    """Why bytes left their space although a few bytes of it were free: it takes less time.
+
+    `cyclic_size` bytes per bank move in cycles and `free_size` are free; `through_seconds` is what
+    the moves take that were chosen, with `pieces` set aside. That moves inside the space take
+    longer is no figure here: the checker searches for moves inside by itself and compares.
+    """
+
+    cyclic_size: int
+    free_size: int
+    through_seconds: float
+    pieces: tuple[int, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "cost"
+
 
 #: Space, address and size in bytes per bank.
 Region = tuple[Space, int, int]
@@ -405,3 +463,102 @@ class Plan:
             least_seconds=self.least_seconds,
             fewest_bytes=self.fewest_bytes,
         )
+
+
+# Copy costs
+
+
+@lru_cache(maxsize=8192)
+def copy_cost(machine: Machine, source: TensorDesc, target: TensorDesc) -> tuple[int, float]:
+    """Bytes written (`Footprint.own_nbytes`) and simulated seconds of one copy.
+
+    What is asked again, for the same machine and descriptors, is looked up.
+    """
+    bare = source.without_address(), target.without_address()
+    if bare != (source, target):
+        return copy_cost(machine, *bare)
+    seconds = machine.copy_seconds(copy_counts(source, target, machine))
+    return footprint(target, machine.shape).own_nbytes, seconds
+
+
+def foreseen_cost(plan: Plan) -> tuple[float, int]:
+    """Simulated seconds of a plan's copies and moves, and then of bringing back to L1 what has been
+    there, is not when it is done, and is predicted to be read; then the bytes of both that pass
+    from one space to another."""
+    request = plan.request
+    seen = {(r.value, i.desc) for r in request.residents for i in r.instances}
+    seen |= {(step.made, step.target.desc) for step in plan.steps if isinstance(step, Copy)}
+    left = {r.value: {i.desc for i in r.instances} for r in plan.final_values}
+    predicted = {value for value, _ in request.later} & left.keys()
+    back = [
+        min((copy_cost(request.machine, other, desc) for other in left[value]), key=itemgetter(1))
+        for value, desc in seen
+        if value in predicted and desc.layout.space is Space.L1 and desc not in left[value]
+    ]
+    seconds = plan.seconds + sum(seconds for _, seconds in back)
+    nbytes = plan.carried_nbytes + sum(nbytes for nbytes, _ in back)
+    # To the femtosecond: the order of a sum is no difference.
+    return round(seconds, 15), nbytes
+
+
+# State after some steps
+
+Values = dict[int, list[Instance]]
+
+
+def after_steps(plan: Plan, steps_done: int) -> tuple[dict[int, Buffer], Values]:
+    """The buffers, and the instances of each value, after the first `steps_done` steps.
+
+    Values are listed while a buffer of theirs is alive; whether a handle can still read them is
+    not looked at (a dead value that shares its buffer is listed).
+    """
+    buffers = {buffer.number: buffer for buffer in plan.request.buffers}
+    values: Values = {r.value: list(r.instances) for r in plan.request.residents}
+    for step in plan.steps[:steps_done]:
+        if isinstance(step, Allocate):
+            buffers[step.buffer.number] = step.buffer
+        elif isinstance(step, Free):
+            del buffers[step.buffer]
+            _forget(values, step.buffer)
+        elif isinstance(step, Copy):
+            _copy(step, plan, buffers, values)
+        elif isinstance(step, Relocate):
+            for buffer, address in step.targets:
+                buffers[buffer] = replace(buffers[buffer], address=address)
+        else:
+            _execute(step, plan, values)
+    return buffers, values
+
+
+def _forget(values: Values, buffer: int) -> None:
+    for value in list(values):
+        left = [i for i in values[value] if i.buffer != buffer]
+        if left:
+            values[value] = left
+        else:
+            del values[value]
+
+
+def _copy(step: Copy, plan: Plan, buffers: dict[int, Buffer], values: Values) -> None:
+    if step.kind == "copy":
+        values.setdefault(step.made, []).append(step.target)
+        return
+    space = step.target.desc.layout.space
+    for value, instances in values.items():
+        kept = [] if step.kind == "evict" else instances
+        carried = [
+            replace(i, buffer=step.target.buffer, desc=waiting_desc(i.desc, space))
+            if i.buffer == step.source.buffer
+            else i
+            for i in instances
+        ]
+        values[value] = [*kept, *(i for i in carried if i not in kept)]
+
+
+def _execute(step: Execute, plan: Plan, values: Values) -> None:
+    written = plan.request.tasks[step.task].outputs
+    for instance in step.outputs:
+        # A donated input whose buffer an output took is gone with this step.
+        _forget(values, instance.buffer)
+    for value, instance in zip(written, step.outputs, strict=True):
+        values.setdefault(value, []).append(instance)

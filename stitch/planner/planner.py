@@ -17,12 +17,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
-from stitch.planner.addresses import Want, allocate
-from stitch.planner.copy_cost import copy_cost, foreseen_cost
-from stitch.planner.lifetimes import StaticLayout, standing_for
-from stitch.planner.making_room import RoomDemand
-from stitch.planner.named_places import NamedPlaces
-from stitch.planner.plan import Copy, Execute, Instance, Plan, PlanRequest, Relocate
+from stitch.planner.addresses import NamedPlaces, Want, allocate
+from stitch.planner.eviction import RoomDemand
+from stitch.planner.plan import (
+    Copy,
+    Execute,
+    Instance,
+    Plan,
+    PlanRequest,
+    Relocate,
+    copy_cost,
+    foreseen_cost,
+)
 from stitch.planner.plan_state import RULES, PlanState, scratch_in_l1
 from stitch.planner.residency import chain_of, choose
 from stitch.planner.shared_blocks import (
@@ -33,6 +39,7 @@ from stitch.planner.shared_blocks import (
     returned_for,
     run_with_views,
 )
+from stitch.planner.static_layout import StaticLayout, standing_for
 from stitch.program import DataType, Layout, Scratch, Space, TensorDesc
 from stitch.tasks import NumberedTask, TransformationKind
 

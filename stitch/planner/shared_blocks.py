@@ -8,9 +8,8 @@ from math import inf
 
 from stitch.errors import LayoutError, OutOfMemoryError, StitchError
 from stitch.planner.addresses import Want
-from stitch.planner.copy_cost import copy_cost
-from stitch.planner.making_room import RoomDemand, carry, is_spare
-from stitch.planner.plan import Buffer, Copy, Instance, Relocate, waiting_desc
+from stitch.planner.eviction import RoomDemand, carry, is_spare
+from stitch.planner.plan import Buffer, Copy, Instance, Relocate, copy_cost, waiting_desc
 from stitch.planner.plan_state import OtherWay, PlanState
 from stitch.program import Space, TensorDesc
 from stitch.tasks import NumberedTask

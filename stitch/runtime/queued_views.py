@@ -116,7 +116,7 @@ def _program(whole: TensorDesc, rows: TensorDesc) -> Program | None:
         *(Value(name, one, _NUMBERS) for name, one in zip(("first", "step"), place, strict=True)),
         Value("rows", ValueType(rows.shape, kind), rows.layout),
     )
-    copy = Operation("TaskBatch", (0, 1, 2), (3,), {"lengths": lengths}, "stitch")
+    copy = Operation("Window", (0, 1, 2), (3,), {"lengths": lengths}, "stitch")
     try:
         infer_operation(copy, [value.type for value in values[:3]], [None] * 3)
     except CompileError:

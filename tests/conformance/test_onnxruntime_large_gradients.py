@@ -13,7 +13,7 @@ import stitch
 from stitch.compiler import differentiate
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Array
-from stitch.runtime.executors.onnx.model_form import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import onnx_form
 from tests.support.grids import in_turn
 from tests.support.stitched_models import one, several
 

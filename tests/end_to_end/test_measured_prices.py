@@ -16,7 +16,7 @@ import pytest
 import stitch
 from stitch.errors import UsageError
 from stitch.runtime.executors import load_prices
-from stitch.runtime.executors.blocked import NO_BLOCKS, blocked_part
+from stitch.runtime.executors.blocked_convolutions import NO_BLOCKS, blocked_part
 from tests.support.stitched_models import model, one
 
 LONG = pytest.mark.campaign("benchmarks")

@@ -20,12 +20,12 @@ from stitch.planner import (
     Relocate,
     check_certificate,
     check_plan,
+    eviction,
     plan,
 )
 from stitch.planner.checker import proof
-from stitch.planner.checker.exchanges import Curves, cheaper_inside
-from stitch.planner.making_room import room
-from stitch.planner.making_room.demand import certificate_of, problem_of
+from stitch.planner.checker.relocations import Curves, cheaper_inside
+from stitch.planner.eviction import certificate_of, problem_of
 from stitch.program import DataType, Layout, TensorDesc
 from tests.packing.test_bins import hard_refutation
 from tests.support.machines import without_path
@@ -101,11 +101,11 @@ def test_a_set_with_a_member_that_could_have_stayed_is_refused(
             others = [b for b in problem.movable if b[0] not in gone or b[0] == number]
             claim = certificate_of(replace(problem, movable=tuple(others)))
             victim = (), state.buffers[number], False
-            room._leave(state, demand, [victim], problem, claim)
+            eviction._leave(state, demand, [victim], problem, claim)
         return problem_of(state, demand)
 
     monkeypatch.setattr("stitch.planner.planner.RULES", ("farthest",))
-    monkeypatch.setattr(room, "_evict_together", all_of_them)
+    monkeypatch.setattr(eviction, "_evict_together", all_of_them)
     made = plan(crowd(3072, 512, 512, output=2048).request())
     assert len([s for s in evictions(made) if "room for 'p'" in s.reason]) == 3
     assert ByteMachine(made, 1).run() == []

@@ -23,8 +23,8 @@ from stitch.planner import (
     check_plan,
     plan,
 )
-from stitch.planner.checker.byte_map import ByteMap, ContentPiece
 from stitch.planner.checker.proof import certificate_defect, packs
+from stitch.planner.checker.symbolic_memory import ByteMap, ContentPiece
 from stitch.program import Space
 from tests.support.machines import without_path
 from tests.support.planner import cases

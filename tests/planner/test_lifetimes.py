@@ -6,11 +6,19 @@ from random import Random
 
 import pytest
 
-from stitch.planner import Buffer, Instance, Plan, PlanRequest, Relocate, Resident, check_plan, plan
+from stitch.planner import (
+    Buffer,
+    Instance,
+    Plan,
+    PlanRequest,
+    Relocate,
+    Resident,
+    check_plan,
+    plan,
+    static_layout,
+)
 from stitch.planner import planner as planning
-from stitch.planner.lifetimes import standing, standing_for
-from stitch.planner.lifetimes.layouts import search
-from stitch.planner.lifetimes.lives import lives_in
+from stitch.planner.static_layout import lives_in, search, standing_for
 from stitch.program import Space
 from stitch.tasks import NumberedTask
 from tests.support.planner.byte_machine import ByteMachine
@@ -135,7 +143,7 @@ def test_what_must_lie_somewhere_is_in_the_way_of_the_others(
 def test_where_nothing_goes_before_a_move_lifetimes_are_not_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(standing, "search", lambda lives: pytest.fail("looked at"))
+    monkeypatch.setattr(static_layout, "search", lambda lives: pytest.fail("looked at"))
     tensors = [(0, 128, -1, 0), (1, 64, -1, 3), (2, 128, -1, 0), (3, 256, 1, 3)]
     made = plan(request_of(tensors, 4))
     assert moved(made) > 0 and standing_for(made) is None

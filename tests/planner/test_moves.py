@@ -13,11 +13,8 @@ from stitch.machine import Machine, load_machine
 from stitch.packing import gaps_between
 from stitch.planner import CostCertificate, Plan, Relocate, check_plan, plan
 from stitch.planner.mover import cycles
-from stitch.planner.mover.cost import ASIDE, Prices
-from stitch.planner.mover.cuts import cheapest_cut
-from stitch.planner.mover.cycles import break_cycles
-from stitch.planner.mover.order import Move, order_moves
-from stitch.planner.mover.pieces import Pieces
+from stitch.planner.mover.cycles import Pieces, break_cycles, cheapest_cut
+from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.machines import without_path
 from tests.support.planner.byte_machine import ByteMachine

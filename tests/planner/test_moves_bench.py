@@ -28,7 +28,7 @@ def test_what_judges_the_mover_has_nothing_of_it() -> None:
             if isinstance(node, ast.ImportFrom)
         }
         made_by = {name for name in imported if name.startswith("stitch.planner.")}
-        assert made_by <= {"stitch.planner.checker.exchanges"}
+        assert made_by <= {"stitch.planner.checker.relocations"}
 
 
 def test_a_missed_goal_is_said_beside_json(

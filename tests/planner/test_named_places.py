@@ -19,7 +19,7 @@ from stitch.planner import (
     check_plan,
     plan,
 )
-from stitch.planner.named_places import NamedPlaces
+from stitch.planner.addresses import NamedPlaces
 from stitch.program import Layout, Space, TensorDesc
 from tests.support.planner.byte_machine import ByteMachine
 from tests.support.planner.small_requests import (

@@ -16,8 +16,7 @@ from stitch.memory import Allocator
 from stitch.packing import BinPacking, gaps_between
 from stitch.planner import plan
 from stitch.planner.checker.proof import packs
-from stitch.planner.mover.arrange import Repacking, arrange
-from stitch.planner.mover.holes import SpaceProblem
+from stitch.planner.mover.arrange import Repacking, SpaceProblem, arrange
 from stitch.planner.mover.order import Move, order_moves
 from stitch.planner.plan_state import PlanState
 from tests.support.planner.small_requests import Scene, desc_of, program

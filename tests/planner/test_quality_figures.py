@@ -16,14 +16,10 @@ from stitch.machine import load_machine
 from stitch.packing import Interval, gaps_between, pack_intervals
 from stitch.packing.interval_packing import ExactSearch
 from stitch.planner import PlanRequest, Relocate, check_plan, plan
-from stitch.planner.mover.arrange import arrange
-from stitch.planner.mover.cost import ASIDE, Prices
+from stitch.planner.mover.arrange import SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
-from stitch.planner.mover.holes import SpaceProblem
-from stitch.planner.mover.order import Move, order_moves
-from stitch.planner.residency import choose
-from stitch.planner.residency.bound import prices_of
-from stitch.planner.residency.cover import CoverProblem, covered
+from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
+from stitch.planner.residency import CoverProblem, choose, covered, prices_of
 from stitch.program import Space
 from tests.packing.test_bins import perfect
 from tests.support.packing_brute_force import lowest_peak

@@ -12,7 +12,7 @@ import pytest
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import Path, footprint, load_machine
 from stitch.planner import Copy, Instance, Plan, PlanRequest, check_plan, plan
-from stitch.planner.copy_cost import copy_cost, foreseen_cost
+from stitch.planner.plan import copy_cost, foreseen_cost
 from stitch.planner.plan_state import RULES
 from stitch.planner.residency import Holder, Stay, StayChain, chain_of, choose
 from stitch.program import Layout, Space, TensorDesc

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stitch.errors import OutOfMemoryError
-from stitch.planner import Copy, Free, Instance, Plan, plan
-from stitch.planner.making_room import RoomDemand, room
-from stitch.planner.making_room.victims import victims_of
+from stitch.planner import Copy, Free, Instance, Plan, eviction, plan
+from stitch.planner.eviction import RoomDemand, victims_of
 from stitch.planner.plan_state import PlanState, Rule
 from stitch.program import Layout, TensorDesc
 from tests.support.planner.byte_machine import sound
@@ -228,7 +227,7 @@ def test_pieces_that_best_fit_places_need_no_search(monkeypatch: pytest.MonkeyPa
     def search(*_: object) -> None:
         raise AssertionError("nothing has to move")
 
-    monkeypatch.setattr(room, "arrange", search)
+    monkeypatch.setattr(eviction, "arrange", search)
     scene = Scene(SMALL)
     scene.tensor(desc_of(512), 3584, keep=True)
     # Holes of 2560 and 1024 B: placed from the smallest on, the largest would find none.

@@ -12,14 +12,13 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
 from stitch.program import Program
-from stitch.runtime.executors.blocked import (
+from stitch.runtime.executors import blocked_convolutions
+from stitch.runtime.executors.blocked_convolutions import (
     BlockedPart,
-    blocked_convolutions,
-    blocked_gains,
     blocked_part,
 )
 from stitch.runtime.executors.onnx.blocked_writer import block_channels
-from stitch.runtime.executors.onnx.model_form import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import onnx_form
 from stitch.runtime.executors.operation_prices import OperationPrices
 from tests.support.executors.blocked_checks import (
     assert_agrees,
@@ -188,7 +187,7 @@ def test_a_long_row_is_not_left_out_from_its_ends(monkeypatch: pytest.MonkeyPatc
 
     def counted(program: Program, part: BlockedPart, *, together: bool) -> set[int]:
         tries.append(len(part.convolutions))
-        return blocked_gains.losing(program, part, together=together)
+        return blocked_convolutions.losing(program, part, together=together)
 
     monkeypatch.setattr(blocked_convolutions, "losing", counted)
     assert blocked_part(program_of(row(200, 32, 14))).convolutions == {}
@@ -247,7 +246,7 @@ def test_weights_are_arranged_when_they_are_needed(tmp_path: Path) -> None:
 def test_without_such_a_layout_convolutions_are_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("stitch.runtime.executors.onnx.model_form.block_channels", lambda: 0)
+    monkeypatch.setattr("stitch.runtime.executors.onnx.onnx_model.block_channels", lambda: 0)
     net, y = residual(side=40)
     found = operators(net.graph(y))
     assert found["Conv"] == 2

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from stitch.graph import ComputationGraph, SymbolicTensor
-from stitch.runtime.executors.onnx.model_form import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import onnx_form
 from tests.support.executors.blocked_checks import (
     assert_agrees,
     operators,

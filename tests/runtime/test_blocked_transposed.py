@@ -9,8 +9,8 @@ import pytest
 
 from stitch.graph import ComputationGraph
 from stitch.program import is_scan
-from stitch.runtime.executors.blocked import arranging_ns, blocked_part
-from stitch.runtime.executors.onnx.model_form import onnx_form
+from stitch.runtime.executors.blocked_convolutions import arranging_ns, blocked_part
+from stitch.runtime.executors.onnx.onnx_model import onnx_form
 from stitch.runtime.executors.operation_prices import OperationPrices
 from tests.support.executors.blocked_checks import (
     assert_agrees,

@@ -26,7 +26,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from stitch.runtime.executors.onnx import OnnxRuntimeExecutor, onnxruntime_executor  # noqa: E402
-from stitch.runtime.executors.onnx.form_writer import OnnxForm  # noqa: E402
+from stitch.runtime.executors.onnx.model_writer import OnnxForm  # noqa: E402
 from stitch.runtime.executors.onnx.onnxruntime_executor import joined_form  # noqa: E402
 from stitch.runtime.executors.onnx.session import Session, write_optimised  # noqa: E402
 

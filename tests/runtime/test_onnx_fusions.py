@@ -11,7 +11,7 @@ import pytest
 
 import stitch
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
-from stitch.runtime.executors.onnx.model_form import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import onnx_form
 from tests.support.grids import in_turn
 
 

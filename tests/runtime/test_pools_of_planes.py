@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.runtime.executors.onnx import window_expansion
+from stitch.runtime.executors.onnx import expansions
 from tests.support.executors.blocked_checks import operators, results
 
 LONG, SHORT = (64, 16, 28, 28), (2, 16, 28, 28)
@@ -83,7 +83,7 @@ def test_images_that_lie_in_blocks_stay_there() -> None:
     ],
 )  # fmt: skip
 def test_windows_of_all_kinds(attributes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_expansion, "PLANES_NBYTES", 0)
+    monkeypatch.setattr(expansions, "PLANES_NBYTES", 0)
     graph = pooled((3, 16, 9, 7), **attributes)
     assert operators(graph) == {"Reshape": 1, "MaxPool": 1}
     ours, theirs = (results(graph, image(3, 16, 9, 7), e) for e in ("numpy", "onnxruntime"))

@@ -16,7 +16,7 @@ import stitch
 from stitch.errors import FormatError, UsageError
 from stitch.linker import expanded
 from stitch.program import Program
-from stitch.runtime.executors import make_executor
+from stitch.runtime.executors import make_executor, prices
 from stitch.runtime.executors.automatic import divide
 from stitch.runtime.executors.prices import (
     Curve,
@@ -28,15 +28,13 @@ from stitch.runtime.executors.prices import (
     nearest_table,
     parse_prices,
     price_names,
-    price_tables,
-    processors,
 )
 from stitch.runtime.executors.torch_executor import CONVOLUTIONS, KERNELS
 from tests.support.executors.named_prices import FILE, TABLE
 from tests.support.stitched_models import model
 
 SHIPPED = ("x86_avx512_amd", "x86_avx512_intel")
-FOLDER = Path(price_tables.__file__).parent
+FOLDER = Path(prices.__file__).parent / "price_tables"
 
 
 def text_of(name: str = "") -> str:
@@ -237,14 +235,14 @@ def test_of_the_tables_that_are_not_taken_no_figure_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read: list[str] = []
-    parse = price_tables.parse_prices
+    parse = prices.parse_prices
 
     def noted(content: bytes, file_name: str) -> PriceTable:
         read.append(file_name)
         return parse(content, file_name)
 
-    monkeypatch.setattr(price_tables, "parse_prices", noted)
-    price_tables._shipped.cache_clear()
+    monkeypatch.setattr(prices, "parse_prices", noted)
+    prices._shipped.cache_clear()
     nearest_table(Processor("GenuineIntel", 512, 2 << 20))
     assert read == ["x86_avx512_intel.yaml"]
 
@@ -286,14 +284,14 @@ def test_a_family_is_read_from_what_linux_says_of_a_processor(
 def test_where_the_system_says_nothing_a_table_is_taken_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(processors, "CPUINFO", tmp_path / "none")
-    monkeypatch.setattr(processors, "CACHES", tmp_path)
-    processors.this_processor.cache_clear()
+    monkeypatch.setattr(prices, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(prices, "CACHES", tmp_path)
+    prices.this_processor.cache_clear()
     try:
-        assert processors.this_processor() == Processor()
+        assert prices.this_processor() == Processor()
         assert load_prices().name in SHIPPED
     finally:
-        processors.this_processor.cache_clear()
+        prices.this_processor.cache_clear()
 
 
 # -- what is chosen --------------------------------------------------------------------------------
@@ -315,7 +313,7 @@ def test_the_same_table_divides_alike_whatever_the_processor(
     whole, divisions = program(), []
     able = [True] * len(whole.operations)
     for processor in (Processor("GenuineIntel", 512, 2 << 20), Processor("0x41", 128, 1 << 20)):
-        monkeypatch.setattr(price_tables, "this_processor", lambda found=processor: found)
+        monkeypatch.setattr(prices, "this_processor", lambda found=processor: found)
         divisions.append([divide(whole, able, load_prices(name)) for name in SHIPPED])
     assert divisions[0] == divisions[1]
 
@@ -328,8 +326,8 @@ def test_a_division_follows_the_table() -> None:
     table = dataclasses.replace(table, gains=dataclasses.replace(table.gains, division=nothing))
     dear = {**onnx.functions_ns, "Erf": Curve(((1, 1e6),))}
     without = dataclasses.replace(table, onnxruntime=dataclasses.replace(onnx, functions_ns=dear))
-    for prices, is_foreign in ((table, True), (without, False)):
-        foreign = {whole.operations[i].op for run in divide(whole, able, prices).runs for i in run}
+    for priced, is_foreign in ((table, True), (without, False)):
+        foreign = {whole.operations[i].op for run in divide(whole, able, priced).runs for i in run}
         assert ("Erf" in foreign) == is_foreign
 
 

@@ -36,11 +36,9 @@ from stitch.machine import load_machine
 from stitch.memory import Allocator
 from stitch.packing import gaps_between, pack
 from stitch.planner import PlanRequest, plan
-from stitch.planner.mover.arrange import Repacking, arrange
-from stitch.planner.mover.cost import ASIDE, Prices
+from stitch.planner.mover.arrange import Repacking, SpaceProblem, arrange
 from stitch.planner.mover.cycles import break_cycles
-from stitch.planner.mover.holes import SpaceProblem
-from stitch.planner.mover.order import Move, order_moves
+from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.tasks import NumberedTask, Transformation, TransformationKind
 

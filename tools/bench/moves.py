@@ -39,7 +39,7 @@ from stitch.planner import (
     check_plan,
     plan,
 )
-from stitch.planner.checker.exchanges import Curves, Exchange
+from stitch.planner.checker.relocations import Curves, Exchange
 from stitch.program import DataType, Layout, Space, TensorDesc
 from stitch.tasks import NumberedTask, Transformation, TransformationKind
 

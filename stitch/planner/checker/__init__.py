@@ -1,7 +1,7 @@
-"""The checker: whether a plan does what it says, found by following every byte symbolically.
+"""Check that a plan does what it states, by following every byte symbolically.
 
-Shares nothing with what makes plans but the plan's own words (`stitch.planner.plan` and
-`certificate`), so that one mistake cannot be made twice.
+The checker shares no code with the planner except the definition of plans (`stitch.planner.plan`),
+so one mistake cannot affect both.
 """
 
 from stitch.planner.checker.plan_check import WARNINGS, check_plan

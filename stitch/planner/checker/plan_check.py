@@ -1,6 +1,6 @@
 """The plan checker: runs a plan symbolically and reports everything that is wrong with it.
 
-It shares no code with what makes plans (residency, making_room, mover, planner): it follows
+It shares no code with what makes plans (residency, eviction, mover, planner): it follows
 contents byte range by byte range instead.
 
 Kinds of problems: `address` (out of range, misaligned, taken), `buffer` (unknown, or made twice),
@@ -20,15 +20,13 @@ from itertools import islice, pairwise
 
 from stitch.errors import Problem
 from stitch.machine import copy_counts, footprint
-from stitch.planner.certificate import Certificate
-from stitch.planner.checker.byte_map import ByteMap
-from stitch.planner.checker.inspection import Inspection
 from stitch.planner.checker.proof import certificate_defect
 from stitch.planner.checker.relocations import bytes_of, check_relocation
-from stitch.planner.checker.symbolic_memory import SymbolicMemory, waiting_form
+from stitch.planner.checker.symbolic_memory import ByteMap, Inspection, SymbolicMemory, waiting_form
 from stitch.planner.plan import (
     Allocate,
     Buffer,
+    Certificate,
     Copy,
     Execute,
     Free,

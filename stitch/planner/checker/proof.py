@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from stitch.planner.certificate import Branches, Certificate
+from stitch.planner.plan import Branches, Certificate
 
 #: Gaps that are looked at, over all positions, before the search admits that it cannot tell.
 WORK_LIMIT = 4_000_000

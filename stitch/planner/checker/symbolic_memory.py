@@ -1,18 +1,110 @@
-"""What the checker sees: buffers, the symbolic bytes of every space, and what the bytes mean.
+"""The checker's state: buffers, the symbolic bytes of every space, and the defects found.
 
-Built from a request, changed by the steps of a plan, and asked one question: does this value lie
-here, whole, as described? Knows nothing of how plans are made.
+Built from a request and updated by the steps of a plan. It answers one question: is this value
+stored here, completely, as described?
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
+from stitch.errors import Problem
 from stitch.machine import footprint
-from stitch.planner.checker.byte_map import ByteMap
-from stitch.planner.plan import Buffer, Instance, PlanRequest
+from stitch.planner.plan import Buffer, Instance, Plan, PlanRequest
 from stitch.program import DataType, Layout, Space, TensorDesc
+
+# Symbolic bytes of a space
+
+
+class ContentPiece(NamedTuple):
+    """Bytes `[start, end)`; the first one is byte `offset` of content `content`."""
+
+    start: int
+    end: int
+    content: int
+    offset: int
+
+    def cut(self, start: int, end: int) -> ContentPiece:
+        """The part of it inside `[start, end)`."""
+        first = max(start, self.start)
+        return ContentPiece(
+            first, min(end, self.end), self.content, self.offset + first - self.start
+        )
+
+
+class ByteMap:
+    """Disjoint pieces by address.
+
+    >>> space = ByteMap()
+    >>> space.write(0, 8, content=1)
+    >>> space.move(0, 4, 8)
+    >>> [tuple(piece) for piece in space.read(0, 12)]
+    [(0, 4, 1, 0), (4, 12, 1, 0)]
+    """
+
+    __slots__ = ("_pieces", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._pieces: list[ContentPiece] = []
+
+    def read(self, start: int, end: int) -> tuple[ContentPiece, ...]:
+        """The pieces inside `[start, end)`, cut to it; what continues its neighbour joins it."""
+        first, last = self._touched(start, end)
+        pieces: list[ContentPiece] = []
+        for piece in self._pieces[first:last]:
+            part = piece.cut(start, end)
+            before = pieces[-1] if pieces else None
+            if (
+                before is not None
+                and before.end == part.start
+                and before.content == part.content
+                and before.offset + before.end - before.start == part.offset
+            ):
+                pieces[-1] = before._replace(end=part.end)
+            else:
+                pieces.append(part)
+        return tuple(pieces)
+
+    def erase(self, start: int, end: int) -> None:
+        """`[start, end)` now holds garbage."""
+        self._replace(start, end, [])
+
+    def write(self, start: int, end: int, content: int) -> None:
+        """`[start, end)` now holds a content from its first byte."""
+        self._replace(start, end, [ContentPiece(start, end, content, 0)])
+
+    def put(self, pieces: tuple[ContentPiece, ...], start: int, end: int, shift: int) -> None:
+        """`[start, end)` now holds pieces read elsewhere, `shift` bytes further, and no others."""
+        moved = [p._replace(start=p.start + shift, end=p.end + shift) for p in pieces]
+        self._replace(start, end, moved)
+
+    def move(self, source: int, target: int, nbytes: int) -> None:
+        """Copy a range as memmove does."""
+        pieces = self.read(source, source + nbytes)
+        self.put(pieces, target, target + nbytes, target - source)
+
+    def _touched(self, start: int, end: int) -> tuple[int, int]:
+        first = bisect_right(self._starts, start)
+        if first and self._pieces[first - 1].end > start:
+            first -= 1
+        return first, bisect_left(self._starts, end, lo=first)
+
+    def _replace(self, start: int, end: int, pieces: list[ContentPiece]) -> None:
+        first, last = self._touched(start, end)
+        if first < last:
+            before, after = self._pieces[first], self._pieces[last - 1]
+            if before.start < start:
+                pieces = [before.cut(before.start, start), *pieces]
+            if after.end > end:
+                pieces = [*pieces, after.cut(end, after.end)]
+        self._pieces[first:last] = pieces
+        self._starts[first:last] = [p.start for p in pieces]
+
 
 #: What a content means: at this byte of it begins this value, in this form.
 Fact = tuple[int, int, TensorDesc]
@@ -167,3 +259,48 @@ def waiting_form(desc: TensorDesc, space: Space) -> TensorDesc:
     """Interleaved pages in another space, of the same type and tile."""
     layout = Layout(desc.layout.data_type, space, desc.layout.tile_shape)
     return TensorDesc(desc.shape, layout)
+
+
+# Progress and defects of one check
+
+
+class Inspection:
+    """Where the run stands; the parts of the checker say what they find through it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.machine = plan.request.machine
+        self.symbolic_memory = SymbolicMemory(plan.request)
+        self.residents = frozenset(b.number for b in plan.request.buffers)
+        self.problems: list[Problem] = []
+        self.next_task = 0
+        #: Resident buffers that were read, moved or freed; regions taken (bytes per bank).
+        self.read: set[int] = set()
+        self.used: list[tuple[Space, int, int]] = []
+        self.index = 0
+
+    def say(self, kind: str, detail: str) -> None:
+        """A problem at the current step."""
+        self.problems.append(Problem(kind, f"step {self.index}", detail))
+
+    def reads(self, buffer: int) -> None:
+        """The plan depends on this buffer, if it is a resident."""
+        if buffer in self.residents:
+            self.read.add(buffer)
+
+    def check_seconds(self, claimed: float, taken: float) -> None:
+        """What a step says that it takes is what its copies and transfers take."""
+        if not math.isclose(claimed, taken, rel_tol=1e-9):
+            self.say("seconds", f"{claimed} s are claimed, its copies take {taken} s")
+
+    def region(self, what: str, space: Space, address: int, size: int) -> bool:
+        """Whether a region (bytes per bank) is in range and aligned; says so if not."""
+        if space not in self.machine.shape.spaces:
+            self.say("address", f"{what}: the machine has no {space.value}")
+            return False
+        shape = self.machine.shape.space(space)
+        if address < shape.base or address + size > shape.limit or address % shape.granule:
+            where = f"[{address:#x}, {address + size:#x}) of {space.value}"
+            self.say("address", f"{what} at {where} is out of range or misaligned")
+            return False
+        return True

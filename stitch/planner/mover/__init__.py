@@ -1,12 +1,11 @@
-"""The mover: new addresses inside one space, and the transfers that bring buffers there.
+"""Move buffers to new addresses inside one space.
 
-`holes` and `arrange` say what moves where; `order`, `cycles` and `cost` say how; `relocation` makes
-the step.
+`arrange` chooses the addresses; `order` and `cycles` choose the transfers; `relocation` makes the
+plan's step.
 """
 
-from stitch.planner.mover.arrange import Repacking, arrange
-from stitch.planner.mover.cost import operation_size
-from stitch.planner.mover.holes import SpaceProblem
+from stitch.planner.mover.arrange import Repacking, SpaceProblem, arrange
+from stitch.planner.mover.order import operation_size
 from stitch.planner.mover.relocation import relocation
 
 __all__ = ["Repacking", "SpaceProblem", "arrange", "operation_size", "relocation"]

@@ -1,26 +1,471 @@
-"""Breaking cycles of moves: which piece is set aside, how large, and what follows it.
+"""Break cycles of moves inside a space: which part to stage, how large, and what follows it.
 
-One piece is set aside; its place is a hole. Holes are filled and leave holes (`pieces`), so every
-byte moves once, however the tensors' sizes divide each other, and a free strip of a few bytes is
-taken along by a large piece instead of being passed through the whole space. Where holes have grown
-narrow, a piece beside the widest is set aside anew.
+Staging one part leaves a hole. A move that fills the hole leaves another, so every byte moves once,
+whatever the tensors' sizes, and a free strip of a few bytes is merged with a large part instead of
+passing through the whole space. Where holes have become narrow, a part beside the widest is staged
+in addition.
 
-The piece may also be nothing (what is free inside the targets is hole enough), one whole tensor
-that is outside while the others move, or those parts of tensors that close the cycles (`cuts`). All
-are priced; the cheapest is done.
+The staged part may also be empty (if free bytes inside the targets suffice), one whole tensor that
+is kept outside while the others move, or a minimal set of parts that closes all cycles. All options
+are priced, and the cheapest is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from math import gcd
 
 from stitch.packing import Span, minus, union
-from stitch.planner.mover.cost import ASIDE, Prices
-from stitch.planner.mover.cuts import cheapest_cut
-from stitch.planner.mover.order import Move
-from stitch.planner.mover.pieces import Pieces, cut_at
-from stitch.planner.mover.staging import laid, nbytes_of, outgoing, places_for, spans_of
+from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
+
+# Staging inside the space
+
+
+def places_for(
+    parts: Iterable[Span], free: Sequence[Span], more: Sequence[Span] = ()
+) -> list[tuple[int, int, int]]:
+    """(source, place, size) of spans laid into free regions of the space.
+
+    Each part, the largest first, lies in the largest region left, and is cut only where that is too
+    small. `more` regions are used when those are full.
+    """
+    places: list[tuple[int, int, int]] = []
+    regions = [sorted((end - at, -at) for at, end in spans) for spans in (free, more)]
+    for size, start in sorted(((start - end, start) for start, end in parts)):
+        size = -size
+        while size:
+            rooms = regions[0] or regions[1]
+            room, at = rooms.pop()
+            taken = min(size, room)
+            places.append((start, -at, taken))
+            if taken < room:
+                insort(rooms, (room - taken, at - taken))
+            start, size = start + taken, size - taken
+    return sorted(places)
+
+
+def laid(moves: Iterable[Move], places: Sequence[tuple[int, int, int]]) -> list[Move]:
+    """The same moves with what is set aside coming from its places."""
+    starts = [start for start, _, _ in places]
+    done: list[Move] = []
+    for move in moves:
+        source, end = move.source - ASIDE, move.source - ASIDE + move.size
+        if source < 0:
+            done.append(move)
+            continue
+        i = bisect_right(starts, source) - 1
+        while source < end:
+            start, place, size = places[i]
+            taken = min(end, start + size) - source
+            target = move.target + move.size - (end - source)
+            done.append(Move(place + source - start, target, taken))
+            source, i = source + taken, i + 1
+    return done
+
+
+def outgoing(places: Iterable[tuple[int, int, int]]) -> list[Move]:
+    """The moves that set parts aside: those that continue each other are one."""
+    joined: list[Move] = []
+    for source, target, size in places:
+        before = joined[-1] if joined else Move(0, 0, -1)
+        if (before.source + before.size, before.target + before.size) == (source, target):
+            joined[-1] = Move(before.source, before.target, before.size + size)
+        else:
+            joined.append(Move(source, target, size))
+    return joined
+
+
+def spans_of(moves: Iterable[Move], end: str) -> list[Span]:
+    starts = ((getattr(move, end), move.size) for move in moves)
+    return [(start, start + size) for start, size in starts]
+
+
+def nbytes_of(spans: Iterable[Span]) -> int:
+    return sum(end - start for start, end in spans)
+
+
+# Minimal sets of parts that close cycles
+
+#: So many sets for each move are looked at.
+SETS = 64
+#: With more moves than this no set is looked for.
+MOST_MOVES = 64
+
+#: Parts of a move: those that stay behind, those that go home at once, those to set aside.
+_Parts = tuple[list[Move], list[Move], list[Move]]
+
+
+def cheapest_cut(
+    moves: Sequence[Move],
+    open_: Sequence[Span],
+    free: Sequence[Span],
+    room: int,
+    prices: Prices,
+    *,
+    away: bool,
+) -> list[Move] | None:
+    """All moves, in order, with the cheapest parts going first; None: there is no room for any.
+
+    `open_` are free regions inside the targets. At most `room` bytes per bank are set aside: in the
+    `free` regions, or in the space beside (`away`).
+
+    >>> from stitch.machine import load_machine
+    >>> from stitch.program import Space
+    >>> prices = Prices(load_machine("tiny"), Space.L1, Space.DRAM)
+    >>> swap = [Move(0, 48, 64), Move(64, 0, 48)]
+    >>> for move in cheapest_cut(swap, [], [(128, 192)], 48, prices, away=False):
+    ...     print(move)
+    Move(source=64, target=128, size=48)
+    Move(source=0, target=48, size=64)
+    Move(source=128, target=0, size=48)
+    """
+    if not room or len(moves) > MOST_MOVES:
+        return None
+    cuts = _Cuts(moves, open_, free, prices, away)
+    ways = [_ordered(moves, spans, cuts, free, away=away) for spans in cuts.cheapest(room)]
+    return min(ways, key=prices.seconds, default=None)
+
+
+def _ordered(
+    moves: Sequence[Move], spans: Sequence[Span], cuts: _Cuts, free: Sequence[Span], *, away: bool
+) -> list[Move]:
+    """All moves once spans have given way."""
+    parted = [_parts(move, spans, cuts.open) for move in moves]
+    rest, early, aside = ([part for parts in parted for part in parts[i]] for i in range(3))
+    first, _, last = order_moves(rest)
+    home = [Move(ASIDE + part.source, part.target, part.size) for part in aside]
+    if away:
+        out = [Move(part.source, ASIDE + part.source, part.size) for part in aside]
+        return [*out, *early, *first, *last, *home]
+    places = places_for(spans_of(aside, "source"), free)
+    return [*outgoing(places), *early, *first, *last, *laid(home, places)]
+
+
+class _Cuts:
+    """Which move waits for which others, and what it costs that parts of these give way."""
+
+    def __init__(
+        self,
+        moves: Sequence[Move],
+        open_: Sequence[Span],
+        free: Sequence[Span],
+        prices: Prices,
+        away: bool,
+    ) -> None:
+        self.moves, self.prices, self.away = moves, prices, away
+        self.rooms = sorted((end - start for start, end in free), reverse=True)
+        self.wholes = spans_of(moves, "source")
+        #: Where a part that goes home at once saves more than another transfer takes.
+        self.open = [
+            (start, end)
+            for start, end in open_
+            if self._aside(end - start) - self._aside(1) > prices.inside(end - start)
+        ]
+        #: For which others each move waits, as bits, and for which of their bytes.
+        self.waits = [0] * len(moves)
+        self.awaited: dict[tuple[int, int], Span] = {}
+        for i, (start, end) in enumerate(spans_of(moves, "target")):
+            for j, (first, last) in enumerate(self.wholes):
+                if i != j and start < last and first < end:
+                    self.waits[i] |= 1 << j
+                    self.awaited[i, j] = max(start, first), min(end, last)
+        self._known: dict[tuple[int, Span], tuple[float, int]] = {}
+
+    def cheapest(self, room: int) -> list[list[Span]]:
+        """The parts to give way, in order and apart: of whole tensors, and of parts if cheaper.
+
+        Free regions may be too narrow for parts to lie whole, so either may be the cheaper one.
+        """
+        wholes, least = self._cheapest(room, float("inf"), parts=False)
+        parts = self._cheapest(room, least, parts=True)[0]
+        return [spans for spans in (parts, wholes) if spans is not None]
+
+    def _cheapest(self, room: int, least: float, *, parts: bool) -> tuple[list[Span] | None, float]:
+        """The first set of those that cost less, of whole tensors or of parts too; its price."""
+        queue: list[tuple[float, int, int, list[int], tuple[Span, ...]]] = [
+            (0.0, 0, 0, self.waits, ())
+        ]
+        count, most = 0, SETS * len(self.moves)
+        while queue:
+            seconds, _, nbytes, waits, spans = heappop(queue)
+            ring = _ring(waits)
+            if not ring:
+                return union(spans), seconds
+            if count > most:
+                queue.clear()
+            for i, j in pairwise((*ring, ring[0])):
+                ways = {self.awaited[i, j], self.wholes[j]} if parts else {self.wholes[j]}
+                for span in sorted(ways):
+                    more, aside = self._price(j, span)
+                    if nbytes + aside > room or seconds + more >= least:
+                        continue
+                    if span == self.wholes[j]:
+                        fewer = [mask & ~(1 << j) for mask in waits]
+                        fewer[j] = 0
+                    else:
+                        fewer = waits.copy()
+                        fewer[i] &= ~(1 << j)
+                    count += 1
+                    heappush(queue, (seconds + more, count, nbytes + aside, fewer, (*spans, span)))
+        return None, least
+
+    def _price(self, j: int, span: Span) -> tuple[float, int]:
+        """The seconds that it takes more if a part gives way, and the bytes set aside."""
+        known = self._known.get((j, span))
+        if known is None:
+            move, inside = self.moves[j], self.prices.inside
+            rest, early, aside = _parts(move, [span], self.open)
+            seconds = sum(inside(part.size) for part in (*rest, *early)) - inside(move.size)
+            seconds += sum(self._aside(part.size) for part in aside)
+            known = self._known[j, span] = seconds, sum(part.size for part in aside)
+        return known
+
+    def _aside(self, size: int) -> float:
+        prices = self.prices
+        if self.away:
+            return prices.out(size) + prices.back(size)
+        # What no free region can hold whole is cut, and each part of it takes two transfers.
+        seconds = 0.0
+        for room in self.rooms:
+            if size <= room:
+                break
+            seconds += 2 * prices.inside(room)
+            size -= room
+        return seconds + 2 * prices.inside(size)
+
+
+def _parts(move: Move, spans: Sequence[Span], open_: Sequence[Span]) -> _Parts:
+    """A move parted where its source enters and leaves spans, and there by what is open."""
+    shift = move.target - move.source
+    whole = [(move.source, move.source + move.size)]
+    rest = minus(whole, spans)
+    going = [(start + shift, end + shift) for start, end in minus(whole, rest)]
+    later = minus(going, open_)
+    at_once = minus(going, later)
+    return (
+        [Move(start, start + shift, end - start) for start, end in rest],
+        [Move(start - shift, start, end - start) for start, end in at_once],
+        [Move(start - shift, start, end - start) for start, end in later],
+    )
+
+
+def _ring(waits: Sequence[int]) -> list[int]:
+    """Moves of which each waits for the next and the last for the first, two if any; else none."""
+    left, before = (1 << len(waits)) - 1, 0
+    while left != before:
+        before = left
+        for i, mask in enumerate(waits):
+            if left >> i & 1 and not mask & left:
+                left ^= 1 << i
+    for i, mask in enumerate(waits):
+        if left >> i & 1:
+            for j in range(i):
+                if mask >> j & 1 and waits[j] >> i & 1:
+                    return [i, j]
+    path: list[int] = []
+    at = left.bit_length() - 1
+    while left and at not in path:
+        path.append(at)
+        at = (waits[at] & left).bit_length() - 1
+    return path[path.index(at) :] if left else []
+
+
+# Moves as a map of bytes
+
+#: Bytes that are followed to tell how much has to be set aside, each so far.
+SAMPLES, LONGEST = 16, 12
+
+
+class Pieces:
+    """The map of bytes that a set of moves is: (target start, target end, source minus target)."""
+
+    def __init__(self, moves: Sequence[Move]) -> None:
+        self._moves = sorted((m.target, m.target + m.size, m.source - m.target) for m in moves)
+        self._starts = [start for start, _, _ in self._moves]
+        self.sources = union((m.source, m.source + m.size) for m in moves)
+        self._targets = targets = union((m.target, m.target + m.size) for m in moves)
+        self.nbytes = sum(move.size for move in moves)
+        #: Free regions inside the targets.
+        self.open = minus(targets, self.sources)
+        self.widest = max((end - start for start, end in self.open), default=0)
+
+    def window(self, size: int) -> Span:
+        """Where a hole of `size` bytes is made: beside the widest hole, above it, then below it.
+
+        All of it is wanted by someone. What lies in it has to be set aside; holes in it are free.
+        """
+        low, high = max(self.open, key=lambda s: (s[1] - s[0], -s[0]), default=(-1, -1))
+        if low < 0:
+            low, high = max(self._runs(), key=lambda r: (r[1] - r[0], -r[0]), default=(0, 0))
+            high = low
+        first, last = next((s for s in self._targets if s[0] <= low < s[1]), (low, high))
+        high = max(high, min(last, low + size))
+        return max(first, min(low, high - size)), high
+
+    def share_set_aside(self) -> float:
+        """Which share of the bytes has to be set aside, by a sample: one of each cycle of bytes;
+        none of those that lead to what is open. Long cycles count as none."""
+        share, at = 0.0, self.nbytes // (2 * SAMPLES)
+        for start, end, _ in self._moves:
+            while at < end - start:
+                share += self._share_of(start + at) / SAMPLES
+                at += self.nbytes // SAMPLES or 1
+            at -= end - start
+        return share
+
+    def _share_of(self, first: int) -> float:
+        """One by the length of the cycle through a byte; 0 where none is found."""
+        at = first
+        for length in range(1, LONGEST + 1):
+            i = bisect_right(self._starts, at) - 1
+            if i < 0 or at >= self._moves[i][1]:
+                return 0.0
+            at += self._moves[i][2]
+            if at == first:
+                return 1 / length
+        return 0.0
+
+    def lying_in(self, span: Span) -> list[Span]:
+        """Sources inside a span."""
+        return minus([span], minus([span], self.sources)) if span[0] < span[1] else []
+
+    def part_at(self, span: Span) -> None:
+        """Moves whose source a span cuts are parted there."""
+        if span[0] < span[1]:
+            self._moves = [
+                (start - shift, end - shift, shift)
+                for first, last, shift in self._moves
+                for start, end in _pieces_parts(first + shift, last + shift, *span)
+            ]
+            self._starts = [start for start, _, _ in self._moves]
+
+    def _runs(self) -> list[Span]:
+        """What lies where others go."""
+        return minus(self.sources, minus(self.sources, self._targets))
+
+    def follow(
+        self, staged: Span, free: Sequence[Span], narrow: int, prices: Prices, most: float
+    ) -> list[Move] | None:
+        """The moves that free regions and the place of the piece set aside lead to.
+
+        Holes narrower than `narrow` are left open; None once the moves cost `most`.
+        """
+        low, high = staged
+        seconds, left, touched = 0.0, self.nbytes - (high - low), set()
+        holes = _Holes([*free, staged] if low < high else free)
+        done: list[Move] = []
+        inside = prices.inside
+        least = inside(self.nbytes) / self.nbytes
+        for start, end in holes:
+            if end - start < narrow:
+                break
+            i = max(0, bisect_right(self._starts, start) - 1)
+            while i < len(self._moves) and self._starts[i] < end:
+                first, last, shift = self._moves[i]
+                a, b = max(start, first), min(end, last)
+                i += 1
+                if a >= b:
+                    continue
+                if (
+                    b - a >= abs(shift)
+                    and (i not in touched)
+                    and a == first + max(0, last - first - (b - a)) * (shift < 0)
+                    and (first + shift >= high or last + shift <= low)
+                    and holes.none_in(first, last)
+                ):
+                    # It overlaps itself and nothing else: one memmove.
+                    a, b = first, last
+                    freed = [(max(first + shift, last), last + shift)] if shift > 0 else (
+                        [(first + shift, min(last + shift, first))])  # fmt: skip
+                    done.append(Move(a + shift, a, b - a))
+                    seconds += inside(b - a)
+                    left -= b - a
+                else:
+                    freed = []
+                    if low <= a + shift < high:
+                        done.append(Move(ASIDE + a + shift, a, b - a))
+                    else:
+                        done.append(Move(a + shift, a, b - a))
+                        freed = [(a + shift, b + shift)]
+                        seconds += inside(b - a)
+                        left -= b - a
+                touched.add(i)
+                for span in freed:
+                    holes.add(*span)
+            # What is left takes no less than in one move.
+            if seconds + left * least >= most:
+                return None
+        return done
+
+    def not_in(self, done: Sequence[Move]) -> list[Move]:
+        """What remains of the moves without these."""
+        if sum(move.size for move in done) == self.nbytes:
+            return []
+        filled = sorted((m.target, m.target + m.size) for m in done)
+        left, i = list[Move](), 0
+        for at, end, shift in self._moves:
+            while i < len(filled) and filled[i][0] < end:
+                start, stop = filled[i]
+                if start > at:
+                    left.append(Move(at + shift, at, start - at))
+                at = stop
+                i += 1
+            if at < end:
+                left.append(Move(at + shift, at, end - at))
+        return left
+
+
+class _Holes:
+    """Free regions that still have to be filled, the largest first; those that meet are one."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._ends: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+        self._queue: list[Span] = []
+        for start, end in spans:
+            self.add(start, end)
+        heapify(self._queue)
+
+    def add(self, start: int, end: int) -> None:
+        before, after = self._starts.pop(start, None), self._ends.pop(end, None)
+        if before is not None:
+            del self._ends[before]
+            start = before
+        if after is not None:
+            del self._starts[after]
+            end = after
+        self._ends[start], self._starts[end] = end, start
+        heappush(self._queue, (start - end, start))
+
+    def none_in(self, start: int, end: int) -> bool:
+        return all(b <= start or end <= a for a, b in self._ends.items())
+
+    def __iter__(self) -> Iterator[Span]:
+        while self._queue:
+            size, start = heappop(self._queue)
+            end = start - size
+            if self._ends.get(start) == end:
+                del self._ends[start], self._starts[end]
+                yield start, end
+
+
+def cut_at(move: Move, span: Span) -> Iterator[Move]:
+    """A move cut where its source enters and leaves a span."""
+    for start, end in _pieces_parts(move.source, move.source + move.size, *span):
+        yield Move(start, move.target + start - move.source, end - start)
+
+
+def _pieces_parts(start: int, end: int, low: int, high: int) -> Iterator[Span]:
+    """`[start, end)` cut at the borders of `[low, high)`."""
+    for cut in (low, high):
+        if start < cut < end:
+            yield start, cut
+            start = cut
+    yield start, end
+
 
 #: Work of trying piece sizes, those of the lowest estimates first: so many transfers a move.
 TRIED = 80

@@ -1,15 +1,19 @@
-"""The order of moves inside a space: who waits for whom, and what lies on cycles.
+"""The order and the cost of moves inside a space: dependencies between moves, and cycles of them.
 
-Moves i: source → target, sources disjoint, targets disjoint. Move i waits for move j where i's
-target overlaps j's source; two families of disjoint intervals give at most 2n-1 such pairs.
-Order-preserving slides never form a cycle; a move that overlaps itself is memmove's to solve.
+Moves i: source → target, sources disjoint, targets disjoint. Move i waits for move j if i's target
+overlaps j's source; two families of disjoint intervals give at most 2n-1 such pairs. Slides that
+preserve the order never form a cycle; a move that overlaps itself is a memmove. Costs count
+operations and bytes by the machine's curves.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from stitch.machine import Machine
+from stitch.program import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +77,75 @@ def _dependencies(moves: list[Move]) -> dict[int, list[int]]:
         end = bisect_left(starts, move.target + move.size)
         waits[i] = [j for j in by_source[first:end] if j != i]
     return waits
+
+
+# Cost of moves
+
+#: An address from here on stands for bytes set aside: `ASIDE + x` for those that lay at x.
+ASIDE = 1 << 50
+
+
+#: Where curves of transfer sizes are flat: from here on only bytes count.
+LARGE_TRANSFER = 1 << 20
+
+
+def operation_size(machine: Machine, space: Space) -> int:
+    """Bytes per bank that take as long to move inside a space as it takes to start a move.
+
+    0 where the machine moves nothing inside it.
+    """
+    path, banks = machine.path(space, space), machine.shape.space(space).banks
+    if path is None:
+        return 0
+    return int(path.latency_seconds * path.rate(LARGE_TRANSFER) / banks)
+
+
+class Prices:
+    """Simulated seconds of raw transfers inside a space and between it and the one beside it.
+
+    Sizes are bytes per bank of the space. Without a path inside, every move passes through the
+    space beside, so what is set aside there costs nothing further.
+    """
+
+    __slots__ = ("_known", "_machine", "banks", "beside", "bounces", "space")
+
+    def __init__(self, machine: Machine, space: Space, beside: Space) -> None:
+        self._machine, self.space, self.beside = machine, space, beside
+        self.banks = machine.shape.space(space).banks
+        self.bounces = machine.path(space, space) is None
+        self._known: dict[tuple[Space, Space, int], float] = {}
+
+    def transfer(self, source: Space, target: Space, size: int) -> float:
+        """One transfer between two spaces."""
+        key = source, target, size
+        seconds = self._known.get(key)
+        if seconds is None:
+            seconds = self._machine.seconds(source, target, size * self.banks, size)
+            self._known[key] = seconds
+        return seconds
+
+    def out(self, size: int) -> float:
+        """One transfer that leaves the space."""
+        return self.transfer(self.space, self.beside, size)
+
+    def back(self, size: int) -> float:
+        """One transfer that comes back."""
+        return self.transfer(self.beside, self.space, size)
+
+    def inside(self, size: int) -> float:
+        """One move inside the space."""
+        if self.bounces:
+            return self.out(size) + self.back(size)
+        return self.transfer(self.space, self.space, size)
+
+    def seconds(self, moves: Iterable[Move]) -> float:
+        """All of these moves; what is set aside lies outside the space."""
+        total = 0.0
+        for move in moves:
+            if move.target >= ASIDE:
+                total += self.out(move.size)
+            elif move.source >= ASIDE:
+                total += self.back(move.size)
+            else:
+                total += self.inside(move.size)
+        return total

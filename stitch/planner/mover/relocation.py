@@ -1,7 +1,7 @@
-"""The step that brings buffers to new addresses of their space, at the least cost that was found.
+"""The step that moves buffers to new addresses of their space at the least cost found.
 
-Nothing leaves the space but by necessity (it has no path inside; not a byte of it is free and moves
-form a cycle) or because that is cheaper, and each says so. What is set aside outside goes out once.
+Bytes leave the space only if necessary (the moves form a cycle and no byte is free, or no path
+exists inside) or if that is cheaper; each such transfer states its reason. Staged bytes leave once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from stitch.errors import LayoutError, OutOfMemoryError
 from stitch.machine import footprint, round_up
 from stitch.packing import gaps_between
-from stitch.planner.certificate import Certificate, CostCertificate
-from stitch.planner.mover.cost import ASIDE, Prices
 from stitch.planner.mover.cycles import break_cycles
-from stitch.planner.mover.order import Move, order_moves
-from stitch.planner.plan import Relocate, Transfer
+from stitch.planner.mover.order import ASIDE, Move, Prices, order_moves
+from stitch.planner.plan import Certificate, CostCertificate, Relocate, Transfer
 from stitch.planner.plan_state import PlanState
 from stitch.program import Space
 

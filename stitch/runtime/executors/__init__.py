@@ -1,20 +1,22 @@
-"""Executors: what computes programs. A new one is one file here and a run of the conformance
-suite.
-"""
+"""Executors compute programs. A new one needs one module here and the conformance suite."""
 
 from importlib import import_module
 from typing import Any
 
 from stitch.errors import UsageError, closest
 from stitch.on_demand import late_import
-from stitch.runtime.executors.calls import CallBox, CallKernel, FunctionCall, call_in_turn
 from stitch.runtime.executors.executor import (
     BoundProgram,
+    CallBox,
+    CallKernel,
     Executor,
+    FunctionCall,
+    LinkTerms,
     PreparedProgram,
     ProgramBytes,
     Workspace,
     cached_attribute,
+    call_in_turn,
     ignore_errors,
     prepared_context_run,
     with_fp_errors_ignored,
@@ -25,9 +27,9 @@ from stitch.runtime.executors.host import (
     committed_nbytes,
     dense_view,
     program_peak,
+    running_alone,
 )
-from stitch.runtime.executors.least_time import least_copy_microseconds, least_microseconds
-from stitch.runtime.executors.linking_terms import LinkTerms
+from stitch.runtime.executors.operation_prices import least_copy_microseconds, least_microseconds
 from stitch.runtime.executors.prices import (
     LIBRARY_PRICES,
     Curve,
@@ -39,7 +41,6 @@ from stitch.runtime.executors.prices import (
     processor_name,
     this_processor,
 )
-from stitch.runtime.executors.running_alone import running_alone
 
 #: Executors by name: the module and the class in it; a module is imported when it is asked for.
 EXECUTORS: dict[str, tuple[str, str]] = {
@@ -47,7 +48,7 @@ EXECUTORS: dict[str, tuple[str, str]] = {
     "onnxruntime": ("stitch.runtime.executors.onnx", "OnnxRuntimeExecutor"),
     "auto": ("stitch.runtime.executors.automatic", "AutomaticExecutor"),
     "torch": ("stitch.runtime.executors.torch_executor", "TorchExecutor"),
-    "null": ("stitch.runtime.executors.null", "NullExecutor"),
+    "null": ("stitch.runtime.executors.executor", "NullExecutor"),
 }
 
 

@@ -33,6 +33,7 @@ from stitch.ops import multiply_adds
 from stitch.program import Body, Operation, Program, ScanForm, Value, is_scan
 from stitch.runtime.executors.executor import (
     Executor,
+    LinkTerms,
     PreparedProgram,
     ProgramBytes,
     Workspace,
@@ -45,7 +46,6 @@ from stitch.runtime.executors.host import (
     either_bytes,
     program_bytes,
 )
-from stitch.runtime.executors.linking_terms import LinkTerms
 from stitch.runtime.executors.operation_prices import OperationPrices
 from stitch.runtime.executors.prices import Points, Prices, PriceTable, load_prices
 

@@ -1,7 +1,7 @@
-"""`Executor`: what computes a program's operations on host memory.
+"""`Executor`: computes the operations of a program on host memory.
 
-`prepare` is called once per program, `bind` once per set of addresses; what `bind` returns belongs
-to a plan and dies with it. Calling the bound steps allocates and decides nothing; it is done
+`prepare` is called once per program, `bind` once per set of addresses; the result of `bind` belongs
+to one plan. Calling the bound steps allocates nothing and decides nothing. Call them through
 `with_fp_errors_ignored`: kernels rely on NumPy's floating-point errors being ignored.
 """
 
@@ -19,9 +19,24 @@ import numpy as np
 from stitch.errors import CompileError, UsageError
 from stitch.machine import MachineShape
 from stitch.ops import KernelMemory, bytes_from_a_line
-from stitch.program import Array, Program
-from stitch.runtime.executors.linking_terms import LinkTerms
+from stitch.program import Array, Program, TensorDesc, as_read_only
 from stitch.runtime.executors.prices import PriceTable
+
+# Linking
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTerms:
+    """What an executor says of programs that could be linked into one.
+
+    `obstacle`: why the linked program would not give the same bits; empty where it would.
+    `repeats`: after how many runs of the programs one after the other they are linked; None where
+    that gains nothing. It rests on what the programs are, never on a clock.
+    """
+
+    obstacle: str = ""
+    repeats: int | None = None
+
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -278,3 +293,97 @@ def checked_threads(threads: int) -> int:
     if threads < 1:
         raise UsageError("an executor needs at least one thread", got=str(threads))
     return threads
+
+
+# Host functions
+
+
+class FunctionCall(ABC):
+    """One call of a function, which runs once or never."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def run(self, arrays: tuple[Array, ...]) -> None:
+        """Call it on its inputs (read-only) and outputs; raises what the function raises."""
+
+    @abstractmethod
+    def stop(self, why: str) -> None:
+        """It will not run, or did not come to its end; `why`: for who waits for what it gives."""
+
+    @property
+    @abstractmethod
+    def is_cancelled(self) -> str | None:
+        """Why it cannot run, where something that it is given was never made."""
+
+
+class CallBox:
+    """Holds the call that the next run of some steps makes; empty between runs."""
+
+    __slots__ = ("call",)
+
+    def __init__(self) -> None:
+        self.call: FunctionCall | None = None
+
+
+class CallKernel(PreparedProgram):
+    """A function of the caller's, as recordings know it; `box` holds the call of a run."""
+
+    def __init__(self, inputs: Sequence[TensorDesc], outputs: Sequence[TensorDesc]) -> None:
+        self.inputs, self.outputs, self.box = inputs, outputs, CallBox()
+
+    def bind(
+        self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
+    ) -> BoundProgram:
+        """One step, which calls with arrays over these bytes."""
+        read = [as_read_only(_dense(*one)) for one in zip(inputs, self.inputs, strict=True)]
+        left = [_dense(*one) for one in zip(outputs, self.outputs, strict=True)]
+        return BoundProgram((partial(call_in_turn, self.box, *read, *left),), (), {}, 0)
+
+
+def call_in_turn(box: CallBox, *arrays: Array) -> None:
+    """Make the call whose turn it is, with NumPy's errors reported as it does by default."""
+    call, box.call = box.call, None
+    assert call is not None, "each run is given its calls"
+    # Kernels ignore them; to a function they are reported as NumPy does unless told otherwise.
+    report_errors()
+    try:
+        call.run(arrays)
+    finally:
+        ignore_errors()
+
+
+def _dense(region: Array, desc: TensorDesc) -> Array:
+    dtype = desc.layout.data_type.dtype
+    dense: Array = region[: desc.elements * dtype.itemsize].view(dtype).reshape(desc.shape)
+    return dense
+
+
+# The null executor
+
+
+class NullExecutor(Executor, PreparedProgram):
+    """Checks programs and lets plans run without touching a byte."""
+
+    name = "null"
+    computes = False
+
+    def prepare(
+        self, program: Program, machine: MachineShape, workspace: Workspace | None = None
+    ) -> PreparedProgram:
+        """Nothing to make ready."""
+        return self
+
+    def host_bytes(self, program: Program) -> ProgramBytes:
+        """Nothing: nothing is computed."""
+        return ProgramBytes(0, 0, 0, 0, "")
+
+    def link_terms(self, programs: Sequence[Program]) -> LinkTerms:
+        """Nothing is computed: nothing differs, and nothing is gained."""
+        return LinkTerms()
+
+    def bind(
+        self, inputs: tuple[Array, ...], outputs: tuple[Array, ...], scratch: Array | None
+    ) -> BoundProgram:
+        """No steps."""
+        return BoundProgram((), (), {}, 0)

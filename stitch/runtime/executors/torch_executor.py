@@ -31,9 +31,8 @@ from stitch.ops import (
 )
 from stitch.program import ABSENT, Array, Operation, Program, ValueType
 from stitch.runtime.executors.automatic import AutomaticExecutor
-from stitch.runtime.executors.executor import PreparedProgram, Workspace
+from stitch.runtime.executors.executor import LinkTerms, PreparedProgram, Workspace
 from stitch.runtime.executors.host import KernelLibrary, PreparedKernels
-from stitch.runtime.executors.linking_terms import LinkTerms
 from stitch.runtime.executors.prices import AtenPrices, Prices, operator_name, products_rate
 
 # --------------------------------------------------------------------------------------------------

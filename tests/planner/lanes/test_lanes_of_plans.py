@@ -22,7 +22,7 @@ from stitch.planner import (
     lanes_of,
     touched_by,
 )
-from stitch.planner.lanes import HANDING, LEAST
+from stitch.planner.inter_op_threads import HANDING, LEAST
 from stitch.program import DataType, Layout, Space, TensorDesc
 from tests.support.grids import every
 from tests.support.planner.small_requests import machine_with

@@ -12,15 +12,15 @@ import pytest
 import stitch
 from stitch.graph import ComputationGraph
 from stitch.program import Program
-from stitch.runtime.executors.blocked import blocked_gains
+from stitch.runtime.executors import blocked_convolutions
 from stitch.runtime.executors.onnx.blocked_writer import DOMAIN
-from stitch.runtime.executors.onnx.model_form import onnx_form
+from stitch.runtime.executors.onnx.onnx_model import onnx_form
 
 
 def save_very_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if blocks saved very much: small images are put into them too."""
-    monkeypatch.setattr(blocked_gains, "SAVED_PRODUCT_NS", 1e6)
-    monkeypatch.setattr(blocked_gains, "SAVED_DEPTHWISE_NS", 1e6)
+    monkeypatch.setattr(blocked_convolutions, "SAVED_PRODUCT_NS", 1e6)
+    monkeypatch.setattr(blocked_convolutions, "SAVED_DEPTHWISE_NS", 1e6)
 
 
 def program_of(graph: ComputationGraph) -> Program:

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from stitch.ops import evaluate
 from stitch.runtime.executors.onnx.blocked_writer import DOMAIN
-from stitch.runtime.executors.onnx.form_writer import OnnxForm, value_name
+from stitch.runtime.executors.onnx.model_writer import OnnxForm, value_name
 
 Array = np.ndarray[Any, Any]
 

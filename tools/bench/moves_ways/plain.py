@@ -1,6 +1,6 @@
 """What fixed ways to carry out moves inside L1 take, and whether transfers land.
 
-The ways are the checker's (`stitch.planner.checker.exchanges`), inside the space and through the
+The ways are the checker's (`stitch.planner.checker.relocations`), inside the space and through the
 one beside it. Nothing here is the mover's, so a defect of the mover cannot lower what it is
 compared with.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import product
 
-from stitch.planner.checker.exchanges import (
+from stitch.planner.checker.relocations import (
     NARROW,
     OUTSIDE,
     Curves,

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stitch.machine import Machine, room_per_bank
-from stitch.planner.copy_cost import copy_cost
-from stitch.planner.plan import PlanRequest, waiting_desc
+from stitch.planner.plan import PlanRequest, copy_cost, waiting_desc
 from stitch.planner.residency import Stay, StayChain
 from stitch.program import Space
 

@@ -1,5 +1,7 @@
-"""Programs computed by kernels on the host's memory, NumPy's or a library's, and what they take."""
+"""Compute programs by kernels on host memory (NumPy's or a library's), and measure their memory."""
 
+from stitch.runtime.executors.host.arrangement import MOVEMENTS, WINDOW
+from stitch.runtime.executors.host.bindings import KernelLibrary
 from stitch.runtime.executors.host.chunks import chunked_sizes
 from stitch.runtime.executors.host.host_bytes import (
     committed_nbytes,
@@ -9,11 +11,14 @@ from stitch.runtime.executors.host.host_bytes import (
     repacked_nbytes,
     session_bytes,
 )
-from stitch.runtime.executors.host.kernels import KernelLibrary
-from stitch.runtime.executors.host.movements import MOVEMENTS, WINDOW
-from stitch.runtime.executors.host.numpy_executor import NumpyExecutor, PreparedKernels
-from stitch.runtime.executors.host.operation_references import OperationReferences
-from stitch.runtime.executors.host.program_parts import PartOfProgram, WholeProgram
+from stitch.runtime.executors.host.numpy_executor import (
+    NumpyExecutor,
+    OperationReferences,
+    PartOfProgram,
+    PreparedKernels,
+    WholeProgram,
+    running_alone,
+)
 from stitch.runtime.executors.host.staging import (
     StagedRegions,
     StagingArrays,
@@ -27,5 +32,5 @@ __all__ = [
     "MOVEMENTS", "WINDOW", "KernelLibrary", "NumpyExecutor", "OperationReferences", "PartOfProgram",
     "PreparedKernels", "StagedRegions", "StagingArrays", "WholeProgram", "as_bytes",
     "chunked_sizes", "committed_nbytes", "computable", "compute_type", "dense_view", "either_bytes",
-    "program_bytes", "program_peak", "repacked_nbytes", "session_bytes",
+    "program_bytes", "program_peak", "repacked_nbytes", "running_alone", "session_bytes",
 ]  # fmt: skip

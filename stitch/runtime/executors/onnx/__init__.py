@@ -1,11 +1,16 @@
-"""Programs, or runs of their operations, as sessions of ONNX Runtime; and what it knows of foreign
-operators. Needs the extra `onnx`; imported only when asked for."""
+"""Run programs, or parts of them, as sessions of ONNX Runtime; look up foreign operators.
+
+Needs the extra `onnx`; imported on first use.
+"""
 
 from stitch.runtime.executors.onnx.foreign_calls import Sessions
-from stitch.runtime.executors.onnx.form_writer import tensor_text
+from stitch.runtime.executors.onnx.model_writer import (
+    defining_version,
+    draws_random_numbers,
+    tensor_text,
+)
 from stitch.runtime.executors.onnx.onnxruntime_executor import OnnxRuntimeExecutor
-from stitch.runtime.executors.onnx.operator_schemas import defining_version, draws_random_numbers
-from stitch.runtime.executors.onnx.result_types import (
+from stitch.runtime.executors.onnx.session import (
     InferredType,
     computed_results,
     inferred_results,

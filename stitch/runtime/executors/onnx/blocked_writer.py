@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from stitch.ops import attributes_of, float_of, int_of, transposed_windows, turned_windows
 from stitch.program import ABSENT, Array, Operation
-from stitch.runtime.executors.blocked import (
+from stitch.runtime.executors.blocked_convolutions import (
     POOLS,
     REORDERED,
     BlockedConvolution,
@@ -27,7 +27,8 @@ from stitch.runtime.executors.blocked import (
     is_narrow,
     is_whole,
 )
-from stitch.runtime.executors.onnx.form_writer import (
+from stitch.runtime.executors.onnx.expansions import laid_out
+from stitch.runtime.executors.onnx.model_writer import (
     IR_VERSION,
     OPSET,
     Attributes,
@@ -35,7 +36,6 @@ from stitch.runtime.executors.onnx.form_writer import (
     value_name,
 )
 from stitch.runtime.executors.onnx.session import SESSION_ERRORS, tried
-from stitch.runtime.executors.onnx.window_expansion import laid_out
 
 DOMAIN = "com.microsoft.nchwc"
 

@@ -18,7 +18,7 @@ from stitch.errors import CompileError
 from stitch.program import Array, Operation, Program, holds_foreign
 from stitch.runtime.executors.executor import Thunk
 from stitch.runtime.executors.host import PartOfProgram, WholeProgram
-from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
+from stitch.runtime.executors.onnx.onnx_model import onnx_form, operation_form
 from stitch.runtime.executors.onnx.session import (
     EXPECT,
     REFUSALS,

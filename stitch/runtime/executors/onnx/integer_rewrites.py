@@ -11,7 +11,7 @@ import numpy as np
 
 from stitch.errors import CompileError
 from stitch.program import ABSENT, DataType, Operation
-from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
+from stitch.runtime.executors.onnx.model_writer import Attributes, FormWriter, value_name
 
 #: Its reductions of 64-bit integers go through float64, which holds 53 bits.
 _WIDE = (DataType.INT64, DataType.UINT64)

@@ -42,6 +42,7 @@ from stitch.program import Array, Contents, Operation, Program, Seam
 from stitch.runtime.executors.executor import (
     BoundProgram,
     Executor,
+    LinkTerms,
     PreparedProgram,
     ProgramBytes,
     Thunk,
@@ -61,9 +62,8 @@ from stitch.runtime.executors.host import (
     repacked_nbytes,
     session_bytes,
 )
-from stitch.runtime.executors.linking_terms import LinkTerms
 from stitch.runtime.executors.onnx.foreign_calls import Sessions
-from stitch.runtime.executors.onnx.form_writer import (
+from stitch.runtime.executors.onnx.model_writer import (
     EMBEDDED_NBYTES,
     IR_VERSION,
     OPSET,
@@ -74,7 +74,7 @@ from stitch.runtime.executors.onnx.form_writer import (
     value_info,
     value_name,
 )
-from stitch.runtime.executors.onnx.model_form import onnx_form, operation_form
+from stitch.runtime.executors.onnx.onnx_model import onnx_form, operation_form
 from stitch.runtime.executors.onnx.session import (
     EXPECT,
     REFUSALS,

@@ -24,12 +24,10 @@ from stitch.ops import (
 from stitch.program import ABSENT, Array, DataType, Operation
 from stitch.runtime.executors.host import computable, compute_type
 from stitch.runtime.executors.onnx import (
-    gradient_expansions,
+    expansions,
     integer_rewrites,
-    recurrent_expansion,
-    window_expansion,
 )
-from stitch.runtime.executors.onnx.form_writer import Attributes, FormWriter, value_name
+from stitch.runtime.executors.onnx.model_writer import Attributes, FormWriter, value_name
 
 Rewrite = Callable[[FormWriter, Operation, Attributes], bool]
 
@@ -41,7 +39,7 @@ PRODUCTS = frozenset({"Conv", "Einsum", "Gemm", "MatMul", "MatMulInteger"})
 GRADIENT_SUMS = frozenset({"BatchNormalizationGradient", "LayerNormalizationGradient"})
 #: Operators that it computes right where one operand is empty, and another is not.
 READS_NOTHING = frozenset({
-    "Concat", "GRU", "LSTM", "RNN", "ScatterElements", "ScatterND", "TensorScatter", "TaskBatch",
+    "Concat", "GRU", "LSTM", "RNN", "ScatterElements", "ScatterND", "TensorScatter", "Window",
 })  # fmt: skip
 
 
@@ -300,7 +298,7 @@ def written_over_nothing(writer: FormWriter, operation: Operation, attributes: A
     is_empty = has_empty_results(writer, operation)
     definition = lookup(operation.op, operation.domain)
     reads_something = len(read) > len(empty)
-    ends = operation.op in recurrent_expansion.FORMS
+    ends = operation.op in expansions.FORMS
     if is_empty and (ends or not (definition.checks and reads_something)):
         write_empty(writer, operation)
         return True
@@ -528,9 +526,9 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "LRN"): _local_response,
     ("", "LayerNormalization"): _layer,
     ("", "Max"): integer_rewrites.extreme,
-    **{("", name): window_expansion.convolution for name in ("Conv", "ConvInteger", "QLinearConv")},
-    ("", "ConvTranspose"): window_expansion.transposed_convolution,
-    **{("", f"{name}Pool"): window_expansion.pool for name in ("Average", "Lp", "Max")},
+    **{("", name): expansions.convolution for name in ("Conv", "ConvInteger", "QLinearConv")},
+    ("", "ConvTranspose"): expansions.transposed_convolution,
+    **{("", f"{name}Pool"): expansions.pool for name in ("Average", "Lp", "Max")},
     ("", "MatMulInteger"): _zero_points,
     ("", "MaxUnpool"): _max_unpool,
     ("", "MeanVarianceNormalization"): _mean_variance,
@@ -549,7 +547,7 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "ReduceMax"): integer_rewrites.reduced_extreme,
     ("", "ReduceMin"): integer_rewrites.reduced_extreme,
     ("", "ReduceSum"): integer_rewrites.summed,
-    **{("", name): recurrent_expansion.recurrent for name in recurrent_expansion.FORMS},
+    **{("", name): expansions.recurrent for name in expansions.FORMS},
     ("", "Resize"): _resize,
     ("", "STFT"): _less_exact,
     ("", "Sign"): integer_rewrites.sign,
@@ -558,12 +556,12 @@ REWRITES: Mapping[tuple[str, str], Rewrite] = {
     ("", "Swish"): _swish,
     ("", "TfIdfVectorizer"): _n_grams,
     ("", "Where"): _where,
-    ("stitch", "BatchNormalizationGradient"): gradient_expansions.batch_gradient,
-    ("stitch", "ConvWeightGradient"): gradient_expansions.conv_weight_gradient,
+    ("stitch", "BatchNormalizationGradient"): expansions.batch_gradient,
+    ("stitch", "ConvWeightGradient"): expansions.conv_weight_gradient,
     ("stitch", "Expect"): _expect,
-    ("stitch", "GeluGradient"): gradient_expansions.gelu_gradient,
-    ("stitch", "LayerNormalizationGradient"): gradient_expansions.layer_gradient,
-    ("stitch", "MaxPoolGradient"): gradient_expansions.max_pool_gradient,
-    ("stitch", "SoftmaxGradient"): gradient_expansions.softmax_gradient,
-    ("stitch", "TaskBatch"): window_expansion.window_of_rows,
+    ("stitch", "GeluGradient"): expansions.gelu_gradient,
+    ("stitch", "LayerNormalizationGradient"): expansions.layer_gradient,
+    ("stitch", "MaxPoolGradient"): expansions.max_pool_gradient,
+    ("stitch", "SoftmaxGradient"): expansions.softmax_gradient,
+    ("stitch", "Window"): expansions.window_of_rows,
 }

@@ -1,10 +1,10 @@
-"""A session of ONNX Runtime: made from a model, bound to arrays, called.
+"""Create a session of ONNX Runtime from a model, bind it to arrays, and run it; infer result types.
 
-In the child of a fork its threads are not there to be waited for. A session with several threads
-joins them when it is destroyed, which ends a forked child by a fault; since version 1.29 the
-library itself waits at exit for a thread of its own, for ever. So in a child the sessions that it
-inherited live until the end, and its exit skips what the parent had registered with the C library,
-as that of multiprocessing's children does. Sessions made in the child are as anywhere.
+A forked child has none of its parent's threads. A session with several threads joins them when it
+is destroyed, which crashes a forked child; since version 1.29 the library itself waits at exit for
+a thread of its own, forever. So a child keeps inherited sessions until it ends, and its exit skips
+the handlers that the parent had registered with the C library, as multiprocessing's children do.
+Sessions created in the child work as usual.
 """
 
 from __future__ import annotations
@@ -13,20 +13,30 @@ import ctypes
 import os
 import platform
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from stitch.errors import CompileError, TaskError
 from stitch.live_objects import LiveObjects
-from stitch.program import Array, Program
+from stitch.ops import data_type_of_code, onnx_code
+from stitch.program import Array, DataType, Operation, Program, ValueType
 from stitch.runtime.executors.executor import Thunk
-from stitch.runtime.executors.onnx.form_writer import OnnxForm, value_name
+from stitch.runtime.executors.onnx.model_writer import (
+    IR_VERSION,
+    OPSET,
+    OnnxForm,
+    attribute_protos,
+    value_name,
+)
 
 #: What sessions raise, when they are made and when they run.
 SESSION_ERRORS: tuple[type[Exception], ...] = (
@@ -293,3 +303,113 @@ def has_effect() -> bool:
         # No math functions in the process: nothing was called.
         return False
     return products == [0.0] and smallest * 1.0 > 0.0
+
+
+# Result types of operators that Stitch does not define
+
+
+@dataclass(frozen=True, slots=True)
+class InferredType:
+    """What ONNX Runtime says of one result; None where it does not say it: the type of its
+    elements, its dimensions, each of them. `kind` is its own word (`tensor(float)`)."""
+
+    kind: str
+    data_type: DataType | None
+    shape: tuple[int | None, ...] | None
+
+
+def inferred_results(
+    operation: Operation,
+    operands: Sequence[ValueType | None],
+    known: Sequence[Array | None],
+    wanted: Sequence[bool],
+) -> list[InferredType | None]:
+    """The types of an operation's results, None for those that are not wanted.
+
+    Args:
+        operation: Its operator, attributes and version count.
+        operands: Their types, None where one is absent.
+        known: The data of each operand that is known.
+        wanted: Which results to ask for.
+
+    Raises:
+        CompileError: ONNX Runtime refuses the operation, and why.
+    """
+    model = _model(operation, operands, known, wanted, with_ranks=True)
+    try:
+        found = iter(declared_outputs(model))
+    except SESSION_ERRORS as error:
+        raise CompileError(first_line(error)) from error
+    return [_inferred(next(found), next(found)) if each else None for each in wanted]
+
+
+def computed_results(
+    operation: Operation, operands: Sequence[Array | None], wanted: Sequence[bool]
+) -> list[Array | None] | None:
+    """The results of an operation on known data; None where ONNX Runtime does not give arrays."""
+    types = [
+        None if a is None else ValueType(a.shape, DataType.from_dtype(a.dtype)) for a in operands
+    ]
+    if any(kind is not None and kind.data_type.is_narrow for kind in types):
+        return None
+    try:
+        results = iter(tried(_model(operation, types, operands, wanted)))
+    except SESSION_ERRORS:
+        return None
+    arrays = [next(results) if each else None for each in wanted]
+    plain = all(a is None or (isinstance(a, np.ndarray) and a.dtype.kind in "biuf") for a in arrays)
+    return arrays if plain else None
+
+
+def _model(
+    operation: Operation,
+    operands: Sequence[ValueType | None],
+    known: Sequence[Array | None],
+    wanted: Sequence[bool],
+    *,
+    with_ranks: bool = False,
+) -> bytes:
+    """A model of the operation alone, its known operands initializers; results have no types.
+
+    `with_ranks`: behind each result its shape is an output too, whose one dimension is the rank: a
+    session says `[]` of a number and of what it knows no rank of.
+    """
+    names = ["" if kind is None else f"x{i}" for i, kind in enumerate(operands)]
+    results = [f"y{i}" if each else "" for i, each in enumerate(wanted)]
+    node = helper.make_node(operation.op, names, results, domain=operation.domain)
+    node.attribute.extend(attribute_protos(operation))
+    inputs, initializers = [], []
+    for name, kind, data in zip(names, operands, known, strict=True):
+        if data is not None and name:
+            initializers.append(numpy_helper.from_array(np.array(data, order="C"), name))
+        elif kind is not None:
+            code = onnx_code(kind.data_type)
+            inputs.append(helper.make_tensor_value_info(name, code, kind.shape))
+    nodes, given = [node], [name for name in results if name]
+    if with_ranks:
+        nodes += [helper.make_node("Shape", [name], [f"{name}.shape"]) for name in given]
+        given = [each for name in given for each in (name, f"{name}.shape")]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in given]
+    versions: Mapping[str, int] = {"": OPSET} | (
+        {operation.domain: operation.opset} if operation.domain else {}
+    )
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    graph = helper.make_graph(nodes, "one_operation", inputs, outputs, initializers)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    data_of_model: bytes = model.SerializeToString()
+    return data_of_model
+
+
+def _inferred(
+    result: tuple[str, Sequence[object]], rank: tuple[str, Sequence[object]]
+) -> InferredType:
+    """What the words of a session for a result and for its shape say."""
+    kind, dims = result
+    name = kind.removeprefix("tensor(").removesuffix(")").upper()
+    data_type = None
+    if kind.startswith("tensor("):
+        with suppress(CompileError, ValueError):  # strings, types that onnx does not know
+            data_type = data_type_of_code(TensorProto.DataType.Value(name))
+    has_rank = [isinstance(length, int) for length in rank[1]] == [True]
+    shape = tuple([d if isinstance(d, int) else None for d in dims]) if has_rank else None
+    return InferredType(kind, data_type, shape)

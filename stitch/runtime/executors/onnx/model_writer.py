@@ -1,17 +1,23 @@
-"""Writing an ONNX model node by node: names, constants, types."""
+"""Write an ONNX model node by node: names, constants, types, and the schemas of its operators.
+
+A model imports one version of a domain; an operator has the newest definition that is not newer.
+"""
 
 from __future__ import annotations
 
 import base64
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi import onnxruntime_pybind11_state as library
 
 from stitch.errors import CompileError, FormatError
 from stitch.ops import lookup, onnx_code
@@ -25,7 +31,51 @@ from stitch.program import (
     ValueType,
 )
 from stitch.runtime.executors.host import computable, compute_type
-from stitch.runtime.executors.onnx.operator_schemas import defining_version, is_tensor_attribute
+
+# Operator schemas
+
+
+@cache
+def _definitions() -> Mapping[tuple[str, str], Mapping[int, Mapping[str, Any]]]:
+    """By domain and name, the versions that define an operator anew, in rising order, each with the
+    kinds of its attributes."""
+    found: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
+    for schema in library.get_all_operator_schema():
+        kinds = {name: attribute.type for name, attribute in schema.attributes.items()}
+        found.setdefault((schema.domain, schema.name), {})[int(schema.since_version)] = kinds
+    return {key: dict(sorted(versions.items())) for key, versions in found.items()}
+
+
+def draws_random_numbers(op: str, domain: str) -> bool:
+    """Whether an operator's results differ from run to run."""
+    # Whole numbers are the seeds of hash functions.
+    real = library.schemadef.OpSchema.AttrType.FLOAT
+    versions = _definitions().get((domain, op), {})
+    return any(kinds.get("seed") == real for kinds in versions.values())
+
+
+def is_tensor_attribute(op: str, domain: str, version: int, name: str) -> bool:
+    """Whether an attribute of an operator, as this version defines it, is a tensor.
+
+    >>> is_tensor_attribute("LabelEncoder", "ai.onnx.ml", 4, "keys_tensor")
+    True
+    """
+    kinds = _definitions().get((domain, op), {}).get(version, {})
+    return bool(kinds.get(name) == library.schemadef.OpSchema.AttrType.TENSOR)
+
+
+def defining_version(op: str, domain: str, opset: int) -> int:
+    """The version that defines an operator as of an opset of its domain; 0 where none does.
+
+    >>> defining_version("LabelEncoder", "ai.onnx.ml", 3), defining_version("Nothing", "", 20)
+    (2, 0)
+    """
+    versions = list(_definitions().get((domain, op), {}))
+    index = bisect_right(versions, opset)
+    return versions[index - 1] if index else 0
+
+
+# Writing
 
 Attributes = Mapping[str, AttributeValue]
 

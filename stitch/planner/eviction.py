@@ -1,39 +1,228 @@
-"""Making room in a space: move what can move, drop what exists elsewhere, evict as a last resort.
+"""Free memory in a space for a task: move, drop or evict buffers, or prove that it cannot be done.
 
-The order of remedies is the order of their cost: a free hole; dropping a spare copy that no task is
-known to want; moving buffers inside the space; giving up the buffer that the plan's rule ranks
-first (without a byte where another copy exists, else by a copy to the next larger space, from L1 to
-DRAM and from DRAM to the host, with its certificate). What finds no room without all that may leave
-is refused before anything does; of what left, whatever could have stayed is put back.
+The order of remedies is the order of their cost: a free hole; dropping a copy that no task is known
+to need; moving buffers inside the space; evicting the buffer that the plan's rule ranks first
+(without a copy where another instance exists, else by a copy from L1 to DRAM or from DRAM to the
+host, with its certificate). A demand that does not fit even into the empty space is refused before
+any step is added. Evicted buffers that could have stayed are restored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal, TypeAlias
 
-from stitch.errors import OutOfMemoryError
-from stitch.machine import Policy
+from stitch.errors import LayoutError, OutOfMemoryError
+from stitch.machine import Policy, round_up
 from stitch.memory import Allocator
 from stitch.packing import PLACEMENTS, pack
-from stitch.planner.certificate import Certificate
-from stitch.planner.copy_cost import copy_cost
-from stitch.planner.making_room.demand import (
-    RoomDemand,
-    certificate_of,
-    check_fixed,
-    problem_of,
-    sizes_of,
+from stitch.planner.mover import Repacking, SpaceProblem, arrange, operation_size, relocation
+from stitch.planner.plan import (
+    Branches,
+    Buffer,
+    Certificate,
+    Copy,
+    Instance,
+    copy_cost,
+    waiting_desc,
 )
-from stitch.planner.making_room.victims import Victim, drop, drop_idle_copies, is_spare, victims_of
-from stitch.planner.mover import Repacking, SpaceProblem, arrange, relocation
-from stitch.planner.plan import Buffer, Copy, Instance, waiting_desc
-from stitch.planner.plan_state import PlanState
+from stitch.planner.plan_state import NEVER, PlanState
 from stitch.program import Space
 
-# --------------------------------------------------------------------------------------------------
-# The error where no arrangement exists: the proof, who has the memory, and the least change.
+# Demand of one task on one space
+
+
+@dataclass(slots=True)
+class RoomDemand:
+    """What one task needs of one space, in bytes per bank.
+
+    `fixed`: regions (address, size, what) it must have. `floating`: (size, what) that may lie
+    anywhere. `locked`: buffers that must stay in the space. `relocate`: buffers that must go to a
+    given address. `evicts`: whether what lies nowhere else may leave.
+    """
+
+    space: Space
+    purpose: str
+    locked: set[int]
+    fixed: list[tuple[int, int, str]] = field(default_factory=list)
+    floating: list[tuple[int, str]] = field(default_factory=list)
+    relocate: dict[int, int] = field(default_factory=dict)
+    evicts: bool = True
+
+
+def check_fixed(state: PlanState, demand: RoomDemand) -> None:
+    shape, allocator = state.shape(demand.space), state.allocators[demand.space]
+    regions = sorted([(address, size, what, -1) for address, size, what in demand.fixed] + [
+        (address, state.buffers[n].size_per_bank, state.buffers[n].origin, n)
+        for n, address in demand.relocate.items()
+    ])  # fmt: skip
+    for address, size, what, number in regions:
+        if address < shape.base or address + size > shape.limit or address % shape.granule:
+            raise LayoutError(
+                f"{what} cannot lie at {address:#x} in {demand.space.value}",
+                where=demand.purpose,
+                expected=f"a multiple of {shape.granule} with room for {size} B per bank "
+                f"in [{shape.base:#x}, {shape.limit:#x})",
+                got=f"[{address:#x}, {address + size:#x})",
+            )
+        if number >= 0 and state.buffers[number].address == address:
+            continue
+        if allocator.is_free(address, size):
+            continue
+        for buffer in state.in_space(demand.space):
+            if buffer.pinned and _overlap(address, size, buffer):
+                raise LayoutError(
+                    f"{what} needs [{address:#x}, {address + size:#x}) of {demand.space.value}, "
+                    f"where {buffer.origin} is pinned",
+                    where=demand.purpose,
+                    remedy="release the exported array or view that pins it, or move the tensor",
+                )
+    for (a, size, what, _), (b, _, other, _) in pairwise(regions):
+        if a + size > b:
+            raise LayoutError(
+                f"{what} [{a:#x}, {a + size:#x}) and {other} (at {b:#x}) clash in "
+                f"{demand.space.value}",
+                where=demand.purpose,
+                remedy="compile one of them for another address",
+            )
+
+
+def _overlap(address: int, size: int, buffer: Buffer) -> bool:
+    start = buffer.address or 0
+    return start < address + size and address < start + buffer.size_per_bank
+
+
+def sizes_of(demand: RoomDemand, granule: int) -> list[int]:
+    return [round_up(max(size, 1), granule) for size, _ in demand.floating]
+
+
+def problem_of(state: PlanState, demand: RoomDemand) -> SpaceProblem:
+    shape = state.shape(demand.space)
+    obstacles = [(address, size) for address, size, _ in demand.fixed]
+    obstacles += [(a, state.buffers[n].size_per_bank) for n, a in demand.relocate.items()]
+    promised = list(obstacles)
+    movable: list[tuple[int, int, int]] = []
+    displaced: list[tuple[int, int, int]] = []
+    for buffer in state.in_space(demand.space):
+        assert buffer.address is not None
+        if buffer.number in demand.relocate:
+            continue
+        if buffer.pinned:
+            obstacles.append((buffer.address, buffer.size_per_bank))
+            continue
+        entry = (buffer.number, buffer.address, buffer.size_per_bank)
+        clash = any(_overlap(address, size, buffer) for address, size in promised)
+        (displaced if clash else movable).append(entry)
+    return SpaceProblem(
+        shape.base,
+        shape.limit,
+        shape.granule,
+        tuple(movable),
+        tuple(displaced),
+        tuple(sorted(obstacles)),
+        tuple(sizes_of(demand, shape.granule)),
+        operation_size(state.machine, demand.space),
+    )
+
+
+def certificate_of(problem: SpaceProblem) -> Certificate:
+    """Why the pieces of a space were given no room in it, however they are moved."""
+    pieces, gaps = problem.all_pieces, tuple(size for _, size in problem.gaps)
+    if sum(pieces) > sum(gaps):
+        return Certificate("capacity", pieces, gaps)
+    packing = pack(pieces, gaps)
+    if packing.refutation is None:
+        return Certificate("undecided", pieces, gaps)
+    steps = "".join("bfk"[step] for step in packing.refutation.steps)
+    return Certificate("packing", pieces, gaps, Branches(steps, packing.refutation.by_sums))
+
+
+# Candidates for eviction
+
+#: What the rule says of it, the buffer, and whether it is spare.
+Victim: TypeAlias = tuple[tuple[float, ...], Buffer, bool]
+
+
+def victims_of(state: PlanState, demand: RoomDemand) -> list[Victim]:
+    """Buffers that may leave, best by the rule first; then farthest next use, spare, idle, big."""
+    ranked = []
+    for buffer in state.in_space(demand.space):
+        if buffer.pinned or buffer.number in demand.locked or buffer.number in demand.relocate:
+            continue
+        users = state.users[buffer.number]
+        if not users:
+            continue
+        soonest = min((state.soonest(v, demand.space) for v in users), default=NEVER)
+        spare = is_spare(state, buffer)
+        idle = min((state.idle.get(v, 0) for v in users), default=0)
+        # Known plans find who leaves by the end of this: see `leaving`.
+        rank = (-soonest, not spare, -idle, -buffer.size_per_bank, buffer.address or 0)
+        ranked.append(((*_price(state, demand, buffer, soonest, spare), *rank), buffer, spare))
+    return sorted(ranked, key=lambda f: f[0])
+
+
+def _price(
+    state: PlanState, demand: RoomDemand, buffer: Buffer, soonest: int, spare: bool
+) -> tuple[float, ...]:
+    """What the rule looks at first: bytes to write now and to bring back later."""
+    if state.rule == "farthest":
+        return ()
+    if state.rule == "chosen":
+        end = len(state.request.tasks)
+        uses = ((v, state.soonest(v, demand.space)) for v in state.users[buffer.number])
+        return (not any((v, min(use, end)) in state.away for v, use in uses),)
+    size = buffer.size_per_bank
+    price = (0 if spare else size) + (0 if soonest == NEVER else size)
+    away = min(soonest, len(state.request.tasks) + 1) - state.task
+    if state.rule == "cheapest":
+        return (price / max(1, away),)
+    wanted = sum(n for _, n, _ in demand.fixed) + sum(n for n, _ in demand.floating)
+    enough = size >= wanted - state.allocators[demand.space].free_nbytes
+    return (not enough, price if enough else -soonest)
+
+
+def is_spare(state: PlanState, buffer: Buffer) -> bool:
+    """Whether every value in a buffer survives without it, as things are now."""
+    users = state.users[buffer.number]
+    return not _is_shared_home(state, buffer) and all(
+        state.is_spare(v, i) for v in users for i in state.values[v] if i.buffer == buffer.number
+    )
+
+
+def _is_shared_home(state: PlanState, buffer: Buffer) -> bool:
+    """Whether views lie here first of all: apart, they would no longer share what is written."""
+    users = state.users[buffer.number]
+    return len(users) > 1 and any(state.values[v][0].buffer == buffer.number for v in users)
+
+
+def drop(state: PlanState, buffer: Buffer) -> None:
+    for value in state.users[buffer.number]:
+        for instance in [i for i in state.values[value] if i.buffer == buffer.number]:
+            state.detach(value, instance)
+            for other in state.values[value]:
+                state.touch(other.buffer)
+
+
+def drop_idle_copies(state: PlanState, demand: RoomDemand, needed: int) -> bool:
+    """Drop spare copies that no task is known to want, at least as many bytes as are needed."""
+    dropped, values = 0, state.values.items()
+    if all(len(lies) < 2 or state.next_use(v, demand.space) != NEVER for v, lies in values):
+        return False
+    for _, buffer, _ in victims_of(state, demand):
+        if dropped and dropped >= needed:
+            break
+        # What the task itself reads in place is locked: here it is read elsewhere.
+        idle = all(state.next_use(v, demand.space) == NEVER for v in state.users[buffer.number])
+        # Asked anew: of two copies that spare each other only one may go.
+        if idle and is_spare(state, buffer):
+            drop(state, buffer)
+            dropped += buffer.size_per_bank
+    return dropped > 0
+
+
+# Out of memory: the error and its proof
 
 
 def out_of_memory(

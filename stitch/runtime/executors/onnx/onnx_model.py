@@ -1,9 +1,9 @@
-"""The ONNX form of a program: its operations as a model that ONNX Runtime takes.
+"""Convert a program to an ONNX model that ONNX Runtime accepts.
 
 Types narrower than float32 become float32: inside a program only a `Cast` to one of them rounds.
-Operators that ONNX Runtime computes otherwise than Stitch does are rewritten or refused; groups
-that are one operator of its are written as that one, and convolutions by weights that are no
-constants in its blocked layout.
+Operators that ONNX Runtime computes differently from Stitch are rewritten or refused; groups that
+equal one ONNX operator are fused into it; convolutions by weights that are not constants use the
+blocked layout.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from stitch.program import (
     ValueType,
     is_scan,
 )
-from stitch.runtime.executors.blocked import blocked_part
+from stitch.runtime.executors.blocked_convolutions import blocked_part
 from stitch.runtime.executors.element_runs import ElementRun, element_runs
 from stitch.runtime.executors.host import compute_type
 from stitch.runtime.executors.onnx.blocked_writer import BlockedWriter, block_channels
-from stitch.runtime.executors.onnx.form_writer import FormWriter, OnnxForm, value_name
+from stitch.runtime.executors.onnx.model_writer import FormWriter, OnnxForm, value_name
 from stitch.runtime.executors.onnx.rewrites import (
     REWRITES,
     has_empty_results,
@@ -41,9 +41,7 @@ from stitch.runtime.executors.onnx.rewrites import (
     written_over_nothing,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Groups of operations that are one operator of ONNX's, for which ONNX Runtime has a faster
-# kernel.
+# Groups of operations that ONNX Runtime has as one operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +159,7 @@ class _Links:
         return any(v in self.given or self.readers.get(v, set()) - group for v in results)
 
 
-# --------------------------------------------------------------------------------------------------
-# Scans as nodes of ONNX's own `Scan`, whose body is a graph inside the model; with a condition,
-# as nodes of its `Loop`.
+# Scans
 
 Write = Callable[[FormWriter, Operation], None]
 
