@@ -3,9 +3,9 @@
 A *stay* is the time between two uses of a tensor in L1. If the tensor is evicted, its bytes are
 free in between, but it must be copied back for the next use, and first written to DRAM if it has
 no other instance (once: values are immutable). So residency is a covering problem: at every task,
-evict at least so many bytes at the least cost. `chain_of` reads the stays from a request; `choose` covers
-greedily in several orders, computes a lower bound by Lagrange multipliers, and improves the cover
-by a beam search that is exact if it discards nothing. Effort is counted, never timed.
+evict at least so many bytes at the least cost. `chain_of` reads the stays from a request; `choose`
+covers greedily in several orders, computes a lower bound by Lagrange multipliers, and improves the
+cover by a beam search that is exact if it discards nothing. Effort is counted, never timed.
 
 Source of the bound: Held, Wolfe, Crowder, "Validation of subgradient optimization", 1974.
 """
