@@ -49,7 +49,7 @@ def assert_fits_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The model is right on a processor whose blocks have so many channels."""
-    for module in ("blocked_writer", "model_form"):
+    for module in ("blocked_writer", "onnx_model"):
         name = f"stitch.runtime.executors.onnx.{module}.block_channels"
         monkeypatch.setattr(name, lambda: block)
     program = program_of(graph)
@@ -185,9 +185,11 @@ def test_a_long_row_is_not_left_out_from_its_ends(monkeypatch: pytest.MonkeyPatc
     """Each but the first and the last would rather stay: so many tries would be a square."""
     tries = list[int]()
 
+    losing = blocked_convolutions.losing
+
     def counted(program: Program, part: BlockedPart, *, together: bool) -> set[int]:
         tries.append(len(part.convolutions))
-        return blocked_convolutions.losing(program, part, together=together)
+        return losing(program, part, together=together)
 
     monkeypatch.setattr(blocked_convolutions, "losing", counted)
     assert blocked_part(program_of(row(200, 32, 14))).convolutions == {}

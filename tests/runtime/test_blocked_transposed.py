@@ -84,7 +84,7 @@ def test_others_stay_as_they_are(
 @pytest.mark.parametrize("block", [8, 16])
 @pytest.mark.parametrize("first", [3, 8, 20])
 def test_blocks_of_every_processor(first: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("blocked_writer", "model_form"):
+    for module in ("blocked_writer", "onnx_model"):
         name = f"stitch.runtime.executors.onnx.{module}.block_channels"
         monkeypatch.setattr(name, lambda: block)
     graph = transposed((first, 24), (3, 2), pads=[1, 0, 1, 1])
