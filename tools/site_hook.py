@@ -13,6 +13,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from site_pages import filled
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Files outside of docs/ that are pages of the site, under these names.
@@ -35,11 +36,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links between files of the repository to links between pages of the site."""
+    """Fill in generated parts, and turn links between files into links between pages."""
     outside = {name: source for source, name in ADDED_PAGES.items()}
     source = outside.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     pages = {file.src_uri for file in files}
-    return _LINK.sub(lambda link: _site_link(link, source, page.file.src_uri, pages), markdown)
+    return _LINK.sub(
+        lambda link: _site_link(link, source, page.file.src_uri, pages), filled(markdown)
+    )
 
 
 def _site_link(link: re.Match[str], source: str, page: str, pages: set[str]) -> str:
