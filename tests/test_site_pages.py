@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -77,3 +78,11 @@ def test_the_glossary_has_at_most_40_terms_and_each_is_used_on_another_page() ->
     text = re.sub(r"\s+", " ", others)
     unused = [t for t in terms if not re.search(rf"\b{t}s?\b", text, re.IGNORECASE)]
     assert unused == []
+
+
+def test_pages_document_modules_and_names_that_exist() -> None:
+    named = [name for page in PAGES.values() for name in re.findall(r"^::: (\S+)$", page, re.M)]
+    assert "stitch.machine.description" in named
+    for name in named:
+        module, _, attribute = name.rpartition(".")
+        assert importlib.util.find_spec(name) or hasattr(importlib.import_module(module), attribute)

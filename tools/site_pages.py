@@ -15,7 +15,7 @@ from importlib import import_module
 
 import stitch.errors
 from stitch.cli.parser import EXIT_CODES
-from stitch.graph import WISH_FIELDS, Side, Wish
+from stitch.graph import PLACEMENT_FIELDS, PlacementOption, Side
 from stitch.machine import load_machine, machine_names
 
 COMMANDS = ("compile", "run", "inspect", "link")
@@ -124,7 +124,7 @@ def machines() -> str:
 def placement() -> str:
     """The fields of placement options and their values."""
     sides: dict[str, list[Side]] = {}
-    for side, fields in WISH_FIELDS.items():
+    for side, fields in PLACEMENT_FIELDS.items():
         for field in fields:
             sides.setdefault(field, []).append(side)
     return table(
@@ -139,7 +139,7 @@ def placement() -> str:
 def _values(side: Side, field: str) -> str:
     """What a field takes, as the error for a wrong value says it."""
     try:
-        Wish(side, "x", field, "")
+        PlacementOption(side, "x", field, "")
     except stitch.errors.UsageError as error:
         return error.expected or ""
     raise AssertionError(f"{field} takes an empty text")
