@@ -68,7 +68,7 @@ class PlacementOption:
     `"tile"`, memory_layout `MemoryLayout`, shard_spec `ShardSpec`, address `int` (bytes per bank),
     kind `InputKind`, ownership `Ownership`, alias `str | int`. Raises `UsageError`.
 
-    >>> Placement option("input", "x", "space", "l1").value
+    >>> PlacementOption("input", "x", "space", "l1").value
     <Space.L1: 'l1'>
     """
 
@@ -95,7 +95,7 @@ def parse_placement(text: str) -> PlacementOption:
     `UsageError`.
 
     >>> parse_placement("output.0.space=l1")
-    Placement option(side='output', slot=0, field='space', value=<Space.L1: 'l1'>)
+    PlacementOption(side='output', slot=0, field='space', value=<Space.L1: 'l1'>)
     """
     path, equals, value = text.partition("=")
     parts = path.strip().replace("-", "_").split(".")
@@ -156,8 +156,9 @@ def requested_layout(default: Layout, placement: Iterable[PlacementOption]) -> L
     compiler looks for it before it asks here.
 
     >>> from stitch.program import host_layout
-    >>> requested_layout(host_layout(DataType.FLOAT32),
-    [parse_placement("input.x.space=l1")]).text() 'f32:l1:row_major:interleaved'
+    >>> asked = [parse_placement("input.x.space=l1")]
+    >>> requested_layout(host_layout(DataType.FLOAT32), asked).text()
+    'f32:l1:row_major:interleaved'
     """
     asked = {option.field: option.value for option in placement}
     changes: dict[str, object] = {}

@@ -40,7 +40,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         graphs.append(graph)
         return compile_graph(graph, *rest)
 
-    monkeypatch.setattr("stitch.fractal.parallel.compile_graph", noted)
+    monkeypatch.setattr("stitch.fractal.modes.compile_graph", noted)
     return graphs
 
 

@@ -78,7 +78,7 @@ def test_torch_compile_computes_without_onnx_runtime(monkeypatch: pytest.MonkeyP
     [
         (lambda: stitch.device_of({"tagret": "tiny"}), "did you mean 'target'"),
         (lambda: stitch.open_device("tiny", executor="onnx"), "did you mean 'onnxruntime'"),
-        (lambda: stitch.compile(NET), r"stitch.compile\(module, \(x,\)\)"),
+        (lambda: stitch.compile(NET), r"stitch.compile\(module, \(input,\)\)"),
         (lambda: stitch.compile(NET, (X,), loss="mze", optimizer="sgd"), "did you mean 'mse'"),
         (lambda: stitch.compile(NET, (X,), loss="mse", optimizer="adamx"), "did you mean 'adam"),
     ],

@@ -429,7 +429,7 @@ def test_a_refused_step_leaves_what_torch_reads_as_it_was(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", every(2, TARGETS))
-def test_what_an_interrupted_step_lost_is_loaded_again(target: str) -> None:
+def test_an_interrupted_step_is_taken_whole_and_another_state_can_be_loaded(target: str) -> None:
     def interrupt(context: Any) -> None:
         if context.program.name.endswith("update"):
             ran.append(context.operation)
@@ -446,8 +446,7 @@ def test_what_an_interrupted_step_lost_is_loaded_again(target: str) -> None:
         pytest.raises(KeyboardInterrupt),
     ):
         twins.optimizer.step()
-    with pytest.raises(TaskError, match="lost"):
-        twins.model(torch.randn(12, 6))
+    twins.model(torch.randn(12, 6))
     twins.net.load_state_dict(kept[0])
     twins.optimizer.load_state_dict(kept[1])
     twins.optimizer.zero_grad()

@@ -29,7 +29,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+from stitch.argument_kinds import BOOL
+from stitch.errors import CompileError, UsageError, closest
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise CompileError(
+        "the backend of torch.compile needs the package torch",
+        remedy="pip install stitch-runtime[torch]",
+    ) from error
+
 from torch._dynamo import disable
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import innermost_fn
@@ -42,8 +52,6 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
-from stitch.argument_kinds import BOOL
-from stitch.errors import CompileError, UsageError, closest
 from stitch.frontend.torch.compile.graph_cut import ORIGIN, copied, is_random, is_tensor, unit_of
 from stitch.frontend.torch.compile.graph_program import GraphProgram
 from stitch.frontend.torch.compile.graph_report import GraphReport, Heard, log_report
@@ -236,15 +244,6 @@ def _without_lowering(graph: Any) -> Iterable[Any]:
         n for n in graph.nodes
         if n.op == "call_function" and n.target not in known and lowering_of(n.target) is None
     ]  # fmt: skip
-
-
-try:
-    import torch
-except ModuleNotFoundError as error:
-    raise CompileError(
-        "the backend of torch.compile needs the package torch",
-        remedy="pip install stitch-runtime[torch]",
-    ) from error
 
 
 #: What `algorithm` said before it said what it says everywhere.
