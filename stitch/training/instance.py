@@ -153,7 +153,6 @@ class TrainingInstance(TrainingTensors):
         self.forward(*batch, **named)
         return self.prediction
 
-    @alone
     def takes_sizes_of(self, batch: Sequence[Any], named: Mapping[str, Any]) -> bool:
         """Whether there are programs for the shapes of a batch, or it has other axes than they."""
         names = [port.name for port in self._step.batch]
@@ -162,6 +161,7 @@ class TrainingInstance(TrainingTensors):
         axes = list(map(len, sizes))
         return sizes in self._steps or axes != list(map(len, self._step.shapes))
 
+    @alone
     def predict(self, *batch: Any, **named: Any) -> Tensor:
         """Queue the program for evaluation on a batch: no gradients, nothing random, no changes.
 

@@ -241,6 +241,22 @@ def test_a_prediction_between_forward_and_backward_changes_nothing() -> None:
         assert np.array_equal(one.get_tensor("first.weight"), other.get_tensor("first.weight"))
 
 
+def test_a_prediction_is_not_entered_by_what_it_calls() -> None:
+    instance = started()
+    x, _ = data()
+
+    class Sly:
+        shape, dtype = tuple(x.shape), np.dtype(np.float32)
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            instance.predict(x)
+            return x.numpy()
+
+    with pytest.raises(TaskError, match="in the middle of a call"):
+        instance.predict(Sly())
+    assert instance.predict(x).shape == (10, 3)
+
+
 def test_activations_are_those_of_the_last_size() -> None:
     x, y = data()
     with started() as instance:
