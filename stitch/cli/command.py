@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,17 +19,22 @@ from stitch.version import __version__
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from pathlib import Path
 
 EXIT_OK = 0
 EXIT_MISMATCH = 1
 EXIT_USAGE = 2
 EXIT_OUT_OF_MEMORY = 5
 EXIT_FAILURE = 6
+#: A limit that the command was given (copies, bytes) was exceeded.
+EXIT_OVER_LIMIT = 7
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 #: Whether standard output is for an output, and reports go to standard error.
 _ASIDE: ContextVar[bool] = ContextVar("reports_aside", default=False)
+#: Whether written files are not named (`--quiet`).
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -89,6 +94,13 @@ def say_aside(text: str) -> None:
     print(printable(text), file=sys.stderr)
 
 
+def say_written(prog: str, paths: Iterable[str | Path]) -> None:
+    """Name each written file in a line on standard error, unless the command is quiet."""
+    if not _QUIET.get():
+        for path in paths:
+            say_aside(f"{prog}: wrote {path}")
+
+
 def entry_point(prog: str, module: str) -> Callable[..., int]:
     """The `main` of a command: loads its module when it is called, and does what its words ask."""
 
@@ -104,6 +116,7 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
     words = with_underscores(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     _ASIDE.set(False)
+    _QUIET.set(False)
     try:
         if words[:1] == ["--version"]:
             say(version_text(prog))
@@ -148,6 +161,7 @@ def _exit_code(load: Callable[[], Command], words: Sequence[str]) -> int:
     try:
         with noting_files():
             parsed = command.read(words)
+            _QUIET.set(parsed.quiet)
             with allowing(parsed.max_memory):
                 return command.body(parsed)
     except SystemExit as stop:  # argparse: help, version, wrong usage

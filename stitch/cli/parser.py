@@ -16,7 +16,7 @@ EXIT_CODES = """\
 exit codes:
   0 ok   1 an output is not as expected   2 usage   3 bad file
   4 incompatible version or machine   5 out of memory   6 other failure
-  130 interrupted (Ctrl-C)"""
+  7 more copies or bytes than allowed   130 interrupted (Ctrl-C)"""
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 _ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(prog: str, description: str, examples: str) -> Parser:
-    """A parser with `--debug`, `--version`, examples and exit codes."""
+    """A parser with the options of all commands, examples and exit codes."""
     parser = Parser(
         prog=prog,
         description=description,
@@ -85,6 +85,8 @@ def make_parser(prog: str, description: str, examples: str) -> Parser:
         help="bytes of the host's memory that may be taken, such as 2GiB; more is refused before "
         "it is allocated (default: 80%% of the machine's, or of its control group's)",
     )  # fmt: skip
+    parser.add_argument("-q", "--quiet", action="store_true",
+                        help="do not name the written files on standard error")  # fmt: skip
     parser.add_argument("--version", action="version", version=version_text(prog))
     return parser
 

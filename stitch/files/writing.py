@@ -100,20 +100,29 @@ class OutputFiles:
 
     def __init__(self) -> None:
         self._files: dict[Path, tuple[Content, bool]] = {}
+        self._paths: dict[Path, str] = {}
         self._standard_output: Content | None = None
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files, by the paths under which they were added, without standard output."""
+        return tuple(self._paths.values())
+
     def add(self, path: str | Path, content: Content) -> None:
-        """A file to write; a later one at the same path replaces it."""
+        """Add a file; a later one at the same path replaces it."""
         if path == STANDARD_OUTPUT:
             self._standard_output = content
         else:
             place = resolved(path)
             self._files[place] = content, _is_direct(place)
+            self._paths[place] = str(path)
 
     def add_own(self, path: Path, content: Content) -> None:
         """A file whose name nobody has chosen: where a link or a pipe has it, it takes the name,
         and what the link leads to stays as it is."""
-        self._files[resolved(path.parent) / path.name] = content, False
+        place = resolved(path.parent) / path.name
+        self._files[place] = content, False
+        self._paths[place] = str(path)
 
     def commit(self) -> None:
         """Write the files, in the order in which they were added; raises `StitchError`."""

@@ -297,5 +297,5 @@ def _reading(what: str, package: str) -> Iterator[None]:
             raise
         raise CompileError(
             f"reading {what} needs the package {package}",
-            remedy=f"pip install stitch-runtime[{package}]",
+            remedy=f"pip install 'stitch-runtime[{package}]'",
         ) from error

@@ -17,7 +17,7 @@ try:
     import torch
 except ModuleNotFoundError as error:
     raise CompileError(
-        "stitch.torch needs the package torch", remedy="pip install stitch-runtime[torch]"
+        "stitch.torch needs the package torch", remedy="pip install 'stitch-runtime[torch]'"
     ) from error
 
 __all__ = ["set_tensor_of", "tensor_of", "torch"]

@@ -43,7 +43,7 @@ def test_one_line_says_what_was_written_and_where_slots_lie(cli: Cli, here: Path
     size = (here / "new.ttb").stat().st_size
     assert done.out.startswith(f"new.ttb: {size} bytes, 1 program for wormhole_n150; a: ")
     assert "x 4x8xf32:dram:row_major:interleaved" in done.out
-    assert done.out.count("\n") == 1 and done.err == ""
+    assert done.out.count("\n") == 1 and done.err == "stitch-compile: wrote new.ttb\n"
 
 
 def test_the_same_module_gives_the_same_bytes(cli: Cli, here: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_factory_without_its_package_says_what_to_install(
         for words in ((f"--entry={name}:make",), (f"{name}.py", "--entry=make")):
             done = cli("compile", *words, "-o", "m.ttb")
             assert done.code == 3, done.err
-            assert f"try: pip install stitch-runtime[{extra}]" in done.err, done.err
+            assert f"try: pip install 'stitch-runtime[{extra}]'" in done.err, done.err
     (here / "other.py").write_text("import no_such_package\n")
     done = cli("compile", "other.py", "--entry=make", "-o", "m.ttb")
     assert done.code == 3 and "pip install" not in done.err

@@ -53,7 +53,7 @@ def test_a_damaged_entry_is_told_of_on_standard_error(cli: Cli, here: Path) -> N
     done = cli("compile", "a.yaml", "-o", "2.ttb", "--cache=kept")
     assert done.code == 0 and done.err.count("[cache_entry]") == 1 and str(entry.name) in done.err
     assert "0 hits, 1 miss" in done.out
-    again = cli("compile", "a.yaml", "-o", "2.ttb", "--cache=kept")
+    again = cli("compile", "a.yaml", "-o", "2.ttb", "--cache=kept", "-q")
     assert "1 hit, 0 misses" in again.out and again.err == ""
 
 

@@ -96,7 +96,7 @@ def test_without_the_package_onnx_a_model_says_what_to_install(
     monkeypatch.setitem(sys.modules, "onnx", None)
     (here / "m.onnx").write_bytes(b"")
     done = cli("run", "m.onnx", "--init=ones")
-    assert done.code == 3 and "try: pip install stitch-runtime[onnx]" in done.err, done.err
+    assert done.code == 3 and "try: pip install 'stitch-runtime[onnx]'" in done.err, done.err
 
 
 def test_one_mask_is_given_to_every_module_that_takes_it_and_copied_once(

@@ -214,3 +214,20 @@ def test_standard_output_that_leads_into_a_source_is_not_written_to(here: Path) 
     done = in_shell(">> a.ttb", "--trace=-")
     assert done.returncode == 2 and "does not write over it" in done.stderr
     assert Path("a.ttb").read_bytes() == before
+
+
+def test_each_written_file_is_named_on_standard_error_unless_quiet(cli: Cli) -> None:
+    words = ("--module=a.ttb", "--input=@x.npy", "--output=@y.npy", "--result_file=r.json")
+    done = cli("run", *words)
+    assert done.code == 0, done.err
+    assert done.err == "stitch-run: wrote y.npy\nstitch-run: wrote r.json\n"
+    assert "wrote" not in done.out
+    assert cli("link", "a.ttb", "b.ttb", "-o", "ab.ttb").err == "stitch-link: wrote ab.ttb\n"
+    for command in (("run", *words, "-q"), ("link", "a.ttb", "b.ttb", "-o", "ab.ttb", "--quiet")):
+        quiet = cli(*command)
+        assert (quiet.code, quiet.err) == (0, "")
+
+
+def test_standard_output_is_not_named_as_a_written_file(cli: Cli) -> None:
+    done = cli("run", "--module=a.ttb", "--input=@x.npy", "--result_file=-")
+    assert done.code == 0 and "wrote" not in done.out + done.err

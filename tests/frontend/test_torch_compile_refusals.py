@@ -114,4 +114,4 @@ def test_without_torch_the_extra_to_install_is_named() -> None:
         "except CompileError as error:\n    print(error.remedy)\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "pip install stitch-runtime[torch]"
+    assert found.stdout.strip() == "pip install 'stitch-runtime[torch]'"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stitch import api
-from stitch.cli.command import EXIT_OK, Command, say, say_aside
+from stitch.cli.command import EXIT_OK, Command, say, say_aside, say_written
 from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, make_parser, place, positive, size
@@ -129,7 +129,7 @@ def _failure(what: str, error: Exception, where: str | None = None) -> CompileEr
     extra = _EXTRAS.get(package) if sys.modules.get(package) is None else None
     return CompileError(
         f"{what}: {type(error).__name__}: {error}", where=where,
-        remedy=None if extra is None else f"pip install stitch-runtime[{extra}]",
+        remedy=None if extra is None else f"pip install 'stitch-runtime[{extra}]'",
     )  # fmt: skip
 
 
@@ -394,6 +394,7 @@ def _write(
         if path is not None:
             batch.add(path, content_of(model.binary))
     batch.commit()
+    say_written("stitch-compile", batch.paths)
     for model, path in zip(models, paths, strict=True):
         for warning in model.warnings:
             say_aside(f"stitch-compile: warning: {warning}")

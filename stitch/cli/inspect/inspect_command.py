@@ -17,7 +17,7 @@ from typing import Any
 
 from stitch import api
 from stitch.cli.chain import Chain
-from stitch.cli.command import EXIT_FAILURE, EXIT_OK, Command, say, say_aside
+from stitch.cli.command import EXIT_FAILURE, EXIT_OK, EXIT_OVER_LIMIT, Command, say, say_aside
 from stitch.cli.device_costs import peaks
 from stitch.cli.inspect.describe import SECTIONS, describe, head_lines, machine_json, program_lines
 from stitch.cli.module_files import (
@@ -244,7 +244,7 @@ def command() -> Command:
         ("--diff", {"nargs": 2, "metavar": ("old.json", "new.json"),
                     "help": "what a run copies more than another: records, or plans.json"}),
         ("--max_added_bytes", {"type": count, "metavar": "N",
-                               "help": "with --diff: exit code 6 if more bytes are added"}),
+                               "help": "with --diff: exit code 7 if more bytes are added"}),
     )  # fmt: skip
     return Command(parser.read, _inspect)
 
@@ -335,19 +335,22 @@ def _stitch(words: argparse.Namespace) -> int:
 
 
 def _diff(words: argparse.Namespace) -> int:
-    """What was added, and the copies that differ; exit code 6 for more bytes than allowed, or where
-    a bound is asked for and the runs are of different lengths."""
+    """Print the added bytes and the copies that differ.
+
+    Returns exit code 7 for more bytes than allowed, 6 if a limit is set for runs of different
+    lengths, whose bytes cannot be compared.
+    """
     old, new = (read_document(path, read_copies) for path in words.diff)
     change = difference(old, new)
-    most, failure = words.max_added_bytes, ""
+    most, failure, code = words.max_added_bytes, "", EXIT_OK
     uneven = f"these runs are of different lengths: {_lengths(change.unequal)}"
     if most is not None and change.unequal:
-        failure = f"{uneven}: bytes added say nothing"
+        failure, code = f"{uneven}: added bytes cannot be compared", EXIT_FAILURE
     elif most is not None and change.added.nbytes > most:
         failure = f"{change.added.nbytes} B added, at most {most} allowed"
+        code = EXIT_OVER_LIMIT
     elif change.unequal:
         say_aside(f"stitch-inspect: note: {uneven}")
-    code = EXIT_FAILURE if failure else EXIT_OK
     if words.json:
         say(json.dumps(asdict(change), indent=2))
         return code

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 
 from stitch import api
-from stitch.cli.command import EXIT_OK, Command, say
+from stitch.cli.command import EXIT_OK, Command, say, say_written
 from stitch.cli.module_files import read_modules
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
 from stitch.cli.wiring import FUNCTION_WORD, WIRE_WORD, names_of, wires_of
 from stitch.errors import UsageError
-from stitch.files import atomic_write
+from stitch.files import OutputFiles
 from stitch.linking import LinkPart, link_parts
 from stitch.report import counted
 from stitch.ttb import content_of
@@ -56,7 +56,10 @@ def _link(words: argparse.Namespace) -> int:
     model = link_parts(parts, wires, name=words.name, keep=keep, strict_types=words.strict_types)
     facts = f"{counted(len(modules), 'program')} linked into {model.program.name!r}, "
     facts += counted(len(model.program.operations), "operation")
-    atomic_write(words.output, content_of(model.binary))
+    batch = OutputFiles()
+    batch.add(words.output, content_of(model.binary))
+    batch.commit()
+    say_written("stitch-link", batch.paths)
     where = "standard output" if words.output == "-" else words.output
     say(f"{where}: {api.inspect_sizes(model.binary).total} bytes, {facts}")
     return EXIT_OK

@@ -186,7 +186,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         ("--dry_run", {"action": "store_true",
                        "help": "plan and price everything, execute nothing; needs no data"}),
         ("--max_copies", {"type": count, "metavar": "N",
-                          "help": "exit code 6 if one pass makes more copies than N: writes that "
+                          "help": "exit code 7 if one pass makes more copies than N: writes that "
                           "the memories saw, less those that bring host arrays in"}),
         ("--check_memory_leak", {"action": "store_true",
                                  "help": "exit code 6 if anything is left at the end"}),
@@ -262,7 +262,7 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
         say(f"wrote {target}; to run it:\n{how}")
         return EXIT_OK
     if words.replay is not None:
-        alone = {"replay", "debug", "max_memory"}
+        alone = {"replay", "debug", "max_memory", "quiet"}
         extra = [w for w, value in vars(words).items()
                  if w not in alone and value not in (parser.get_default(w), [])]  # fmt: skip
         if extra:

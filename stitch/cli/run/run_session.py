@@ -25,7 +25,16 @@ from rich.table import Table
 from stitch import api
 from stitch.api import Device
 from stitch.cli.chain import Chain, RunInput, Runnable, RunOutput
-from stitch.cli.command import EXIT_FAILURE, EXIT_MISMATCH, EXIT_OK, failure_of, say, say_aside
+from stitch.cli.command import (
+    EXIT_FAILURE,
+    EXIT_MISMATCH,
+    EXIT_OK,
+    EXIT_OVER_LIMIT,
+    failure_of,
+    say,
+    say_aside,
+    say_written,
+)
 from stitch.cli.device_costs import (
     check_room,
     copies_inside,
@@ -65,7 +74,7 @@ from stitch.cli.run_inputs import (
 )
 from stitch.cli.wiring import deal, split_words, wires_of
 from stitch.errors import UsageError
-from stitch.files import OutputFiles, atomic_write, make_folder
+from stitch.files import OutputFiles, make_folder
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
 from stitch.model import PRODUCER
 from stitch.program import Array, DataType
@@ -522,7 +531,10 @@ def run_session(words: argparse.Namespace) -> int:
         if words.result_file is not None and not checks.is_read(words.result_file):
             what, code = failure_of(error)
             body = {"result": "error", "exit_code": code, "error": what}
-            atomic_write(words.result_file, json.dumps(body, indent=2) + "\n")
+            batch = OutputFiles()
+            batch.add(words.result_file, json.dumps(body, indent=2) + "\n")
+            batch.commit()
+            say_written("stitch-run", batch.paths)
         raise
 
 
@@ -563,6 +575,7 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
                                session.operations.comparison)  # fmt: skip
             session.batch.add(words.result_file, json.dumps(body, indent=2) + "\n")
         session.batch.commit()
+        say_written("stitch-run", session.batch.paths)
         for line in lines:
             say(line)
         for failure in session.failures:
@@ -731,7 +744,7 @@ def _checked(session: RunSession) -> int:
         many = counted(session.measured.copies, "copy", "copies")
         what = f"{many} in one pass, at most {words.max_copies} allowed"
         session.failures.append(f"{what}\n{copies_text(copies_inside(device))}")
-        code = EXIT_FAILURE
+        code = EXIT_OVER_LIMIT
     return code
 
 

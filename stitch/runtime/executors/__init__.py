@@ -119,7 +119,7 @@ def make_executor(
             raise
         raise UsageError(
             f"the executor {name!r} needs {error.name!r}, which is not installed",
-            remedy=f"pip install stitch-runtime[{'torch' if name == 'torch' else 'onnx'}]",
+            remedy=f"pip install 'stitch-runtime[{'torch' if name == 'torch' else 'onnx'}]'",
         ) from error
     assert isinstance(executor, Executor)
     return executor

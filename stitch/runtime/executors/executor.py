@@ -269,7 +269,7 @@ class Executor(ABC):
                 f"{'it' if ',' not in listed else 'them'}",
                 where=f"program {program.name!r}"
                 + (f" at {found[0].location}" if found[0].location else ""),
-                remedy="pip install stitch-runtime[onnx]"
+                remedy="pip install 'stitch-runtime[onnx]'"
                 if self.name == "auto"
                 else "executor='onnxruntime' or 'auto', of open_device or (for a model that is "
                 "called as a function) of compile; --executor=auto of stitch-run. Both need the "

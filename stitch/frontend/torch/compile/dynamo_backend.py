@@ -37,7 +37,7 @@ try:
 except ModuleNotFoundError as error:
     raise CompileError(
         "the backend of torch.compile needs the package torch",
-        remedy="pip install stitch-runtime[torch]",
+        remedy="pip install 'stitch-runtime[torch]'",
     ) from error
 
 from torch._dynamo import disable
