@@ -31,7 +31,7 @@ EXIT_OVER_LIMIT = 7
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-#: Whether standard output is for an output, and reports go to standard error.
+#: Whether an output uses standard output, so that reports go to standard error.
 _ASIDE: ContextVar[bool] = ContextVar("reports_aside", default=False)
 #: Whether written files are not named (`--quiet`).
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -39,24 +39,24 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Command(NamedTuple):
-    """A command, loaded: what reads its words, and what does what they ask for."""
+    """A loaded command: its argument parser and its body."""
 
     read: Callable[[Sequence[str]], Namespace]
     body: Callable[[Namespace], int]
 
 
 def version_text(prog: str) -> str:
-    """What `--version` says."""
+    """Return the text of `--version`."""
     return f"{prog} {__version__}"
 
 
-def with_underscores(words: Sequence[str]) -> list[str]:
-    """Option names with underscores for hyphens; what follows `=` or a lone `--` stays.
+def with_underscores(arguments: Sequence[str]) -> list[str]:
+    """Replace hyphens in option names by underscores, not after `=` or a lone `--`.
 
     >>> with_underscores(["--dry-run", "--name=a-b", "--", "--x-y"])
     ['--dry_run', '--name=a-b', '--', '--x-y']
     """
-    out = list(words)
+    out = list(arguments)
     for at, word in enumerate(out):
         if word == "--":
             break
@@ -67,7 +67,7 @@ def with_underscores(words: Sequence[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    r"""Text without control characters: names from files are data, terminals obey them.
+    r"""Escape control characters, which terminals would interpret.
 
     >>> printable("a\x1b[31m")
     'a\\x1b[31m'
@@ -76,7 +76,7 @@ def printable(text: str) -> str:
 
 
 def reports_aside() -> None:
-    """From now on the command's reports go to standard error: an output takes standard output."""
+    """Send the command's reports to standard error from now on: an output uses standard output."""
     _ASIDE.set(True)
 
 
@@ -90,7 +90,7 @@ def say(text: str) -> None:
 
 
 def say_aside(text: str) -> None:
-    """Print to standard error: warnings, progress, anything that is not the result."""
+    """Print warnings and progress to standard error."""
     print(printable(text), file=sys.stderr)
 
 
@@ -102,7 +102,7 @@ def say_written(prog: str, paths: Iterable[str | Path]) -> None:
 
 
 def entry_point(prog: str, module: str) -> Callable[..., int]:
-    """The `main` of a command: loads its module when it is called, and does what its words ask."""
+    """Return the `main` of a command, which loads its module when it is called."""
 
     def main(argv: Sequence[str] | None = None) -> int:
         return _carry_out(prog, lambda: import_module(module).command(), argv)
@@ -111,18 +111,18 @@ def entry_point(prog: str, module: str) -> Callable[..., int]:
 
 
 def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | None) -> int:
-    """Load a command, read its words, do them, and turn every failure into an exit code."""
+    """Load and run a command; turn every failure into an exit code."""
     _open_standard_handles()
-    words = with_underscores(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
+    arguments = with_underscores(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
     _ASIDE.set(False)
     _QUIET.set(False)
     try:
-        if words[:1] == ["--version"]:
+        if arguments[:1] == ["--version"]:
             say(version_text(prog))
             code = EXIT_OK
         else:
-            code = _exit_code(load, words)
+            code = _exit_code(load, arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -138,7 +138,7 @@ def _carry_out(prog: str, load: Callable[[], Command], argv: Sequence[str] | Non
 
 
 def failure_of(error: BaseException) -> tuple[str, int]:
-    """What is said of an exception that ends a command, and the exit code."""
+    """Return the message and exit code for an exception that ends a command."""
     if isinstance(error, StitchError):
         return str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
@@ -152,15 +152,15 @@ def failure_of(error: BaseException) -> tuple[str, int]:
     return f"internal error: {type(error).__name__}: {error}", EXIT_FAILURE
 
 
-def _exit_code(load: Callable[[], Command], words: Sequence[str]) -> int:
-    """Load a command and do what its words ask for."""
+def _exit_code(load: Callable[[], Command], arguments: Sequence[str]) -> int:
+    """Load a command, parse its arguments and run it."""
     from stitch.budget import allowing
     from stitch.files import noting_files
 
     command = load()
     try:
         with noting_files():
-            parsed = command.read(words)
+            parsed = command.read(arguments)
             _QUIET.set(parsed.quiet)
             with allowing(parsed.max_memory):
                 return command.body(parsed)
@@ -169,9 +169,9 @@ def _exit_code(load: Callable[[], Command], words: Sequence[str]) -> int:
 
 
 def _open_standard_handles() -> None:
-    """Where standard output or error was closed, what is written there fails, and nothing else.
+    """Open closed standard handles, so that only writing to them fails.
 
-    Else the next file that is opened would get its number, and a library's messages.
+    Otherwise the next opened file would get the handle's number, and a library's messages.
     """
     for name, way in (("stdin", os.O_WRONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
@@ -181,7 +181,7 @@ def _open_standard_handles() -> None:
 
 
 def os_error_text(error: OSError) -> str:
-    """What the system said, and about which path."""
+    """Return the system's message and the path."""
     where = "" if error.filename is None else f"\n  where: {error.filename}"
     return (error.strerror or str(error) or type(error).__name__) + where
 
@@ -201,9 +201,9 @@ def _failed(prog: str, message: str, code: int, debug: bool) -> int:
 
 
 def _leave_standard_output() -> None:
-    """What standard output led to is closed: the interpreter's last flush goes nowhere.
+    """Redirect a closed standard output to the null device.
 
-    It would fail again, and make the exit code 120.
+    Otherwise the interpreter's last flush fails again and makes the exit code 120.
     """
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -89,7 +89,7 @@ _STANDARD_OUTPUT_PLACE = Path("/dev/stdout")
 
 @final
 class OutputChecks:
-    """The outputs of one command, each looked at when it is added, and again once all is read."""
+    """The outputs of one command, checked when added and again after all input is read."""
 
     def __init__(self) -> None:
         self._files: dict[Path, tuple[str, str]] = {}
@@ -134,14 +134,14 @@ class OutputChecks:
         """A folder to write into; raises `UsageError` for standard output, which is none."""
         if path == STANDARD_OUTPUT:
             raise UsageError(
-                f"{option} takes a folder, and standard output is none", remedy="./- is one"
+                f"{option} takes a folder, not standard output", remedy="./- is a folder"
             )
 
     def take_standard_output(self, option: str) -> None:
         """Standard output is for this option; raises `UsageError` where it is for another."""
         if self._standard_output is not None:
             raise UsageError(
-                "two outputs want standard output",
+                "two outputs use standard output",
                 got=f"{self._standard_output} and {option}",
                 remedy="write one of them into a file",
             )
@@ -161,14 +161,14 @@ class OutputChecks:
             called = read.get(identity(place) or (-1, -1))
             if called is not None:
                 raise UsageError(
-                    "the command reads this file, and does not write over it",
+                    "the command reads this file and does not overwrite it",
                     where=path if called == path else f"{path}, read as {called}",
                     got=option, remedy="choose another name",
                 )  # fmt: skip
 
 
 def _is_endless(place: Path) -> bool:
-    """Whether any number of outputs may go there: a device."""
+    """Whether a path is a device, which takes any number of outputs."""
     try:
         return stat.S_ISCHR(place.stat().st_mode)
     except OSError:
@@ -176,11 +176,11 @@ def _is_endless(place: Path) -> bool:
 
 
 def _check_folder(path: str | Path, folder: Path) -> None:
-    """What takes long to compute is not lost for want of a folder."""
+    """Raise `StitchError` if the folder cannot be written, before results are computed."""
     if not os.access(folder, os.W_OK) or not folder.is_dir():
         raise StitchError(
             "cannot write the file", where=str(path),
-            got=f"{folder} is no folder that can be written to" if folder.exists()
+            got=f"{folder} is not a writable folder" if folder.exists()
             else f"there is no folder {folder}",
             remedy="make it, or choose another",
         )  # fmt: skip
@@ -197,7 +197,7 @@ def _check_kind(path: str | Path, kind: str, option: str) -> None:
         return  # Writing will say so.
     except OSError as error:
         raise UsageError(
-            "what is there cannot be looked at, and is not written over", where=str(path),
+            "the existing file cannot be read, and is not overwritten", where=str(path),
             expected=kind, got=error.strerror or str(error), remedy="choose another name",
         ) from error  # fmt: skip
     if special is not None:
@@ -209,7 +209,7 @@ def _check_kind(path: str | Path, kind: str, option: str) -> None:
         )  # fmt: skip
     if existing not in (None, kind):
         raise UsageError(
-            "the file is of another kind, and is not written over", where=str(path),
+            "the file is of another kind and is not overwritten", where=str(path),
             expected=f"{kind}, an empty file, or none ({option})", got=existing,
             remedy="choose another name, or remove the file",
         )  # fmt: skip

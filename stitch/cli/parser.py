@@ -22,29 +22,29 @@ _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)
 _ARGUMENT = re.compile(r"argument (\S+): (.*)", re.DOTALL)
 
 
-#: An option's name, and what argparse is told of it.
+#: An option's name, and its arguments for `add_argument`.
 Option: TypeAlias = tuple[str, dict[str, Any]]
 
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `UsageError`, one line, instead of printing its usage."""
 
-    def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The words, parsed. An unknown option is told before a missing one: it may be that one."""
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse the arguments; report an unknown option, likely misspelt, before a missing one."""
         required = [action for action in self._actions if action.required]
         for action in required:
             action.required = False
         try:
-            _, strangers = self.parse_known_args(words)
+            _, unknown = self.parse_known_args(arguments)
         finally:
             for action in required:
                 action.required = True
-        if strangers:
-            self.error(self._unknown(strangers))
-        return self.parse_args(words)
+        if unknown:
+            self.error(self._unknown(unknown))
+        return self.parse_args(arguments)
 
     def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong with the words."""
+        """Raise `UsageError` with one line."""
         raise UsageError(f"{self._said(message)} (--help lists what {self.prog} takes)")
 
     def _said(self, message: str) -> str:
@@ -59,15 +59,15 @@ class Parser(argparse.ArgumentParser):
             return f"{option} {'needs a value' if what == 'expected one argument' else what}"
         return message
 
-    def _unknown(self, strangers: list[str]) -> str:
-        for stranger in strangers:
-            word = stranger.partition("=")[0]
+    def _unknown(self, unknown: list[str]) -> str:
+        for argument in unknown:
+            word = argument.partition("=")[0]
             if word.startswith("-") and word != "-":
                 names = [name for action in self._actions for name in action.option_strings]
-                if Path(stranger).exists():
-                    return f"there is no option {word}; the file of that name is ./{stranger}"
+                if Path(argument).exists():
+                    return f"there is no option {word}; the file of that name is ./{argument}"
                 return f"there is no option {word}{closest(word, names, ': ')}"
-        return f"there is nothing to do with {' '.join(strangers)!r}"
+        return f"unexpected arguments {' '.join(unknown)!r}"
 
 
 def make_parser(prog: str, description: str, examples: str) -> Parser:
@@ -82,8 +82,8 @@ def make_parser(prog: str, description: str, examples: str) -> Parser:
     parser.add_argument("--debug", action="store_true", help="show a traceback with an error")
     parser.add_argument(
         "--max_memory", metavar="SIZE", type=size,
-        help="bytes of the host's memory that may be taken, such as 2GiB; more is refused before "
-        "it is allocated (default: 80%% of the machine's, or of its control group's)",
+        help="limit of host memory, such as 2GiB; a larger allocation fails before it is made "
+        "(default: 80%% of the machine's, or of its control group's)",
     )  # fmt: skip
     parser.add_argument("-q", "--quiet", action="store_true",
                         help="do not name the written files on standard error")  # fmt: skip
@@ -94,13 +94,13 @@ def make_parser(prog: str, description: str, examples: str) -> Parser:
 def add_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, *options: Option
 ) -> None:
-    """Several options at once, for a parser or a group of its options."""
+    """Add several options to a parser or a group."""
     for name, how in options:
         parser.add_argument(name, **how)
 
 
 def size(text: str) -> str:
-    """An amount of memory, as it is written."""
+    """Check an amount of memory; return the text."""
     try:
         parse_nbytes(text)
     except UsageError as error:
@@ -109,8 +109,7 @@ def size(text: str) -> str:
 
 
 def place(text: str) -> str:
-    """A file or a folder. An empty name, as of a shell's variable that is not set, is none: it
-    would be the folder where one is."""
+    """Check a path: an empty name (of an unset shell variable, say) would be the current folder."""
     if not text:
         raise argparse.ArgumentTypeError("needs a value")
     return text

@@ -59,14 +59,14 @@ class PipelineRunnable:
 
 
 def open_pipeline_file(
-    words: argparse.Namespace, open_device: Callable[[argparse.Namespace, Machine], Device]
+    options: argparse.Namespace, open_device: Callable[[argparse.Namespace, Machine], Device]
 ) -> tuple[Device, Load]:
     """The device for a pipeline file (`--device` goes before the file's own), and its loader."""
-    checked = read_pipeline(words.pipeline, strict_types=words.strict_types)
+    checked = read_pipeline(options.pipeline, strict_types=options.strict_types)
     for warning in checked.warnings:
         say_aside(f"stitch-run: warning: {warning}")
-    machine = load_machine(words.device if words.device is not None else checked.machine)
-    return open_device(words, machine), loader_of(checked)
+    machine = load_machine(options.device if options.device is not None else checked.machine)
+    return open_device(options, machine), loader_of(checked)
 
 
 def loader_of(checked: CheckedPipeline) -> Load:
@@ -88,31 +88,31 @@ def loader_of(checked: CheckedPipeline) -> Load:
 
 
 def compiled_for(
-    words: argparse.Namespace, graph: ComputationGraph, cache: api.CompileCache | None
+    options: argparse.Namespace, graph: ComputationGraph, cache: api.CompileCache | None
 ) -> tuple[api.CompiledModel, Advice | None]:
     """The module's model with which its pipeline costs least, and what was changed for that.
 
     Raises `UsageError` where the pipeline has no such module, and what compiling the module as it
     is, or reading or planning the pipeline with it, raises.
     """
-    file = load_pipeline(words.pipeline)
-    place = Path(words.output).resolve()
+    file = load_pipeline(options.pipeline)
+    place = Path(options.output).resolve()
     own = [at for at, module in enumerate(file.modules) if module.file.resolve() == place]
     if not own:
         listed = ", ".join(str(module.file) for module in file.modules)
         raise UsageError(
-            f"{words.pipeline} has no module in the file {words.output}", where="--for",
+            f"{options.pipeline} has no module in the file {options.output}", where="--for",
             expected=f"-o FILE, one of {listed}",
         )  # fmt: skip
     for at, module in enumerate(file.modules):
         if at not in own and not module.file.exists():
             raise FormatError(
-                f"module {module.file} of the pipeline is not there", where=words.pipeline,
+                f"module {module.file} of the pipeline is not there", where=options.pipeline,
                 remedy="compile the other modules of a pipeline first, without --for",
             )  # fmt: skip
-    target = words.target or _machine_of(file, place)
-    asked = [parse_placement(option) for option in words.placement]
-    named = replace(graph, name=words.name or graph.name)
+    target = options.target or _machine_of(file, place)
+    asked = [parse_placement(option) for option in options.placement]
+    named = replace(graph, name=options.name or graph.name)
     fixed = {(option.side, named.slot_index(option)) for option in asked}
 
     def compiled(changes: Sequence[SlotChange]) -> api.CompiledModel:
@@ -120,11 +120,11 @@ def compiled_for(
         for change in changes:
             changed = placed(changed, change)
         requested = changed.with_placement(*asked)
-        return api.compile(requested, target=target, role=words.role, executor=words.executor,
-                           math_fidelity=words.math_fidelity, cache=cache)  # fmt: skip
+        return api.compile(requested, target=target, role=options.role, executor=options.executor,
+                           math_fidelity=options.math_fidelity, cache=cache)  # fmt: skip
 
     model = compiled(())
-    plan = loader_of(read_pipeline(words.pipeline, given={place: model.binary}))
+    plan = loader_of(read_pipeline(options.pipeline, given={place: model.binary}))
     machine = load_machine(file.device or target)
     now = rehearse(machine, plan, {}, None)
 

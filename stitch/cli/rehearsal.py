@@ -86,21 +86,21 @@ def cost_of(total: Totals) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Changes, as words by program, and what one pass costs now and with them."""
+    """Changes, their texts by program, and the costs of one pass now and with them."""
 
     changes: tuple[SlotChange, ...]
-    words: tuple[str, ...]
+    texts: tuple[str, ...]
     now: Cost
     then: Cost
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """A line for each change; the last one says what they save."""
-        firsts = ("compile", *["and"] * (len(self.words) - 1))
-        together = "together " if len(self.words) > 1 else ""
-        said = [f"{first} {word}" for first, word in zip(firsts, self.words, strict=True)]
+        """Return a line for each change; the last one names the saving."""
+        firsts = ("compile", *["and"] * (len(self.texts) - 1))
+        together = "together " if len(self.texts) > 1 else ""
+        lines = [f"{first} {word}" for first, word in zip(firsts, self.texts, strict=True)]
         saved = f"{difference_text(self.then - self.now)} a pass"
-        return (*said[:-1], f"{said[-1]}: {together}{saved}")
+        return (*lines[:-1], f"{lines[-1]}: {together}{saved}")
 
 
 def difference_text(more: Cost) -> str:
@@ -162,13 +162,14 @@ def chosen(
     by_program: dict[int, list[SlotChange]] = {}
     for change in best[0]:
         by_program.setdefault(change.slot.program, []).append(change)
-    words = tuple(_words(now.programs[number], its) for number, its in by_program.items())
-    return Advice(best[0], words, best[1], best[2])
+    texts = tuple(_change_text(now.programs[number], its) for number, its in by_program.items())
+    return Advice(best[0], texts, best[1], best[2])
 
 
-def _words(program: Program, changes: Sequence[SlotChange]) -> str:
-    """How a program is to be compiled: a placement option can set an address, and none takes one
-    away. What another compiler makes is told by its layouts.
+def _change_text(program: Program, changes: Sequence[SlotChange]) -> str:
+    """Describe how to compile a program, by `--set` options, which cannot remove an address.
+
+    Programs of other compilers are described by their layouts.
     """
     if program.is_opaque:
         wanted = [f"{c.slot.side} {_name(program, c.slot)} in {c.layout.text()}" for c in changes]

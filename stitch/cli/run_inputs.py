@@ -12,7 +12,7 @@ import numpy as np
 
 from stitch.budget import claim, claimed_array, keep
 from stitch.cli.chain import RunInput
-from stitch.cli.wiring import deal, split_words
+from stitch.cli.wiring import deal, split_slots
 from stitch.errors import FormatError, LayoutError, LinkError, UsageError
 from stitch.files import read_bytes, unreadable
 from stitch.forms import read_array_file, typed
@@ -95,16 +95,16 @@ def _raw(path: Path, kind: ValueType, count: int) -> Array:
 
 
 def _parsed(values: str, kind: ValueType, count: int) -> Array:
-    words = re.sub(r"[\[\](),]", " ", values).split()
+    texts = re.sub(r"[\[\](),]", " ", values).split()
     dtype = kind.data_type.dtype
-    if not words:
-        words = ["0"]
-    if len(words) not in (1, count):
+    if not texts:
+        texts = ["0"]
+    if len(texts) not in (1, count):
         raise UsageError(
-            f"{kind.text()} has {counted(count, 'element')}, {len(words)} are given",
+            f"{kind.text()} has {counted(count, 'element')}, {len(texts)} are given",
             expected=f"{count} values, or one for all",
         )
-    numbers = [_number(word, kind) for word in words]
+    numbers = [_number(word, kind) for word in texts]
     array = claimed_array(kind.shape, dtype, f"the array {kind.text()}")
     flat = array.reshape(-1)
     try:
@@ -156,7 +156,7 @@ def _unheard(text: str) -> None:
     """The `Note` of a call that says nothing."""
 
 
-def is_array_word(word: str) -> bool:
+def is_array_text(word: str) -> bool:
     """Whether a word is an array by itself, without a slot's name before it."""
     return word.startswith("@") or looks_like_array(word)
 
@@ -166,15 +166,15 @@ def is_archive(word: str) -> bool:
     return word.startswith("@") and word.lower().endswith(".npz")
 
 
-def given_names(words: Sequence[str]) -> tuple[str, ...]:
-    """The slots that words of `--input` name; raises `UsageError` for words that are no input."""
-    split = split_words(words, is_array_word, "input", FORM, "--input")
+def given_names(texts: Sequence[str]) -> tuple[str, ...]:
+    """The slots that texts of `--input` name; raises `UsageError` for texts that are no input."""
+    split = split_slots(texts, is_array_text, "input", FORM, "--input")
     return tuple(name for name, _ in split if name is not None)
 
 
 def gather_inputs(
     slots: Sequence[RunInput],
-    words: Sequence[str],
+    texts: Sequence[str],
     *,
     init: str | None,
     seed: int,
@@ -188,11 +188,11 @@ def gather_inputs(
     `strict_types`: no array of another floating type; else `note` is told of every conversion.
     Raises `UsageError` for missing, surplus or unfit inputs, `FormatError` for bad files.
     """
-    single = (word for word in words if not is_archive(word))
-    split = split_words(single, is_array_word, "input", FORM, "--input")
+    single = (word for word in texts if not is_archive(word))
+    split = split_slots(single, is_array_text, "input", FORM, "--input")
     names, own = [slot.name for slot in slots], [slot.own for slot in slots]
     given = _arrays(deal(split, names, "input", own), slots)
-    for name, array in _of_archives(slots, words).items():
+    for name, array in _of_archives(slots, texts).items():
         if name in given:
             raise UsageError(f"input {slots[name].name!r} is given twice")
         given[name] = array
@@ -221,11 +221,11 @@ def gather_inputs(
     return tuple(arrays)
 
 
-def _of_archives(slots: Sequence[RunInput], words: Sequence[str]) -> dict[int, Array]:
+def _of_archives(slots: Sequence[RunInput], texts: Sequence[str]) -> dict[int, Array]:
     """The arrays of archives given as a whole: every member belongs to the slot of its name."""
     names = [slot.name for slot in slots]
     by_slot: dict[int, Array] = {}
-    for word in words:
+    for word in texts:
         if not is_archive(word):
             continue
         arrays = read_array_file(
@@ -260,7 +260,7 @@ def _arrays(dealt: Mapping[int, str], slots: Sequence[RunInput]) -> dict[int, Ar
         shapes = {slots[i].type.shape for i, other in dealt.items() if other == word}
         if (word, own) not in known:
             try:
-                known[word, own] = array_of_word(word, own, shapes)
+                known[word, own] = parse_array(word, own, shapes)
             except UsageError as error:
                 if not word.startswith("@"):
                     error.where = error.where or f"--input={own}={word}"[:120]
@@ -269,7 +269,7 @@ def _arrays(dealt: Mapping[int, str], slots: Sequence[RunInput]) -> dict[int, Ar
     return by_slot
 
 
-def array_of_word(word: str, name: str, shapes: Collection[tuple[int, ...]] | None = None) -> Array:
+def parse_array(word: str, name: str, shapes: Collection[tuple[int, ...]] | None = None) -> Array:
     """The array that a word spells or whose file it names: there the only one, or the slot's.
 
     Of a file's array of another shape than `shapes` no data is read, as `read_array_file` says.

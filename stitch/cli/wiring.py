@@ -23,27 +23,27 @@ from stitch.linker import (
 )
 
 #: What commands on several modules take.
-FUNCTION_WORD: Option = ("--function", {
+FUNCTION_OPTION: Option = ("--function", {
     "action": "append", "default": [], "metavar": "NAME",
     "help": "the program of a module; the k-th for the k-th module"})  # fmt: skip
-WIRE_WORD: Option = ("--wire", {
+WIRE_OPTION: Option = ("--wire", {
     "action": "append", "default": [], "metavar": "A.Y=B.X",
     "help": f"connect by name instead of by position: {WIRE_FORM}"})  # fmt: skip
 
 
 def wires_of(
-    modules: Sequence[ModuleFile], words: Sequence[str], *, strict_types: bool = False,
+    modules: Sequence[ModuleFile], texts: Sequence[str], *, strict_types: bool = False,
     given: Collection[str] = (),
 ) -> tuple[Wire, ...]:  # fmt: skip
-    """The wires of a chain (see `chain_wires`); with `words`, only what they say.
+    """The wires of a chain (see `chain_wires`); with `texts`, only what they say.
 
     A module is called by its program's name, its file's name without suffix, or its index; a slot
-    by its name or its index. Raises `UsageError` for words that name nothing, `LinkError` for slots
+    by its name or its index. Raises `UsageError` for texts that name nothing, `LinkError` for slots
     that do not fit. `given`: names of slots that come from outside wherever a chain lacks them.
     """
     names = names_of(modules)
-    if words:
-        return wires_in_words(names, words, strict_types=strict_types)
+    if texts:
+        return wires_in_words(names, texts, strict_types=strict_types)
     try:
         return chain_wires(names.programs, strict_types=strict_types)
     except LinkError as error:
@@ -80,9 +80,9 @@ def _check_input_name(names: ProgramNames, name: str) -> None:
 
 
 def _with_wires(error: LinkError, names: ProgramNames) -> LinkError:
-    """The error of a chain, with the words that connect what can be and leave the rest open."""
-    words = likely_words(names)[:4] or ["MODULE.OUTPUT=MODULE.INPUT"]
-    wires = " ".join(f"--wire={word}" for word in words)
+    """The error of a chain, with the texts that connect what can be and leave the rest open."""
+    texts = likely_words(names)[:4] or ["MODULE.OUTPUT=MODULE.INPUT"]
+    wires = " ".join(f"--wire={word}" for word in texts)
     return LinkError(
         error.what, where=error.where, expected=error.expected, got=error.got,
         remedy=f"connect the slots by name with {wires}; other inputs come from outside",
@@ -114,12 +114,12 @@ def split_slot(word: str, is_value: Callable[[str], bool]) -> tuple[str | None, 
     return None, word
 
 
-def split_words(
-    words: Iterable[str], is_value: Callable[[str], bool], what: str, form: str,
+def split_slots(
+    texts: Iterable[str], is_value: Callable[[str], bool], what: str, form: str,
     where: str | None = None,
 ) -> list[tuple[str | None, str]]:  # fmt: skip
     """Each word as `split_slot` does; raises `UsageError` for one that is no `what`."""
-    split = [split_slot(word, is_value) for word in words]
+    split = [split_slot(word, is_value) for word in texts]
     for name, word in split:
         if name is None and not is_value(word):
             raise UsageError(f"{word[:80]!r} is no {what}", where=where, expected=form)
@@ -127,21 +127,21 @@ def split_words(
 
 
 def deal(
-    words: Sequence[tuple[str | None, str]],
+    texts: Sequence[tuple[str | None, str]],
     names: Sequence[str],
     option: str,
     shared: Sequence[str] = (),
 ) -> dict[int, str]:
-    """The word of each slot that has one: named words first, the others fill up in order.
+    """The word of each slot that has one: named texts first, the others fill up in order.
 
     `shared`: what each slot is called within its own program; a word for `mask` goes to `a.mask`
     and `b.mask` alike, but where another word names one of them. Raises `UsageError` for unknown
-    names, slots named twice, and words left over.
+    names, slots named twice, and texts left over.
     """
     dealt: dict[int, str] = {}
     places = {name: index for index, name in enumerate(names)}
     for_several: list[tuple[list[int], str]] = []
-    for name, word in words:
+    for name, word in texts:
         if name is None:
             continue
         index = slot_index(places, name)
@@ -164,7 +164,7 @@ def deal(
             raise UsageError(f"{option} {names[owners[0]]!r} is given twice")
         dealt |= dict.fromkeys(left, word)
     free = deque(index for index in range(len(names)) if index not in dealt)
-    for name, word in words:
+    for name, word in texts:
         if name is not None:
             continue
         if not free:

@@ -119,7 +119,7 @@ def test_the_saved_run_is_not_written_over(cli: Cli) -> None:
     cli("run", *RUN, "--save_operations=run.npz")
     done = cli("run", *RUN, "--expected_operations=run.npz", "--save_operations=run.npz")
     assert done.code == 2
-    assert "does not write over it" in done.err
+    assert "does not overwrite it" in done.err
 
 
 def test_a_saved_run_has_the_name_of_an_archive(cli: Cli) -> None:

@@ -68,9 +68,9 @@ OTHER = "the file is of another kind"
         ((*RUN, "--output=@many.npz", "--trace=many.npz"), "two outputs go to one file"),
         ((*RUN, "--trace=t.json", "--record=./t.json"), "two outputs go to one file"),
         ((*RUN, "--result_file=t.json", "--record=t.json"), "two outputs go to one file"),
-        ((*RUN, "--trace=-", "--record=-"), "two outputs want standard output"),
-        ((*RUN, "--trace=-", "--result_file=/dev/stdout"), "two outputs want standard output"),
-        ((*RUN, "--trace=-", "--output=-"), "two outputs want standard output"),
+        ((*RUN, "--trace=-", "--record=-"), "two outputs use standard output"),
+        ((*RUN, "--trace=-", "--result_file=/dev/stdout"), "two outputs use standard output"),
+        ((*RUN, "--trace=-", "--output=-"), "two outputs use standard output"),
         ((*RUN, "--save_artifacts", "--artifact_dir=-"), "takes a folder"),
         (("run", "p.yaml", "--output=@x.npy"), READ),
         (("run", "p.yaml", "--trace=p.yaml"), READ),
@@ -212,7 +212,7 @@ def test_what_goes_to_a_closed_standard_error_goes_nowhere_else(here: Path) -> N
 def test_standard_output_that_leads_into_a_source_is_not_written_to(here: Path) -> None:
     before = Path("a.ttb").read_bytes()
     done = in_shell(">> a.ttb", "--trace=-")
-    assert done.returncode == 2 and "does not write over it" in done.stderr
+    assert done.returncode == 2 and "does not overwrite it" in done.stderr
     assert Path("a.ttb").read_bytes() == before
 
 

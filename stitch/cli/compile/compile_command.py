@@ -18,7 +18,7 @@ from stitch.cli.command import EXIT_OK, Command, say, say_aside, say_written
 from stitch.cli.module_files import DEFAULT_TARGET
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, count, make_parser, place, positive, size
-from stitch.cli.run_inputs import array_of_word, is_array_word
+from stitch.cli.run_inputs import is_array_text, parse_array
 from stitch.cli.wiring import split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
 from stitch.compiler import RATED_EXECUTORS, SCHEDULES, split_graph
@@ -142,20 +142,20 @@ SOURCES = (
 _SHAPE = re.compile(r"(?:\d{1,18}(?:x\d{1,18})*)?")
 
 
-def module_of(words: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
+def module_of(options: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping[str, Any]]:
     """The module and its example inputs. Raises `UsageError`, `CompileError` for what is none."""
-    source: str | None = words.source
+    source: str | None = options.source
     suffix = Path(source or "").suffix.lower()
-    if words.examples and suffix != ".onnx":
+    if options.examples and suffix != ".onnx":
         raise UsageError("example inputs are for ONNX models", where="--input")
-    if words.entry is not None:
-        return from_entry(source, words.entry)
+    if options.entry is not None:
+        return from_entry(source, options.entry)
     if source is None:
         raise UsageError(
             "there is no module to compile", expected=f"SOURCE ({SOURCES}), or --entry"
         )
     if suffix == ".onnx":
-        return source, example_inputs(words.examples)
+        return source, example_inputs(options.examples)
     if suffix == ".json":
         return _graph_of_json(Path(source)), ()
     if suffix == ".py":
@@ -177,14 +177,14 @@ def _graph_of_json(path: Path) -> ComputationGraph:
     return from_json(text)
 
 
-def input_shapes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def input_shapes(options: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Shapes by input; raises `UsageError` for another form.
 
     >>> input_shapes(["x=1x3x224x224", "scale="])
     {'x': (1, 3, 224, 224), 'scale': ()}
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for word in words:
+    for word in options:
         name, equals, text = word.rpartition("=")
         if not (equals and name) or _SHAPE.fullmatch(text) is None:
             raise UsageError(
@@ -197,11 +197,11 @@ def input_shapes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def example_inputs(words: Sequence[str]) -> dict[str, Array]:
+def example_inputs(options: Sequence[str]) -> dict[str, Array]:
     """Example arrays by input; raises `UsageError`, or `FormatError` for a bad file."""
     examples: dict[str, Array] = {}
-    for word in words:
-        name, text = split_slot(word, is_array_word)
+    for word in options:
+        name, text = split_slot(word, is_array_text)
         if name is None:
             raise UsageError(
                 f"{word[:80]!r} is no example input", where="--input",
@@ -209,7 +209,7 @@ def example_inputs(words: Sequence[str]) -> dict[str, Array]:
             )  # fmt: skip
         if name in examples:
             raise UsageError(f"input {name!r} is given twice", where="--input")
-        examples[name] = array_of_word(text, name)
+        examples[name] = parse_array(text, name)
     return examples
 
 
@@ -227,12 +227,12 @@ def other_source(source: str) -> str | None:
     return nearest_file(source, (".yaml", ".yml", ".onnx", ".json", ".py")) or None
 
 
-def refuse_other_forms(words: argparse.Namespace, error: FormatError) -> None:
+def refuse_other_forms(options: argparse.Namespace, error: FormatError) -> None:
     """Raise `UsageError` where a module or a pipeline in YAML is another form of file."""
-    placed = f"a pipeline that runs {words.output}"
+    placed = f"a pipeline that runs {options.output}"
     for path, wanted, only, expected in (
-        (words.source, MODULE, "only modules are compiled", None),
-        (words.pipeline, PIPELINE, "--for takes a pipeline", placed),
+        (options.source, MODULE, "only modules are compiled", None),
+        (options.pipeline, PIPELINE, "--for takes a pipeline", placed),
     ):
         is_yaml = path is not None and Path(path).suffix.lower() in (".yaml", ".yml")
         if is_yaml and (form := form_of(path, wanted)) != wanted:
@@ -255,7 +255,7 @@ EXAMPLES = """\
 
 
 def command() -> Command:
-    """`stitch-compile`, with its words."""
+    """`stitch-compile`, with its options."""
     parser = make_parser("stitch-compile", "Compile a module into a .ttb file.", EXAMPLES)
     parser.add_argument("source", nargs="?", metavar="SOURCE", help=SOURCES)
     parser.add_argument("-o", "--output", metavar="FILE", help="the .ttb file, - for stdout")
@@ -301,69 +301,69 @@ def command() -> Command:
         ("--cache", {"metavar": "DIR", "type": place, "help": "a folder from which programs are "
                      "read that would come out the same, and in which others are kept"}),
         ("--cache_size", {"metavar": "SIZE", "type": size, "help": "what the folder may take, such "
-                          "as 2GiB; what was used least recently goes (default: 4GiB)"}),
+                          "as 2GiB; evicts the least recently used entries (default: 4GiB)"}),
         ("--text", {"action": "store_true", "help": "print the program as text"}),
     )  # fmt: skip
     return Command(parser.read, _compile)
 
 
-def _compile(words: argparse.Namespace) -> int:
+def _compile(options: argparse.Namespace) -> int:
     try:
-        return _compile_source(words)
+        return _compile_source(options)
     except FormatError as error:
-        refuse_other_forms(words, error)
+        refuse_other_forms(options, error)
         raise
 
 
-def _compile_source(words: argparse.Namespace) -> int:
-    if words.output is None and not words.text and (words.source or words.entry):
+def _compile_source(options: argparse.Namespace) -> int:
+    if options.output is None and not options.text and (options.source or options.entry):
         raise UsageError("there is nothing to do", expected="-o FILE, or --text")
-    if words.output == "-" and words.text:
+    if options.output == "-" and options.text:
         raise UsageError("-o - and --text both want standard output", remedy="choose one of them")
     checks = OutputChecks()
-    cuts = cuts_of(words.split, words.split_at)
-    if words.pipeline is not None and (words.output in (None, "-") or cuts is not None):
+    cuts = cuts_of(options.split, options.split_at)
+    if options.pipeline is not None and (options.output in (None, "-") or cuts is not None):
         raise UsageError(
-            "--for places one module of a pipeline, and -o says which",
+            "--for compiles one module of a pipeline; -o names it",
             expected="-o FILE, a module's file in the pipeline, without --split",
         )
-    if words.pipeline is not None and words.schedule is not None:
+    if options.pipeline is not None and options.schedule is not None:
         raise UsageError("--for takes the schedules that cost least", remedy="leave --schedule out")
-    if words.output == "-" and cuts is not None:
+    if options.output == "-" and cuts is not None:
         raise UsageError("a split module takes several files", expected="-o FILE, such as m.ttb")
-    factory_file = (words.entry or "").rpartition(":")[0]
-    checks.reads(filter(None, (words.source, words.target, words.pipeline, factory_file)))
-    if words.output is not None and cuts is None:
-        checks.add(words.output, TTB, "-o")
-    cache = cache_of(words.cache, words.cache_size)
-    module, examples = module_of(words)
+    factory_file = (options.entry or "").rpartition(":")[0]
+    checks.reads(filter(None, (options.source, options.target, options.pipeline, factory_file)))
+    if options.output is not None and cuts is None:
+        checks.add(options.output, TTB, "-o")
+    cache = cache_of(options.cache, options.cache_size)
+    module, examples = module_of(options)
     checks.refuse_sources()
-    shapes = input_shapes(words.input_shape)
-    if words.pipeline is not None:
+    shapes = input_shapes(options.input_shape)
+    if options.pipeline is not None:
         # What plans and runs is loaded for pipelines only.
         from stitch.cli.pipeline_file import compiled_for
 
-        graph = read_graph(module, examples, shapes, words.unroll)
-        model, advice = compiled_for(words, graph, cache)
-        _write([model], [words.output], words, cache)
+        graph = read_graph(module, examples, shapes, options.unroll)
+        model, advice = compiled_for(options, graph, cache)
+        _write([model], [options.output], options, cache)
         done = "as it is" if advice is None else advice.lines[0].replace("compile", "placed", 1)
-        say(f"for {words.pipeline}: {done}")
+        say(f"for {options.pipeline}: {done}")
         return EXIT_OK
-    target = words.target or DEFAULT_TARGET
+    target = options.target or DEFAULT_TARGET
     if cuts is None:
         model = api.compile(
-            module, examples, target=target, placement=words.placement, name=words.name,
-            role=words.role, input_shapes=shapes, unroll=words.unroll, schedule=words.schedule,
-            executor=words.executor, math_fidelity=words.math_fidelity, cache=cache,
+            module, examples, target=target, placement=options.placement, name=options.name,
+            role=options.role, input_shapes=shapes, unroll=options.unroll,
+            schedule=options.schedule, executor=options.executor, math_fidelity=options.math_fidelity, cache=cache,
         )  # fmt: skip
-        _write([model], [words.output], words, cache)
+        _write([model], [options.output], options, cache)
         return EXIT_OK
-    graph = read_graph(module, examples, shapes, words.unroll)
-    if words.name is not None:
-        graph = replace(graph, name=words.name)
-    graph = graph.with_placement(*map(parse_placement, words.placement))
+    graph = read_graph(module, examples, shapes, options.unroll)
+    if options.name is not None:
+        graph = replace(graph, name=options.name)
+    graph = graph.with_placement(*map(parse_placement, options.placement))
     parts = split_graph(graph, cuts)
-    output: str | None = words.output
+    output: str | None = options.output
     paths = [None if output is None else part_path(output, at) for at, _ in enumerate(parts)]
     for path in paths:
         if path is not None:
@@ -372,20 +372,20 @@ def _compile_source(words: argparse.Namespace) -> int:
         api.compile(
             part,
             target=target,
-            role=words.role,
-            schedule=words.schedule,
-            executor=words.executor,
-            math_fidelity=words.math_fidelity,
+            role=options.role,
+            schedule=options.schedule,
+            executor=options.executor,
+            math_fidelity=options.math_fidelity,
             cache=cache,
         )
         for part in parts
     ]
-    _write(models, paths, words, cache)
+    _write(models, paths, options, cache)
     return EXIT_OK
 
 
 def _write(
-    models: Sequence[api.CompiledModel], paths: Sequence[str | None], words: argparse.Namespace,
+    models: Sequence[api.CompiledModel], paths: Sequence[str | None], options: argparse.Namespace,
     cache: api.CompileCache | None,
 ) -> None:  # fmt: skip
     """Write the files, each atomically, and say what they are."""
@@ -398,7 +398,7 @@ def _write(
     for model, path in zip(models, paths, strict=True):
         for warning in model.warnings:
             say_aside(f"stitch-compile: warning: {warning}")
-        if words.text:
+        if options.text:
             say(model.text().rstrip("\n"))
         if path is not None:
             nbytes = api.inspect_sizes(model.binary).total
@@ -406,7 +406,7 @@ def _write(
             for loop in model.loops:
                 say(f"  {loop.text()}")
     if cache is not None:
-        (say_aside if words.text else say)(
+        (say_aside if options.text else say)(
             f"cache {cache.folder}: {counted(cache.hits, 'hit')}, "
             f"{counted(cache.misses, 'miss', 'misses')}"
         )
@@ -428,7 +428,7 @@ def cache_of(folder: str | None, size: str | None) -> api.CompileCache | None:
     """The cache that is asked for; raises `UsageError` for a size without a folder."""
     if folder is None:
         if size is not None:
-            raise UsageError("--cache_size bounds a cache", remedy="--cache=DIR says where it lies")
+            raise UsageError("--cache_size bounds a cache", remedy="add --cache=DIR")
         return None
     return api.CompileCache(folder, size or DEFAULT_MAX_NBYTES)
 

@@ -32,7 +32,7 @@ from stitch.cli.module_files import (
 )
 from stitch.cli.parser import add_options, count, make_parser
 from stitch.cli.rehearsal import Advice, advise, difference_text, rehearse
-from stitch.cli.wiring import FUNCTION_WORD, WIRE_WORD, wires_of
+from stitch.cli.wiring import FUNCTION_OPTION, WIRE_OPTION, wires_of
 from stitch.errors import Problem, UsageError
 from stitch.linker import LinkReport, Wire, check_link
 from stitch.machine import Chip, Machine, is_machine_file, load_system
@@ -185,14 +185,14 @@ def system_lines(path: str, described: Mapping[str, Any]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for chip in chips:
         rows, columns = chip["machine"]["core_grid"]
-        words = [f"{chip['architecture']}, {rows}x{columns} cores"]
+        parts = [f"{chip['architecture']}, {rows}x{columns} cores"]
         for name, space in chip["machine"]["spaces"].items():
             if name != "host":
-                words.append(
+                parts.append(
                     f"{name} {space['banks']} x [{space['base']}, {space['limit']}) B, pages at "
                     f"{space['alignment']}, tensors at {space['granule']}"
                 )
-        alike.setdefault("\n    ".join(words), []).append(chip["machine"]["name"])
+        alike.setdefault("\n    ".join(parts), []).append(chip["machine"]["name"])
     for text, names in alike.items():
         lines.append(f"  machine {', '.join(names)}: {text}")
     like = sorted({s.split(":")[0] for c in chips for s in c["sources"].values()
@@ -208,7 +208,7 @@ EXAMPLES = """\
   stitch-inspect a.ttb b.ttb                 can they be stitched, and at what cost?
   stitch-inspect a.ttb b.ttb --check-plan
   stitch-inspect a.ttnn b.ttb                binaries of tt-mlir, to look and to plan
-  stitch-inspect p150.ttsys                  what a device says of itself
+  stitch-inspect p150.ttsys                  a device's own description
   stitch-inspect --diff old.json new.json --max-added-bytes=0
   stitch-inspect --check-plan=run.json       what stitch-run --record=run.json wrote"""
 
@@ -217,7 +217,7 @@ MOST_LINES = 20
 
 
 def command() -> Command:
-    """`stitch-inspect`, with its words."""
+    """`stitch-inspect`, with its options."""
     parser = make_parser(
         "stitch-inspect",
         "Show .ttb and .ttnn files and system descriptors, and what stitching costs.",
@@ -234,8 +234,8 @@ def command() -> Command:
         ("--json", {"action": "store_true", "help": "JSON for programs"}),
         ("--verify", {"choices": ("metadata", "full"), "default": "metadata",
                       "help": "full: check every byte of the constants as well"}),
-        FUNCTION_WORD,
-        WIRE_WORD,
+        FUNCTION_OPTION,
+        WIRE_OPTION,
         ("--device", {"metavar": "NAME|machine.yaml|.ttsys",
                       "help": "plan for this machine (default: the first module's)"}),
         ("--check_plan", {"nargs": "?", "const": "", "metavar": "run.json",
@@ -249,13 +249,13 @@ def command() -> Command:
     return Command(parser.read, _inspect)
 
 
-def _inspect(words: argparse.Namespace) -> int:
-    record = words.check_plan
-    if words.diff is not None:
-        if words.modules or record is not None:
+def _inspect(options: argparse.Namespace) -> int:
+    record = options.check_plan
+    if options.diff is not None:
+        if options.modules or record is not None:
             raise UsageError("--diff compares two files: no modules, no --check_plan")
-        return _diff(words)
-    if words.max_added_bytes is not None:
+        return _diff(options)
+    if options.max_added_bytes is not None:
         raise UsageError("--max_added_bytes is for --diff")
     if record is not None and record.endswith(".ttb"):
         raise UsageError(
@@ -263,86 +263,90 @@ def _inspect(words: argparse.Namespace) -> int:
             remedy="put --check_plan behind the modules",
         )
     if record:
-        if words.modules:
+        if options.modules:
             raise UsageError("--check_plan checks a record, or the given modules: not both")
-        return _check(dict(read_document(record, read_record).plans), words.json)
-    if not words.modules:
+        return _check(dict(read_document(record, read_record).plans), options.json)
+    if not options.modules:
         raise UsageError(
             "there is nothing to inspect", expected=".ttb and .ttnn files, or a .ttsys"
         )
-    if any(is_machine_file(path) for path in words.modules):
-        return _show_system(words)
-    if len(words.modules) == 1 and record is None:
-        if words.wire or words.device or words.function:
+    if any(is_machine_file(path) for path in options.modules):
+        return _show_system(options)
+    if len(options.modules) == 1 and record is None:
+        if options.wire or options.device or options.function:
             raise UsageError("--wire, --device and --function are for several modules")
-        return _show(words)
-    return _stitch(words)
+        return _show(options)
+    return _stitch(options)
 
 
-def _show(words: argparse.Namespace) -> int:
-    path = words.modules[0]
+def _show(options: argparse.Namespace) -> int:
+    path = options.modules[0]
     if path == "-":
-        (module,) = read_modules([path], verify=words.verify)
+        (module,) = read_modules([path], verify=options.verify)
         binary = module.binary
         sizes = api.inspect_sizes(binary)
     else:
         source = module_source(path)
-        binary = api.load(source, verify=words.verify)
+        binary = api.load(source, verify=options.verify)
         sizes = api.inspect_sizes(source)
-    asked = words.section or ["inputs", "outputs", "memory"]
+    asked = options.section or ["inputs", "outputs", "memory"]
     sections = SECTIONS if "all" in asked else tuple(s for s in SECTIONS if s in asked)
     described = describe(binary, sizes, sections)
     has_checksums = binary.origin is None
-    if words.verify == "full" and has_checksums:
+    if options.verify == "full" and has_checksums:
         described["verified"] = "full"
-    if words.json:
+    if options.json:
         say(json.dumps(described, indent=2))
         return EXIT_OK
     lines = head_lines("standard input" if path == "-" else path, described)
     for program in described["programs"]:
         lines += program_lines(program)
-    if words.verify == "full":
+    if options.verify == "full":
         lines.append(
             "every byte is as it was written"
             if has_checksums
-            else "the file holds no checksums: it is sound, and nothing says whether it was changed"
+            else "the file has no checksums: its structure is valid, changed bytes are not detected"
         )
     say("\n".join(lines))
     return EXIT_OK
 
 
-def _show_system(words: argparse.Namespace) -> int:
-    path, *others = words.modules
-    if others or words.wire or words.device or words.function or words.section:
+def _show_system(options: argparse.Namespace) -> int:
+    path, *others = options.modules
+    if others or options.wire or options.device or options.function or options.section:
         raise UsageError(
             "a system descriptor is inspected by itself, and has no sections",
             remedy=f"stitch-inspect {path}; modules run on it with --device={path}",
         )
     described = describe_system(path)
-    say(json.dumps(described, indent=2) if words.json else "\n".join(system_lines(path, described)))
+    say(
+        json.dumps(described, indent=2)
+        if options.json
+        else "\n".join(system_lines(path, described))
+    )
     return EXIT_OK
 
 
-def _stitch(words: argparse.Namespace) -> int:
-    modules = told_apart(read_modules(words.modules, words.function, verify=words.verify))
-    wires = wires_of(modules, words.wire)
-    stitched = stitching(modules, wires, machine_for(words.device, modules))
-    if words.check_plan is not None:
-        return _check(dict(enumerate(stitched.plans, 1)), words.json)
-    say(json.dumps(stitching_json(stitched), indent=2) if words.json
+def _stitch(options: argparse.Namespace) -> int:
+    modules = told_apart(read_modules(options.modules, options.function, verify=options.verify))
+    wires = wires_of(modules, options.wire)
+    stitched = stitching(modules, wires, machine_for(options.device, modules))
+    if options.check_plan is not None:
+        return _check(dict(enumerate(stitched.plans, 1)), options.json)
+    say(json.dumps(stitching_json(stitched), indent=2) if options.json
         else "\n".join(stitching_lines(stitched)))  # fmt: skip
     return EXIT_OK
 
 
-def _diff(words: argparse.Namespace) -> int:
+def _diff(options: argparse.Namespace) -> int:
     """Print the added bytes and the copies that differ.
 
     Returns exit code 7 for more bytes than allowed, 6 if a limit is set for runs of different
     lengths, whose bytes cannot be compared.
     """
-    old, new = (read_document(path, read_copies) for path in words.diff)
+    old, new = (read_document(path, read_copies) for path in options.diff)
     change = difference(old, new)
-    most, failure, code = words.max_added_bytes, "", EXIT_OK
+    most, failure, code = options.max_added_bytes, "", EXIT_OK
     uneven = f"these runs are of different lengths: {_lengths(change.unequal)}"
     if most is not None and change.unequal:
         failure, code = f"{uneven}: added bytes cannot be compared", EXIT_FAILURE
@@ -351,7 +355,7 @@ def _diff(words: argparse.Namespace) -> int:
         code = EXIT_OVER_LIMIT
     elif change.unequal:
         say_aside(f"stitch-inspect: note: {uneven}")
-    if words.json:
+    if options.json:
         say(json.dumps(asdict(change), indent=2))
         return code
     lines = [f"this change: {difference_text(change.added)}"]

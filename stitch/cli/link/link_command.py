@@ -9,7 +9,7 @@ from stitch.cli.command import EXIT_OK, Command, say, say_written
 from stitch.cli.module_files import read_modules
 from stitch.cli.output_checks import TTB, OutputChecks
 from stitch.cli.parser import add_options, make_parser
-from stitch.cli.wiring import FUNCTION_WORD, WIRE_WORD, names_of, wires_of
+from stitch.cli.wiring import FUNCTION_OPTION, WIRE_OPTION, names_of, wires_of
 from stitch.errors import UsageError
 from stitch.files import OutputFiles
 from stitch.linking import LinkPart, link_parts
@@ -23,15 +23,15 @@ EXAMPLES = """\
 
 
 def command() -> Command:
-    """`stitch-link`, with its words."""
+    """`stitch-link`, with its options."""
     parser = make_parser("stitch-link", "Join .ttb modules into one.", EXAMPLES)
     parser.add_argument("modules", nargs="+", metavar="FILE", help=".ttb files, in run order")
     parser.add_argument("-o", "--output", required=True, metavar="FILE",
                         help="the .ttb file, - for stdout")  # fmt: skip
     add_options(
         parser,
-        FUNCTION_WORD,
-        WIRE_WORD,
+        FUNCTION_OPTION,
+        WIRE_OPTION,
         ("--keep", {"action": "append", "default": [], "metavar": "A.Y",
                     "help": "an output that stays an output although it feeds a wire"}),
         ("--name", {"help": "the new program's name (default: the names joined by _)"}),
@@ -41,25 +41,27 @@ def command() -> Command:
     return Command(parser.read, _link)
 
 
-def _link(words: argparse.Namespace) -> int:
-    if len(words.modules) < 2:
-        raise UsageError("linking takes at least two modules", got=f"{len(words.modules)}")
+def _link(options: argparse.Namespace) -> int:
+    if len(options.modules) < 2:
+        raise UsageError("linking takes at least two modules", got=f"{len(options.modules)}")
     checks = OutputChecks()
-    checks.reads(words.modules)
-    checks.add(words.output, TTB, "-o")
-    modules = read_modules(words.modules, words.function, verify="full")
+    checks.reads(options.modules)
+    checks.add(options.output, TTB, "-o")
+    modules = read_modules(options.modules, options.function, verify="full")
     checks.refuse_sources()
     parts = [LinkPart(m.program, m.binary.machine, m.label, m.path) for m in modules]
-    wires = wires_of(modules, words.wire, strict_types=words.strict_types)
+    wires = wires_of(modules, options.wire, strict_types=options.strict_types)
     names = names_of(modules)
-    keep = [names.port(word, "output", f"--keep={word}") for word in words.keep]
-    model = link_parts(parts, wires, name=words.name, keep=keep, strict_types=words.strict_types)
+    keep = [names.port(word, "output", f"--keep={word}") for word in options.keep]
+    model = link_parts(
+        parts, wires, name=options.name, keep=keep, strict_types=options.strict_types
+    )
     facts = f"{counted(len(modules), 'program')} linked into {model.program.name!r}, "
     facts += counted(len(model.program.operations), "operation")
     batch = OutputFiles()
-    batch.add(words.output, content_of(model.binary))
+    batch.add(options.output, content_of(model.binary))
     batch.commit()
     say_written("stitch-link", batch.paths)
-    where = "standard output" if words.output == "-" else words.output
+    where = "standard output" if options.output == "-" else options.output
     say(f"{where}: {api.inspect_sizes(model.binary).total} bytes, {facts}")
     return EXIT_OK

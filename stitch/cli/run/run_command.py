@@ -20,7 +20,7 @@ from stitch.cli.parser import add_options, count, make_parser, not_negative, pla
 from stitch.cli.run.run_session import EXPECTED_FORM, OUTPUT_FORM, run_session
 from stitch.cli.run_inputs import FORM as INPUT_FORM
 from stitch.cli.run_inputs import INITS
-from stitch.cli.wiring import WIRE_WORD
+from stitch.cli.wiring import WIRE_OPTION
 from stitch.documents import MACHINE, MODULE, form_of
 from stitch.errors import StitchError, UsageError, closest
 from stitch.files import nearest_file
@@ -81,7 +81,7 @@ def _sources() -> dict[str, Path]:
 
 
 def _how_to_run(target: Path) -> str:
-    """A script runs by itself; a folder's page says it, in its first block of commands."""
+    """Return how to run an example: the script, or the first block of commands of its page."""
     if target.is_file():
         return f"python {target}"
     text = (target / "README.md").read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ EXAMPLES = """\
   stitch-run --example=digits"""
 
 
-def add_run_words(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `stitch-run`."""
     _add_what(parser)
     _add_how(parser)
@@ -121,24 +121,23 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         ("--function", {"action": "append", "default": [], "metavar": "NAME",
                         "help": "the program of a module, by name or index; the k-th for the "
                         "k-th module (default: the first)"}),
-        WIRE_WORD,
+        WIRE_OPTION,
         ("--input", {"action": "append", "default": [], "metavar": "WHAT", "help": INPUT_FORM}),
         ("--output", {"action": "append", "default": [], "metavar": "WHERE", "help": OUTPUT_FORM}),
         ("--expected_output", {"action": "append", "default": [], "metavar": "WHAT",
                                "help": f"compare; exit code 1 if it differs: {EXPECTED_FORM}"}),
         ("--expected_operations", {"metavar": "FILE|reference", "type": place,
-                                   "help": "compare what every operation makes, with what "
-                                   "NumPy's kernels make of the same operands (reference), or "
-                                   "with a run saved by --save_operations; exit code 1 if it "
-                                   "differs"}),
-        ("--save_operations", {"metavar": "FILE.npz", "help": "what every operation makes in the "
-                               "first pass"}),
+                                   "help": "compare the results of every operation with NumPy's "
+                                   "kernels on the same operands (reference), or with a run "
+                                   "saved by --save_operations; exit code 1 if they differ"}),
+        ("--save_operations", {"metavar": "FILE.npz", "help": "save the results of every operation "
+                               "in the first pass"}),
         ("--atol", {"type": not_negative, "help": "absolute tolerance (default by type: f32 1e-4, "
                     "f16 1e-3, bf16 1e-2; integers are exact)"}),
         ("--rtol", {"type": not_negative, "help": "relative tolerance (default 1e-5)"}),
         ("--pcc", {"type": _correlation, "help": "least Pearson correlation; alone it replaces the "
                    "elementwise rule, with --atol or --rtol both must hold"}),
-        ("--init", {"choices": INITS, "help": "make the inputs that are not given"}),
+        ("--init", {"choices": INITS, "help": "generate the missing inputs"}),
         ("--seed", {"type": count, "default": 0, "help": "for --init=randn (default 0)"}),
     )  # fmt: skip
 
@@ -150,21 +149,21 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         parser,
         ("--device", machine),
         ("--target", machine | {"help": "the same as --device"}),
-        ("--list_devices", {"action": "store_true", "help": "list the known machines, and end"}),
+        ("--list_devices", {"action": "store_true", "help": "list the known machines and exit"}),
         ("--example", {"metavar": "NAME", "help": "write an example's files here (digits, "
                        "recurrent, ...), say how to run it, and end"}),
         ("--executor", {"choices": tuple(EXECUTORS),
-                        "help": "who computes (default: numpy); auto: NumPy or ONNX Runtime, "
+                        "help": "what computes (default: numpy); auto: NumPy or ONNX Runtime, "
                         "whichever is faster for an operation; torch: PyTorch's kernels too; "
-                        "null: nobody"}),
+                        "null: plan only, compute nothing"}),
         ("--threads", {"type": positive, "metavar": "N",
                        "help": "threads on which ONNX Runtime computes one operation, for "
                        "--executor=onnxruntime or auto (default: 1); NumPy's and "
                        "PyTorch's are set by OMP_NUM_THREADS"}),
         ("--prices", {"metavar": "NAME|prices.yaml",
-                      "help": "the table by which --executor=auto and torch choose who computes an "
-                      "operation: that of a family of processors, or a file of that "
-                      "form (default: the family nearest to this processor)"}),
+                      "help": "the costs by which --executor=auto and torch choose a kernel for "
+                      "each operation: a processor family's, or a file in that format "
+                      "(default: the family nearest to this processor)"}),
         ("--window", {"type": positive, "default": DEFAULT_WINDOW,
                       "help": "tasks queued before they run; 1: each call at once"}),
         ("--aggregate", {"choices": ("auto", "never", "always"), "default": "auto",
@@ -177,7 +176,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         ("--strict_types", {"action": "store_true",
                             "help": "links and --input may not change the floating type"}),
         ("--check_memory", {"action": "store_true",
-                            "help": "poison freed bytes, guard padding (slower); in Python "
+                            "help": "poison freed bytes, check padding (slower); in Python "
                             "open_device(debug=True)"}),
         ("--loops", {"type": positive, "default": 1,
                      "help": "do all runs N times; outputs are compared each time"}),
@@ -186,10 +185,10 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
         ("--dry_run", {"action": "store_true",
                        "help": "plan and price everything, execute nothing; needs no data"}),
         ("--max_copies", {"type": count, "metavar": "N",
-                          "help": "exit code 7 if one pass makes more copies than N: writes that "
-                          "the memories saw, less those that bring host arrays in"}),
+                          "help": "exit code 7 if one pass makes more than N copies: writes into "
+                          "memory spaces, less those that bring host arrays in"}),
         ("--check_memory_leak", {"action": "store_true",
-                                 "help": "exit code 6 if anything is left at the end"}),
+                                 "help": "exit code 6 if memory is still allocated at the end"}),
     )  # fmt: skip
 
 
@@ -197,7 +196,7 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         ("--explain", {"action": "store_true", "help": "every copy: bytes, time, reason"}),
-        ("--memory", {"action": "store_true", "help": "what each space holds, and its peak"}),
+        ("--memory", {"action": "store_true", "help": "contents and peak of each memory space"}),
         ("--print_statistics", {"action": "store_true", "help": "p50, p90, p99 of the passes"}),
         ("--result_file", {"nargs": "?", "const": "run_results.json", "metavar": "FILE",
                            "help": "everything as JSON (default name: %(const)s); here, as for "
@@ -209,21 +208,21 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
         ("--trace", {"metavar": "FILE", "help": "a Chrome trace (opens in Perfetto), compressed "
                      "as FILE.json.gz"}),
         ("--visualizer", {"metavar": "FOLDER", "type": place, "help": "operations, tensors and "
-                          "what lies in the spaces, as the folder that ttnn-visualizer opens"}),
+                          "buffers, as the folder that ttnn-visualizer opens"}),
         ("--record", {"metavar": "FILE", "help": "machine, plans and allocator events"}),
         ("--replay", {"metavar": "FILE", "help": "re-run recorded allocator events and check "
                       "every address"}),
     )  # fmt: skip
 
 
-def refuse_without_effect(parser: argparse.ArgumentParser, words: argparse.Namespace) -> None:
+def refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Raise `UsageError` for options that have no effect without others that are absent."""
-    alone = [w for w in ("atol", "rtol", "pcc") if getattr(words, w) is not None]
-    if alone and not (words.expected_output or words.expected_operations):
+    alone = [w for w in ("atol", "rtol", "pcc") if getattr(options, w) is not None]
+    if alone and not (options.expected_output or options.expected_operations):
         raise UsageError(
             f"--{alone[0]} has no effect without --expected_output or --expected_operations"
         )
-    if words.artifact_dir != parser.get_default("artifact_dir") and not words.save_artifacts:
+    if options.artifact_dir != parser.get_default("artifact_dir") and not options.save_artifacts:
         raise UsageError("--artifact_dir has no effect without --save_artifacts")
 
 
@@ -243,12 +242,12 @@ def command() -> Command:
     parser = make_parser(
         "stitch-run", "Run .ttb modules, stitched, on a simulated device.", EXAMPLES
     )
-    add_run_words(parser)
-    return Command(parser.read, lambda words: _run(parser, words))
+    add_run_options(parser)
+    return Command(parser.read, lambda options: _run(parser, options))
 
 
-def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
-    if words.list_devices:
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.list_devices:
         for name in machine_names():
             shape = load_machine(name).shape
             spaces = ", ".join(
@@ -257,24 +256,24 @@ def _run(parser: argparse.ArgumentParser, words: argparse.Namespace) -> int:
             )
             say(f"{name}: {spaces}")
         return EXIT_OK
-    if words.example is not None:
-        target, how = write_example(words.example)
+    if options.example is not None:
+        target, how = write_example(options.example)
         say(f"wrote {target}; to run it:\n{how}")
         return EXIT_OK
-    if words.replay is not None:
+    if options.replay is not None:
         alone = {"replay", "debug", "max_memory", "quiet"}
-        extra = [w for w, value in vars(words).items()
+        extra = [w for w, value in vars(options).items()
                  if w not in alone and value not in (parser.get_default(w), [])]  # fmt: skip
         if extra:
             raise UsageError(
                 "a replay runs alone: the record says what ran, and on which machine",
-                got=", ".join([*words.files, *(f"--{w}" for w in extra if w != "files")]),
-                remedy=f"stitch-run --replay={words.replay}",
+                got=", ".join([*options.files, *(f"--{w}" for w in extra if w != "files")]),
+                remedy=f"stitch-run --replay={options.replay}",
             )
-        return _replay(words.replay)
-    _take_files(words)
-    refuse_without_effect(parser, words)
-    return run_session(words)
+        return _replay(options.replay)
+    _take_files(options)
+    refuse_without_effect(parser, options)
+    return run_session(options)
 
 
 def _replay(path: str) -> int:
@@ -293,59 +292,59 @@ def _replay(path: str) -> int:
     return EXIT_OK
 
 
-def _take_files(words: argparse.Namespace) -> None:
-    """Sort `words.files` into `words.pipeline` and `words.module`.
+def _take_files(options: argparse.Namespace) -> None:
+    """Sort `options.files` into `options.pipeline` and `options.module`.
 
     Raises `UsageError` for files that do not go together, or that no run is made of.
     """
-    words.pipeline = None
-    documents = [path for path in words.files if Path(path).suffix.lower() in _YAML]
+    options.pipeline = None
+    documents = [path for path in options.files if Path(path).suffix.lower() in _YAML]
     if not documents:
-        _take_modules(words)
+        _take_modules(options)
         return
-    if len(words.files) > 1 or words.module or words.wire or words.function:
+    if len(options.files) > 1 or options.module or options.wire or options.function:
         raise UsageError(
             "a pipeline runs alone: its file says which modules run, and how they are connected",
-            got=", ".join([*words.files, *(f"--module={path}" for path in words.module)]),
+            got=", ".join([*options.files, *(f"--module={path}" for path in options.module)]),
             remedy=f"stitch-run {documents[0]}, without other files, --module, --function, --wire",
         )
-    (words.pipeline,) = documents
-    form = form_of(words.pipeline)
+    (options.pipeline,) = documents
+    form = form_of(options.pipeline)
     if form == MACHINE:
         raise UsageError(
-            f"{words.pipeline!r} describes a machine, which runs modules",
-            remedy=f"stitch-run a.ttb --device={words.pipeline}",
+            f"{options.pipeline!r} describes a machine, which runs modules",
+            remedy=f"stitch-run a.ttb --device={options.pipeline}",
         )
     if form == MODULE:
-        binary = Path(words.pipeline).with_suffix(".ttb").name
+        binary = Path(options.pipeline).with_suffix(".ttb").name
         raise UsageError(
-            f"{words.pipeline!r} is a module, and modules are compiled before they run",
-            remedy=f"stitch-compile {words.pipeline} -o {binary}, then stitch-run {binary}",
+            f"{options.pipeline!r} is a module, and modules are compiled before they run",
+            remedy=f"stitch-compile {options.pipeline} -o {binary}, then stitch-run {binary}",
         )
 
 
-def _take_modules(words: argparse.Namespace) -> None:
-    strangers = [p for p in words.files if p != "-" and Path(p).suffix.lower() not in _MODULES]
-    if strangers and not Path(strangers[0]).is_file():
+def _take_modules(options: argparse.Namespace) -> None:
+    unknown = [p for p in options.files if p != "-" and Path(p).suffix.lower() not in _MODULES]
+    if unknown and not Path(unknown[0]).is_file():
         raise UsageError(
-            f"{strangers[0]!r} is a folder, which nothing runs" if Path(strangers[0]).is_dir()
-            else f"there is no file {strangers[0]!r}",
+            f"{unknown[0]!r} is a folder, expected a file" if Path(unknown[0]).is_dir()
+            else f"there is no file {unknown[0]!r}",
             expected="modules (.ttb, .onnx, .ttnn), or one pipeline (.yaml)",
-            remedy=nearest_file(strangers[0], (*_MODULES, *_YAML)) or None,
+            remedy=nearest_file(unknown[0], (*_MODULES, *_YAML)) or None,
         )  # fmt: skip
-    if strangers:
+    if unknown:
         raise UsageError(
-            f"{strangers[0]!r} is nothing that runs, by its name",
+            f"{unknown[0]!r} has no suffix of a file that runs",
             expected="modules (.ttb, .onnx, .ttnn), or one pipeline (.yaml)",
-            remedy=f"to run it as a module all the same, write --module={strangers[0]}",
+            remedy=f"to run it as a module all the same, write --module={unknown[0]}",
         )
-    if words.files and words.module:
+    if options.files and options.module:
         raise UsageError(
             "the order of modules is not known where some stand after --module and some do not",
             remedy="write all of them with --module=, or all without",
         )
-    words.module = [*words.module, *words.files]
-    if not words.module:
+    options.module = [*options.module, *options.files]
+    if not options.module:
         raise UsageError(
             "there is nothing to run", expected="modules (.ttb, .onnx, .ttnn), or a pipeline.yaml"
         )

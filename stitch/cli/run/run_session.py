@@ -65,14 +65,14 @@ from stitch.cli.output_checks import (
 from stitch.cli.rehearsal import MOST_RUNS, Load, advise
 from stitch.cli.run_inputs import (
     Note,
-    array_of_word,
     gather_inputs,
     given_names,
     is_archive,
-    is_array_word,
+    is_array_text,
+    parse_array,
     text_of_array,
 )
-from stitch.cli.wiring import deal, split_words, wires_of
+from stitch.cli.wiring import deal, split_slots, wires_of
 from stitch.errors import UsageError
 from stitch.files import OutputFiles, make_folder
 from stitch.forms import NUMPY_SUFFIXES, npy_bytes, npz_bytes, read_array_file, typed
@@ -121,20 +121,20 @@ class Destinations:
 
 
 def destinations(
-    outputs: Sequence[RunOutput], words: Sequence[str], *, brief: bool
+    outputs: Sequence[RunOutput], options: Sequence[str], *, brief: bool
 ) -> Destinations:
-    """What the words of `--output` say; raises `UsageError`.
+    """What the options of `--output` say; raises `UsageError`.
 
-    `brief`: show all results, cut short, where the words say nothing.
+    `brief`: show all results, cut short, where the options say nothing.
     """
-    single = (word for word in words if not is_archive(word))
-    split = split_words(
+    single = (word for word in options if not is_archive(word))
+    split = split_slots(
         single, lambda word: word in ("", "-") or word.startswith("@"), "output", OUTPUT_FORM
     )
     dealt = deal(split, [output.name for output in outputs], "output")
     files: dict[int, Path] = {}
     archives: dict[Path, tuple[int, ...]] = {
-        Path(word[1:]): tuple(range(len(outputs))) for word in words if is_archive(word)
+        Path(word[1:]): tuple(range(len(outputs))) for word in options if is_archive(word)
     }
     for index, word in sorted(dealt.items()):
         if not word.startswith("@"):
@@ -151,7 +151,7 @@ def destinations(
         else:
             files[index] = path
     printed = tuple(index for index, word in sorted(dealt.items()) if word == "-")
-    return Destinations(files, archives, printed, brief and not words)
+    return Destinations(files, archives, printed, brief and not options)
 
 
 def put(
@@ -188,19 +188,19 @@ def note_if_not_finite(name: str, array: Array, note: Note) -> None:
             note(f"output {name!r}: {count:,} of {array.size:,} elements are {what}")
 
 
-def expectations(outputs: Sequence[RunOutput], words: Sequence[str]) -> dict[int, Array]:
-    """What the words of `--expected_output` say; raises `UsageError`, `FormatError`."""
+def expectations(outputs: Sequence[RunOutput], options: Sequence[str]) -> dict[int, Array]:
+    """What the options of `--expected_output` say; raises `UsageError`, `FormatError`."""
     names = [output.name for output in outputs]
-    single = (word for word in words if not is_archive(word))
-    split = split_words(
-        single, lambda w: w == IGNORED or is_array_word(w), "expected output", EXPECTED_FORM
+    single = (word for word in options if not is_archive(word))
+    split = split_slots(
+        single, lambda w: w == IGNORED or is_array_text(w), "expected output", EXPECTED_FORM
     )
     wanted: dict[int, Array] = {}
     shapes: dict[str | None, tuple[int, ...]] = {o.name: o.type.shape for o in outputs}
     for index, word in deal(split, names, "expected_output").items():
         if word != IGNORED:
-            wanted[index] = array_of_word(word, names[index], {outputs[index].type.shape})
-    for word in words:
+            wanted[index] = parse_array(word, names[index], {outputs[index].type.shape})
+    for word in options:
         if not is_archive(word):
             continue
         arrays = read_array_file(Path(word[1:]), lambda name, shape: shapes.get(name) == shape)
@@ -290,14 +290,14 @@ class OperationsAsked:
         self.comparison: OperationComparison | None = None
         self._store: OperationStore | None = None
 
-    def begin(self, words: argparse.Namespace, device: Device, stack: ExitStack) -> None:
+    def begin(self, options: argparse.Namespace, device: Device, stack: ExitStack) -> None:
         """Watch from now on, until the stack ends. Raises `UsageError`, `FormatError`."""
-        if words.expected_operations is not None:
-            how = Tolerances(words.atol, words.rtol, words.pcc)
-            self.comparison = OperationComparison(device, words.expected_operations, how)
+        if options.expected_operations is not None:
+            how = Tolerances(options.atol, options.rtol, options.pcc)
+            self.comparison = OperationComparison(device, options.expected_operations, how)
             stack.callback(self.comparison.close)
-        if words.save_operations is not None:
-            self._store = OperationStore(device, words.save_operations)
+        if options.save_operations is not None:
+            self._store = OperationStore(device, options.save_operations)
             stack.callback(self._store.forget)
 
     def next_pass(self) -> None:
@@ -491,7 +491,7 @@ def result_json(
 class RunSession:
     """A run under way."""
 
-    words: argparse.Namespace
+    options: argparse.Namespace
     device: api.Device
     load: Load
     runnable: Runnable
@@ -506,61 +506,63 @@ class RunSession:
     operations: OperationsAsked = field(default_factory=OperationsAsked)
 
 
-def run_session(words: argparse.Namespace) -> int:
-    """Run what the words ask for; with `--result_file`, errors are written there as well."""
+def run_session(options: argparse.Namespace) -> int:
+    """Run what the options ask for; with `--result_file`, errors are written there as well."""
     checks = OutputChecks()
-    checks.reads(filter(None, (words.pipeline, words.device, *words.module)))
-    if words.expected_operations not in (None, REFERENCE):
-        checks.reads((words.expected_operations,))
-    checks.add_folder(words.artifact_dir, "--artifact_dir")
-    for path, kind, option in ((words.result_file, RESULT, "--result_file"),
-                               (words.trace, trace_kind(words.trace), "--trace"),
-                               (words.save_operations, NPZ, "--save_operations"),
-                               (words.record, RECORD, "--record")):  # fmt: skip
+    checks.reads(filter(None, (options.pipeline, options.device, *options.module)))
+    if options.expected_operations not in (None, REFERENCE):
+        checks.reads((options.expected_operations,))
+    checks.add_folder(options.artifact_dir, "--artifact_dir")
+    for path, kind, option in ((options.result_file, RESULT, "--result_file"),
+                               (options.trace, trace_kind(options.trace), "--trace"),
+                               (options.save_operations, NPZ, "--save_operations"),
+                               (options.record, RECORD, "--record")):  # fmt: skip
         if path is not None:
             checks.add(path, kind, option)
-    if words.visualizer is not None:
-        checks.add_folder(words.visualizer, "--visualizer")
+    if options.visualizer is not None:
+        checks.add_folder(options.visualizer, "--visualizer")
         for name, kind in (("db.sqlite", DATABASE), ("config.json", JSON)):
-            checks.add(Path(words.visualizer) / name, kind, "--visualizer",
-                       own_folder=words.visualizer)  # fmt: skip
+            checks.add(Path(options.visualizer) / name, kind, "--visualizer",
+                       own_folder=options.visualizer)  # fmt: skip
     try:
-        return _run(words, checks)
+        return _run(options, checks)
     except (Exception, KeyboardInterrupt) as error:
         # Whatever it is: else the result of an earlier run would stay there.
-        if words.result_file is not None and not checks.is_read(words.result_file):
+        if options.result_file is not None and not checks.is_read(options.result_file):
             what, code = failure_of(error)
             body = {"result": "error", "exit_code": code, "error": what}
             batch = OutputFiles()
-            batch.add(words.result_file, json.dumps(body, indent=2) + "\n")
+            batch.add(options.result_file, json.dumps(body, indent=2) + "\n")
             batch.commit()
             say_written("stitch-run", batch.paths)
         raise
 
 
-def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
+def _run(options: argparse.Namespace, checks: OutputChecks) -> int:
     with ExitStack() as stack:
-        make = _pipeline_file if words.pipeline is not None else _chain
-        device, load = make(words)
+        make = _pipeline_file if options.pipeline is not None else _chain
+        device, load = make(options)
         stack.enter_context(device)
-        trace = None if words.trace is None else ChromeTrace(device, words.trace)
+        trace = None if options.trace is None else ChromeTrace(device, options.trace)
         if trace is not None:
             stack.callback(trace.forget)
-        folder = None if words.visualizer is None else VisualizerFolder(device, words.visualizer)
+        folder = (
+            None if options.visualizer is None else VisualizerFolder(device, options.visualizer)
+        )
         if folder is not None:
             stack.callback(folder.forget)
-        recorder = Recorder(device) if words.record is not None else None
-        session = _prepared(words, device, load)
+        recorder = Recorder(device) if options.record is not None else None
+        session = _prepared(options, device, load)
         _check_outputs(session, checks)
-        session.operations.begin(words, device, stack)
+        session.operations.begin(options, device, stack)
         _say_how_much(session)
         _all_passes(session)
         lines = _outcome(session)
         code = _checked(session)
-        if words.save_artifacts:
-            add_artifacts(session.batch, words.artifact_dir, session.device, session.runnable,
+        if options.save_artifacts:
+            add_artifacts(session.batch, options.artifact_dir, session.device, session.runnable,
                           session.arrays, session.results)  # fmt: skip
-        if words.check_memory_leak:
+        if options.check_memory_leak:
             code = max(code, _leak_check(session))
         session.operations.add_to(session.batch)
         if trace is not None:
@@ -568,12 +570,12 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
         if folder is not None:
             folder.add_to(session.batch)
         if recorder is not None:
-            session.batch.add(words.record, recorder.text())
-        if words.result_file is not None:
+            session.batch.add(options.record, recorder.text())
+        if options.result_file is not None:
             body = result_json(session.device, session.runnable, session.measured,
                                session.verdicts, code, session.failures,
                                session.operations.comparison)  # fmt: skip
-            session.batch.add(words.result_file, json.dumps(body, indent=2) + "\n")
+            session.batch.add(options.result_file, json.dumps(body, indent=2) + "\n")
         session.batch.commit()
         say_written("stitch-run", session.batch.paths)
         for line in lines:
@@ -583,81 +585,81 @@ def _run(words: argparse.Namespace, checks: OutputChecks) -> int:
         return code
 
 
-def _open(words: argparse.Namespace, machine: Any) -> api.Device:
-    executor = words.executor or ("null" if words.dry_run else "numpy")
-    if words.dry_run and executor != "null":
+def _open(options: argparse.Namespace, machine: Any) -> api.Device:
+    executor = options.executor or ("null" if options.dry_run else "numpy")
+    if options.dry_run and executor != "null":
         raise UsageError(f"--dry_run executes nothing, --executor={executor} does")
     if executor == "null":
-        _refuse_results(words)
+        _refuse_results(options)
     return api.open_device(
         machine,
         executor=executor,
-        threads=words.threads,
-        prices=words.prices,
-        window=words.window,
-        aggregate=words.aggregate,
-        debug=words.check_memory,
-        strict_types=words.strict_types,
-        lanes=words.lanes,
+        threads=options.threads,
+        prices=options.prices,
+        window=options.window,
+        aggregate=options.aggregate,
+        debug=options.check_memory,
+        strict_types=options.strict_types,
+        lanes=options.lanes,
     )
 
 
-def _refuse_results(words: argparse.Namespace) -> None:
-    """Raise `UsageError` for words that need results, where nothing is executed."""
-    wanted = [f"--expected_output={word}" for word in words.expected_output]
-    wanted += [f"--output={word}" for word in words.output if "@" in word]
+def _refuse_results(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that need results, where nothing is executed."""
+    wanted = [f"--expected_output={word}" for word in options.expected_output]
+    wanted += [f"--output={word}" for word in options.output if "@" in word]
     wanted += [
-        f"--{name}={getattr(words, name)}" for name in WORDS if getattr(words, name) is not None
+        f"--{name}={getattr(options, name)}" for name in WORDS if getattr(options, name) is not None
     ]
     if wanted:
-        how = "--dry_run" if words.dry_run else f"--executor={words.executor}"
+        how = "--dry_run" if options.dry_run else f"--executor={options.executor}"
         raise UsageError(
             f"{how} executes nothing, and {wanted[0]} needs a result",
             remedy=f"leave out {how}, or {', '.join(wanted)}"[:300],
         )
 
 
-def _chain(words: argparse.Namespace) -> tuple[api.Device, Load]:
-    given = read_modules(words.module, words.function, device=words.device, compiling=_note)
+def _chain(options: argparse.Namespace) -> tuple[api.Device, Load]:
+    given = read_modules(options.module, options.function, device=options.device, compiling=_note)
     modules = told_apart(given)
     for line in lacking_lines(modules):
         _note(line)
-    named = given_names(words.input)
-    wires = wires_of(modules, words.wire, strict_types=words.strict_types, given=named)
-    device = _open(words, machine_for(words.device, modules))
+    named = given_names(options.input)
+    wires = wires_of(modules, options.wire, strict_types=options.strict_types, given=named)
+    device = _open(options, machine_for(options.device, modules))
     return device, lambda where, programs: Chain(
         where, [with_program(m, programs.get(at)) for at, m in enumerate(modules)], wires
     )
 
 
-def _pipeline_file(words: argparse.Namespace) -> tuple[api.Device, Load]:
+def _pipeline_file(options: argparse.Namespace) -> tuple[api.Device, Load]:
     from stitch.cli.pipeline_file import open_pipeline_file
 
-    return open_pipeline_file(words, _open)
+    return open_pipeline_file(options, _open)
 
 
-def _prepared(words: argparse.Namespace, device: api.Device, load: Load) -> RunSession:
+def _prepared(options: argparse.Namespace, device: api.Device, load: Load) -> RunSession:
     computes, runnable = device.computes, load(device, {})
     check_room(device, runnable)
     arrays = gather_inputs(
-        runnable.inputs, words.input, init=words.init, seed=words.seed,
-        without_data=not computes, strict_types=words.strict_types, note=_note,
+        runnable.inputs, options.input, init=options.init, seed=options.seed,
+        without_data=not computes, strict_types=options.strict_types, note=_note,
     )  # fmt: skip
-    where = destinations(runnable.outputs, words.output, brief=not words.expected_output)
-    expected = expectations(runnable.outputs, words.expected_output)
-    return RunSession(words, device, load, runnable, arrays, where, expected)
+    where = destinations(runnable.outputs, options.output, brief=not options.expected_output)
+    expected = expectations(runnable.outputs, options.expected_output)
+    return RunSession(options, device, load, runnable, arrays, where, expected)
 
 
 def _check_outputs(session: RunSession, checks: OutputChecks) -> None:
     """Refuse outputs that would do harm, now that all is read and nothing is computed."""
-    words, where = session.words, session.where
+    options, where = session.options, session.where
     if where.printed:
         checks.take_standard_output("--output=-")
     for path in (*where.files.values(), *where.archives):
         checks.add(path, array_kind(path), "--output")
-    if words.save_artifacts:
-        for path, kind in artifact_kinds(words.artifact_dir, session.runnable).items():
-            checks.add(path, kind, "--save_artifacts", own_folder=words.artifact_dir)
+    if options.save_artifacts:
+        for path, kind in artifact_kinds(options.artifact_dir, session.runnable).items():
+            checks.add(path, kind, "--save_artifacts", own_folder=options.artifact_dir)
     checks.refuse_sources()
 
 
@@ -667,27 +669,27 @@ def _note(text: str) -> None:
 
 def _say_how_much(session: RunSession) -> None:
     """What lies ahead, before it starts: on a terminal, and with `--explain` or `--dry_run`."""
-    words = session.words
-    if not (words.explain or words.dry_run or sys.stderr.isatty()):
+    options = session.options
+    if not (options.explain or options.dry_run or sys.stderr.isatty()):
         return
-    passes = words.loops * (words.warmup_runs + words.num_runs)
+    passes = options.loops * (options.warmup_runs + options.num_runs)
     runs = session.runnable.runs
     total = f"{runs * passes:,} program run{'s' if runs * passes != 1 else ''}"
     _note(f"{total} ahead" + (f": {passes:,} passes of {runs:,}" if passes > 1 else ""))
 
 
 def _all_passes(session: RunSession) -> None:
-    words, runnable = session.words, session.runnable
-    how = Tolerances(words.atol, words.rtol, words.pcc)
-    with progress(words.loops * (words.warmup_runs + words.num_runs)) as tick:
-        for _ in range(words.loops):
+    options, runnable = session.options, session.runnable
+    how = Tolerances(options.atol, options.rtol, options.pcc)
+    with progress(options.loops * (options.warmup_runs + options.num_runs)) as tick:
+        for _ in range(options.loops):
 
             def passed() -> None:
                 tick()
                 session.operations.next_pass()
 
             session.results = run_passes(
-                runnable, session.arrays, words.warmup_runs, words.num_runs, session.measured,
+                runnable, session.arrays, options.warmup_runs, options.num_runs, session.measured,
                 passed,
             )  # fmt: skip
             if session.results:
@@ -702,17 +704,17 @@ def _all_passes(session: RunSession) -> None:
 
 def _outcome(session: RunSession) -> list[str]:
     """The lines to print; result files go into the batch."""
-    words, device = session.words, session.device
+    options, device = session.options, session.device
     lines: list[str] = []
     if device.computes:
         lines += put(session.where, session.runnable.outputs, session.results, session.batch, _note)
     else:
         lines.append("planned only: nothing was executed, no results exist")
-    if words.explain or words.dry_run:
+    if options.explain or options.dry_run:
         lines += [device.explain(), *_advice(session)]
-    if words.memory:
+    if options.memory:
         lines.append(memory_text(device))
-    if words.print_statistics:
+    if options.print_statistics:
         lines.append(statistics_text(session.measured))
     failed = [(i, v) for i, v in sorted(session.verdicts.items()) if not v.passed]
     lines += [f"[FAILED] result[{i}]: {v.name}: {v.detail}" for i, v in failed]
@@ -723,26 +725,26 @@ def _outcome(session: RunSession) -> list[str]:
 
 def _advice(session: RunSession) -> list[str]:
     """What to compile otherwise, if that saves anything."""
-    words, runnable = session.words, session.runnable
+    options, runnable = session.options, session.runnable
     if runnable.runs * 2 > MOST_RUNS:
         return []
     advice = advise(
         session.device.machine, session.load, session.arrays,
-        window=words.window, strict_types=words.strict_types,
+        window=options.window, strict_types=options.strict_types,
     )  # fmt: skip
     return [] if advice is None else [f"  advice: {line}" for line in advice.lines]
 
 
 def _checked(session: RunSession) -> int:
-    words, device = session.words, session.device
+    options, device = session.options, session.device
     code = EXIT_OK
     if session.operations.differ or any(not v.passed for v in session.verdicts.values()):
         code = EXIT_MISMATCH
     if not device.computes:
         session.measured.copies = planned_copies(device)
-    if words.max_copies is not None and session.measured.copies > words.max_copies:
+    if options.max_copies is not None and session.measured.copies > options.max_copies:
         many = counted(session.measured.copies, "copy", "copies")
-        what = f"{many} in one pass, at most {words.max_copies} allowed"
+        what = f"{many} in one pass, at most {options.max_copies} allowed"
         session.failures.append(f"{what}\n{copies_text(copies_inside(device))}")
         code = EXIT_OVER_LIMIT
     return code
