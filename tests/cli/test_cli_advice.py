@@ -18,7 +18,7 @@ import torch
 import stitch
 from stitch.cli.chain import Chain
 from stitch.cli.module_files import ModuleFile, with_program
-from stitch.cli.rehearsal import _words, advise, rehearse
+from stitch.cli.rehearsal import _change_text, advise, rehearse
 from stitch.compiler import split_graph, with_layouts
 from stitch.errors import StitchError
 from stitch.frontend import read_graph
@@ -274,9 +274,9 @@ def test_an_address_that_had_better_go_is_told_as_a_option_to_leave_out(cli: Cli
     slots = [Slot(0, "output", 0), Slot(0, "input", 0)]
     layouts = [own.without_address(), replace(program.input_desc(0).layout, space=Space.DRAM)]
     freed, both = map(SlotChange, slots, layouts)
-    assert _words(program, [freed]) == "a without its placement option for output.y.address"
+    assert _change_text(program, [freed]) == "a without its placement option for output.y.address"
     said = "a with --set input.x.space=dram and without its placement option for output.y.address"
-    assert _words(program, [both, freed]) == said
+    assert _change_text(program, [both, freed]) == said
 
 
 SHARDED = """\

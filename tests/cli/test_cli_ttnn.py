@@ -205,5 +205,5 @@ def test_beside_programs_whose_time_is_known_they_are_counted(cli: Cli, binaries
 
 def test_a_file_without_checksums_is_not_said_to_be_unchanged(cli: Cli, binaries: Path) -> None:
     out = cli("inspect", "real.ttnn", "--verify=full").out
-    assert "the file holds no checksums" in out
+    assert "the file has no checksums" in out
     assert "every byte is as it was written" not in out

@@ -354,7 +354,8 @@ def _compile_source(options: argparse.Namespace) -> int:
         model = api.compile(
             module, examples, target=target, placement=options.placement, name=options.name,
             role=options.role, input_shapes=shapes, unroll=options.unroll,
-            schedule=options.schedule, executor=options.executor, math_fidelity=options.math_fidelity, cache=cache,
+            schedule=options.schedule, executor=options.executor,
+            math_fidelity=options.math_fidelity, cache=cache,
         )  # fmt: skip
         _write([model], [options.output], options, cache)
         return EXIT_OK
