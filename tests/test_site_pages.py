@@ -20,14 +20,19 @@ PAGES = {
 MAX_TERMS = 40
 
 
-@pytest.fixture(scope="module")
-def site_pages() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "tools" / "site_pages.py")
+def tool(name: str) -> ModuleType:
+    """A module of tools/."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def site_pages() -> ModuleType:
+    return tool("site_pages")
 
 
 def test_every_generated_part_is_on_a_page_and_every_mark_names_one(
@@ -85,4 +90,13 @@ def test_pages_document_modules_and_names_that_exist() -> None:
     assert "stitch.machine.description" in named
     for name in named:
         module, _, attribute = name.rpartition(".")
-        assert importlib.util.find_spec(name) or hasattr(importlib.import_module(module), attribute)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            assert hasattr(importlib.import_module(module), attribute), name
+
+
+def test_the_picture_of_the_readme_is_what_its_command_draws() -> None:
+    picture = tool("picture")
+    assert picture.FILE == ROOT / "docs" / "images" / "stitch.svg"
+    assert picture.picture() == picture.FILE.read_text(encoding="utf-8")
