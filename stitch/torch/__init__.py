@@ -19,13 +19,13 @@ if TYPE_CHECKING:
         from_fx,
         graph_counts,
     )
-    from stitch.torch.json_loading import load
+    from stitch.torch.module_json import load
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
             "captured_model": "CapturedModel Explanation compile explain from_fx graph_counts",
-            "json_loading": "load",
+            "module_json": "load",
         },
         modules="nn",
         others=": torch's own names, such as optim, are those of `import torch`",

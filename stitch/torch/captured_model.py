@@ -22,8 +22,7 @@ from stitch.errors import UsageError
 from stitch.frontend import Explanation, explain, from_fx, graph_counts
 from stitch.model import CompiledModel
 from stitch.program import Array
-from stitch.torch.module_tensors import set_tensor_of, tensor_of, torch
-from stitch.torch.shared_module import SharedModule, share
+from stitch.torch.shared_module import SharedModule, set_tensor_of, share, tensor_of, torch
 from stitch.training import (
     GIVEN_LOSS,
     GIVEN_OPTIMIZER,

@@ -11,7 +11,7 @@ from stitch.argument_kinds import PATH, WRITABLE, either, takes
 from stitch.program import Array
 from stitch.torch.captured_model import CapturedModel
 from stitch.torch.module_json import module_json, written
-from stitch.torch.module_tensors import set_tensor_of, tensor_of, torch
+from stitch.torch.shared_module import set_tensor_of, tensor_of, torch
 
 #: What torch's own `Module.compile` is told.
 _TORCHS_WORDS = frozenset({"backend", "mode", "dynamic", "fullgraph", "options", "disable"})

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
 from stitch.training import losses, schedules
-from stitch.training.array_parts import part_of, with_part
 from stitch.training.compiled import CompiledTraining, ModelReader, compile_model, constants_of
-from stitch.training.costs import CostEstimator, SimulatedTime
 from stitch.training.from_torch import (
     GIVEN_LOSS,
     GIVEN_OPTIMIZER,
@@ -25,7 +23,6 @@ from stitch.training.from_torch import (
     replace_methods,
     weakly,
 )
-from stitch.training.futures import TensorFuture
 from stitch.training.graphs import (
     STEP,
     Parameter,
@@ -39,7 +36,6 @@ from stitch.training.graphs import (
     with_weights,
 )
 from stitch.training.instance import TrainingInstance
-from stitch.training.loss_tensor import LossTensor
 from stitch.training.losses import (
     LOSS_KIND,
     LOSSES,
@@ -70,8 +66,14 @@ from stitch.training.optimizers import (
     RMSprop,
     optimizer_from_config,
 )
-from stitch.training.pending_values import PendingValue
-from stitch.training.programs import TrainingGraphs, TrainingPrograms, home_space, slot_places
+from stitch.training.pending_values import LossTensor, PendingValue, TensorFuture
+from stitch.training.programs import (
+    TrainingGraphs,
+    TrainingOptions,
+    TrainingPrograms,
+    home_space,
+    slot_places,
+)
 from stitch.training.schedules import (
     ConstantLR,
     CosineAnnealingLR,
@@ -83,15 +85,17 @@ from stitch.training.schedules import (
 from stitch.training.search import (
     ALGORITHMS,
     AlgorithmConfig,
+    CostEstimator,
     CostValues,
     InferenceGraphs,
     SearchResult,
     SearchSolution,
+    SimulatedTime,
     check_algorithm,
     optimize,
     place_inference,
 )
-from stitch.training.training_options import TrainingOptions
+from stitch.training.tensors import part_of, with_part
 
 if TYPE_CHECKING:
     from stitch.training.checkpoints import (

@@ -22,8 +22,6 @@ from stitch.graph import ComputationGraph, JsonObject, PlacementOption
 from stitch.machine import Machine
 from stitch.program import Array, DataType, Program, ValueType
 from stitch.report import Device
-from stitch.training.array_parts import part_of, with_part
-from stitch.training.costs import SimulatedTime
 from stitch.training.from_torch import loss_of
 from stitch.training.graphs import KEPT_KINDS, Trainable, as_trainable
 from stitch.training.instance import NamedShapes, TrainingInstance
@@ -31,22 +29,20 @@ from stitch.training.losses import Loss, loss_from_config
 from stitch.training.optimizers import Optimizer, optimizer_from_config
 from stitch.training.pending_values import CaptureCall
 from stitch.training.programs import (
+    OPTION_WORDS,
     TrainingGraphs,
+    TrainingOptions,
     TrainingPrograms,
     compile_evaluation,
     compile_step,
     compile_training,
     compile_update,
     graphs_of,
-)
-from stitch.training.search import AlgorithmConfig, SearchResult, optimize
-from stitch.training.tensors import COUNTS
-from stitch.training.training_options import (
-    OPTION_WORDS,
-    TrainingOptions,
     options_from_record,
     training_config,
 )
+from stitch.training.search import AlgorithmConfig, SearchResult, SimulatedTime, optimize
+from stitch.training.tensors import COUNTS, part_of, with_part
 
 
 class ReadableModel(Protocol):

@@ -20,19 +20,12 @@ from stitch.errors import CompileError, TaskError, UsageError
 from stitch.program import Array, InputKind, Program
 from stitch.report import Device
 from stitch.runtime import LoadedProgram, Tensor
-from stitch.training.futures import TensorFuture
 from stitch.training.graphs import KEPT_KINDS, MASTER, graph_of, rate_name
-from stitch.training.loss_tensor import LossTensor
 from stitch.training.losses import Loss
 from stitch.training.observing import LayerTime, culprit, profiled
 from stitch.training.optimizers import Optimizer
-from stitch.training.pending_values import CaptureCall, PendingValue
-from stitch.training.programs import (
-    LABEL,
-    TrainingPrograms,
-    compile_accumulation,
-    prediction_of,
-)
+from stitch.training.pending_values import CaptureCall, LossTensor, PendingValue, TensorFuture
+from stitch.training.programs import LABEL, TrainingPrograms, compile_accumulation, prediction_of
 from stitch.training.stitching import (
     NamedCells,
     Shapes,

@@ -10,7 +10,7 @@ import pytest
 
 from stitch.compiler import compile_graph
 from stitch.errors import StitchError, TaskError
-from stitch.frontend.onnx.protos.model_file import READABLE_OPSET
+from stitch.frontend.onnx.protos import READABLE_OPSET
 from stitch.graph import ComputationGraphBuilder, lift
 from stitch.program import Array, Program
 from stitch.runtime.executors import make_executor

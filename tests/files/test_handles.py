@@ -19,7 +19,7 @@ from stitch.files import FolderLock, atomic_write
 from stitch.forms import read_array
 from stitch.frontend import read_graph
 from stitch.machine import named_machines
-from stitch.training.checkpoints.checkpoint_folder import Checkpoint, CheckpointFolder
+from stitch.training.checkpoints import Checkpoint, CheckpointFolder
 
 MODULE = "inputs: {x: {shape: [2], type: float32}}\noperations:\n  - y = Relu(x)\noutputs: [y]\n"
 DOORS: dict[str, Callable[[Path], Any]] = {

@@ -26,7 +26,7 @@ from stitch.files import (
 from stitch.forms import read_array
 from stitch.frontend import read_graph
 from stitch.machine import load_machine
-from stitch.training.checkpoints.checkpoint_format import read_tensors
+from stitch.training.checkpoints import read_tensors
 
 DOORS: dict[str, Callable[[Path], Any]] = {
     "m.ttb": stitch.load,

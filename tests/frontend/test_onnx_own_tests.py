@@ -20,7 +20,7 @@ from onnx.backend.test.loader import load_model_tests
 import stitch
 from stitch.errors import StitchError
 from stitch.frontend.onnx import from_onnx
-from stitch.frontend.onnx.protos.model_file import READABLE_OPSET
+from stitch.frontend.onnx.protos import READABLE_OPSET
 from stitch.program import Array
 from tests.support.onnx.node_tests import flat
 

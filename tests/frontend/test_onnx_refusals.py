@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 import stitch
 from stitch.errors import CompileError, FormatError, IncompatibleError
 from stitch.frontend.onnx import from_onnx
-from stitch.frontend.onnx.protos import model_file as onnx_file
+from stitch.frontend.onnx import protos as onnx_file
 from tests.support.onnx.models import BOOL, INT64, drawn, info, model
 from tests.support.run_seed import SEED
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stitch.frontend.torch.compile.program_arguments import ProgramArguments
+from stitch.frontend.torch.compile.graph_program import ProgramArguments
 from stitch.frontend.torch.compile.shared_storage import MAX_IDLE_PARTS, ArgumentSlot
 from tests.support.grids import every
 from tests.support.torch.compiled import storage_of

@@ -23,7 +23,7 @@ from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 from torch._inductor import codecache
 from torch.compiler._cache import CacheArtifactManager
 
-from stitch.frontend.torch.compile import kept_graphs
+from stitch.frontend.torch.compile import graph_cache
 from tests.support.torch.compiled import assert_same, compiled, storage_of
 
 X = torch.linspace(-1, 1, 24).view(6, 4)
@@ -235,7 +235,7 @@ def test_what_writes_inductors_code_is_loaded_where_torchs_key_uses_it(
     real = importlib.import_module(name)
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, name)
-        with kept_graphs._inductor_left_out():
+        with graph_cache._inductor_left_out():
             lazy = importlib.import_module(name)
             assert lazy is not real
             assert not hasattr(lazy, "__wrapped__")
@@ -243,17 +243,17 @@ def test_what_writes_inductors_code_is_loaded_where_torchs_key_uses_it(
             assert sys.modules[name] is lazy
             patch.setitem(sys.modules, name, real)
             told: list[object] = []
-            patch.setattr(real, kept_graphs._SOURCE_OF_KERNEL, told.append)
+            patch.setattr(real, graph_cache._SOURCE_OF_KERNEL, told.append)
             source("a kernel")
             assert told == ["a kernel"]
             assert lazy.PythonWrapperCodegen is real.PythonWrapperCodegen
         assert sys.modules[name] is real
         del sys.modules[name]
-        with kept_graphs._inductor_left_out():
+        with graph_cache._inductor_left_out():
             assert sys.modules[name] is not real
         assert name not in sys.modules
     assert sys.modules[name] is real
-    with kept_graphs._inductor_left_out():
+    with graph_cache._inductor_left_out():
         assert sys.modules[name] is real
 
 
@@ -265,17 +265,17 @@ def installed(files: str) -> Any:
 @pytest.fixture
 def fresh_digest() -> Iterator[None]:
     """Nothing is remembered of torch, before and afterwards."""
-    kept_graphs._torch_digest.cache_clear()
+    graph_cache._torch_digest.cache_clear()
     yield
-    kept_graphs._torch_digest.cache_clear()
+    graph_cache._torch_digest.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh_digest")
 def test_another_torch_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step(cache=str(tmp_path))
     graphs, read = graphs_of()
-    kept_graphs._torch_digest.cache_clear()
-    monkeypatch.setattr(kept_graphs, "distribution", installed("torch/__init__.py,sha256=other,9"))
+    graph_cache._torch_digest.cache_clear()
+    monkeypatch.setattr(graph_cache, "distribution", installed("torch/__init__.py,sha256=other,9"))
     step(cache=str(tmp_path))
     assert graphs_of() == (graphs + 2, read)
 
@@ -284,8 +284,8 @@ def test_another_torch_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_torch_whose_files_are_not_listed_is_known_by_its_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept_graphs, "distribution", installed(""))
-    assert kept_graphs._torch_digest() == codecache.torch_key()
+    monkeypatch.setattr(graph_cache, "distribution", installed(""))
+    assert graph_cache._torch_digest() == codecache.torch_key()
 
 
 def begun(folder: Path) -> subprocess.Popen[str]:

@@ -19,8 +19,8 @@ from torch._functorch.partitioners import default_partition
 from torch.autograd import forward_ad
 
 from stitch.errors import UsageError
-from stitch.frontend.torch.compile import dynamo_backend
-from stitch.frontend.torch.compile.dynamo_backend import by_aot_autograd
+from stitch.frontend.torch.compile import backend
+from stitch.frontend.torch.compile.backend import by_aot_autograd
 from tests.support.grids import every
 from tests.support.torch.compiled import assert_same, compiled
 
@@ -32,14 +32,14 @@ lacking = torch.special.i0
 def straight(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each graph without gradients whether it is called without aot_autograd's wrappers."""
     seen: list[bool] = []
-    unwrapped = dynamo_backend.Inference.unwrapped
+    unwrapped = backend.Inference.unwrapped
 
     def noted(self: Any, run: Any, wrapped: Any, examples: Sequence[Any]) -> Any:
         called = unwrapped(self, run, wrapped, examples)
         seen.append(called is not wrapped)
         return called
 
-    monkeypatch.setattr(dynamo_backend.Inference, "unwrapped", noted)
+    monkeypatch.setattr(backend.Inference, "unwrapped", noted)
     return seen
 
 
@@ -209,7 +209,7 @@ def test_torchs_own_class_writes_the_log_that_is_asked_for(
         asked.append(how)
         return lambda module, examples: by_torch
 
-    monkeypatch.setattr(dynamo_backend, "aot_autograd", class_of)
+    monkeypatch.setattr(backend, "aot_autograd", class_of)
     monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
     assert by_aot_autograd(None, [], **_HOW) is by_torch
     assert asked == [_HOW]

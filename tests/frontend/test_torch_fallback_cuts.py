@@ -11,10 +11,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from stitch.frontend.torch.compile import GraphReport
-from stitch.frontend.torch.compile.graph_cut import GraphPart, cut_graph, unit_of
-from stitch.frontend.torch.compile.graph_outputs import restrided
-from stitch.frontend.torch.compile.program_form import GraphSettings
+from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.stitched_graph import stitched
+from stitch.frontend.torch.compile.subgraphs import GraphPart, cut_graph, restrided, unit_of
 from tests.support.grids import every
 from tests.support.torch.compiled import assert_same, storage_of
 

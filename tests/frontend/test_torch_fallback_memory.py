@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from stitch.frontend.torch.compile.program_form import GraphSettings
+from stitch.frontend.torch.compile.graph_program import GraphSettings
 from stitch.frontend.torch.compile.stitched_graph import stitched
 from tests.support import garbage
 from tests.support.grids import every

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 import stitch
-from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
+from stitch.frontend.torch.compile.backend import stitch_backend
 from tests.support.grids import every, in_turn, named
 from tests.support.run_seed import SEED
 from tests.support.torch.agreement import Applied

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from stitch.errors import CompileError
-from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
+from stitch.frontend.torch.compile.backend import stitch_backend
 from tests.support.grids import every
 from tests.support.torch.compiled import compiled
 from tests.support.torch.operator_samples import graph_module_of

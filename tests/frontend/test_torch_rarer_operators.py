@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import stitch
-from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
+from stitch.frontend.torch.compile.backend import stitch_backend
 from tests.support.grids import in_turn
 from tests.support.run_seed import SEED
 from tests.support.torch.agreement import outcomes_of

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from stitch import forms, ops
 from stitch.errors import FormatError
 from stitch.frontend import load_module, module_from_text
-from stitch.frontend.yaml.statement import StatementError, ValueName, parse_statement
+from stitch.frontend.yaml import StatementError, ValueName, parse_statement
 from stitch.graph import ComputationGraph, check_types
 from stitch.program import ABSENT, Array, DataType, InputKind, Ownership
 

@@ -24,16 +24,14 @@ import stitch
 from stitch.errors import FormatError, IncompatibleError, StitchError, UsageError
 from stitch.files import folder_lock
 from stitch.program import Array
-from stitch.training.checkpoints.checkpoint_folder import (
+from stitch.training.checkpoints import (
     Checkpoint,
     CheckpointFolder,
     differences,
     read_checkpoint,
+    read_tensors,
     refuse_other,
     save_checkpoint,
-)
-from stitch.training.checkpoints.checkpoint_format import (
-    read_tensors,
     tensors_from_bytes,
     write_tensors,
 )

@@ -22,18 +22,20 @@ from stitch.frontend.onnx.calls import (
     upgraded,
 )
 from stitch.frontend.onnx.composed_operators import LOWERINGS, ONNX_RUNTIME
-from stitch.frontend.onnx.control_calls import (
+from stitch.frontend.onnx.control_flow import (
     Bodies,
     ControlCall,
+    Loops,
     OuterValues,
+    T,
     check_body,
     known_number,
+    lower_loop,
+    lower_scan,
     run_once,
     tensors_in,
 )
 from stitch.frontend.onnx.foreign_nodes import DeclaredValues, lower_foreign, may_be_foreign
-from stitch.frontend.onnx.kept_loops import Loops, T
-from stitch.frontend.onnx.loop_nodes import lower_loop, lower_scan
 from stitch.frontend.onnx.node_refusals import Refusals, Unsupported
 from stitch.frontend.onnx.protos import (
     NEWEST_OPSET,

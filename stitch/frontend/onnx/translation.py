@@ -11,29 +11,334 @@ Importing this module needs the package onnx (an optional extra).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from stitch.errors import CompileError, FormatError, StitchError
-from stitch.frontend.onnx.graph_inputs import (
-    BoundInput,
-    Examples,
-    FlatInputs,
-    Shapes,
-    bind_inputs,
-    flat_inputs,
-    flat_output,
-)
-from stitch.frontend.onnx.kept_loops import UNROLLED_ROUNDS, Loops
-from stitch.frontend.onnx.loop_nodes import MAX_ROUNDS
+import numpy as np
+import onnx
+
+from stitch.errors import CompileError, FormatError, StitchError, closest
+from stitch.frontend.onnx.control_flow import MAX_ROUNDS, UNROLLED_ROUNDS, Loops
 from stitch.frontend.onnx.node_walk import Walk
-from stitch.frontend.onnx.protos import OnnxModel, read_model
-from stitch.frontend.onnx.values import Failed, Scope
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.frontend.onnx.protos import OnnxModel, element_type, read_model
+from stitch.frontend.onnx.values import NOTHING, Failed, Given, Scope, TensorList
+from stitch.graph import (
+    ComputationGraph,
+    ComputationGraphBuilder,
+    PlacementOption,
+    SymbolicTensor,
+    placement_of,
+)
 from stitch.linker import remove_dead_code
-from stitch.program import Array
+from stitch.program import Array, DataType, TensorDesc, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# Inputs of a graph
+
+Examples = Sequence[Any] | Mapping[str, Any]
+Shapes = Mapping[str, Sequence[int]]
+#: A declared dimension: its size, its name, or nothing.
+Dimension = int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundInput:
+    """An input: its type, the example that was given for it, and the placement options of its
+    descriptor.
+    """
+
+    name: str
+    type: ValueType
+    example: Array | None = None
+    placement: tuple[PlacementOption, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    name: str
+    data_type: DataType
+    dimensions: tuple[Dimension, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    shape: tuple[int, ...]
+    data_type: DataType | None = None
+    example: Array | None = None
+    placement: tuple[PlacementOption, ...] = ()
+
+
+def bind_inputs(
+    graph: Any, examples: Examples, shapes: Shapes, title: str
+) -> tuple[BoundInput, ...]:
+    """The graph's inputs in order; those with an initializer only where an example names them.
+
+    A symbolic dimension of an input without an example takes the size that the examples give to its
+    name; names that are no identifiers (`?`, `-1`) are nobody's. Examples may give one name two
+    sizes, as ONNX Runtime lets them. Raises `CompileError`, and `FormatError` for two
+    inputs of one name.
+    """
+    defaults = {tensor.name for tensor in graph.initializer}
+    defaults |= {tensor.values.name for tensor in graph.sparse_initializer}
+    named = set(examples) if isinstance(examples, Mapping) else set()
+    wanted = [i for i in graph.input if i.name not in defaults or i.name in (named | set(shapes))]
+    names = [info.name for info in wanted]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise FormatError(f"two inputs are called {twice[0]!r}", where=title)
+    _check_names(names, named | set(shapes), title)
+    given = dict(examples) if isinstance(examples, Mapping) else _by_position(
+        names, examples, title
+    )  # fmt: skip
+    problems: list[str] = []
+    declared: list[_Declared] = []
+    known: dict[str, _Given] = {}
+    for info in wanted:
+        try:
+            one = _declared(info)
+            declared.append(one)
+            given_input = _given(one, given.get(info.name), shapes.get(info.name))
+            if given_input is not None:
+                known[info.name] = given_input
+        except StitchError as error:
+            problems.append(_line(info.name, error))
+    sizes = _sizes(declared, known)
+    bound = [_bound(one, known.get(one.name), sizes, problems) for one in declared]
+    if problems:
+        raise CompileError(
+            "the inputs of the model cannot be bound:\n  - " + "\n  - ".join(problems),
+            where=title,
+            remedy="give example inputs, or shapes: --input_shape NAME=1x3x224x224 "
+            "(input_shapes={...} in Python)",
+        )
+    return tuple(one for one in bound if one is not None)
+
+
+def _check_names(names: list[str], asked: set[str], title: str) -> None:
+    unknown = sorted(asked - set(names))
+    if unknown:
+        near = closest(unknown[0], names)
+        raise CompileError(
+            f"the model has no input {unknown[0]!r}", where=title,
+            expected=", ".join(names) or "no inputs", remedy=near or None,
+        )  # fmt: skip
+
+
+def _by_position(names: list[str], examples: Sequence[Any], title: str) -> dict[str, Any]:
+    if examples and len(examples) != len(names):
+        raise CompileError(
+            f"{len(examples)} example inputs for a model of {len(names)}", where=title,
+            expected=", ".join(names) or "none",
+        )  # fmt: skip
+    return dict(zip(names, examples, strict=False))
+
+
+def _line(name: str, error: StitchError) -> str:
+    got = f" (expected {error.expected}, got {error.got})" if error.got else ""
+    return f"input {name!r}: {error.what}{got}"
+
+
+def _declared(info: Any) -> _Declared:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        spelled = str(kind or "no type").removesuffix("_type").replace("_", " ")
+        if spelled in ("sequence", "optional"):
+            raise CompileError(
+                f"{spelled} values take the form of their example, which is lacking or no list"
+            )
+        raise CompileError(f"only tensors are supported, not {spelled}")
+    tensor = info.type.tensor_type
+    data_type = element_type(tensor.elem_type, "")
+    if not tensor.HasField("shape"):
+        return _Declared(info.name, data_type, None)
+    dimensions = tuple(_dimension(d) for d in tensor.shape.dim)
+    return _Declared(info.name, data_type, dimensions)
+
+
+def _dimension(dim: Any) -> Dimension:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value) if dim.dim_value >= 0 else None
+    # Exporters write "?" and "-1" for sizes that they do not know: two have nothing in common.
+    return dim.dim_param if dim.dim_param.isidentifier() else None
+
+
+def _given(declared: _Declared, example: Any, shape: Sequence[int] | None) -> _Given | None:
+    """What the caller said of an input, checked against its declaration."""
+    taken = None if example is None else _described(declared, example)
+    if shape is not None:
+        asked = tuple(int(size) for size in shape)
+        if taken is not None and taken.shape != asked:
+            raise CompileError(
+                "the example has another shape", expected=str(list(asked)),
+                got=str(list(taken.shape)),
+            )  # fmt: skip
+        taken = taken or _Given(asked)
+    if taken is None:
+        return None
+    if taken.data_type not in (None, declared.data_type):
+        raise CompileError(
+            "the example has another type", expected=declared.data_type.value,
+            got=taken.data_type.value if taken.data_type else None,
+        )  # fmt: skip
+    dimensions = declared.dimensions
+    if dimensions is not None and not (
+        len(dimensions) == len(taken.shape)
+        and all(
+            size == wanted or not isinstance(wanted, int)
+            for size, wanted in zip(taken.shape, dimensions, strict=True)
+        )
+    ):
+        raise CompileError(
+            "the shape does not fit", expected=_shape_text(dimensions), got=str(list(taken.shape))
+        )
+    return taken
+
+
+def _described(declared: _Declared, example: Any) -> _Given:
+    if isinstance(example, ValueType):
+        return _Given(example.shape, example.data_type)
+    if isinstance(example, TensorDesc):
+        stored = example.layout.data_type
+        logical = declared.data_type if stored.is_floating else stored
+        return _Given(example.shape, logical, None, placement_of("input", declared.name, example))
+    try:
+        typed = hasattr(example, "dtype")
+        array = np.asarray(example) if typed else np.asarray(example, declared.data_type.dtype)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise CompileError(f"the example is no array: {error}") from error
+    return _Given(array.shape, DataType.from_dtype(array.dtype), array)
+
+
+def _sizes(declared: Sequence[_Declared], known: Mapping[str, _Given]) -> dict[str, set[int]]:
+    """The sizes that examples give to each symbolic dimension."""
+    sizes: dict[str, set[int]] = {}
+    for one in declared:
+        given = known.get(one.name)
+        if given is None or one.dimensions is None:
+            continue
+        for dimension, size in zip(one.dimensions, given.shape, strict=True):
+            if isinstance(dimension, str):
+                sizes.setdefault(dimension, set()).add(size)
+    return sizes
+
+
+def _bound(
+    declared: _Declared, given: _Given | None, sizes: Mapping[str, set[int]], problems: list[str]
+) -> BoundInput | None:
+    if given is not None:
+        kind = ValueType(given.shape, declared.data_type)
+        return BoundInput(declared.name, kind, given.example, given.placement)
+    if declared.dimensions is None:
+        problems.append(f"input {declared.name!r}: the model does not say its shape")
+        return None
+    shape: list[int] = []
+    for axis, dimension in enumerate(declared.dimensions):
+        known = sizes.get(dimension, set()) if isinstance(dimension, str) else set()
+        if isinstance(dimension, int) or len(known) == 1:
+            shape += [dimension] if isinstance(dimension, int) else known
+            continue
+        spelled = dimension or f"axis {axis}"
+        several = f" (in other inputs it is {' and '.join(map(str, sorted(known)))})"
+        problems.append(
+            f"input {declared.name!r} {_shape_text(declared.dimensions)}: "
+            f"dynamic dimension left unbound: {spelled}{several if known else ''}"
+        )
+    if len(shape) < len(declared.dimensions):
+        return None
+    return BoundInput(declared.name, ValueType(tuple(shape), declared.data_type))
+
+
+def _shape_text(dimensions: Sequence[Dimension]) -> str:
+    return "[" + ", ".join("?" if d is None else str(d) for d in dimensions) + "]"
+
+
+#: For each input that is no plain tensor: the names of its tensors; None where it is left out.
+Structures = Mapping[str, tuple[str, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatInputs:
+    """A graph's inputs as tensors: `graph` has the fields that binding asks of a `GraphProto`."""
+
+    graph: Any
+    examples: Examples
+    structures: Structures = field(default_factory=dict)
+
+    def value(self, name: str, tensors: Mapping[str, SymbolicTensor]) -> Given:
+        """What an input that is no plain tensor stands for."""
+        names = self.structures[name]
+        return NOTHING if names is None else TensorList(tuple(tensors[one] for one in names))
+
+
+def flat_inputs(graph: Any, examples: Examples) -> FlatInputs:
+    """All inputs as tensors, as the examples have them; a graph of plain tensors stays as it is.
+
+    A structure without an example stays too: binding refuses it by name.
+    """
+    if all(info.type.WhichOneof("value") == "tensor_type" for info in graph.input):
+        return FlatInputs(graph, examples)
+    defaults = {tensor.name for tensor in graph.initializer}
+    infos = [info for info in graph.input if info.name not in defaults]
+    if isinstance(examples, Mapping):
+        given = dict(examples)
+    elif len(examples) == len(infos):
+        given = {info.name: value for info, value in zip(infos, examples, strict=True)}
+    else:
+        return FlatInputs(graph, examples)
+    structures: dict[str, tuple[str, ...] | None] = {}
+    inputs: list[Any] = []
+    for info in graph.input:
+        kind = info.type
+        if kind.WhichOneof("value") == "optional_type" and info.name in given:
+            kind = kind.optional_type.elem_type
+            if given[info.name] is None:
+                structures[info.name] = None
+                del given[info.name]
+                continue
+        inputs += _tensors(info, kind, given, structures)
+    flat = SimpleNamespace(
+        input=inputs, initializer=graph.initializer, sparse_initializer=graph.sparse_initializer
+    )
+    return FlatInputs(flat, given, structures)
+
+
+def _tensors(
+    info: Any, kind: Any, given: dict[str, Any], structures: dict[str, tuple[str, ...] | None]
+) -> list[Any]:
+    """The tensors of one input; their examples take the place of its own."""
+    example = given.get(info.name)
+    form = kind.WhichOneof("value")
+    if form == "tensor_type":
+        return [onnx.ValueInfoProto(name=info.name, type=kind)]
+    element = kind.sequence_type.elem_type if form == "sequence_type" else None
+    listed = isinstance(example, Sequence) and not isinstance(example, str | bytes)
+    if element is None or element.WhichOneof("value") != "tensor_type" or not listed:
+        return [info]
+    elements = []
+    for index, value in enumerate(given.pop(info.name)):
+        one = onnx.ValueInfoProto(name=f"{info.name}[{index}]")
+        # Elements may differ in shape, so the declared one says nothing.
+        one.type.tensor_type.elem_type = element.tensor_type.elem_type
+        given[one.name] = value
+        elements.append(one)
+    structures[info.name] = tuple(one.name for one in elements)
+    return elements
+
+
+def flat_output(name: str, value: Given, where: str) -> list[tuple[str, SymbolicTensor]]:
+    """The tensors of an output: itself, or `name[0]`, `name[1]`, ... of a sequence."""
+    if isinstance(value, SymbolicTensor):
+        return [(name, value)]
+    if isinstance(value, TensorList):
+        return [(f"{name}[{index}]", item) for index, item in enumerate(value.items)]
+    raise CompileError("an output is an empty optional value, which no tensor stands for",
+                       where=where)  # fmt: skip
+
 
 #: An input that decides shapes holds sizes, axes or indices; larger ones are data.
 MAX_DECIDING_ELEMENTS = 4096
@@ -72,7 +377,7 @@ def _translated(
     fixed: set[str] = set()
     while True:
         walk = Walk(read, ComputationGraphBuilder(_name(read)), loops)
-        slots = _declared(walk, inputs)
+        slots = _declared_type(walk, inputs)
         outputs = _walked(walk, inputs, fixed, slots, flat)
         wanted = [name for name in walk.dependencies.wanted if name not in fixed]
         if wanted:
@@ -91,7 +396,7 @@ def _name(model: OnnxModel) -> str:
     return str(model.graph.name) or Path(model.title).stem
 
 
-def _declared(walk: Walk, inputs: Sequence[BoundInput]) -> dict[str, SymbolicTensor]:
+def _declared_type(walk: Walk, inputs: Sequence[BoundInput]) -> dict[str, SymbolicTensor]:
     """The input slots by name."""
     builder, slots = walk.builder, {}
     for one in inputs:

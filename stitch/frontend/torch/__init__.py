@@ -14,11 +14,9 @@ from stitch.on_demand import names_on_demand
 if TYPE_CHECKING:
     from stitch.frontend.torch.compile import device_of, loop_over
     from stitch.frontend.torch.compile_explanation import Explanation, explain, graph_counts
-    from stitch.frontend.torch.fx import captured_module, from_fx
-    from stitch.frontend.torch.parameter_homes import ParameterHomes
+    from stitch.frontend.torch.fx import captured_module, from_fx, graph_of_call
     from stitch.frontend.torch.plain_values import CallStructure
-    from stitch.frontend.torch.tensor_bytes import array_on, tensor_on
-    from stitch.frontend.torch.torch_calls import graph_of_call
+    from stitch.frontend.torch.tensor_bytes import ParameterHomes, array_on, tensor_on
     from stitch.frontend.torch.training_capture import (
         evaluation_from_torch,
         from_torch_for_training,
@@ -29,11 +27,9 @@ else:
         {
             "compile": "device_of loop_over",
             "compile_explanation": "Explanation explain graph_counts",
-            "fx": "captured_module from_fx",
-            "parameter_homes": "ParameterHomes",
+            "fx": "captured_module from_fx graph_of_call",
             "plain_values": "CallStructure",
-            "tensor_bytes": "array_on tensor_on",
-            "torch_calls": "graph_of_call",
+            "tensor_bytes": "ParameterHomes array_on tensor_on",
             "training_capture": "evaluation_from_torch from_torch_for_training",
         },
     )

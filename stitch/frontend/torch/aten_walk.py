@@ -19,8 +19,14 @@ from stitch.frontend.torch.aten_call import (
     type_of_tensor,
 )
 from stitch.frontend.torch.lowering import CHECKS, complex_lowering_of, lowering_of
-from stitch.frontend.torch.node_places import location_of, operator_of
-from stitch.frontend.torch.refused_nodes import COMPILE_REMEDY, Refusal, RefusedNodes, briefly
+from stitch.frontend.torch.refused_nodes import (
+    COMPILE_REMEDY,
+    Refusal,
+    RefusedNodes,
+    briefly,
+    location_of,
+    operator_of,
+)
 from stitch.graph import ComputationGraphBuilder, SymbolicTensor, choose, repeat_while
 from stitch.program import ValueType
 

@@ -29,8 +29,8 @@ from stitch.errors import CompileError, StitchError, UsageError
 from stitch.frontend.torch.aten_call import torch_type_of
 from stitch.frontend.torch.decompositions import or_whole
 from stitch.frontend.torch.lowering import KEPT_WHOLE
-from stitch.frontend.torch.node_places import failure_location
 from stitch.frontend.torch.plain_values import Arguments, with_plain_values
+from stitch.frontend.torch.refused_nodes import failure_location
 from stitch.program import TensorDesc, ValueType
 
 Examples = Sequence[Any] | Mapping[str, Any]

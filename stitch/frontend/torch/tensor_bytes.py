@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stitch.errors import InternalError
 from stitch.program import Array, DataType
@@ -57,3 +58,37 @@ def tensor_on(array: Array, dtype: Any) -> Any:
             expected=str(dtype), got=str(array.dtype), remedy="please report it",
         )  # fmt: skip
     return tensor
+
+
+# --------------------------------------------------------------------------------------------------
+# Parameters on a device
+
+
+class ParameterHomes:
+    """The places of some parameters before they were moved, by the identity of torch's object."""
+
+    __slots__ = ("_homes",)
+
+    def __init__(self) -> None:
+        self._homes: dict[int, tuple[Any, Any]] = {}
+
+    def move(self, parameter: Any, tensor: Any) -> None:
+        """A parameter lies where this tensor does: whatever it had before is another tensor's."""
+        self._homes.setdefault(id(parameter), (parameter, parameter.data))
+        parameter.data = tensor
+        torch.autograd.graph.increment_version(parameter)
+
+    def bring_back(self) -> None:
+        """Parameters lie where they lay, with the values that they have now; twice does no harm.
+
+        The end may come in the middle of torch's tracing of something else.
+        """
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+            while self._homes:
+                number, (parameter, home) = next(iter(self._homes.items()))
+                if home.shape == parameter.shape:
+                    home.copy_(parameter.data)
+                else:  # It was given another shape meanwhile.
+                    home = parameter.data.clone()
+                parameter.data = home
+                del self._homes[number]

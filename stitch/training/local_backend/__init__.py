@@ -3,29 +3,28 @@
 A task is a program on the device's queue. Words follow FlexFlow.
 """
 
-from stitch.training.local_backend.local_task_backend import LocalTaskBackend
-from stitch.training.local_backend.runtime_backing import (
-    LayerTask,
-    ModelTrainingInstance,
-    RuntimeBacking,
-    TaskImplementation,
-    execute,
-)
-from stitch.training.local_backend.task_arguments import TaskArgumentAccessor, TensorAccessor
-from stitch.training.local_backend.task_binding import (
+from stitch.training.local_backend.backend import LocalTaskBackend
+from stitch.training.local_backend.signatures import (
     RuntimeArgument,
+    SlotKind,
     TaskBinding,
     TaskInvocation,
-    backward_binding,
-)
-from stitch.training.local_backend.task_slots import (
-    SlotKind,
     TaskSignature,
     TensorSlot,
+    backward_binding,
     backward_signature,
     task_signature,
 )
-from stitch.training.local_backend.task_store import TaskStore
+from stitch.training.local_backend.store import (
+    LayerTask,
+    ModelTrainingInstance,
+    RuntimeBacking,
+    TaskArgumentAccessor,
+    TaskImplementation,
+    TaskStore,
+    TensorAccessor,
+    execute,
+)
 
 __all__ = [
     "LayerTask", "LocalTaskBackend", "ModelTrainingInstance", "RuntimeArgument", "RuntimeBacking",

@@ -18,7 +18,7 @@ from stitch.files import OutputFiles, atomic_write
 from stitch.forms import npy_bytes, read_array_file
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import DataType
-from stitch.training.checkpoints.checkpoint_folder import (
+from stitch.training.checkpoints import (
     Checkpoint,
     read_checkpoint,
     save_checkpoint,

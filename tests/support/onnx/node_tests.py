@@ -22,8 +22,8 @@ from onnx.backend.test.loader import load_model_tests
 
 import stitch
 from stitch.errors import StitchError
-from stitch.frontend.onnx.calls import constant_nodes
-from stitch.frontend.onnx.protos.model_file import READABLE_OPSET
+from stitch.frontend.onnx import calls
+from stitch.frontend.onnx.protos import READABLE_OPSET
 from stitch.program import Array
 
 TABLE = Path(__file__).parents[2] / "conformance" / "onnx_coverage.md"
@@ -72,7 +72,7 @@ def operator_of(case: Any) -> str:
 def _counting_reference() -> Iterator[list[str]]:
     """Inside, the operators that the front end gives to ONNX's reference implementation."""
     used: list[str] = []
-    plain = constant_nodes.reference_results
+    plain = calls.reference_results
 
     def noted(node: Any, *rest: Any) -> Any:
         used.append(node.op_type)

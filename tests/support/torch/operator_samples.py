@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stitch.errors import InternalError, StitchError
-from stitch.frontend.torch.compile.dynamo_backend import stitch_backend
+from stitch.frontend.torch.compile.backend import stitch_backend
 
 #: What results and gradients of float32 may differ by from eager torch's.
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-4}

@@ -24,7 +24,7 @@ from stitch.training import (
     execute,
     task_signature,
 )
-from stitch.training.local_backend.layer_tasks import graph_key
+from stitch.training.local_backend.layers import graph_key
 from tests.support.bodied_graphs import bodied_graph
 from tests.support.training.models import batches, mlp
 

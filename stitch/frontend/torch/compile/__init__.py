@@ -6,7 +6,7 @@ it what trains, is loaded when it is asked for.
 
 from typing import TYPE_CHECKING
 
-from stitch.frontend.torch.compile.dynamo_backend import (
+from stitch.frontend.torch.compile.backend import (
     CompileSettings,
     compiled_graph,
     device_of,

@@ -18,8 +18,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stitch.frontend.torch.aten_call import PART_TYPES, array_of, data_type_of
-from stitch.frontend.torch.compile.graph_outputs import Result
 from stitch.frontend.torch.compile.graph_report import Counts
+from stitch.frontend.torch.compile.subgraphs import Result
 from stitch.frontend.torch.tensor_bytes import array_at, tensor_on
 from stitch.live_objects import LiveObjects
 from stitch.program import Array, TensorDesc, host_layout

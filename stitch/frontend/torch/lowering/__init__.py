@@ -24,18 +24,15 @@ from stitch.frontend.torch.lowering import (
     complex_numbers,
     embedding_bags,
     grid_samples,
-    grouped_products,
-    layer_products,
     norms,
     ordered_elements,
     picked_elements,
+    products,
     quantized,
     random_numbers,
     reductions,
     shapes,
     single_elements,
-    special_functions,
-    strided_views,
     window_operators,
 )  # fmt: skip
 from stitch.frontend.torch.lowering.backward_operators import join_selected
@@ -52,10 +49,9 @@ aten = torch.ops.aten
 
 _FAMILIES: tuple[Mapping[Any, Row], ...] = tuple(
     family.LOWERINGS for family in (
-        single_elements, activations, reductions, shapes, picked_elements, layer_products,
+        single_elements, activations, reductions, shapes, picked_elements, products,
         attention, norms, window_operators, backward_operators, random_numbers,
-        strided_views, special_functions, ordered_elements, embedding_bags, grid_samples,
-        grouped_products, quantized,
+        ordered_elements, embedding_bags, grid_samples, quantized,
     )
 )  # fmt: skip
 _ROWS: dict[Any, Row] = {overload: row for table in _FAMILIES for overload, row in table.items()}
@@ -66,7 +62,7 @@ LOWERINGS: dict[Any, Lowering] = {
 }
 COMPLEX_LOWERINGS: Mapping[Any, Lowering] = complex_numbers.LOWERINGS
 _BY_NAME = {
-    **grouped_products.LOWERINGS_BY_NAME, **quantized.LOWERINGS_BY_NAME,
+    **products.LOWERINGS_BY_NAME, **quantized.LOWERINGS_BY_NAME,
     **single_elements.LOWERINGS_BY_NAME,
 }  # fmt: skip
 

@@ -1,0 +1,517 @@
+"""Complex numbers: what ATen's operators on them are, on pairs of real and imaginary parts.
+
+`LOWERINGS` has what stands beside an overload for complex elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.errors import CompileError
+from stitch.frontend.torch.aten_call import (
+    PART_TYPES,
+    Call,
+    ComplexTensor,
+    KeptWhole,
+    Lowered,
+    Lowering,
+    Value,
+    data_type_of,
+)
+from stitch.frontend.torch.lowering import (
+    backward_operators,
+    picked_elements,
+    shapes,
+    single_elements,
+)
+from stitch.frontend.torch.lowering.single_elements import truth
+from stitch.graph import SymbolicTensor
+from stitch.program import DataType, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# Pairs of real tensors
+
+#: What stands where torch's schema says Tensor or Scalar, and either may be complex.
+ComplexValue = ComplexTensor | Value | complex
+
+
+def is_real(value: ComplexValue) -> bool:
+    """Whether an operand has no imaginary part by its type."""
+    return not isinstance(value, ComplexTensor | complex)
+
+
+def wide_of(call: Call, value: ComplexValue) -> SymbolicTensor:
+    """A real operand in the type of the result's parts, with a last axis of one."""
+    assert not isinstance(value, ComplexTensor | complex), "it has two parts"
+    number = call.cast(value)
+    return call.builder.unsqueeze(number, -1) if number.shape else number
+
+
+def pair_of(call: Call, value: ComplexValue, data_type: DataType | None = None) -> SymbolicTensor:
+    """An operand as pairs, by default in the type of the result's parts."""
+    b, kind = call.builder, call.data_type if data_type is None else data_type
+    if isinstance(value, ComplexTensor):
+        return b.cast(value.pairs, kind)
+    if not isinstance(value, SymbolicTensor):
+        number = complex(value)
+        return b.constant(np.asarray([number.real, number.imag], kind.dtype))
+    real = b.unsqueeze(b.cast(value, kind), -1)
+    return b.concat([real, b.broadcast(b.constant(np.zeros(1, kind.dtype)), real.shape)], -1)
+
+
+def parts_of(
+    call: Call, value: ComplexValue, data_type: DataType | None = None
+) -> tuple[SymbolicTensor, SymbolicTensor]:
+    """Both parts of an operand, each with a last axis of one."""
+    real, imaginary = call.builder.split(pair_of(call, value, data_type), 1, -1)
+    return real, imaginary
+
+
+def joined(call: Call, real: SymbolicTensor, imaginary: SymbolicTensor) -> ComplexTensor:
+    """Of two parts, each with a last axis of one, complex numbers of the result's shape."""
+    b, shape = call.builder, (*call.shape[:-1], 1)
+    return ComplexTensor(b.concat([b.broadcast(real, shape), b.broadcast(imaginary, shape)], -1))
+
+
+def turned(call: Call, pairs: SymbolicTensor) -> SymbolicTensor:
+    """Complex conjugates."""
+    return call.builder.mul(pairs, np.asarray([1, -1], pairs.data_type.dtype))
+
+
+# --------------------------------------------------------------------------------------------------
+# Arithmetic
+
+aten = torch.ops.aten
+
+# From parts, and to parts --------------------------------------------------------------------
+
+
+def _complex(call: Call, real: SymbolicTensor, imaginary: SymbolicTensor) -> ComplexTensor:
+    return joined(call, wide_of(call, real), wide_of(call, imaginary))
+
+
+def _polar(call: Call, length: SymbolicTensor, angle: SymbolicTensor) -> ComplexTensor:
+    b, (size, turn) = call.builder, (wide_of(call, length), wide_of(call, angle))
+    return joined(call, b.mul(size, b.cos(turn)), b.mul(size, b.sin(turn)))
+
+
+def _view_as_complex(call: Call, x: SymbolicTensor) -> ComplexTensor:
+    return ComplexTensor(x)
+
+
+def _view_as_real(call: Call, x: ComplexTensor) -> SymbolicTensor:
+    return x.pairs
+
+
+def _of_parts(target: Any, call: Call, x: ComplexTensor) -> SymbolicTensor:
+    """A real function of the imaginary and the real part."""
+    b = call.builder
+    real, imaginary = (b.squeeze(part, -1) for part in parts_of(call, x, x.pairs.data_type))
+    lowering = single_elements.LOWERINGS[target]
+    assert not isinstance(lowering, KeptWhole), "torch leaves it whole"
+    result = lowering(call, imaginary, real)
+    assert isinstance(result, SymbolicTensor)
+    return result
+
+
+def _pairs(call: Call, x: ComplexValue, *_: Any, **__: Any) -> ComplexTensor:
+    """The same numbers; real ones become complex, others pass to another width."""
+    return ComplexTensor(pair_of(call, x))
+
+
+def _to_type(call: Call, x: ComplexTensor, *_: Any, **__: Any) -> ComplexTensor | SymbolicTensor:
+    """To another width; of what is made real, torch drops the imaginary part."""
+    if call.is_complex:
+        return _pairs(call, x)
+    real = parts_of(call, x, x.pairs.data_type)[0]
+    return call.cast(call.builder.squeeze(real, -1))
+
+
+def _full(call: Call, _: Any, value: ComplexValue, **__: Any) -> ComplexTensor:
+    """Also full_like, new_full, copy and fill: the result's type says it all."""
+    return ComplexTensor(call.builder.broadcast(pair_of(call, value), call.shape))
+
+
+def _filled(number: complex, call: Call, *_: Any, **__: Any) -> ComplexTensor:
+    return _full(call, None, number)
+
+
+def _conjugate(call: Call, x: ComplexValue) -> ComplexTensor:
+    return ComplexTensor(turned(call, pair_of(call, x)))
+
+
+# Arithmetic ----------------------------------------------------------------------------------
+
+
+def _sum_of_two(
+    sign: int, call: Call, a: ComplexValue, b: ComplexValue, alpha: complex = 1
+) -> ComplexTensor:
+    first, second = pair_of(call, a), pair_of(call, b)
+    if alpha != 1:
+        factor = alpha if isinstance(alpha, complex) else wide_of(call, alpha)
+        second = _product(call, ComplexTensor(second), factor)
+    return ComplexTensor(
+        call.builder.add(first, second) if sign > 0 else call.builder.sub(first, second)
+    )
+
+
+def _product(call: Call, a: ComplexValue, b: ComplexValue) -> SymbolicTensor:
+    """Products as pairs, of operands one of which is complex."""
+    builder = call.builder
+    if is_real(a):
+        a, b = b, a
+    if is_real(b):
+        return builder.mul(pair_of(call, a), wide_of(call, b))
+    (p, q), (r, s) = parts_of(call, a), parts_of(call, b)
+    real = builder.sub(builder.mul(p, r), builder.mul(q, s))
+    return builder.concat([real, builder.add(builder.mul(p, s), builder.mul(q, r))], -1)
+
+
+def _multiply(call: Call, a: ComplexValue, b: ComplexValue) -> ComplexTensor:
+    return ComplexTensor(call.builder.broadcast(_product(call, a, b), call.shape))
+
+
+def _divide(call: Call, a: ComplexValue, b: ComplexValue) -> ComplexTensor:
+    """By the larger part of the divisor, whose square may leave the range."""
+    builder = call.builder
+    if is_real(b):
+        return ComplexTensor(builder.div(pair_of(call, a), wide_of(call, b)))
+    (p, q), (r, s) = parts_of(call, a), parts_of(call, b)
+    is_wide = builder.greater(builder.abs(s), builder.abs(r))
+    large, small = builder.where(is_wide, s, r), builder.where(is_wide, r, s)
+    share = builder.div(small, large)
+    size = builder.add(large, builder.mul(small, share))
+    # (p + qi) / (r + si) for |r| >= |s|; else that of (q - pi) / (s - ri).
+    u, v = builder.where(is_wide, q, p), builder.where(is_wide, builder.neg(p), q)
+    flip = builder.where(is_wide, builder.neg(share), share)
+    real = builder.add(u, builder.mul(v, flip))
+    imaginary = builder.sub(v, builder.mul(u, flip))
+    return joined(call, builder.div(real, size), builder.div(imaginary, size))
+
+
+def _reciprocal(call: Call, x: ComplexTensor) -> ComplexTensor:
+    return _divide(call, 1.0 + 0j, x)
+
+
+def _negative(call: Call, x: ComplexTensor) -> ComplexTensor:
+    return ComplexTensor(call.builder.neg(x.pairs))
+
+
+def _exponential(call: Call, x: ComplexTensor) -> ComplexTensor:
+    b, (real, imaginary) = call.builder, parts_of(call, x)
+    size = b.exp(real)
+    # What has no imaginary part has none when its length leaves the range.
+    turn = b.where(b.equal(imaginary, 0), imaginary, b.mul(size, b.sin(imaginary)))
+    return joined(call, b.mul(size, b.cos(imaginary)), turn)
+
+
+def _power(call: Call, x: ComplexValue, exponent: Any) -> ComplexTensor:
+    if isinstance(exponent, bool | int | float) and exponent in (1, 2, 3) and call.is_complex:
+        power = result = ComplexTensor(pair_of(call, x))
+        for _ in range(int(exponent) - 1):
+            result = ComplexTensor(_product(call, result, power))
+        return result
+    raise CompileError(
+        "powers of complex numbers have whole exponents up to three", got=repr(exponent)
+    )
+
+
+def _sign(call: Call, x: ComplexTensor) -> ComplexTensor:
+    """Numbers of length one in the same direction; zero of zero."""
+    b, kind = call.builder, x.pairs.data_type
+    size = _of_parts(aten.hypot.default, Call(b, (ValueType(x.shape, kind),)), x)
+    length = b.unsqueeze(size, -1)
+    is_zero = b.equal(length, 0)
+    return ComplexTensor(b.where(is_zero, 0.0, b.div(x.pairs, b.where(is_zero, 1.0, length))))
+
+
+def _equal(differ: bool, call: Call, x: ComplexValue, y: ComplexValue) -> SymbolicTensor:
+    b = call.builder
+    kind = data_type_of(PART_TYPES[torch.result_type(*call.traced)])
+    first, second = (pair_of(call, v, kind) for v in (x, y))
+    (p, q), (r, s) = (
+        [b.squeeze(part, -1) for part in b.split(pair, 1, -1)] for pair in (first, second)
+    )
+    same = b.broadcast(b.logical_and(b.equal(p, r), b.equal(q, s)), call.shape)
+    return b.logical_not(same) if differ else same
+
+
+def _where(
+    call: Call, condition: SymbolicTensor, a: ComplexValue, b: ComplexValue
+) -> ComplexTensor:
+    builder, kept = call.builder, truth(call, condition)
+    wide = builder.unsqueeze(kept, -1) if kept.shape else kept
+    chosen = builder.op("Where", wide, pair_of(call, a), pair_of(call, b))
+    return ComplexTensor(builder.broadcast(chosen, call.shape))
+
+
+def _masked_fill(
+    call: Call, x: ComplexTensor, mask: SymbolicTensor, value: ComplexValue
+) -> ComplexTensor:
+    return _where(call, mask, value, x)
+
+
+# Sums and products of many -------------------------------------------------------------------
+
+
+def _reduce(
+    kind: str, call: Call, x: ComplexTensor, dim: Any = None, keepdim: bool = False, **_: Any
+) -> ComplexTensor:
+    pairs, rank = pair_of(call, x), len(x.shape)
+    if not rank:
+        return ComplexTensor(pairs)
+    dims = [dim] if isinstance(dim, int) else dim or range(rank)
+    return ComplexTensor(call.builder.reduce(kind, pairs, [d % rank for d in dims], keepdim))
+
+
+def _matmul(call: Call, a: ComplexValue, b: ComplexValue) -> ComplexTensor:
+    """Products of matrices: of a real and a complex one two, of two complex ones four."""
+    builder = call.builder
+    (p, q), (r, s) = (
+        [builder.squeeze(part, -1) for part in parts_of(call, value)] for value in (a, b)
+    )
+    real = builder.sub(builder.matmul(p, r), builder.matmul(q, s))
+    imaginary = builder.add(builder.matmul(p, s), builder.matmul(q, r))
+    return ComplexTensor(builder.stack([real, imaginary], -1 % (len(real.shape) + 1)))
+
+
+def _add_product(
+    call: Call, added: ComplexValue, first: ComplexValue, second: ComplexValue, *,
+    beta: complex = 1, alpha: complex = 1,
+) -> ComplexTensor:  # fmt: skip
+    product: ComplexValue = _matmul(call, first, second)
+    if alpha != 1:
+        product = ComplexTensor(_product(call, product, alpha))
+    if beta == 0:
+        assert isinstance(product, ComplexTensor)
+        return product
+    kept = added
+    if beta != 1:
+        kept = ComplexTensor(_product(call, ComplexTensor(pair_of(call, added)), beta))
+    return ComplexTensor(call.builder.add(pair_of(call, product), pair_of(call, kept)))
+
+
+_OF_TWO: dict[Any, Lowering] = {
+    aten.add: partial(_sum_of_two, 1), aten.sub: partial(_sum_of_two, -1), aten.mul: _multiply,
+    aten.div: _divide, aten.eq: partial(_equal, False), aten.ne: partial(_equal, True),
+}  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Movement
+
+
+#: What the schema calls an axis, or several.
+_AXES = frozenset(("dim", "dims", "dim0", "dim1"))
+#: What the schema calls a shape, or what is listed for every axis, and its entry for the pairs.
+_LENGTHS = {"input_sizes": 2, "repeats": 1}
+
+
+def _moved(target: Any, *, added: int = 0, whole: bool = False) -> Lowering:
+    """A lowering by that for real numbers. `added`: axes that the result has more; `whole`: all
+    axes are listed."""
+    real = _real_lowering(target)
+    names = [argument.name for argument in target._schema.arguments]
+
+    def lowered(call: Call, *operands: Any, **named: Any) -> Lowered:
+        first = operands[0]
+        rank = len((first[0] if isinstance(first, list | tuple) else first).shape) + added
+
+        def shown(name: str, value: Any) -> Any:
+            if name in _AXES:
+                return _axes(value, rank, whole)
+            if name in _LENGTHS:
+                return [*value, _LENGTHS[name]]
+            return _in_pairs(call, value)
+
+        given = [shown(name, value) for name, value in zip(names, operands, strict=False)]
+        return _as_complex(real(call, *given, **{n: shown(n, v) for n, v in named.items()}))
+
+    return lowered
+
+
+def _real_lowering(target: Any) -> Lowering:
+    for family in (shapes, picked_elements, backward_operators):
+        row = family.LOWERINGS.get(target)
+        if row is not None:
+            return row.lowering if isinstance(row, KeptWhole) else row
+    raise AssertionError(f"{target} has no lowering for real numbers")
+
+
+def _axes(value: Any, rank: int, whole: bool) -> Any:
+    if isinstance(value, int):
+        return value % max(rank, 1)
+    return [*(axis % max(rank, 1) for axis in value), *([rank] if whole else ())]
+
+
+def _in_pairs(call: Call, value: Any) -> Any:
+    if isinstance(value, ComplexTensor):
+        return pair_of(call, value)
+    if isinstance(value, list | tuple) and any(isinstance(v, ComplexTensor) for v in value):
+        return [pair_of(call, v) for v in value]
+    return value
+
+
+def _as_complex(results: Any) -> Lowered:
+    if isinstance(results, SymbolicTensor):
+        return ComplexTensor(results)
+    return [None if result is None else ComplexTensor(result) for result in results]
+
+
+def _with_both_complex(target: Any) -> Lowering:
+    """A real tensor into which complex ones are written, or the reverse: both are complex."""
+    lowering = _moved(target)
+
+    def lowered(
+        call: Call, x: ComplexValue, source: ComplexValue, *rest: Any, **named: Any
+    ) -> Lowered:
+        both = [ComplexTensor(pair_of(call, value)) for value in (x, source)]
+        return lowering(call, *both, *rest, **named)
+
+    return lowered
+
+
+def _index_put(
+    call: Call, x: ComplexValue, places: Any, source: ComplexValue, accumulate: bool = False
+) -> Lowered:
+    real = _real_lowering(aten.index_put.default)
+    return _as_complex(real(call, pair_of(call, x), places, pair_of(call, source), accumulate))
+
+
+def _pad(call: Call, x: ComplexTensor, pad: Sequence[int], value: complex = 0) -> Lowered:
+    if value != 0:
+        raise CompileError("complex numbers are padded by zeros", got=repr(value))
+    real = _real_lowering(aten.constant_pad_nd.default)
+    return _as_complex(real(call, pair_of(call, x), [0, 0, *pad]))
+
+
+_BY_SHAPE: dict[Any, Lowering] = {
+    target: _moved(target) for target in (
+        aten.view.default, aten._unsafe_view.default, aten.reshape.default,
+        aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+        aten.expand.default,
+    )
+}  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Fourier transforms
+
+
+#: How torch numbers normalizations: none, by the root of the count of elements, by the count.
+_EXPONENTS = {0: 0.0, 1: -0.5, 2: -1.0}
+
+
+def _transformed(
+    call: Call, x: SymbolicTensor, axis: int, length: int, **attributes: int
+) -> SymbolicTensor:
+    lengths = [np.asarray(number, np.int64) for number in (length, axis)]
+    return call.builder.apply("DFT", [x, *lengths], 1, attributes)[0]
+
+
+def _scaled(
+    call: Call, x: SymbolicTensor, count: int, normalization: int, *, is_inverse: bool
+) -> SymbolicTensor:
+    """Each inverse DFT has divided by its length, which torch leaves to the normalization."""
+    factor = count ** (_EXPONENTS[normalization] + (1.0 if is_inverse else 0.0))
+    return x if factor == 1 else call.builder.mul(x, factor)
+
+
+def _each(call: Call, x: SymbolicTensor, axes: Sequence[int], *, inverse: bool) -> SymbolicTensor:
+    for axis in axes:
+        x = _transformed(call, x, axis, x.shape[axis], inverse=int(inverse))
+    return x
+
+
+def _complex_to_complex(
+    call: Call, x: ComplexTensor, dim: Sequence[int], normalization: int, forward: bool
+) -> ComplexTensor:
+    axes = [d % len(x.shape) for d in dim]
+    result = _each(call, x.pairs, axes, inverse=not forward)
+    count = math.prod(x.shape[axis] for axis in axes)
+    return ComplexTensor(_scaled(call, result, count, normalization, is_inverse=not forward))
+
+
+def _real_to_complex(
+    call: Call, x: SymbolicTensor, dim: Sequence[int], normalization: int, onesided: bool
+) -> ComplexTensor:
+    """The last of the axes is the first one: its input is real, and half its result is enough."""
+    *others, last = (d % len(x.shape) for d in dim)
+    wide = call.builder.unsqueeze(call.cast(x), -1)
+    half = _transformed(call, wide, last, x.shape[last], onesided=int(onesided))
+    count = math.prod(x.shape[axis] for axis in (*others, last))
+    result = _each(call, half, others, inverse=False)
+    return ComplexTensor(_scaled(call, result, count, normalization, is_inverse=False))
+
+
+def _complex_to_real(
+    call: Call, x: ComplexTensor, dim: Sequence[int], normalization: int, last_dim_size: int
+) -> SymbolicTensor:
+    *others, last = (d % len(x.shape) for d in dim)
+    whole = _each(call, x.pairs, others, inverse=True)
+    real = _transformed(call, whole, last, last_dim_size, inverse=1, onesided=1)
+    count = math.prod(x.shape[axis] for axis in others) * last_dim_size
+    result = _scaled(call, real, count, normalization, is_inverse=True)
+    return call.builder.squeeze(result, -1)
+
+
+LOWERINGS: dict[Any, Lowering] = {
+    **{packet.Tensor: lowering for packet, lowering in _OF_TWO.items()},
+    **{packet.Scalar: lowering for packet, lowering in _OF_TWO.items()},
+    aten.complex.default: _complex, aten.polar.default: _polar,
+    aten.view_as_complex.default: _view_as_complex, aten.view_as_real.default: _view_as_real,
+    aten.abs.default: partial(_of_parts, aten.hypot.default),
+    aten.angle.default: partial(_of_parts, aten.atan2.default),
+    **dict.fromkeys((
+        aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default,
+        aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.resolve_conj.default,
+        aten.resolve_neg.default, aten.scalar_tensor.default,
+    ), _pairs),
+    **dict.fromkeys((
+        aten._to_copy.default, torch.ops.prims.convert_element_type.default,
+    ), _to_type),
+    **dict.fromkeys((
+        aten._conj.default, aten._conj_physical.default, aten.conj_physical.default,
+    ), _conjugate),
+    **dict.fromkeys((
+        aten.full.default, aten.full_like.default, aten.new_full.default, aten.copy.default,
+        aten.fill.Scalar, aten.fill.Tensor,
+    ), _full),
+    **dict.fromkeys((
+        aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
+        aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default,
+        aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default,
+    ), partial(_filled, 0)),
+    **dict.fromkeys(
+        (aten.ones.default, aten.ones_like.default, aten.new_ones.default), partial(_filled, 1)),
+    aten.neg.default: _negative, aten._neg_view.default: _negative,
+    aten.reciprocal.default: _reciprocal,
+    aten.exp.default: _exponential, aten.pow.Tensor_Scalar: _power, aten.sgn.default: _sign,
+    aten.where.self: _where, aten.where.ScalarSelf: _where, aten.where.ScalarOther: _where,
+    aten.masked_fill.Scalar: _masked_fill, aten.masked_fill.Tensor: _masked_fill,
+    aten.sum.default: partial(_reduce, "sum"), aten.sum.dim_IntList: partial(_reduce, "sum"),
+    aten.mean.default: partial(_reduce, "mean"), aten.mean.dim: partial(_reduce, "mean"),
+    aten.mm.default: _matmul, aten.bmm.default: _matmul, aten.mv.default: _matmul,
+    aten.addmm.default: _add_product, aten.baddbmm.default: _add_product,
+    **_BY_SHAPE,
+    **{target: _moved(target) for target in (
+        aten.slice.Tensor, aten.select.int, aten.cat.default, aten.split.Tensor,
+        aten.split_with_sizes.default, aten.unbind.int, aten.flip.default, aten.repeat.default,
+        aten.index_select.default, aten.index.Tensor, aten.slice_backward.default,
+    )},
+    aten.select_backward.default: _moved(aten.select_backward.default, added=1),
+    aten.permute.default: _moved(aten.permute.default, whole=True),
+    aten.transpose.int: _moved(aten.transpose.int),
+    aten.stack.default: _moved(aten.stack.default, added=1),
+    aten.slice_scatter.default: _with_both_complex(aten.slice_scatter.default),
+    aten.select_scatter.default: _with_both_complex(aten.select_scatter.default),
+    aten.index_put.default: _index_put, aten.constant_pad_nd.default: _pad,
+    aten._fft_c2c.default: _complex_to_complex, aten._fft_r2c.default: _real_to_complex,
+    aten._fft_c2r.default: _complex_to_real,
+}  # fmt: skip

@@ -1,0 +1,300 @@
+"""ATen operators with weights: products of matrices, linear layers, convolution.
+
+ATen's grouped products: rows of one matrix, group by group, times a matrix of each group's own.
+
+How many rows a group has depends on data, the shapes do not: rows are laid into blocks of a fixed
+height, each of one group, so that there is at most twice as much to multiply.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stitch.frontend.torch.aten_call import (
+    Call,
+    KeptWhole,
+    Lowering,
+    Number,
+    Row,
+    Several,
+    rounded_once,
+)
+from stitch.frontend.torch.lowering.ordered_elements import places_in
+from stitch.frontend.torch.lowering.shapes import slice_tensor
+from stitch.frontend.torch.lowering.window_operators import spread
+from stitch.graph import SymbolicTensor
+from stitch.program import DataType
+
+# --------------------------------------------------------------------------------------------------
+# Linear layers
+
+aten = torch.ops.aten
+
+
+def _matmul(call: Call, a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
+    kind = _summed_type(call)
+    return call.cast(call.builder.matmul(call.cast(a, kind), call.cast(b, kind)))
+
+
+def _summed_type(call: Call) -> DataType:
+    """The type in which products are summed: ONNX multiplies no matrices of narrow integers, and
+    torch's sums are those of int32 modulo the range of the type."""
+    is_narrow = not call.data_type.is_floating and call.data_type.dtype.itemsize < 4
+    return DataType.INT32 if is_narrow else call.data_type
+
+
+def _linear(
+    call: Call, x: SymbolicTensor, weight: SymbolicTensor, bias: SymbolicTensor | None = None
+) -> SymbolicTensor:
+    b = call.builder
+    is_matrix = len(weight.shape) == 2 and x.shape
+    if is_matrix and call.data_type.is_floating:
+        return b.linear(x, weight, bias)
+    product = _matmul(call, x, b.transpose(weight, (1, 0)) if is_matrix else weight)
+    return product if bias is None else b.add(product, bias)
+
+
+def _add_product(
+    call: Call,
+    added: SymbolicTensor,
+    first: SymbolicTensor,
+    second: SymbolicTensor,
+    *,
+    beta: Number = 1,
+    alpha: Number = 1,
+) -> SymbolicTensor:
+    """beta added + alpha (first second): a Gemm for matrices."""
+    b, tensors = call.builder, [call.cast(t) for t in (first, second, added)]
+    if len(first.shape) == len(second.shape) == 2 and call.data_type.is_floating:
+        attributes: dict[str, Any] = {
+            name: float(value) for name, value in (("alpha", alpha), ("beta", beta)) if value != 1
+        }
+        kept = tensors if beta != 0 else tensors[:2]
+        return b.apply("Gemm", kept, 1, attributes)[0]
+    product = _matmul(call, tensors[0], tensors[1])
+    scaled = product if alpha == 1 else b.mul(product, call.cast(alpha))
+    if beta == 0:
+        return b.broadcast(scaled, call.shape)
+    return b.add(tensors[2] if beta == 1 else b.mul(tensors[2], call.cast(beta)), scaled)
+
+
+def _add_products(
+    call: Call,
+    added: SymbolicTensor,
+    first: SymbolicTensor,
+    second: SymbolicTensor,
+    **factors: Number,
+) -> SymbolicTensor:
+    """beta added + alpha (the sum of all products): one product of matrices laid side by side."""
+    b, (count, rows, width) = call.builder, first.shape
+    beside = b.reshape(b.transpose(first, (1, 0, 2)), (rows, count * width))
+    below = b.reshape(second, (count * width, second.shape[-1]))
+    return _add_product(call, added, beside, below, **factors)
+
+
+def _trilinear(
+    call: Call,
+    first: SymbolicTensor,
+    second: SymbolicTensor,
+    third: SymbolicTensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> SymbolicTensor:
+    """The product of three tensors, each without some of the axes, summed over others."""
+    letters = string.ascii_lowercase[: len(first.shape) + len(expand1)]
+
+    def without(axes: Sequence[int]) -> str:
+        return "".join(letter for axis, letter in enumerate(letters) if axis not in axes)
+
+    # Two at a time: the product of all three is larger than any of them.
+    pair = "".join(
+        letter for axis, letter in enumerate(letters)
+        if not (axis in expand1 and axis in expand2)
+        and not (axis in sumdim and axis in expand3)
+    )  # fmt: skip
+    b, (given, result) = call.builder, (map(without, (expand1, expand2, expand3)), without(sumdim))
+    one, two, three = given
+    product = b.einsum(f"{one},{two}->{pair}", first, second)
+    return b.einsum(f"{pair},{three}->{result}", product, third)
+
+
+def _convolution(
+    call: Call,
+    x: SymbolicTensor,
+    weight: SymbolicTensor,
+    bias: SymbolicTensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> SymbolicTensor:
+    b, spatial = call.builder, len(weight.shape) - 2
+    if not transposed and not weight.shape[1]:
+        # Of no input channels torch makes no output channels, however many weights there are.
+        return b.constant(np.zeros(call.shape, call.data_type.dtype))
+    single = len(x.shape) == spatial + 1
+    batch = b.unsqueeze(x, 0) if single else x
+    attributes: dict[str, Any] = {
+        "strides": spread(stride, spatial), "pads": spread(padding, spatial) * 2,
+        "dilations": spread(dilation, spatial), "group": groups,
+    }  # fmt: skip
+    if transposed:
+        attributes["output_padding"] = spread(output_padding, spatial)
+    result = b.op("ConvTranspose" if transposed else "Conv", batch, weight, bias, **attributes)
+    return b.squeeze(result, 0) if single else result
+
+
+# --------------------------------------------------------------------------------------------------
+# Grouped matrix products
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Where rows of groups lie, that end at these places, and in which blocks they come to lie.
+
+    `before`: how many blocks the groups before each one take. `groups`: of which group each block
+    is. `rows`, `holds`: [blocks, height], which row is at each place of a block, if one is.
+    """
+
+    call: Call
+    count: int
+    height: int
+    starts: SymbolicTensor
+    ends: SymbolicTensor
+    before: SymbolicTensor
+    groups: SymbolicTensor
+    rows: SymbolicTensor
+    holds: SymbolicTensor
+
+    @staticmethod
+    def of(call: Call, count: int, offsets: SymbolicTensor) -> _Blocks:
+        """Of `count` rows, in groups that end at these offsets."""
+        b, groups = call.builder, offsets.shape[0]
+        height = -(-count // groups)
+        most = (count + groups * (height - 1)) // height
+        ends = b.cast(offsets, DataType.INT64)
+        zero = b.constant(np.zeros(1, np.int64))
+        starts = b.concat([zero, slice_tensor(call, ends, 0, 0, groups - 1)], 0)
+        taken = b.op("Div", b.add(b.sub(ends, starts), height - 1), height)
+        after = b.op("CumSum", taken, b.constant(0))
+        before = b.sub(after, taken)
+        numbers = b.constant(np.arange(most, dtype=np.int64))
+        # Blocks that no group asks for are the last one's, and hold nothing.
+        of_block = b.op("Min", places_in(call, after, numbers, right=True), groups - 1)
+        first = b.mul(b.sub(numbers, b.gather(before, of_block, 0)), height)
+        first = b.add(first, b.gather(starts, of_block, 0))
+        within = b.constant(np.arange(height, dtype=np.int64))
+        rows = b.add(b.unsqueeze(first, 1), within)
+        holds = b.less(rows, b.unsqueeze(b.gather(ends, of_block, 0), 1))
+        rows = b.clip(rows, 0, count - 1)
+        return _Blocks(call, count, height, starts, ends, before, of_block, rows, holds)
+
+    def laid(self, x: SymbolicTensor) -> SymbolicTensor:
+        """Rows [count, width] in blocks [blocks, height, width], zeros where there is none."""
+        b = self.call.builder
+        return b.where(b.unsqueeze(self.holds, 2), b.gather(x, self.rows, 0), 0)
+
+    def taken(self, blocks: SymbolicTensor) -> SymbolicTensor:
+        """The rows back from their blocks; zeros for those after the last group."""
+        b, last = self.call.builder, self.ends.shape[0] - 1
+        numbers = b.constant(np.arange(self.count, dtype=np.int64))
+        group = b.op("Min", places_in(self.call, self.ends, numbers, right=True), last)
+        inside = b.sub(numbers, b.gather(self.starts, group, 0))
+        # A block's rows follow each other, as the blocks of a group do.
+        place = b.add(b.mul(b.gather(self.before, group, 0), self.height), inside)
+        flat = b.reshape(blocks, (-1, blocks.shape[-1]))
+        found = b.gather(flat, b.clip(place, 0, flat.shape[0] - 1), 0)
+        is_of_a_group = b.less(numbers, b.gather(self.ends, np.asarray([last], np.int64), 0))
+        return b.where(b.unsqueeze(is_of_a_group, 1), found, 0)
+
+
+def _grouped_product(
+    call: Call,
+    first: SymbolicTensor,
+    second: SymbolicTensor,
+    offsets: SymbolicTensor | None = None,
+    bias: SymbolicTensor | None = None,
+    out_dtype: Any = None,
+) -> SymbolicTensor:
+    """By which of the two has its groups stacked: the right one, the left, neither or both."""
+    b, ranks = call.builder, (len(first.shape), len(second.shape))
+    if 0 in call.shape:
+        return call.filled(0)
+    if offsets is None or 0 in first.shape or 0 in second.shape:
+        result = call.filled(0) if offsets is not None else b.matmul(first, second)
+    elif ranks == (2, 3):
+        result = _of_rows(call, first, second, offsets)
+    elif ranks == (3, 2):
+        turned = _of_rows(call, b.transpose(second), b.swapaxes(first, 1, 2), offsets)
+        result = b.transpose(turned)
+    else:
+        result = _summed_by_group(call, first, second, offsets)
+    return call.cast(result if bias is None else b.add(result, b.cast(bias, result.data_type)))
+
+
+def _of_rows(
+    call: Call, x: SymbolicTensor, matrices: SymbolicTensor, offsets: SymbolicTensor
+) -> SymbolicTensor:
+    """[rows, inner] times [groups, inner, columns]."""
+    blocks = _Blocks.of(call, x.shape[0], offsets)
+    own = call.builder.gather(matrices, blocks.groups, 0)
+    return blocks.taken(call.builder.matmul(blocks.laid(x), own))
+
+
+@rounded_once
+def _summed_by_group(
+    call: Call, first: SymbolicTensor, second: SymbolicTensor, offsets: SymbolicTensor
+) -> SymbolicTensor:
+    """[rows, inner] times [inner, columns], a product for each group of the inner axis."""
+    b, shape = call.builder, (offsets.shape[0], first.shape[0], second.shape[1])
+    blocks = _Blocks.of(call, second.shape[0], offsets)
+    left = b.swapaxes(blocks.laid(b.transpose(first)), 1, 2)
+    products = b.matmul(left, blocks.laid(second))
+    empty = b.broadcast(b.constant(np.asarray(0, products.dtype)), shape)
+    return b.op("ScatterND", empty, b.unsqueeze(blocks.groups, 1), products, reduction="add")
+
+
+def _grouped_product_backward(
+    call: Call,
+    x: SymbolicTensor,
+    matrices: SymbolicTensor,
+    offsets: SymbolicTensor,
+    grad: SymbolicTensor,
+) -> Several:
+    """Of rows times the matrices of their groups."""
+    b, second = call.builder, call.results[1]
+    if 0 in (*x.shape, *matrices.shape):
+        return tuple(b.broadcast(call.cast(0, t.data_type), t.shape) for t in (x, matrices))
+    assert second is not None, "both operands have a gradient"
+    of_x = _of_rows(call, grad, b.swapaxes(matrices, 1, 2), offsets)
+    own = Call(b, (second,))
+    return of_x, call.cast(_summed_by_group(own, b.transpose(x), grad, offsets), second.data_type)
+
+
+#: Of the package transformers, which has operators of its own where torch's takes bfloat16 alone.
+LOWERINGS_BY_NAME: dict[str, Lowering] = {
+    "transformers.grouped_mm_fallback.default": _grouped_product,
+    "transformers.grouped_mm_fallback_backward.default": _grouped_product_backward,
+}
+
+
+LOWERINGS: dict[Any, Row] = {
+    aten.mm.default: _matmul, aten.bmm.default: _matmul, aten.matmul.default: KeptWhole(_matmul),
+    aten.mv.default: _matmul, aten.dot.default: _matmul, aten.linear.default: KeptWhole(_linear),
+    aten.addmm.default: _add_product, aten.baddbmm.default: _add_product,
+    aten._trilinear.default: _trilinear,
+    aten.addmv.default: _add_product, aten.addbmm.default: _add_products,
+    aten.convolution.default: _convolution,
+    aten._grouped_mm.default: _grouped_product,
+}  # fmt: skip

@@ -1,0 +1,786 @@
+"""Modules in YAML: a computation graph that people write by hand.
+
+The form::
+
+    name: features                      # the file's name without suffix, if absent
+    inputs:
+      x: {shape: [64, 64], type: float32, space: l1, layout: tile}
+      s: {shape: [64], type: float32, kind: state, ownership: donate}
+    parameters:                         # constants of the graph
+      w: {file: weights.npz, name: w1}  # .npy, .npz, .safetensors; relative to the YAML file
+      b: {shape: [48], type: float32, init: {kind: randn, seed: 0, scale: 0.1}}
+      z: {shape: [48], init: zeros}     # type is float32 if absent
+      k: {values: [1, 0], type: int64}
+    operations:                         # in the order in which they run
+      - h = Gemm(x, w, b, transB=1)
+      - v, i = TopK(h, [5], axis=-1)    # several results; `_` drops one
+      - y = Reshape(h, [1, -1])         # a list of whole numbers is an int64 constant
+      - t = Add(y, 1.0)                 # a number takes the first tensor's type
+      - c = Clip(t, _, 6.0)             # `_` is an operand that is not there
+      - u = Cast(c, to=float16)         # data types by name
+      - {op: Relu, inputs: [u], outputs: [r], attributes: {}, domain: ""}    # the long form
+    outputs:
+      r: {space: l1}                    # placement options
+      first: {value: v, shape: [64, 5]} # under another name; shape and type are checked if given
+
+Inputs and outputs may carry the placement fields of `stitch.graph.PlacementOption`: space,
+data_type (of storage), layout, memory_layout, shard_spec (`8x1,32x64`), address, and `alias` for
+outputs. `init` kinds: randn(seed, mean, scale), uniform(seed, low, high), zeros, ones,
+arange(start, step), constant(value); a seed left out is the CRC-32 of the parameter's name.
+Operators are ONNX's (opset 26), others as `domain.Name(...)`. `outputs` may also be a list of
+names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stitch import ops
+from stitch.budget import claim, claim_for
+from stitch.errors import (
+    CompileError,
+    FormatError,
+    LayoutError,
+    OutOfMemoryError,
+    StitchError,
+    UsageError,
+    closest,
+)
+from stitch.forms import (
+    AsWritten,
+    Choice,
+    ElementType,
+    Field,
+    FieldType,
+    FormValues,
+    ListOf,
+    Node,
+    Number,
+    Pairs,
+    ParseContext,
+    Schema,
+    Shape,
+    SourceLocation,
+    Tagged,
+    Whole,
+    Word,
+    as_written,
+    form_text,
+    is_word,
+    read_array,
+    read_yaml,
+)
+from stitch.graph import (
+    PLACEMENT_FIELDS,
+    ComputationGraph,
+    ComputationGraphBuilder,
+    Given,
+    PlacementOption,
+    Side,
+    SymbolicTensor,
+    Written,
+)
+from stitch.program import Array, DataType, InputKind, Ownership
+
+# --------------------------------------------------------------------------------------------------
+# Parameters
+
+_SOURCES = ("file", "init", "values")
+
+#: A made-up parameter beyond this belongs into a file.
+MAX_MADE_NBYTES = 1 << 32
+
+
+def _numbers_form(*rows: Field) -> Schema[dict[str, Any]]:
+    """A way of making numbers up: what it takes beside its name."""
+    return Schema("init of {}", as_written, Field("kind", Word(), needed=True), *rows)
+
+
+_NUMBER = Number(is_finite=False)
+_SEED = Field("seed", Whole(0, most=None))
+_INITS = {
+    "randn": _numbers_form(_SEED, Field("mean", _NUMBER), Field("scale", _NUMBER)),
+    "uniform": _numbers_form(_SEED, Field("low", _NUMBER), Field("high", _NUMBER)),
+    "zeros": _numbers_form(),
+    "ones": _numbers_form(),
+    "arange": _numbers_form(Field("start", _NUMBER), Field("step", _NUMBER)),
+    "constant": _numbers_form(Field("value", _NUMBER, needed=True)),
+}
+_PARAMETER = Schema(
+    "parameter",
+    as_written,
+    Field("file", Word()),
+    Field("init", Tagged("a way of making numbers up", "kind", lambda: _INITS)),
+    Field("values", AsWritten()),
+    Field("name", Word()),
+    Field("shape", Shape()),
+    Field("type", ElementType()),
+)
+
+
+def parameter_array(node: Node, place: SourceLocation) -> Array | None:
+    """The array of a parameter, or None after noting what is wrong with it."""
+    fields = _PARAMETER.fields(node, place)
+    place, values = fields.place, fields.values
+    sources = [key for key in _SOURCES if key in place.nodes and place.nodes[key].data is not None]
+    if len(sources) != 1:
+        got = " and ".join(sources) or "none of them"
+        detail = f"{place.what} has one of file, init, values; not {got}"
+        place.reading.log.note("bad_value", node.line, detail)
+        return None
+    if not fields.sound:
+        return None
+    if sources == ["file"]:
+        return _checked(_from_file(fields), fields)
+    if sources == ["values"]:
+        return _checked(_inline(values["values"], values["type"], place), fields)
+    return _made(fields)
+
+
+def _from_file(fields: FormValues) -> Array | None:
+    values, place = fields.values, fields.place
+    log, line = place.reading.log, place.at("file").line
+    try:
+        file = place.reading.folder / values["file"]
+        return read_array(file, values["name"], values["type"], values["shape"])
+    except FormatError as error:
+        log.note_error("bad_weights", line, error)
+    except (OSError, ValueError) as error:
+        log.note("bad_weights", line, f"{values['file']}: {error}")
+    return None
+
+
+def _checked(array: Array | None, fields: FormValues) -> Array | None:
+    """The array, if it is what the module declares."""
+    if array is None:
+        return None
+    values, place = fields.values, fields.place
+    shape, declared = values["shape"], values["type"]
+    source = values["file"] or "values"
+    title = f"{place.what} ({' '.join(filter(None, (source, values['name'])))})"
+    data_type = DataType.from_dtype(array.dtype)
+    if shape is not None and array.shape != shape:
+        detail = f"{title} has the shape {list(array.shape)}, declared is {list(shape)}"
+        place.reading.log.note("wrong_shape", place.at("shape").line, detail)
+        return None
+    if declared is not None and data_type is not declared:
+        detail = (
+            f"{title} holds {data_type.value}, declared is {declared.value}; "
+            f"convert the file, or leave out type and add a Cast"
+        )
+        place.reading.log.note("wrong_type", place.at("type").line, detail)
+        return None
+    return array
+
+
+def _inline(node: Node, kind: DataType | None, place: SourceLocation) -> Array | None:
+    try:
+        written = plain(node)
+        _rectangle(written, "values")
+        array: Array = np.asarray(written)
+        if array.dtype.kind not in "biuf":
+            raise ValueError("not numbers")
+        if kind is None:
+            kind = {"b": DataType.BOOL, "f": DataType.FLOAT32}.get(array.dtype.kind, DataType.INT64)
+        if array.size and array.dtype.kind == "f" and not kind.is_floating:
+            raise ValueError(f"not whole numbers, for {kind.value}")
+        with np.errstate(all="ignore"):
+            narrowed: Array = array.astype(kind.dtype)
+        if kind.is_floating:
+            lost = np.isinf(narrowed.astype(np.float64)) & np.isfinite(array.astype(np.float64))
+        else:
+            lost = np.asarray(narrowed != array)
+        if lost.any():
+            raise ValueError(f"numbers that do not fit {kind.value}")
+    except (ValueError, OverflowError) as error:
+        place.at("values").wrong(node, f"a rectangular list of numbers ({error})")
+        return None
+    return narrowed
+
+
+def _rectangle(written: object, place: str) -> tuple[int, ...]:
+    """The shape of nested lists; raises `ValueError` naming the first that is unlike the others."""
+    if not isinstance(written, list):
+        return ()
+    shapes = [_rectangle(item, f"{place}[{at}]") for at, item in enumerate(written)]
+    for at, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise ValueError(
+                f"{place}[{at}] is {_extent(shape)}, {place}[0] is {_extent(shapes[0])}"
+            )
+    return (len(written), *(shapes[0] if shapes else ()))
+
+
+def _extent(shape: tuple[int, ...]) -> str:
+    return f"a list of {'x'.join(map(str, shape))}" if shape else "one number"
+
+
+def plain(node: Node) -> object:
+    """A node as nested lists and scalars; mappings are a `ValueError`."""
+    if isinstance(node.data, tuple):
+        return [plain(item) for item in node.data]
+    if isinstance(node.data, Mapping):
+        raise ValueError("a mapping among the numbers")
+    return node.data
+
+
+def _made(fields: FormValues) -> Array | None:
+    values, place = fields.values, fields.place
+    init, shape, data_type = values["init"], values["shape"], values["type"] or DataType.FLOAT32
+    at = place.at("shape")
+    if shape is None:
+        at.wrong(None, "a list of dimensions: init needs one")
+    elif math.prod(shape) * data_type.itemsize > MAX_MADE_NBYTES:
+        wanted = f"at most {MAX_MADE_NBYTES} bytes in all; put more into a file"
+        at.wrong(place.nodes["shape"], wanted, "out_of_range")
+    else:
+        return _numbers(init, shape, data_type, place)
+    return None
+
+
+def _numbers(
+    init: Mapping[str, Any], shape: tuple[int, ...], data_type: DataType, place: SourceLocation
+) -> Array | None:
+    count, what = math.prod(shape), f"parameter {place.name!r}"
+    kind, given = init["kind"], {key: v for key, v in init.items() if v is not None}
+    try:
+        # Numbers are made in a wide type, compared, and narrowed.
+        taken = claim(count * (3 * np.dtype(np.float64).itemsize + data_type.itemsize), what)
+        array = _generate(kind, shape, given, given.get("seed", zlib.crc32(place.name.encode())))
+        wanted = ""
+        with np.errstate(all="ignore"):
+            narrowed: Array = array.astype(data_type.dtype)
+        if not data_type.is_floating and kind in ("randn", "uniform"):
+            wanted = f"arange, zeros, ones or constant for {data_type.value}"
+        elif not data_type.is_floating and (narrowed != array).any():
+            wanted = f"a way to numbers that {data_type.value} can hold"
+    except OutOfMemoryError:
+        raise
+    except (MemoryError, ValueError, OverflowError, StitchError) as error:
+        wanted = f"possible ({error})"
+    if wanted:
+        node = place.nodes["init"]
+        inner = _INITS[kind].place(node, place.at("init"))
+        inner.at("kind").wrong(inner.nodes.get("kind", node), wanted, "refused")
+        return None
+    taken.dispose()
+    claim_for(narrowed, narrowed.nbytes, f"for {what}")
+    return narrowed
+
+
+def _generate(kind: str, shape: tuple[int, ...], given: Mapping[str, Any], seed: int) -> Array:
+    random = np.random.Generator(np.random.Philox(seed))
+    if kind == "randn":
+        return np.asarray(
+            given.get("mean", 0) + given.get("scale", 1) * random.standard_normal(shape)
+        )
+    if kind == "uniform":
+        low, high = float(given.get("low", 0.0)), float(given.get("high", 1.0))
+        return low + (high - low) * random.random(shape)
+    if kind == "arange":
+        steps = np.arange(math.prod(shape)).reshape(shape)
+        return np.asarray(given.get("start", 0) + given.get("step", 1) * steps)
+    value = {"zeros": 0, "ones": 1}.get(kind, given.get("value", 0))
+    return np.full(shape, value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Statements
+
+Literal = bool | int | float | str | list["Literal"]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueName:
+    """A reference to a value."""
+
+    text: str
+
+
+Operand = ValueName | bool | int | float | list[Literal] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One operation as written; an output called `_` is not kept under any name."""
+
+    outputs: tuple[str, ...]
+    op: str
+    domain: str
+    operands: tuple[Operand, ...]
+    attributes: tuple[tuple[str, Literal], ...]
+
+
+class StatementError(ValueError):
+    """The text is no statement; the message says where and what was expected."""
+
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./\-]*")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[+-]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf\b|nan\b))"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_./\-]*)"
+    r"|(?P<string>'[^']*'|\"[^\"]*\")"
+    r"|(?P<mark>[()\[\],=]))"
+)
+MAX_LENGTH = 20_000
+MAX_NESTING = 8
+
+
+def parse_statement(text: str) -> Statement:
+    """The statement that a text holds; raises `StatementError`.
+
+    >>> parse_statement("y = Reshape(h, [1, -1])").operands
+    (ValueName(text='h'), [1, -1])
+    """
+    return _Parser(text).statement()
+
+
+def split_operator(text: str) -> tuple[str, str]:
+    """Domain and name of `stitch.Foo`, `ai.onnx.Relu` or `Relu`."""
+    domain, _, op = text.rpartition(".")
+    return ("" if domain == "ai.onnx" else domain), op
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        if len(text) > MAX_LENGTH:
+            raise StatementError(f"an operation is at most {MAX_LENGTH} characters long")
+        self._text = text
+        self._tokens: list[tuple[str, str, int]] = []
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise self._wrong(position, "a name, number, string or one of ( ) [ ] , =")
+            kind = str(match.lastgroup)
+            self._tokens.append((kind, match[kind], match.start(kind)))
+            position = match.end()
+        self._tokens.append(("end", "", len(text)))
+        self._next = 0
+
+    def statement(self) -> Statement:
+        outputs = [self._take("name", "the name of a result")]
+        while self._skip(","):
+            outputs.append(self._take("name", "the name of a result"))
+        self._expect("=")
+        domain, op = split_operator(self._take("name", "an operator"))
+        self._expect("(")
+        operands: list[Operand] = []
+        attributes: list[tuple[str, Literal]] = []
+        while not self._skip(")"):
+            if operands or attributes:
+                self._expect(",")
+            self._argument(operands, attributes)
+        if self._peek()[0] != "end":
+            raise self._wrong(self._peek()[2], "nothing after the closing bracket")
+        return Statement(tuple(outputs), op, domain, tuple(operands), tuple(attributes))
+
+    def _argument(self, operands: list[Operand], attributes: list[tuple[str, Literal]]) -> None:
+        kind, text, position = self._peek()
+        if kind == "name" and self._tokens[self._next + 1][1] == "=":
+            self._next += 2
+            if text in dict(attributes):
+                raise self._wrong(position, f"the attribute {text!r} once")
+            attributes.append((text, self._literal(0, words=True)))
+            return
+        if attributes:
+            raise self._wrong(position, "an attribute (name=value): operands come first")
+        if kind == "name" and text not in ("true", "false"):
+            self._next += 1
+            operands.append(None if text == "_" else ValueName(text))
+            return
+        value = self._literal(0, words=False)
+        if isinstance(value, str):
+            raise self._wrong(position, "an operand: a name, a number or a list")
+        operands.append(value)
+
+    def _literal(self, depth: int, *, words: bool) -> Literal:
+        kind, text, position = self._peek()
+        self._next += 1
+        if kind == "number":
+            return _number(text)
+        if kind == "string":
+            return text[1:-1]
+        if kind == "name" and text in ("true", "false"):
+            return text == "true"
+        if kind == "name" and words:
+            return text
+        if text != "[":
+            raise self._wrong(position, "a number, a string or a list")
+        if depth == MAX_NESTING:
+            raise self._wrong(position, f"lists nested at most {MAX_NESTING} deep")
+        items: list[Literal] = []
+        while not self._skip("]"):
+            if items:
+                self._expect(",")
+            items.append(self._literal(depth + 1, words=words))
+        return items
+
+    def _peek(self) -> tuple[str, str, int]:
+        return self._tokens[min(self._next, len(self._tokens) - 1)]
+
+    def _skip(self, mark: str) -> bool:
+        kind, text, _ = self._peek()
+        if kind == "mark" and text == mark:
+            self._next += 1
+            return True
+        return False
+
+    def _expect(self, mark: str) -> None:
+        if not self._skip(mark):
+            raise self._wrong(self._peek()[2], repr(mark))
+
+    def _take(self, kind: str, what: str) -> str:
+        stands, text, position = self._peek()
+        if stands != kind:
+            raise self._wrong(position, what)
+        self._next += 1
+        return text
+
+    def _wrong(self, position: int, expected: str) -> StatementError:
+        near = self._text[position : position + 20] or "the end"
+        return StatementError(f"expected {expected} at column {position + 1}, before {near!r}")
+
+
+def _number(text: str) -> int | float:
+    if text.lower().startswith(("0x", "+0x", "-0x")):
+        return int(text, 16)
+    return int(text) if re.fullmatch(r"[+-]?\d{1,4000}", text) else float(text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Operations
+
+_OPERATION = Schema(
+    "an operation",
+    as_written,
+    Field("op", Word("the name of an operator"), needed=True),
+    Field("domain", Word(may_be_empty=True), default=""),
+    Field("inputs", ListOf(AsWritten(), "a list"), default=()),
+    Field("outputs", ListOf(AsWritten(), "a list of names"), needed=True),
+    Field("attributes", Pairs(AsWritten(), "a mapping", by_position=False), default=()),
+)
+
+
+class OperationReader:
+    """Names that are defined so far, and the operations that define more."""
+
+    def __init__(self, builder: ComputationGraphBuilder, reading: ParseContext) -> None:
+        self.builder = builder
+        self.reading, self.log = reading, reading.log
+        self._lines: dict[str, int] = {}
+        self._tensors: dict[str, SymbolicTensor] = {}
+
+    def declare(self, name: str, line: int) -> None:
+        """A name that is about to be defined; it stays known where its definition is defective."""
+        if NAME.fullmatch(name) is None or name in ("_", "true", "false"):
+            rule = "letters, digits and . / - after a letter or _"
+            self.log.note("bad_name", line, f"{name!r} cannot be the name of a value; {rule}")
+        elif name in self._lines:
+            detail = f"{name!r} is defined on line {self._lines[name]} already"
+            self.log.note("duplicate_name", line, detail)
+        self._lines.setdefault(name, line)
+
+    def define(self, name: str, tensor: SymbolicTensor) -> None:
+        """Gives a declared name its value."""
+        self._tensors.setdefault(name, tensor)
+
+    def value(self, name: str, line: int) -> SymbolicTensor | None:
+        """The value of a name; notes a name that is not defined above this line."""
+        if name not in self._lines and not self.log.is_full:
+            near = closest(name, self._lines)
+            hint = near or f"defined: {', '.join(list(self._lines)[:12])}"
+            self.log.note("unknown_name", line, f"{name!r} is not defined above; {hint}")
+        return self._tensors.get(name)
+
+    def read(self, node: Node) -> None:
+        """Adds one operation."""
+        statement = self._long(node) if isinstance(node.data, Mapping) else self._compact(node)
+        if statement is None:
+            return
+        operands = [self._operand(operand, node.line) for operand in statement.operands]
+        for name in statement.outputs:
+            if name != "_":
+                self.declare(name, node.line)
+        attributes = self._attributes(statement, node.line)
+        if attributes is None or any(operand is _MISSING for operand in operands):
+            return
+        names = ["unused" if name == "_" else name for name in statement.outputs]
+        try:
+            with self.builder.at(f"{self.log.file}:{node.line}"):
+                given: list[Given] = [o for o in operands if not isinstance(o, _Missing)]
+                results = self.builder.apply(
+                    statement.op, given, names, attributes, statement.domain
+                )
+        except (CompileError, LayoutError) as error:
+            self.log.note_error("bad_operation", node.line, error)
+            return
+        for name, tensor in zip(statement.outputs, results, strict=True):
+            self.define(name, tensor)
+
+    def _compact(self, node: Node) -> Statement | None:
+        if not isinstance(node.data, str):
+            detail = f"an operation is written y = Relu(x), not {node.describe()}"
+            self.log.note("bad_operation", node.line, detail)
+            return None
+        try:
+            return parse_statement(node.data)
+        except StatementError as error:
+            self.log.note("bad_operation", node.line, f"in {node.data[:60]!r}: {error}")
+            return None
+
+    def _long(self, node: Node) -> Statement | None:
+        assert isinstance(node.data, Mapping)
+        fused = next((key for key in node.data if "=" in key and "(" in key), None)
+        if fused is not None:
+            detail = f"{fused[:60]!r} holds ': '; write attributes as name=value in the brackets"
+            self.log.note("bad_operation", node.line, detail)
+            return None
+        values = _OPERATION.fields(node, self.reading.root).values
+        op, domain, outputs = values["op"], values["domain"], values["outputs"]
+        if op is None or outputs is None:
+            return None
+        if not domain:
+            domain, op = split_operator(op)
+        operands = self._listed(values["inputs"], "inputs")
+        names = [
+            one.text if isinstance(one, ValueName) else "_"
+            for one in self._listed(outputs, "outputs")
+        ]
+        written: list[tuple[str, Literal]] = []
+        for key, item in values["attributes"]:
+            value = self._plain(item, f"attribute {key!r}")
+            if value is not None:
+                written.append((key, value))
+        return Statement(tuple(names), op, domain, tuple(operands), tuple(written))
+
+    def _listed(self, items: Sequence[Node], key: str) -> list[Operand]:
+        operands: list[Operand] = []
+        for item in items:
+            if item.data is None or item.raw in ("_", ""):
+                value = None if not isinstance(item.data, tuple) else self._plain(item, key)
+            elif isinstance(item.data, str):
+                value = ValueName(item.raw)  # type: ignore[assignment]  # one of Operand's kinds
+            else:
+                value = self._plain(item, key)
+            operands.append(value)  # type: ignore[arg-type]  # strings became names above
+        return operands
+
+    def _plain(self, item: Node, what: str) -> Literal | None:
+        try:
+            return plain(item)  # type: ignore[return-value]  # nested lists of scalars
+        except ValueError as error:
+            self.log.note("bad_value", item.line, f"{what}: {error}")
+            return None
+
+    def _operand(self, operand: Operand, line: int) -> Given | _Missing:
+        if isinstance(operand, ValueName):
+            tensor = self.value(operand.text, line)
+            return _MISSING if tensor is None else tensor
+        if isinstance(operand, list):
+            return self._list(operand, line)
+        return operand
+
+    def _list(self, operand: list[Literal], line: int) -> Given | _Missing:
+        try:
+            array = np.asarray(operand)
+        except ValueError:
+            array = np.asarray("unequal lists")
+        if array.dtype.kind not in "biuf":
+            self.log.note("bad_operand", line, f"{operand!r:.60} is no list of numbers")
+            return _MISSING
+        return operand  # type: ignore[return-value]  # a rectangular list of numbers
+
+    def _attributes(self, statement: Statement, line: int) -> dict[str, Written] | None:
+        """Attributes with data types by name where the operator wants ONNX's number."""
+        attributes: dict[str, Written] = {}
+        try:
+            declared = ops.lookup(statement.op, statement.domain).attributes
+        except CompileError as error:
+            self.log.note_error("unknown_operator", line, error)
+            return None
+        for name, value in statement.attributes:
+            written: Written = value  # type: ignore[assignment]  # nested lists fail in `apply`
+            if isinstance(value, str) and name in declared and declared[name].kind == "int":
+                try:
+                    written = DataType.parse(value)
+                except LayoutError:
+                    detail = f"attribute {name!r} of {statement.op} is a whole number"
+                    self.log.note("bad_attribute", line, f"{detail}, not {value!r}")
+                    return None
+            attributes[name] = written
+        return attributes
+
+
+class _Missing:
+    """Stands for an operand whose definition is defective."""
+
+
+_MISSING = _Missing()
+
+
+# --------------------------------------------------------------------------------------------------
+# Module files
+
+
+def load_module(path: str | Path) -> ComputationGraph:
+    """The graph of a YAML file; raises `FormatError` listing every defect.
+
+    Locations of operations are `file:line` of the YAML, without its folder.
+    """
+    place = Path(path)
+    return module_from_text(form_text(place, "module", place.name), place.parent, place.name)
+
+
+def module_from_text(text: str, folder: Path, file: str = "module.yaml") -> ComputationGraph:
+    """The graph of a YAML text whose weight files lie in `folder`; raises `FormatError`."""
+    root, log = read_yaml(text, file)
+    graph = _ModuleReader(root, ParseContext(log, folder)).graph()
+    log.raise_any("module")
+    assert graph is not None, "what is missing has been noted"
+    return graph
+
+
+class _Requested(FieldType[str | int]):
+    """A placement field as it is spelled; addresses may be numbers."""
+
+    wanted = "a word"
+
+    def value(self, node: Node, place: SourceLocation) -> str | int | None:
+        is_number = isinstance(node.data, int) and not isinstance(node.data, bool)
+        if place.key == "address" and is_number and isinstance(node.data, int):
+            return node.data
+        return Word().read(node, place)
+
+
+_PLACEMENT = tuple(
+    Field(key, _Requested())
+    for key in ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
+)
+_INPUT = Schema(
+    "input",
+    as_written,
+    Field("shape", Shape(), needed=True),
+    Field("type", ElementType(), needed=True),
+    Field("kind", Choice(tuple(kind.value for kind in InputKind)), default="activation"),
+    Field("ownership", Choice(tuple(owner.value for owner in Ownership)), default="borrow"),
+    *_PLACEMENT,
+)
+_OUTPUT = Schema(
+    "output",
+    as_written,
+    Field("value", Word()),
+    Field("shape", Shape()),
+    Field("type", ElementType()),
+    *_PLACEMENT,
+    Field("alias", _Requested()),
+)
+_ENTRIES = Pairs(AsWritten(), "a mapping", by_position=False)
+_MODULE = Schema(
+    "a module",
+    as_written,
+    Field("name", Word(), default=ParseContext.stem),
+    Field("inputs", _ENTRIES, default=()),
+    Field("parameters", _ENTRIES, default=()),
+    Field("operations", ListOf(AsWritten(), "a list of operations"), default=()),
+    Field(
+        "outputs",
+        Pairs(AsWritten(), "a mapping or a list of names, at least one", least=1),
+        needed=True,
+        default=(),
+    ),
+)
+MODULE_KEYS = _MODULE.keys
+
+
+class _ModuleReader:
+    """Reads one document into a builder."""
+
+    def __init__(self, root: Node, reading: ParseContext) -> None:
+        self.log = reading.log
+        self.top = _MODULE.fields(root, reading.root)
+        self.builder = ComputationGraphBuilder(self.top.values["name"])
+        self.operations = OperationReader(self.builder, reading)
+
+    def graph(self) -> ComputationGraph | None:
+        for name, node in self.top.values["inputs"]:
+            self._input(name, node)
+        for name, node in self.top.values["parameters"]:
+            self.operations.declare(name, node.line)
+            array = parameter_array(node, self._entry("parameters", name, node))
+            if array is not None:
+                self.operations.define(name, self.builder.parameter(name, array))
+        for node in self.top.values["operations"]:
+            self.operations.read(node)
+        for name, node in self.top.values["outputs"]:
+            self._output(name, node)
+        if self.log.problems:
+            return None
+        try:
+            return self.builder.build()
+        except StitchError as error:
+            self.log.note_error("bad_module", self.top.place.line, error)
+            return None
+
+    def _entry(self, key: str, name: str, node: Node) -> SourceLocation:
+        return self.top.place.at(key).entry(name, node)
+
+    def _input(self, name: str, node: Node) -> None:
+        self.operations.declare(name, node.line)
+        fields = _INPUT.fields(node, self._entry("inputs", name, node))
+        self._placement("input", name, fields)
+        shape, data_type = fields.values["shape"], fields.values["type"]
+        if shape is None or data_type is None:
+            return
+        role = InputKind(fields.values["kind"])
+        owner = Ownership(fields.values["ownership"])
+        try:
+            with self.builder.at(f"{self.log.file}:{node.line}"):
+                tensor = self.builder.input(name, shape, data_type, role, owner)
+            self.operations.define(name, tensor)
+        except StitchError as error:
+            self.log.note_error("bad_input", node.line, error)
+
+    def _output(self, name: str | None, node: Node) -> None:
+        if name is None:
+            if not is_word(node):
+                self.log.note("bad_value", node.line, "outputs: a list holds names only")
+                return
+            name, node = node.raw, Node(node.line, None)
+        fields = _OUTPUT.fields(
+            Node(node.line, {}) if node.data is None else node, self._entry("outputs", name, node)
+        )
+        self._placement("output", name, fields)
+        if NAME.fullmatch(name) is None:
+            self.log.note("bad_name", node.line, f"{name!r} cannot be the name of an output")
+        tensor = self.operations.value(fields.values["value"] or name, node.line)
+        shape, data_type = fields.values["shape"], fields.values["type"]
+        if tensor is None:
+            return
+        if shape not in (None, tensor.shape) or data_type not in (None, tensor.data_type):
+            text = tensor.type.text()
+            detail = f"output {name!r} is {text}, which is not the declared shape or type"
+            self.log.note("wrong_type", node.line, detail)
+        try:
+            with self.builder.at(f"{self.log.file}:{node.line}"):
+                self.builder.output(name, tensor)
+        except StitchError as error:
+            self.log.note_error("bad_output", node.line, error)
+
+    def _placement(self, side: Side, name: str, fields: FormValues) -> None:
+        for key in PLACEMENT_FIELDS[side]:
+            spelled = fields.values[key]
+            if spelled is None or key in ("kind", "ownership"):
+                continue
+            try:
+                self.builder.place(PlacementOption(side, name, key, spelled))
+            except (UsageError, LayoutError) as error:
+                self.log.note_error("bad_placement", fields.place.at(key).line, error)

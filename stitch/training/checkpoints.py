@@ -1,0 +1,378 @@
+"""Checkpoints: tensors and facts in files that another process goes on from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, final
+
+import numpy as np
+
+from stitch.errors import FormatError, IncompatibleError, Problem, StitchError
+from stitch.files import FolderLock, Sink, atomic_write, make_folder, read_bytes, unreadable
+from stitch.program import Array, DataType
+
+METADATA = "__metadata__"
+#: Beyond this a header is not taken seriously (the same limit as in the package).
+MAX_HEADER_NBYTES = 100_000_000
+MAX_PROBLEMS = 20
+_NAMES = {
+    DataType.FLOAT64: "F64", DataType.FLOAT32: "F32", DataType.FLOAT16: "F16",
+    DataType.BFLOAT16: "BF16", DataType.INT64: "I64", DataType.INT32: "I32",
+    DataType.INT16: "I16", DataType.INT8: "I8", DataType.UINT64: "U64", DataType.UINT32: "U32",
+    DataType.UINT16: "U16", DataType.UINT8: "U8", DataType.BOOL: "BOOL",
+    DataType.FLOAT8_E4M3FN: "F8_E4M3", DataType.FLOAT8_E5M2: "F8_E5M2",
+}  # fmt: skip
+_TYPES = {name: kind for kind, name in _NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensors:
+    """What such a file holds: arrays by name, and texts."""
+
+    tensors: Mapping[str, Array]
+    metadata: Mapping[str, str]
+
+
+def write_tensors(
+    file: Sink, tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write the file's bytes, the same for the same arrays; raises `StitchError`, `OSError`."""
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    start = 0
+    for name in ordered:
+        array = tensors[name]
+        kind = _NAMES.get(DataType.from_dtype(array.dtype))
+        if kind is None or name == METADATA:
+            raise StitchError(
+                f"tensor {name!r} cannot be stored as safetensors",
+                expected=", ".join(_TYPES), got=str(array.dtype),
+            )  # fmt: skip
+        end = start + array.nbytes
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for name in ordered:
+        if tensors[name].nbytes:
+            dense = np.ascontiguousarray(tensors[name]).reshape(-1)
+            file.write(dense.view(np.uint8).data)
+
+
+def read_tensors(path: str | Path) -> StoredTensors:
+    """The arrays and texts of a file; raises `FormatError` listing every defect."""
+    place = Path(path)
+    try:
+        data = read_bytes(place)
+    except OSError as error:
+        raise unreadable(place, error) from error
+    return tensors_from_bytes(data, str(place))
+
+
+def tensors_from_bytes(data: bytes, where: str) -> StoredTensors:
+    """The arrays (read-only views) and texts in bytes; raises `FormatError`."""
+    header, body = _header(data, where)
+    metadata = header.pop(METADATA, {})
+    problems: list[Problem] = []
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        problems.append(Problem("bad_metadata", METADATA, "it is no mapping of texts"))
+        metadata = {}
+    ranges = {}
+    for name, entry in header.items():
+        defects = list(_defects(name, entry, len(body)))
+        problems += defects
+        if not defects:
+            ranges[name] = entry["data_offsets"]
+    problems += _gaps(ranges, len(body)) if not problems else ()
+    if problems:
+        raise FormatError(
+            "this is no sound safetensors file",
+            where=where,
+            problems=tuple(problems[:MAX_PROBLEMS]),
+        )
+    tensors = {
+        name: np.frombuffer(body[start:end], _TYPES[header[name]["dtype"]].dtype).reshape(
+            header[name]["shape"]
+        )
+        for name, (start, end) in ranges.items()
+    }
+    return StoredTensors(MappingProxyType(tensors), MappingProxyType(metadata))
+
+
+def _header(data: bytes, where: str) -> tuple[dict[str, Any], memoryview]:
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(len(data) - 8, MAX_HEADER_NBYTES):
+        raise FormatError(
+            "this is no safetensors file", where=where,
+            expected="a header's length, then a header of that length",
+            got=f"{len(data)} bytes" + (f", a header of {size}" if len(data) >= 8 else ""),
+        )  # fmt: skip
+    try:
+        header = json.loads(data[8 : 8 + size].decode("utf-8"), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(
+            f"this is no safetensors file: its header is not JSON ({error})", where=where
+        ) from error
+    if not isinstance(header, dict):
+        raise FormatError("this is no safetensors file: its header is no mapping", where=where)
+    return header, memoryview(data)[8 + size :]
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name stands twice")
+    return fields
+
+
+def _defects(name: str, entry: Any, nbytes: int) -> Iterator[Problem]:
+    where = f"tensor {name[:80]!r}"
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        yield Problem("bad_entry", where, "it has dtype, shape and data_offsets, nothing else")
+        return
+    kind = _TYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if kind is None:
+        yield Problem("bad_type", where, f"there is no type {str(entry['dtype'])[:40]!r}")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _counts(shape) or len(shape) > 32:
+        yield Problem("bad_shape", where, "its shape is a list of at most 32 whole numbers")
+        return
+    if not _counts(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= nbytes:
+        yield Problem("bad_offsets", where, f"its bytes lie outside of the {nbytes} that there are")
+        return
+    if kind is not None and offsets[1] - offsets[0] != math.prod(shape) * kind.itemsize:
+        yield Problem("bad_length", where, f"{offsets[1] - offsets[0]} bytes are not its shape's")
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**48 for n in value)
+
+
+def _gaps(ranges: Mapping[str, list[int]], nbytes: int) -> Iterator[Problem]:
+    """Tensors lie one behind the other, without holes and overlaps."""
+    at = 0
+    for name, (start, end) in sorted(ranges.items(), key=lambda item: tuple(item[1])):
+        if start != at:
+            kind = "overlap" if start < at else "hole"
+            yield Problem(kind, f"tensor {name[:80]!r}", f"it begins at {start}, expected {at}")
+        at = max(at, end)
+    if at != nbytes:
+        yield Problem("hole", "the end", f"{nbytes - at} bytes belong to no tensor")
+
+
+# --------------------------------------------------------------------------------------------------
+# Checkpoint folders
+
+VERSION = 1
+_KEY = "stitch_checkpoint"
+_NAME = re.compile(r"step-(\d{8,15})\.safetensors")
+#: What a killed process leaves of a checkpoint that it was writing.
+_PART = re.compile(r"\.step-\d{8,15}\.safetensors\.(\d+\.[0-9a-f]+\.)?part")
+MAX_SHOWN = 8
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """The state after `step` steps.
+
+    `identity`: what has to be the same where training goes on, by name (the tensors, the
+    operations, the data and their order). `settings`: what may change, and is then told of.
+    `progress`: where in the data the training is, and sums that go on. All of it JSON.
+    """
+
+    step: int
+    state: Mapping[str, Array]
+    identity: Facts = field(default_factory=dict)
+    settings: Facts = field(default_factory=dict)
+    progress: Facts = field(default_factory=dict)
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write one file, whole or not at all; raises `StitchError` where there is no room.
+
+    What stood there before stays until the new file is complete and on the disk.
+    """
+    facts = {
+        "version": VERSION, "step": checkpoint.step, "crc32": _checksum(checkpoint.state),
+        "identity": checkpoint.identity, "settings": checkpoint.settings,
+        "progress": checkpoint.progress,
+    }  # fmt: skip
+    text = json.dumps(facts, sort_keys=True)
+    atomic_write(path, lambda sink: write_tensors(sink, checkpoint.state, {_KEY: text}))
+
+
+def _checksum(state: Mapping[str, Array]) -> int:
+    checksum = 0
+    for name in sorted(state):
+        dense = np.ascontiguousarray(state[name]).reshape(-1)
+        checksum = zlib.crc32(dense.view(np.uint8).data, zlib.crc32(name.encode(), checksum))
+    return checksum
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """What `save_checkpoint` wrote; raises `FormatError`, `IncompatibleError`."""
+    stored = read_tensors(path)
+    try:
+        facts = json.loads(stored.metadata[_KEY])
+        version = facts["version"]
+        if version != VERSION:
+            raise IncompatibleError(
+                "the checkpoint is of another version", where=str(path),
+                expected=str(VERSION), got=str(version)[:40],
+            )  # fmt: skip
+        parts = [facts[key] for key in ("identity", "settings", "progress")]
+        step, checksum = facts["step"], facts["crc32"]
+        if type(step) is not int or not all(isinstance(part, dict) for part in parts):
+            raise ValueError("its facts are of another form")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FormatError(
+            f"this is no checkpoint of a training: {error}", where=str(path),
+            remedy="values to start from are given by name: stitch.compile(..., weights=)",
+        ) from error  # fmt: skip
+    if checksum != _checksum(stored.tensors):
+        raise FormatError("the checkpoint is damaged: its checksum is another", where=str(path))
+    return Checkpoint(step, stored.tensors, *parts)
+
+
+def differences(saved: Facts, own: Facts) -> tuple[str, ...]:
+    """One sentence for each fact that is not the same.
+
+    >>> differences({"seed": 0, "w": "f32"}, {"seed": 1, "v": "f32"})
+    ('seed: 0 in the checkpoint, 1 here', 'w: only in the checkpoint', 'v: only here')
+    """
+    told = []
+    for name in [*saved, *(name for name in own if name not in saved)]:
+        if name not in own:
+            told.append(f"{name}: only in the checkpoint")
+        elif name not in saved:
+            told.append(f"{name}: only here")
+        elif saved[name] != own[name]:
+            told.append(
+                f"{name}: {_short(saved[name])} in the checkpoint, {_short(own[name])} here"
+            )
+    return tuple(told)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def refuse_other(checkpoint: Checkpoint, identity: Facts, path: Path) -> None:
+    """Raise `IncompatibleError` for the checkpoint of another training, with what differs."""
+    differing = differences(checkpoint.identity, identity)
+    if differing:
+        more = [f"and {len(differing) - MAX_SHOWN} more"] if len(differing) > MAX_SHOWN else []
+        raise IncompatibleError(
+            "this is the checkpoint of another training\n    "
+            + "\n    ".join([*differing[:MAX_SHOWN], *more]),
+            where=str(path),
+            remedy="resume with the model, data and batches that it was made with, or start anew "
+            "in another folder",
+        )
+
+
+@final
+class CheckpointFolder:
+    """The checkpoints of one training; the newest `keep` stay.
+
+    The process that saves has the folder alone from `prepare`, or the first `save`, until `close`
+    or its end: to others `UsageError` names the owner.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        assert keep >= 1
+        self.folder = folder
+        self.keep = keep
+        self._lock: FolderLock | None = None
+
+    def prepare(self) -> str | None:
+        """Make the folder, lock it, and clear away what a killed run left half written.
+
+        Gives why it could not be locked, where the file system has no locks.
+        """
+        make_folder(self.folder)
+        if not self._is_held:
+            self.close()
+            self._lock = FolderLock(self.folder, "another training")
+        assert self._lock is not None
+        for entry in self._entries():
+            if _PART.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    entry.unlink()
+        return self._lock.missing
+
+    @property
+    def _is_held(self) -> bool:
+        try:
+            return self._lock is not None and self._lock.is_held
+        except OSError:
+            return True  # What is wrong with the folder, saving will say.
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def _entries(self) -> list[Path]:
+        try:
+            return list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StitchError(
+                "cannot look through the folder of checkpoints", where=str(self.folder),
+                got=error.strerror or str(error),
+            ) from error  # fmt: skip
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The checkpoints that are there, oldest first."""
+        checkpoints = [entry for entry in self._entries() if _NAME.fullmatch(entry.name)]
+        return tuple(sorted(checkpoints, key=lambda entry: int(entry.name[5:-12])))
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint, then drop all but the newest; raises `StitchError`."""
+        if not self._is_held:  # Not yet, not in this process, or the folder was removed meanwhile.
+            self.prepare()
+        path = self.folder / f"step-{checkpoint.step:08d}.safetensors"
+        save_checkpoint(path, checkpoint)
+        for old in self.files[: -self.keep]:
+            with contextlib.suppress(OSError):
+                old.unlink()
+        return path
+
+    def newest(self, note: Callable[[str], None]) -> tuple[Path, Checkpoint] | None:
+        """The newest sound checkpoint, None where there is none; damaged ones are told of.
+
+        Raises the error of the last one where all of them are damaged, and of one that could not
+        be read: that says nothing about it, and an older one would be taken unasked.
+        """
+        last: FormatError | None = None
+        for path in reversed(self.files):
+            try:
+                return path, read_checkpoint(path)
+            except FormatError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise
+                note(f"{path.name} is passed over: {error.what}")
+                last = error
+        if last is None:
+            return None
+        try:
+            raise last
+        finally:
+            # Else it is in a frame that it keeps, and stays until garbage is collected.
+            del last

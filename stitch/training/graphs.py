@@ -1,0 +1,440 @@
+"""The graphs of a training: what is trained, evaluated, updated, and used when training is over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import CompileError, UsageError, closest
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, PlacementOption, SymbolicTensor
+from stitch.ops import onnx_code
+from stitch.program import (
+    ABSENT,
+    Array,
+    Body,
+    Constant,
+    DataType,
+    InputKind,
+    InputSlot,
+    Operation,
+    Ownership,
+    Program,
+    ValueType,
+)
+from stitch.training.optimizers import Optimizer
+
+#: Attributes that hold ONNX's number of a data type.
+_TYPE_ATTRIBUTES = ("to", "dtype")
+#: Inputs whose values a training keeps.
+KEPT_KINDS = (InputKind.PARAMETER, InputKind.STATE)
+
+
+def splice(
+    builder: ComputationGraphBuilder,
+    graph: ComputationGraph,
+    inputs: Mapping[str, SymbolicTensor],
+    cast: tuple[DataType, DataType] | None = None,
+) -> dict[str, SymbolicTensor]:
+    """Write a graph's operations into a builder; gives its outputs by name.
+
+    `inputs` holds a tensor of the builder for every input. `cast` puts the second data type in
+    place of the first, in constants and in attributes. Raises `CompileError` where types disagree.
+    """
+    values = {slot.value: inputs[slot.name] for slot in graph.inputs}
+    for constant in graph.constants:
+        name, data = graph.values[constant.value].name, _converted(constant.data, cast)
+        tensor = builder.parameter(name, data) if data.size > 1 else builder.constant(data)
+        values[constant.value] = tensor
+    now = builder.bodies.add_all([_retyped_body(body, cast) for body in graph.bodies])
+    for operation in graph.operations:
+        operands = [None if v == ABSENT else values[v] for v in operation.inputs]
+        present = [v for v in operation.outputs if v != ABSENT]
+        with builder.at(operation.location):
+            if operation.body != ABSENT:
+                body = builder.bodies.bodies[now[operation.body]]
+                given = [operand for operand in operands if operand is not None]
+                results: Sequence[Any] = builder.carry(
+                    operation.op, operation.domain, body, given, operation.attributes
+                )
+                values.update(zip(operation.outputs, results, strict=True))
+                continue
+            results = builder.repeat(
+                _retyped(operation, cast),
+                operands,
+                [graph.values[v].name for v in present],
+                [graph.values[v].type for v in present],
+            )
+        values.update(zip(present, results, strict=True))
+    return {slot.name: values[slot.value] for slot in graph.outputs}
+
+
+def in_precision(graph: ComputationGraph, data_type: DataType) -> ComputationGraph:
+    """The graph with another floating type in place of float32 throughout; placement options stay.
+
+    Raises `CompileError` where an operator does not take the type.
+    """
+    cast = (DataType.FLOAT32, data_type)
+    builder = ComputationGraphBuilder(graph.name)
+    inputs = {}
+    for i, slot in enumerate(graph.inputs):
+        kind = graph.input_type(i)
+        chosen = data_type if kind.data_type is cast[0] else kind.data_type
+        inputs[slot.name] = builder.input(slot.name, kind.shape, chosen, slot.kind, slot.ownership)
+    spliced = splice(builder, graph, inputs, cast)
+    for output in graph.outputs:
+        builder.output(output.name, spliced[output.name], aliases_input=output.aliases_input)
+    builder.place(*graph.placement)
+    return builder.build()
+
+
+def _converted(data: Array, cast: tuple[DataType, DataType] | None) -> Array:
+    if cast is None or data.dtype != cast[0].dtype:
+        return data
+    return data.astype(cast[1].dtype)
+
+
+def _retyped_body(body: Body, cast: tuple[DataType, DataType] | None) -> Body:
+    if cast is None:
+        return body
+    return replace(
+        body,
+        values=tuple(
+            replace(value, type=replace(value.type, data_type=cast[1]))
+            if value.type.data_type is cast[0]
+            else value
+            for value in body.values
+        ),
+        operations=tuple(_retyped(operation, cast) for operation in body.operations),
+        constants=tuple(replace(c, data=_converted(c.data, cast)) for c in body.constants),
+    )
+
+
+def _retyped(operation: Operation, cast: tuple[DataType, DataType] | None) -> Operation:
+    if cast is None:
+        return operation
+    before, after = onnx_code(cast[0]), onnx_code(cast[1])
+    changed = {name: after for name in _TYPE_ATTRIBUTES if operation.attributes.get(name) == before}
+    return replace(operation, attributes={**operation.attributes, **changed})
+
+
+def evaluation_form(graph: ComputationGraph) -> ComputationGraph:
+    """The graph with BatchNormalization out of training mode, and without next values of state."""
+    state = {slot.name for slot in graph.inputs if slot.kind is InputKind.STATE}
+    return replace(
+        graph,
+        name=f"{graph.name}_evaluation",
+        outputs=tuple(slot for slot in graph.outputs if slot.name not in state),
+        operations=tuple(map(_evaluating, graph.operations)),
+        placement=tuple(w for w in graph.placement if w.side == "input"),
+    )
+
+
+def _evaluating(operation: Operation) -> Operation:
+    if operation.domain or operation.op != "BatchNormalization":
+        return operation
+    if not operation.attributes.get("training_mode"):
+        return operation
+    attributes = {**operation.attributes, "training_mode": 0}
+    return replace(operation, outputs=operation.outputs[:1], attributes=attributes)
+
+
+def graph_of(program: Program) -> ComputationGraph:
+    """The graph that a program was before it was placed."""
+    return ComputationGraph(
+        program.name,
+        program.inputs,
+        tuple(replace(slot, aliases_input=None) for slot in program.outputs),
+        tuple(replace(value, layout=None) for value in program.values),
+        program.operations,
+        program.constants,
+        bodies=program.bodies,
+    )
+
+
+def with_weights(graph: ComputationGraph, values: Mapping[str, Array]) -> ComputationGraph:
+    """The graph with parameters and buffers as constants, in the types that it computes in."""
+    fixed = tuple(
+        Constant(slot.value, values[slot.name].astype(graph.input_type(i).data_type.dtype))
+        for i, slot in enumerate(graph.inputs)
+        if slot.kind in KEPT_KINDS
+    )
+    inputs = tuple(slot for slot in graph.inputs if slot.kind not in KEPT_KINDS)
+    return replace(graph, inputs=inputs, constants=(*graph.constants, *fixed))
+
+
+# --------------------------------------------------------------------------------------------------
+# Trainable modules
+
+#: Operands that gradients never reach: they are statistics that the forward pass itself keeps.
+_STATISTICS = {("", "BatchNormalization"): (3, 4)}
+#: What a builder calls constants that were given no name.
+_UNNAMED = re.compile(r"constant(_[0-9]+)?")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trainable:
+    """A graph whose PARAMETER inputs are trained and whose STATE inputs are buffers.
+
+    `values` holds the initial value of each, by the name of its input. An output named like a STATE
+    input is its next value. Raises `UsageError` for values that are missing or do not fit.
+    """
+
+    graph: ComputationGraph
+    values: Mapping[str, Array] = field(repr=False)
+    #: The graph for evaluation: the same parameters and states, no next values, nothing random.
+    evaluation: ComputationGraph
+
+    def __post_init__(self) -> None:
+        problems = []
+        for i, slot in enumerate(self.graph.inputs):
+            if slot.kind not in KEPT_KINDS:
+                continue
+            kind, value = self.graph.input_type(i), self.values.get(slot.name)
+            if value is None:
+                problems.append(f"{slot.name} ({kind.text()}) has no initial value")
+            elif np.shape(value) != kind.shape:
+                problems.append(f"{slot.name} is {kind.text()}, its value {list(np.shape(value))}")
+        if problems:
+            raise UsageError(
+                f"graph {self.graph.name!r} cannot start training: " + "; ".join(problems),
+                remedy="give initial values by name: weights={'w': array}",
+            )
+        object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
+
+    def names(self, kind: InputKind) -> tuple[str, ...]:
+        """The names of the inputs of one kind."""
+        return tuple(slot.name for slot in self.graph.inputs if slot.kind is kind)
+
+
+def as_trainable(
+    graph: ComputationGraph,
+    weights: Mapping[str, Array] | None = None,
+    trainable: Iterable[str] | None = None,
+    evaluation: ComputationGraph | None = None,
+) -> Trainable:
+    """The trainable form of a graph; its own is kept where it has PARAMETER inputs already.
+
+    `trainable` names the constants (or parameters) to train; by default all floating constants that
+    have a name and an axis, except statistics. `weights` replaces initial values, and gives those
+    of inputs. `evaluation` is the graph for evaluation where it is not simply the same one without
+    training modes. Raises `UsageError` for unknown names and values that do not fit.
+    """
+    # Theirs stay writable, and a training may start long after: what counts is what they hold now.
+    given = {name: np.array(value) for name, value in (weights or {}).items()}
+    have = {slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER}
+    wanted = None if trainable is None else set(trainable)
+    if wanted is not None or not have:
+        graph, promoted = _promoted(graph, wanted)
+        given = {**promoted, **given}
+    if wanted is not None and have - wanted:
+        graph = _demoted(graph, have - wanted)
+    known = {slot.name for slot in graph.inputs if slot.kind in KEPT_KINDS}
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise UsageError(
+            f"graph {graph.name!r} has no parameter or state {', '.join(map(repr, unknown))}",
+            expected=", ".join(sorted(known)) or "none",
+        )
+    if not any(slot.kind is InputKind.PARAMETER for slot in graph.inputs):
+        raise CompileError(
+            f"graph {graph.name!r} has nothing to train",
+            remedy="give inputs kind=parameter, name floating constants, or pass trainable=[...]",
+        )
+    if evaluation is None:
+        evaluation = evaluation_form(graph)
+    elif wanted is not None:
+        evaluation = _demoted(evaluation, have - wanted)
+    return Trainable(graph, given, evaluation)
+
+
+def _promoted(
+    graph: ComputationGraph, wanted: set[str] | None
+) -> tuple[ComputationGraph, dict[str, Array]]:
+    """Constants as PARAMETER inputs, with their data."""
+    fixed = {
+        operation.inputs[position]
+        for operation in graph.operations
+        for position in _STATISTICS.get((operation.domain, operation.op), ())
+    }
+    taken = {slot.name for slot in graph.inputs}
+    slots, values = [], {}
+    for constant in graph.constants:
+        value = graph.values[constant.value]
+        if wanted is not None:
+            chosen = value.name in wanted
+        else:
+            chosen = bool(value.type.shape) and _UNNAMED.fullmatch(value.name) is None
+            chosen = chosen and constant.value not in fixed
+        if chosen and value.type.data_type.is_floating and value.name not in taken:
+            slots.append(InputSlot(value.name, constant.value, InputKind.PARAMETER))
+            values[value.name] = constant.data
+    trained = [slot.name for slot in graph.inputs if slot.kind is InputKind.PARAMETER]
+    missing = (wanted or set()).difference(trained, values)
+    if missing:
+        known = [*trained, *(graph.values[c.value].name for c in graph.constants)]
+        raise UsageError(
+            f"graph {graph.name!r} has no parameter and no floating constant "
+            f"{', '.join(sorted(missing))} to train",
+            expected=", ".join(known) or "none",
+            remedy=closest(min(missing), known)
+            or "leave trainable= out: of a torch module, parameter.requires_grad_() decides",
+        )
+    moved = {slot.value for slot in slots}
+    constants = tuple(c for c in graph.constants if c.value not in moved)
+    return replace(graph, inputs=(*graph.inputs, *slots), constants=constants), values
+
+
+def _demoted(graph: ComputationGraph, frozen: set[str]) -> ComputationGraph:
+    """Parameters that are not trained become state without a next value."""
+    slots = tuple(
+        replace(slot, kind=InputKind.STATE) if slot.name in frozen else slot
+        for slot in graph.inputs
+    )
+    return replace(graph, inputs=slots)
+
+
+# --------------------------------------------------------------------------------------------------
+# The update graph
+
+LEARNING_RATE = "learning_rate"
+STEP = "step"
+GRADIENT_NORM = "gradient_norm"
+#: Parameters of programs in another precision have a float32 one beside them.
+MASTER = "master"
+#: Before the name of a gradient: that of another micro-batch.
+MORE = "more."
+#: PyTorch's `clip_grad_norm_` divides by the norm and this.
+_CLIP_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter to update: the name of its slot, the type in the programs, its gradient's slot.
+
+    `has_master`: the update works on a float32 copy, and the programs get it rounded.
+    """
+
+    name: str
+    type: ValueType
+    gradient: str
+
+    @property
+    def has_master(self) -> bool:
+        return self.type.data_type is not DataType.FLOAT32
+
+    def beside(self, state: str) -> str:
+        """The slot of a state that belongs to it."""
+        return f"{self.name}.{state}"
+
+
+def update_graph(
+    name: str,
+    parameters: Sequence[Parameter],
+    optimizer: Optimizer,
+    *,
+    clip_grad_norm: float | None = None,
+) -> ComputationGraph:
+    """The update of all parameters; with clipping, the gradients' norm is an output as well.
+
+    Raises `CompileError` where a parameter's type has no way to float32.
+    """
+    b = ComputationGraphBuilder(name)
+    groups = {number: optimizer.groups[number] for number in group_numbers(parameters, optimizer)}
+    given = {
+        number: b.input(rate_name(number), (), DataType.FLOAT32, InputKind.STATE)
+        for number in groups
+    }
+    step = None
+    if any(group.counts_steps for group in groups.values()):
+        before = b.input(STEP, (), DataType.INT64, InputKind.STATE, Ownership.DONATE)
+        step = before + 1
+        _replace(b, STEP, step)
+    gradients = [_gradient(b, parameter) for parameter in parameters]
+    if clip_grad_norm is not None:
+        gradients = _clipped(b, gradients, clip_grad_norm)
+    rates = {n: group.write_rates(b, given[n], step) for n, group in groups.items()}
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        number = optimizer.group_of(parameter.name)
+        _write_step(b, parameter, gradient, groups[number], rates[number])
+    return b.build()
+
+
+def rate_name(group: int) -> str:
+    """The slot of a group's learning rate."""
+    return f"{LEARNING_RATE}.{group}" if group else LEARNING_RATE
+
+
+def is_rate(name: str) -> bool:
+    """Whether a slot of an update is a learning rate."""
+    return name == LEARNING_RATE or name.startswith(f"{LEARNING_RATE}.")
+
+
+def group_numbers(parameters: Sequence[Parameter], optimizer: Optimizer) -> tuple[int, ...]:
+    """The groups that have parameters here."""
+    return tuple(sorted({optimizer.group_of(parameter.name) for parameter in parameters}))
+
+
+def _gradient(b: ComputationGraphBuilder, parameter: Parameter) -> Any:
+    kind = parameter.type
+    gradient = b.input(parameter.gradient, kind.shape, kind.data_type, InputKind.SAVED)
+    return b.cast(gradient, DataType.FLOAT32)
+
+
+def _clipped(b: ComputationGraphBuilder, gradients: list[Any], most: float) -> list[Any]:
+    """`torch.nn.utils.clip_grad_norm_`: all gradients by one factor of at most 1."""
+    total = b.op("ReduceSum", gradients[0] * gradients[0], keepdims=0)
+    for gradient in gradients[1:]:
+        total = total + b.op("ReduceSum", gradient * gradient, keepdims=0)
+    norm = b.op("Sqrt", total)
+    b.output(GRADIENT_NORM, norm)
+    factor = b.op("Min", most / (norm + _CLIP_EPSILON), 1.0)
+    return [gradient * factor for gradient in gradients]
+
+
+def _write_step(
+    b: ComputationGraphBuilder, parameter: Parameter, gradient: Any, optimizer: Optimizer,
+    rates: tuple[Any, ...],
+) -> None:  # fmt: skip
+    shape = parameter.type.shape
+    kept = parameter.beside(MASTER) if parameter.has_master else parameter.name
+    kind = InputKind.STATE if parameter.has_master else InputKind.PARAMETER
+    value = b.input(kept, shape, DataType.FLOAT32, kind, Ownership.DONATE)
+    states = {
+        state: b.input(
+            parameter.beside(state), () if state in optimizer.scalar_states else shape,
+            DataType.FLOAT32, InputKind.STATE, Ownership.DONATE,
+        )
+        for state in optimizer.states
+    }  # fmt: skip
+    if optimizer.maximize:
+        gradient = -gradient
+    stepped, after = optimizer.write(b, value, gradient, states, rates)
+    _replace(b, kept, stepped)
+    for state, tensor in after.items():
+        _replace(b, parameter.beside(state), tensor)
+    if parameter.has_master:
+        b.output(parameter.name, b.cast(stepped, parameter.type.data_type))
+
+
+def _replace(b: ComputationGraphBuilder, name: str, value: Any) -> None:
+    """What is new takes the buffer of what it replaces."""
+    b.output(name, value)
+    b.place(PlacementOption("output", name, "alias", name))
+
+
+def accumulation_graph(name: str, parameters: Sequence[Parameter]) -> ComputationGraph:
+    """Gradients of another micro-batch added to those so far, in their buffers."""
+    b = ComputationGraphBuilder(name)
+    for parameter in parameters:
+        kind = parameter.type
+        so_far = b.input(
+            parameter.gradient, kind.shape, kind.data_type, InputKind.STATE, Ownership.DONATE
+        )
+        more = b.input(f"{MORE}{parameter.gradient}", kind.shape, kind.data_type, InputKind.SAVED)
+        _replace(b, parameter.gradient, so_far + more)
+    return b.build()

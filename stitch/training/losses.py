@@ -1,0 +1,514 @@
+"""Losses: graphs (prediction, label) → a scalar, and what labels must be."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from stitch.argument_kinds import NUMBER, WHOLE, instance_of
+from stitch.errors import CompileError, UsageError, closest
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, SymbolicTensor
+from stitch.program import Array, DataType, ValueType
+
+REDUCTIONS = ("mean", "sum")
+
+
+class Loss(ABC):
+    """A loss function, before compilation and after: called with what a compiled model gave.
+
+    `loss_fn(pred, label)` on a compiled model's prediction queues the loss program and gives a
+    `LossTensor`; the model must have been compiled with this loss.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, reduction: str = "mean") -> None:
+        if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+            raise UsageError(
+                f"{type(self).__name__} has no such reduction",
+                expected=", ".join(REDUCTIONS),
+                got=repr(reduction),
+            )
+        self.reduction = reduction
+
+    @abstractmethod
+    def label_type(self, pred: ValueType) -> ValueType:
+        """Shape and type of the labels for a prediction; raises `CompileError` if it has none."""
+
+    @abstractmethod
+    def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
+        """Write the loss down: float32 tensors in, a float32 scalar out."""
+
+    def check_label(self, label: Array, pred: ValueType) -> None:
+        """Raise `UsageError` where a host array cannot be this prediction's labels."""
+        wanted = self.label_type(pred)
+        if label.dtype.kind not in "fiub" and label.dtype != DataType.BFLOAT16.dtype:
+            raise self.refusal("labels are numbers", wanted.text(), str(label.dtype))
+        if label.shape != wanted.shape:
+            raise self.refusal("labels have another shape", wanted.text(), str(list(label.shape)))
+
+    def refusal(self, what: str, expected: str, got: str) -> UsageError:
+        """The error for labels that this loss does not take."""
+        return UsageError(f"{type(self).__name__}: {what}", expected=expected, got=got)
+
+    def graph(self, pred: ValueType, pred_name: str = "pred") -> ComputationGraph:
+        """The loss of a prediction of a type: inputs `pred_name` and `label`, output `loss`."""
+        b = ComputationGraphBuilder(self.name)
+        tensor = b.input(pred_name, pred.shape, pred.data_type)
+        kind = self.label_type(pred)
+        label = b.input("label", kind.shape, kind.data_type)
+        b.output("loss", self.write(b, b.cast(tensor, DataType.FLOAT32), label))
+        return b.build()
+
+    def settings(self) -> dict[str, Any]:
+        """What it is told beside its reduction, where that says something."""
+        return {}
+
+    def config(self) -> dict[str, Any]:
+        """What `loss_from_config` makes this loss of again."""
+        return {"loss": self.name, "reduction": self.reduction, **self.settings()}
+
+    def __call__(self, pred: Any, label: Any) -> Any:
+        """The loss of a compiled model's prediction, as a `LossTensor`."""
+        compute_loss = getattr(pred, "judged_by", None)
+        if compute_loss is None:
+            raise UsageError(
+                "a loss takes the prediction of a model that was compiled for training",
+                got=type(pred).__name__,
+                remedy="compiled = stitch.compile(model, example, optimizer=..., loss=loss_fn)",
+            )
+        return compute_loss(self, label)
+
+    def __repr__(self) -> str:
+        more = "".join(f", {name}={value!r}" for name, value in self.settings().items())
+        return f"{type(self).__name__}(reduction={self.reduction!r}{more})"
+
+    def _reduced(self, b: ComputationGraphBuilder, each: Any) -> SymbolicTensor:
+        """Mean or sum over all elements."""
+        reduced = b.op("ReduceMean" if self.reduction == "mean" else "ReduceSum", each, keepdims=0)
+        assert isinstance(reduced, SymbolicTensor)
+        return reduced
+
+    def _weights(self, word: str, given: Any) -> Array | None:
+        """Numbers by which parts of the loss count; raises `UsageError` for what is none."""
+        if given is None:
+            return None
+        try:
+            array: Array = np.array(given, np.float32)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{word} of {type(self).__name__} holds numbers",
+                             got=repr(given)[:60]) from error  # fmt: skip
+        if not np.isfinite(array).all():
+            raise UsageError(f"{word} of {type(self).__name__} holds finite numbers",
+                             got=repr(given)[:60])  # fmt: skip
+        return array
+
+
+def require_classes(loss: Loss, pred: ValueType, weights: Array | None = None) -> None:
+    """Raise `CompileError` where a prediction has no axis of classes, or another number of them
+    than there are weights."""
+    name = type(loss).__name__
+    if len(pred.shape) < 2:
+        raise CompileError(
+            f"{name} takes logits [N, C, ...]", expected="two axes or more", got=pred.text()
+        )
+    if weights is not None and weights.shape != pred.shape[1:2]:
+        raise CompileError(
+            f"{name} takes a weight for each class",
+            expected=f"{pred.shape[1]} numbers, for {pred.text()}",
+            got=f"weight of shape {list(weights.shape)}",
+        )
+
+
+def listed(**weights: Array | None) -> dict[str, Any]:
+    """Weights as plain data, where there are any."""
+    return {word: array.tolist() for word, array in weights.items() if array is not None}
+
+
+# --------------------------------------------------------------------------------------------------
+# Classification losses
+
+
+class _ClassNumbers(Loss):
+    """Labels are numbers of classes; `weight` says by how much each class counts, labels of
+    `ignore_index` count nothing."""
+
+    def __init__(self, reduction: str, weight: Any, ignore_index: int | None) -> None:
+        super().__init__(reduction)
+        self.weight = self._weights("weight", weight)
+        if ignore_index is not None:
+            WHOLE.check(type(self).__name__, "ignore_index", ignore_index)
+        self.ignore_index = None if ignore_index is None else int(ignore_index)
+
+    def label_type(self, pred: ValueType) -> ValueType:
+        require_classes(self, pred, self.weight)
+        return ValueType((pred.shape[0], *pred.shape[2:]), DataType.INT64)
+
+    def check_label(self, label: Array, pred: ValueType) -> None:
+        if label.dtype.kind not in "iu":
+            wanted = self.label_type(pred).text()
+            raise self.refusal("labels are class indices", wanted, str(label.dtype))
+        super().check_label(label, pred)
+        classes = pred.shape[1]
+        if not label.size or (label.min() >= 0 and label.max() < classes):
+            return
+        wrong = (label < 0) | (label >= classes)
+        if self.ignore_index is not None:
+            wrong &= label != self.ignore_index
+        if wrong.any():
+            bad = np.argwhere(wrong)[0]
+            also = "" if self.ignore_index is None else f", or {self.ignore_index}"
+            raise self.refusal(
+                "a label is out of range",
+                f"0 to {classes - 1}, for {classes} classes{also}",
+                f"{label[tuple(bad)]} at {[int(i) for i in bad]}",
+            )
+
+    def settings(self) -> dict[str, Any]:
+        ignored = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
+        return listed(weight=self.weight) | ignored
+
+    def _of_logarithms(
+        self, b: ComputationGraphBuilder, logs: Any, label: Any, smoothing: float = 0.0
+    ) -> SymbolicTensor:
+        """The loss from the logarithms of probabilities: the weighted mean, or the sum."""
+        label = b.unsqueeze(label, 1)
+        counts: Any = None
+        if self.ignore_index is not None:
+            taken = b.op("Not", b.op("Equal", label, self.ignore_index))
+            label, counts = (
+                b.op("Where", taken, label, b.constant(np.int64(0))),
+                b.cast(taken, DataType.FLOAT32),
+            )
+        picked = b.op("GatherElements", logs, label, axis=1)
+        if self.weight is None and counts is None and not smoothing:
+            return -self._reduced(b, picked)
+        weights = counts
+        if self.weight is not None:
+            weights = b.op("Gather", b.constant(self.weight), label)
+            weights = weights if counts is None else weights * counts
+        total = self._sum(b, picked if weights is None else picked * weights)
+        if smoothing:
+            shape = [1, -1, *[1] * (len(logs.shape) - 2)]
+            if self.weight is not None:
+                logs = logs * b.constant(self.weight.reshape(shape))
+            each = b.op("ReduceSum", logs, np.array([1], np.int64), keepdims=1)
+            others = self._sum(b, each if counts is None else each * counts)
+            total = total * (1.0 - smoothing) + others * (smoothing / logs.shape[1])
+        if self.reduction == "sum":
+            return -total
+        if weights is None:
+            return total * (-1.0 / float(np.prod(label.shape)))
+        return -(total / self._sum(b, weights))
+
+    def _sum(self, b: ComputationGraphBuilder, each: Any) -> SymbolicTensor:
+        total = b.op("ReduceSum", each, keepdims=0)
+        assert isinstance(total, SymbolicTensor)
+        return total
+
+
+@final
+class CrossEntropyLoss(_ClassNumbers):
+    """`torch.nn.CrossEntropyLoss` on logits [N, C, ...] and class indices [N, ...], int64."""
+
+    name = "sparse_categorical_crossentropy"
+
+    def __init__(
+        self, reduction: str = "mean", weight: Any = None, ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(reduction, weight, ignore_index)
+        self.label_smoothing = _smoothing(self, label_smoothing)
+
+    def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
+        logs = b.op("LogSoftmax", pred, axis=1)
+        return self._of_logarithms(b, logs, label, self.label_smoothing)
+
+    def settings(self) -> dict[str, Any]:
+        smoothed = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+        return super().settings() | smoothed
+
+
+@final
+class NLLLoss(_ClassNumbers):
+    """`torch.nn.NLLLoss` on logarithms of probabilities [N, C, ...] and class indices [N, ...]."""
+
+    name = "nll"
+
+    def __init__(
+        self, reduction: str = "mean", weight: Any = None, ignore_index: int | None = None
+    ) -> None:
+        super().__init__(reduction, weight, ignore_index)
+
+    def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
+        return self._of_logarithms(b, pred, label)
+
+
+@final
+class CategoricalCrossEntropyLoss(Loss):
+    """Cross-entropy of logits [N, C, ...] and class probabilities of the same shape.
+
+    What `torch.nn.CrossEntropyLoss` does with floating targets: the mean divides by all but C.
+    """
+
+    name = "categorical_crossentropy"
+
+    def __init__(
+        self, reduction: str = "mean", weight: Any = None, label_smoothing: float = 0.0
+    ) -> None:
+        super().__init__(reduction)
+        self.weight = self._weights("weight", weight)
+        self.label_smoothing = _smoothing(self, label_smoothing)
+
+    def label_type(self, pred: ValueType) -> ValueType:
+        require_classes(self, pred, self.weight)
+        return ValueType(pred.shape, DataType.FLOAT32)
+
+    def refusal(self, what: str, expected: str, got: str) -> UsageError:
+        return UsageError(
+            f"{type(self).__name__}: {what}", expected=f"{expected}, the classes' probabilities",
+            got=got, remedy="class numbers are integers: give label.long() to CrossEntropyLoss",
+        )  # fmt: skip
+
+    def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
+        if self.label_smoothing:
+            share = self.label_smoothing / pred.shape[1]
+            label = label * (1.0 - self.label_smoothing) + share
+        picked = b.op("LogSoftmax", pred, axis=1) * label
+        if self.weight is not None:
+            shape = [1, -1, *[1] * (len(pred.shape) - 2)]
+            picked = picked * b.constant(self.weight.reshape(shape))
+        total = b.op("ReduceSum", picked, keepdims=0)
+        assert isinstance(total, SymbolicTensor)
+        count = np.prod([d for i, d in enumerate(pred.shape) if i != 1])
+        return total * (-1.0 / float(count) if self.reduction == "mean" else -1.0)
+
+    def settings(self) -> dict[str, Any]:
+        smoothed = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+        return listed(weight=self.weight) | smoothed
+
+
+def _smoothing(loss: Loss, share: float) -> float:
+    if not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise UsageError(f"label_smoothing of {type(loss).__name__} lies in [0, 1]",
+                         got=repr(share))  # fmt: skip
+    return float(share)
+
+
+# --------------------------------------------------------------------------------------------------
+# Elementwise losses
+
+#: The least probability that has a logarithm of its own: PyTorch's logarithms end at -100.
+_LEAST = 3.783505853677006e-44
+
+
+class _Elementwise(Loss):
+    """Labels like the prediction; mean or sum of one number for each element."""
+
+    def label_type(self, pred: ValueType) -> ValueType:
+        return ValueType(pred.shape, DataType.FLOAT32)
+
+    def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
+        return self._reduced(b, self.each(b, pred, label))
+
+    @abstractmethod
+    def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
+        """The loss of every element."""
+
+    def _broadcast(self, word: str, weights: Array | None, each: Any) -> Array | None:
+        """Weights, if they go with the elements; raises `CompileError`."""
+        shape = tuple(each.shape)
+        if weights is not None and np.broadcast_shapes(weights.shape, shape) != shape:
+            raise CompileError(
+                f"{word} of {type(self).__name__} goes with the elements of the prediction",
+                expected=str(list(shape)), got=str(list(weights.shape)),
+            )  # fmt: skip
+        return weights
+
+
+@final
+class MSELoss(_Elementwise):
+    """Squared differences, their mean or sum (`torch.nn.MSELoss`); labels like the prediction."""
+
+    name = "mse"
+
+    def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
+        difference = pred - label
+        return difference * difference
+
+
+@final
+class L1Loss(_Elementwise):
+    """Absolute differences, their mean or sum (`torch.nn.L1Loss`)."""
+
+    name = "l1"
+
+    def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
+        return b.op("Abs", pred - label)
+
+
+class _Bent(_Elementwise):
+    """Squared differences up to a bend, absolute ones beyond it."""
+
+    def _bend(self, word: str, value: float, *, may_be_zero: bool) -> float:
+        NUMBER.check(type(self).__name__, word, value)
+        if not (value > 0 or (may_be_zero and value == 0)):
+            least = "at least 0" if may_be_zero else "above 0"
+            raise UsageError(f"{word} of {type(self).__name__} is {least}", got=str(value))
+        return float(value)
+
+
+@final
+class SmoothL1Loss(_Bent):
+    """`torch.nn.SmoothL1Loss`: d² / (2 beta) below beta, d - beta / 2 from there."""
+
+    name = "smooth_l1"
+
+    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
+        super().__init__(reduction)
+        self.beta = self._bend("beta", beta, may_be_zero=True)
+
+    def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
+        distance, beta = b.op("Abs", pred - label), np.float32(self.beta)
+        if not beta:
+            return distance
+        bent = b.op("Min", distance, beta)
+        return bent / beta * (distance - bent * 0.5)
+
+    def settings(self) -> dict[str, Any]:
+        return {"beta": self.beta}
+
+
+@final
+class HuberLoss(_Bent):
+    """`torch.nn.HuberLoss`: d² / 2 below delta, delta (d - delta / 2) from there."""
+
+    name = "huber"
+
+    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
+        super().__init__(reduction)
+        self.delta = self._bend("delta", delta, may_be_zero=False)
+
+    def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
+        distance = b.op("Abs", pred - label)
+        bent = b.op("Min", distance, np.float32(self.delta))
+        return bent * (distance - bent * 0.5)
+
+    def settings(self) -> dict[str, Any]:
+        return {"delta": self.delta}
+
+
+@final
+class BCELoss(_Elementwise):
+    """`torch.nn.BCELoss`: probabilities and labels in [0, 1]; logarithms end at -100."""
+
+    name = "bce"
+
+    def __init__(self, reduction: str = "mean", weight: Any = None) -> None:
+        super().__init__(reduction)
+        self.weight = self._weights("weight", weight)
+
+    def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
+        yes = b.op("Log", b.op("Max", pred, _LEAST))
+        no = b.op("Log", b.op("Max", 1.0 - pred, _LEAST))
+        each = -(label * yes + (1.0 - label) * no)
+        weight = self._broadcast("weight", self.weight, pred)
+        return each if weight is None else each * b.constant(weight)
+
+    def settings(self) -> dict[str, Any]:
+        return listed(weight=self.weight)
+
+
+@final
+class BCEWithLogitsLoss(_Elementwise):
+    """`torch.nn.BCEWithLogitsLoss`: logits and probabilities of one shape, no overflow.
+
+    `pos_weight`: by how much labels of 1 count; `weight`: by how much each element does.
+    """
+
+    name = "bce_with_logits"
+
+    def __init__(self, reduction: str = "mean", weight: Any = None, pos_weight: Any = None) -> None:
+        super().__init__(reduction)
+        self.weight = self._weights("weight", weight)
+        self.pos_weight = self._weights("pos_weight", pos_weight)
+
+    def each(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> Any:
+        # log(1 + e^x) - x y, with softplus as max(x, 0) + log(1 + e^-|x|), which never overflows.
+        magnitude = b.op("Abs", pred)
+        tail = b.op("Log", b.op("Exp", -magnitude) + 1.0)
+        positive = self._broadcast("pos_weight", self.pos_weight, pred)
+        if positive is None:
+            each = b.op("Relu", pred) - pred * label + tail
+        else:
+            share = label * b.constant(positive - np.float32(1)) + 1.0
+            each = (1.0 - label) * pred + share * (tail + b.op("Relu", -pred))
+        weight = self._broadcast("weight", self.weight, pred)
+        return each if weight is None else each * b.constant(weight)
+
+    def settings(self) -> dict[str, Any]:
+        return listed(weight=self.weight, pos_weight=self.pos_weight)
+
+
+@final
+class IdentityLoss(Loss):
+    """The prediction itself, its mean or sum, as the loss; labels are one number, not looked at."""
+
+    name = "identity"
+
+    def label_type(self, pred: ValueType) -> ValueType:
+        return ValueType((), DataType.FLOAT32)
+
+    def write(self, b: ComputationGraphBuilder, pred: Any, label: Any) -> SymbolicTensor:
+        return self._reduced(b, pred)
+
+
+# --------------------------------------------------------------------------------------------------
+# Losses by name
+
+__all__ = [
+    "LOSSES", "LOSS_KIND", "REDUCTIONS", "BCELoss", "BCEWithLogitsLoss",
+    "CategoricalCrossEntropyLoss", "CrossEntropyLoss", "HuberLoss", "IdentityLoss", "L1Loss",
+    "Loss", "MSELoss", "NLLLoss", "SmoothL1Loss", "loss_from_config",
+]  # fmt: skip
+
+LOSSES: tuple[type[Loss], ...] = (
+    MSELoss, CrossEntropyLoss, CategoricalCrossEntropyLoss, BCEWithLogitsLoss, IdentityLoss,
+    L1Loss, SmoothL1Loss, HuberLoss, BCELoss, NLLLoss,
+)  # fmt: skip
+_BY_NAME: dict[str, type[Loss]] = {kind.name: kind for kind in LOSSES}
+#: PyTorch's word is for class numbers, where ours that look like it are not.
+_ALSO_CALLED = dict.fromkeys(("cross_entropy", "crossentropy"), CrossEntropyLoss.name)
+
+
+#: What stands for a loss: `loss_from_config` takes it.
+LOSS_KIND = instance_of("a loss of stitch.losses, its name, or a mapping", Loss, str, Mapping)
+
+
+def loss_from_config(config: Loss | str | dict[str, Any]) -> Loss:
+    """A loss by name (`mse`, `mse_sum` ...) or by what `Loss.config` gave; raises `UsageError`."""
+    if isinstance(config, Loss):
+        return config
+    LOSS_KIND.check("training", "loss", config)
+    if isinstance(config, str):
+        name, _, last = config.rpartition("_")
+        config = {"loss": config}
+        if last in REDUCTIONS and name in _BY_NAME:
+            config = {"loss": name, "reduction": last}
+    given = dict(config)
+    named = str(given.pop("loss", ""))
+    kind = _BY_NAME.get(named)
+    if kind is None:
+        raise UsageError(
+            "no such loss",
+            expected=", ".join(_BY_NAME) + ", each also with _mean or _sum",
+            got=repr(named),
+            remedy=closest(_ALSO_CALLED.get(named, named), _BY_NAME) or None,
+        )
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise UsageError(f"loss {named!r}: {error}", got=repr(config)[:100]) from error

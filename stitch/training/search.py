@@ -1,0 +1,540 @@
+"""The search: where the tensors between programs lie, and what backward computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar, get_args
+
+from stitch.compiler import Recompute
+from stitch.errors import OutOfMemoryError, UsageError, closest
+from stitch.graph import ComputationGraph, JsonObject
+from stitch.linker import choose_scratch, pack_scratch
+from stitch.machine import Machine, MachineShape, program_seconds, room_per_bank
+from stitch.ops import OperationWork, summed_over_operations
+from stitch.program import (
+    DataType,
+    Layout,
+    Operation,
+    OperationList,
+    Role,
+    Space,
+    TensorDesc,
+    ValueType,
+)
+from stitch.training.graphs import KEPT_KINDS, Trainable, as_trainable
+from stitch.training.losses import Loss
+from stitch.training.optimizers import Optimizer
+from stitch.training.programs import TrainingGraphs, TrainingOptions, home_space, training_graphs
+
+# --------------------------------------------------------------------------------------------------
+# Cost estimators
+
+
+class CostEstimator(Protocol):
+    """What things cost on a machine, in simulated seconds."""
+
+    def program(self, machine: Machine, program: OperationList) -> float:
+        """One run of a program, whose values lie where their layouts say."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTime:
+    """Costs as devices report them: programs take what they do by the machine's rates of computing.
+
+    A machine that describes none (the host) carries what operations read and make, once each.
+    """
+
+    def program(self, machine: Machine, program: OperationList) -> float:
+        """One run of a program."""
+        if machine.compute is not None:
+            return program_seconds(program, machine)
+        near = Space.HOST if machine.shape.l1 is None else Space.L1
+
+        def figures(work: OperationWork) -> Mapping[str, float]:
+            carried = (machine.seconds(space, near, n, n) for space, n in work.nbytes if n)
+            return {"seconds": sum(carried)}
+
+        return summed_over_operations(program, figures).get("seconds", 0.0)
+
+
+class PlacedSlots:
+    """A graph whose slots can be placed; all else goes where the compiler will place it."""
+
+    __slots__ = ("_home", "_machine", "_scratch_nbytes", "_touching", "graph", "slots")
+
+    def __init__(self, graph: ComputationGraph, machine: MachineShape, home: Space) -> None:
+        self.graph, self._machine, self._home = graph, machine, home
+        #: The values of each slot's name: of an input, an output, or both.
+        self.slots: dict[str, set[int]] = {}
+        named = [(slot.name, slot.value) for slot in graph.inputs]
+        named += [(slot.name, slot.value) for slot in graph.outputs]
+        for name, value in named:
+            self.slots.setdefault(name, set()).add(value)
+        self._touching: dict[int, list[int]] = {}
+        for at, operation in enumerate(graph.operations):
+            for touched in {*operation.inputs, *operation.outputs}:
+                self._touching.setdefault(touched, []).append(at)
+        plan = pack_scratch(graph.values, graph.operations, graph.placed_values())
+        self._scratch_nbytes = plan.nbytes
+
+    @property
+    def scratch_per_bank(self) -> int:
+        """What the program's scratch takes of L1, if it lies there."""
+        return -(-self._scratch_nbytes // self._machine.space(Space.L1).banks)
+
+    def near(self, name: str) -> tuple[Operation, ...]:
+        """The operations that read or write a slot's values."""
+        found = {at for value in self.slots[name] for at in self._touching.get(value, ())}
+        return tuple(self.graph.operations[at] for at in sorted(found))
+
+    def placed(
+        self, spaces: Mapping[str, Space], operations: tuple[Operation, ...]
+    ) -> OperationList:
+        """Operations of the graph, its slots in the spaces that are told, else at home."""
+        graph, homes = self.graph, dict.fromkeys(self.graph.placed_values(), self._home)
+        in_l1 = 0
+        for name in self.slots.keys() & spaces.keys():
+            for value in self.slots[name]:
+                homes[value] = spaces[name]
+                if spaces[name] is Space.L1:
+                    kind = graph.values[value].type
+                    desc = TensorDesc(kind.shape, Layout(kind.data_type, Space.L1))
+                    in_l1 += room_per_bank(desc, self._machine)
+        scratch = choose_scratch(self._scratch_nbytes, self._machine, l1_slots_per_bank=in_l1)
+        values = tuple(
+            replace(value, layout=Layout(value.type.data_type, homes.get(index, scratch.space)))
+            for index, value in enumerate(graph.values)
+        )
+        return OperationList(
+            graph.name, graph.inputs, graph.outputs, values, operations, graph.constants,
+            bodies=graph.bodies,
+        )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Results
+
+
+class Graphs(Protocol):
+    """Graphs that run one after the other."""
+
+    @property
+    def in_order(self) -> tuple[tuple[Role, ComputationGraph], ...]: ...
+
+
+G_co = TypeVar("G_co", bound=Graphs, covariant=True)
+G = TypeVar("G", bound=Graphs)
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceGraphs:
+    """The one graph of a model that is not trained."""
+
+    forward: ComputationGraph
+
+    @property
+    def in_order(self) -> tuple[tuple[Role, ComputationGraph], ...]:
+        """The graph, with what it is for."""
+        return ((Role.FORWARD, self.forward),)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor lies: on which device (there is one, 0), in which space of it."""
+
+    device: int
+    space: Space
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPlace:
+    """Which device an operator runs on: its program, its first result's name, its ONNX name."""
+
+    program: str
+    name: str
+    op: str
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSolution:
+    """What was chosen: recomputation, a device for every operator; how many sets were compared."""
+
+    algorithm: str
+    recompute: str
+    operators: tuple[OperatorPlace, ...]
+    compared: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostValues:
+    """A step by the estimate: the simulated seconds of its programs; bytes that tensors take."""
+
+    seconds: float
+    l1_size_per_bank: int
+    home_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult(Generic[G_co]):
+    """Graphs, where each tensor between them lies, and what that costs."""
+
+    graph: G_co
+    tensor_mapping: Mapping[str, TensorPlace]
+    solution: SearchSolution
+    cost_values: CostValues
+
+    @property
+    def spaces(self) -> Mapping[str, Space]:
+        """The space of each tensor, for `compile_training`."""
+        return {name: place.space for name, place in self.tensor_mapping.items()}
+
+    def as_data(self) -> dict[str, Any]:
+        """All but the graphs as plain data."""
+        return {
+            "tensors": {n: [p.device, p.space.value] for n, p in self.tensor_mapping.items()},
+            "solution": {
+                "algorithm": self.solution.algorithm, "recompute": self.solution.recompute,
+                "compared": self.solution.compared,
+                "operators": [[o.program, o.name, o.op, o.device] for o in self.solution.operators],
+            },
+            "costs": asdict(self.cost_values),
+        }  # fmt: skip
+
+    @staticmethod
+    def from_record(record: JsonObject, graph: G) -> SearchResult[G]:
+        """What `as_data` wrote, with its graphs; stand-ins where a defect was noted."""
+        record.refuse_other_keys(("tensors", "solution", "costs"))
+        solution, costs = record.record("solution"), record.record("costs")
+        solution.refuse_other_keys(("algorithm", "recompute", "compared", "operators"))
+        costs.refuse_other_keys(_COSTS)
+        places = {
+            name: _place_in(record, f"tensors.{name}", place)
+            for name, place in record.fields("tensors").items()
+        }
+        operators = [
+            _operator_in(solution, f"operators[{i}]", operator)
+            for i, operator in enumerate(solution.items("operators"))
+        ]
+        return SearchResult(
+            graph, MappingProxyType(places),
+            SearchSolution(
+                solution.text("algorithm"), solution.text("recompute"), tuple(operators),
+                solution.integer("compared"),
+            ),
+            CostValues(costs.number("seconds"), *(costs.integer(key) for key in _COSTS[1:])),
+        )  # fmt: skip
+
+
+_COSTS = tuple(field.name for field in fields(CostValues))
+
+
+def _place_in(record: JsonObject, key: str, place: object) -> TensorPlace:
+    spaces = {space.value: space for space in Space}
+    if isinstance(place, list) and len(place) == 2:
+        device, space = place
+        if _is_device(device) and isinstance(space, str) and space in spaces:
+            return TensorPlace(device, spaces[space])
+        place = space if _is_device(device) else device
+    record.bad_value(key, f"a pair of a device and a space ({' or '.join(spaces)})", place)
+    return TensorPlace(0, Space.HOST)
+
+
+def _operator_in(record: JsonObject, key: str, operator: object) -> OperatorPlace:
+    if isinstance(operator, list) and len(operator) == 4:
+        program, name, op, device = operator
+        if all(isinstance(word, str) for word in (program, name, op)) and _is_device(device):
+            return OperatorPlace(program, name, op, device)
+    record.bad_value(key, "a list of a program, a name, an operator and a device", operator)
+    return OperatorPlace("", "", "", 0)
+
+
+def _is_device(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# --------------------------------------------------------------------------------------------------
+# L1 candidates
+
+#: Sets of tensors that branch and bound looks at before it settles for the best so far.
+MAX_SETS = 20_000
+#: The programs that one step runs: those after them are run at other times.
+STEP_PROGRAMS = 4
+#: The share of L1 that tensors between programs and the scratch may take.
+_L1_SHARE = (3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class L1Candidate:
+    """A tensor that may lie in L1: what that saves, and what it takes there."""
+
+    name: str
+    saving: float
+    size_per_bank: int
+
+
+class Case(Generic[G]):
+    """One set of graphs on one machine, and the tensors that pass between them."""
+
+    def __init__(
+        self, graphs: G, machine: Machine, estimator: CostEstimator,
+        fixed: Mapping[str, Space],
+    ) -> None:  # fmt: skip
+        self.graphs, self.machine, self.estimator = graphs, machine, estimator
+        self.home = home_space(machine)
+        self.types: dict[str, ValueType] = {}
+        placed = [PlacedSlots(graph, machine.shape, self.home) for _, graph in graphs.in_order]
+        #: Those of a step; and all, with that for evaluation.
+        self.programs, self.every_program = placed[:STEP_PROGRAMS], placed
+        for _, graph in graphs.in_order[:STEP_PROGRAMS]:
+            slots = [(s.name, graph.input_type(i)) for i, s in enumerate(graph.inputs)]
+            slots += [(s.name, graph.output_type(i)) for i, s in enumerate(graph.outputs)]
+            for name, kind in slots:
+                self.types[name] = kind
+        # What another kind of recomputation would save is not there to be placed.
+        self.fixed = {name: space for name, space in fixed.items() if name in self.types}
+
+    def size(self, name: str, space: Space) -> int:
+        kind = self.types[name]
+        desc = TensorDesc(kind.shape, Layout(kind.data_type, space))
+        return room_per_bank(desc, self.machine.shape)
+
+    def _seconds(self, name: str, space: Space) -> float:
+        """What the operations that read or write a tensor take, all others at home."""
+        total = 0.0
+        for program in self.programs:
+            if name in program.slots:
+                near = program.near(name)
+                total += self.estimator.program(self.machine, program.placed({name: space}, near))
+        return total
+
+    def room(self) -> int:
+        """Bytes per bank of L1 for tensors between programs, less those that must be there."""
+        l1 = self.machine.shape.l1
+        if l1 is None:
+            return 0
+        scratch = max(program.scratch_per_bank for program in self.every_program)
+        held = sum(self.size(n, s) for n, s in self.fixed.items() if s is Space.L1)
+        return max(0, l1.capacity * _L1_SHARE[0] // _L1_SHARE[1] - scratch - held)
+
+    def candidates(self) -> list[L1Candidate]:
+        """The tensors that are faster in L1, those first that save most per byte."""
+        if self.machine.shape.l1 is None:
+            return []
+        possible = [
+            L1Candidate(
+                name, self._seconds(name, self.home) - self._seconds(name, Space.L1),
+                self.size(name, Space.L1),
+            )
+            for name in self.types if name not in self.fixed
+        ]  # fmt: skip
+        useful = [c for c in possible if c.saving > 0 and c.size_per_bank > 0]
+        return sorted(useful, key=lambda c: (-c.saving / c.size_per_bank, c.name))
+
+    def result(self, algorithm: str, recompute: str) -> SearchResult[G]:
+        """The places that an algorithm chooses, with what they cost."""
+        chosen, compared = frozenset[str](), 1
+        if algorithm == "greedy":
+            chosen = greedy_set(self.candidates(), self.room())
+        elif algorithm == "search":
+            chosen, compared = best_set(self.candidates(), self.room())
+        # A scratch that finds no room in L1 beside them may cost more than they save.
+        ways = [self._spaces(names) for names in dict.fromkeys((chosen, frozenset[str]()))]
+        costs, spaces = min(((self._costs(way), way) for way in ways), key=lambda c: c[0].seconds)
+        mapping = {name: TensorPlace(0, space) for name, space in spaces.items()}
+        operators = tuple(
+            OperatorPlace(graph.name, graph.values[operation.outputs[0]].name, operation.op, 0)
+            for _, graph in self.graphs.in_order
+            for operation in graph.operations
+        )
+        solution = SearchSolution(algorithm, recompute, operators, compared)
+        return SearchResult(self.graphs, MappingProxyType(mapping), solution, costs)
+
+    def _spaces(self, in_l1: frozenset[str]) -> dict[str, Space]:
+        spaces = {name: Space.L1 if name in in_l1 else self.home for name in self.types}
+        return spaces | self.fixed
+
+    def _costs(self, spaces: Mapping[str, Space]) -> CostValues:
+        seconds = sum(
+            self.estimator.program(self.machine, program.placed(spaces, program.graph.operations))
+            for program in self.programs
+        )
+        banks = self.machine.shape.space(self.home).banks
+        return CostValues(
+            seconds,
+            sum(self.size(n, s) for n, s in spaces.items() if s is Space.L1),
+            sum(self.size(n, s) * banks for n, s in spaces.items() if s is self.home),
+        )
+
+    def fits(self, costs: CostValues) -> bool:
+        """Whether the tensors fit where they are to lie."""
+        return costs.home_nbytes <= self.capacity()
+
+    def capacity(self) -> int:
+        """The bytes that there are where tensors lie that are not in L1."""
+        home = self.machine.shape.space(self.home)
+        return home.capacity * home.banks
+
+
+def greedy_set(candidates: Sequence[L1Candidate], room: int) -> frozenset[str]:
+    """What is taken by one who takes what saves most per byte, while there is room."""
+    chosen = set()
+    for candidate in candidates:
+        if candidate.size_per_bank <= room:
+            chosen.add(candidate.name)
+            room -= candidate.size_per_bank
+    return frozenset(chosen)
+
+
+def best_set(candidates: Sequence[L1Candidate], room: int) -> tuple[frozenset[str], int]:
+    """The set that saves most in the room, and how many sets were compared.
+
+    Branch and bound: what is left can save at most what it would if tensors could be cut.
+    """
+    best, best_saving, compared = greedy_set(candidates, room), 0.0, 1
+    best_saving = sum(c.saving for c in candidates if c.name in best)
+    pending: list[tuple[int, int, float, tuple[str, ...]]] = [(0, room, 0.0, ())]
+    while pending and compared < MAX_SETS:
+        at, left, saving, names = pending.pop()
+        compared += 1
+        if saving > best_saving:
+            best, best_saving = frozenset(names), saving
+        if at == len(candidates) or saving + _bound(candidates, at, left) <= best_saving:
+            continue
+        candidate = candidates[at]
+        pending.append((at + 1, left, saving, names))
+        if candidate.size_per_bank <= left:
+            taken = left - candidate.size_per_bank
+            pending.append((at + 1, taken, saving + candidate.saving, (*names, candidate.name)))
+    return best, compared
+
+
+def _bound(candidates: Sequence[L1Candidate], start: int, room: int) -> float:
+    total = 0.0
+    for candidate in candidates[start:]:
+        if candidate.size_per_bank > room:
+            return total + candidate.saving * room / candidate.size_per_bank
+        room -= candidate.size_per_bank
+        total += candidate.saving
+    return total
+
+
+# --------------------------------------------------------------------------------------------------
+# The search
+
+ALGORITHMS = ("none", "greedy", "search")
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmConfig:
+    """Which algorithm, and for what training; raises `UsageError` for an unknown one."""
+
+    algorithm: str
+    loss: Loss
+    optimizer: Optimizer
+    options: TrainingOptions = field(default_factory=TrainingOptions)
+
+    def __post_init__(self) -> None:
+        check_algorithm(self.algorithm)
+
+
+def check_algorithm(word: object) -> None:
+    """Raise `UsageError` for what is no algorithm."""
+    if word not in ALGORITHMS:
+        raise UsageError(
+            "no such algorithm", expected=", ".join(ALGORITHMS), got=repr(word),
+            remedy=closest(str(word), ALGORITHMS) or None,
+        )  # fmt: skip
+
+
+def optimize(
+    graph: Trainable | ComputationGraph, machine: Machine, cost_estimator: CostEstimator,
+    config: AlgorithmConfig,
+) -> SearchResult[TrainingGraphs]:  # fmt: skip
+    """The best way to train a graph on a machine that the algorithm finds.
+
+    Of a plain computation graph its named floating constants are trained, as `as_trainable` has it.
+    Spaces that `config.options` names stay. Raises `OutOfMemoryError` where no way fits,
+    `UsageError` for a space of what is no tensor, and what `training_graphs` raises.
+    """
+    if isinstance(graph, ComputationGraph):
+        graph = as_trainable(graph)
+    for name, kind, value in (
+        ("graph", "a ComputationGraph or a Trainable", isinstance(graph, Trainable)),
+        ("machine", "a Machine (stitch.machine.load_machine gives one)",
+         isinstance(machine, Machine)),
+        ("cost_estimator", "an object with program(machine, program), as SimulatedTime()",
+         callable(getattr(cost_estimator, "program", None))),
+        ("config", "an AlgorithmConfig", isinstance(config, AlgorithmConfig)),
+    ):  # fmt: skip
+        if not value:
+            raise UsageError(f"optimize takes {kind} as {name}")
+    asked = config.options.recompute
+    kinds: tuple[str, ...] = (asked,)
+    if config.algorithm != "none" and asked == "none":
+        kinds = get_args(Recompute)
+    results: list[SearchResult[TrainingGraphs]] = []
+    known = set[str]()
+    for recompute in kinds:
+        options = replace(config.options, recompute=recompute)
+        graphs = training_graphs(graph, config.loss, config.optimizer, options)
+        case = Case(graphs, machine, cost_estimator, options.spaces)
+        known |= case.types.keys()
+        result = case.result(config.algorithm, recompute)
+        if case.fits(result.cost_values):
+            results.append(result)
+            if config.algorithm != "search":
+                break
+    for name in options.spaces:
+        if name not in known:
+            raise UsageError(
+                f"spaces= names {name!r}, which is no tensor between the programs of this training",
+                remedy=closest(name, known) or f"one of {', '.join(sorted(known)[:12])}",
+            )
+    if not results:
+        raise _refusal(case, result.cost_values, kinds, config)
+    return min(results, key=lambda result: result.cost_values.seconds)
+
+
+def place_inference(
+    graph: ComputationGraph, machine: Machine, cost_estimator: CostEstimator, algorithm: str,
+    fixed: Mapping[str, Space] | None = None,
+) -> SearchResult[InferenceGraphs]:  # fmt: skip
+    """Where the inputs and outputs of a graph lie that is not trained; `fixed` ones stay.
+
+    Raises `UsageError` for an unknown algorithm.
+    """
+    check_algorithm(algorithm)
+    case = Case(InferenceGraphs(graph), machine, cost_estimator, fixed or {})
+    return case.result(algorithm, "none")
+
+
+def _refusal(
+    case: Case[TrainingGraphs], costs: CostValues, tried: Sequence[str], config: AlgorithmConfig
+) -> OutOfMemoryError:
+    """What to say where they do not: what is done already is no remedy, and smaller batches are
+    none where weights alone do not fit."""
+    home, banks = case.home.value, case.machine.shape.space(case.home).banks
+    kept = {s.name for _, g in case.graphs.in_order[:STEP_PROGRAMS] for s in g.inputs
+            if s.kind in KEPT_KINDS}  # fmt: skip
+    weights = sum(case.size(name, case.home) * banks for name in kept)
+    if weights > case.capacity():
+        remedies = ["a larger machine", "fewer weights"]
+        if config.optimizer.states:
+            remedies.append("an optimizer with less state (sgd without momentum)")
+    else:
+        remedies = ["a smaller batch with accumulation_steps"]
+        if tuple(tried) == ("none",):
+            remedies.insert(0, "algorithm=search, which recomputes what does not fit")
+        if config.options.precision.bits > DataType.BFLOAT16.bits:
+            remedies.append("precision=bfloat16")
+    return OutOfMemoryError(
+        "no way to train this graph fits the machine",
+        where=f"graph {case.graphs.forward.name!r} on {case.machine.name!r}",
+        expected=f"at most {case.capacity()} B in {home}",
+        got=f"{costs.home_nbytes} B, {weights} B of them weights and optimizer state; "
+        f"recomputation tried: {', '.join(tried)}",
+        remedy=", or ".join(remedies),
+    )
