@@ -60,19 +60,19 @@ def parse_nbytes(given: int | str) -> int:
 
 
 def asked_nbytes() -> int | None:
-    """What somebody has said (`allowing`), if anybody has."""
+    """Return the limit set by `allowing`, or None."""
     return _allowed.get()
 
 
 def allowed_nbytes() -> int:
-    """What is allowed where nobody says otherwise: see `allowing`, else 80 % of the machine's."""
-    said = _allowed.get()
-    return int(DEFAULT_PART * machine_nbytes()) if said is None else said
+    """Return the default limit: that of `allowing`, else 80 % of the machine's memory."""
+    limit = _allowed.get()
+    return int(DEFAULT_PART * machine_nbytes()) if limit is None else limit
 
 
 @contextmanager
 def allowing(nbytes: int | str | None) -> Iterator[None]:
-    """Inside, so many bytes are allowed where nobody says otherwise; None changes nothing."""
+    """Set the default limit within the block; None leaves it as it is."""
     token = _allowed.set(_allowed.get() if nbytes is None else parse_nbytes(nbytes))
     try:
         yield
@@ -81,49 +81,50 @@ def allowing(nbytes: int | str | None) -> Iterator[None]:
 
 
 class Claim:
-    """Bytes that an owner takes; they count until this is let go, or is collected."""
+    """Reserved bytes; they count until `dispose`, or until this object is collected."""
 
-    #: Collection may happen while the budget counts, in this very thread: it leaves a note. By C
-    #: alone, as a method could be interrupted before its first line, and the bytes count for ever.
+    #: The finalizer may run in this thread while the budget counts, so it only appends to a queue.
+    #: In C: a Python method could be interrupted before its first line, which would leak the bytes.
     __slots__ = ("__del__", "__weakref__", "_budget", "nbytes", "number")
     __del__: Callable[[], object]
 
     def __init__(self, budget: Budget, number: int, nbytes: int) -> None:
-        self.__del__ = partial(budget.gone.append, number)
+        self.__del__ = partial(budget.released.append, number)
         self.number, self.nbytes, self._budget = number, nbytes, budget
 
     def dispose(self) -> None:
-        """The bytes are free; letting go twice is allowed."""
-        self._budget.gone.append(self.number)
+        """Release the bytes; may be called twice."""
+        self._budget.released.append(self.number)
 
 
 class Budget:
-    """The claims of a process. Thread-safe; after a fork the child goes on with its own copy."""
+    """The reservations of a process. Thread-safe; after a fork the child has its own copy."""
 
     def __init__(self) -> None:
-        #: One thread may come twice: a finalizer that runs while it counts may close a device.
+        #: Re-entrant: a finalizer that runs while this counts may close a device.
         self._lock = threading.RLock()
         self._claims: dict[int, tuple[int, str]] = {}
         self._numbers = itertools.count()
-        #: The sum of the claims, and whether it is. It is not while claims change, so neither where
-        #: an interrupt came in between; who finds it true at the end of a change was not alone.
+        #: The sum of the claims, and whether it is valid. It is invalid while claims change, so an
+        #: interrupted change leads to a new sum; a change that finds it valid at its end
+        #: overlapped with another.
         self._taken, self._is_sum = 0, True
-        #: Numbers of claims that were let go, noted here by finalizers too.
-        self.gone: deque[int] = deque()
+        #: Numbers of released claims, appended by finalizers too.
+        self.released: deque[int] = deque()
 
     def after_fork(self) -> None:
-        """In the child: a thread of the parent may have held the lock, half way through."""
+        """Reset the lock in the child: a thread of the parent may have held it."""
         self._lock = threading.RLock()
         self._is_sum = False
 
     @property
     def taken_nbytes(self) -> int:
-        """What all live claims take."""
+        """The sum of all live reservations."""
         with self._lock:
             return self._settled()
 
     def live(self) -> tuple[tuple[int, str], ...]:
-        """Bytes and names of what is claimed, the largest first."""
+        """Return bytes and names of the live reservations, the largest first."""
         with self._lock:
             self._settled()
             return tuple(sorted(self._claims.values(), reverse=True))
@@ -136,9 +137,9 @@ class Budget:
         allowed: int | None = None,
         make_room: Callable[[], object] = gc.collect,
     ) -> Claim:
-        """Take so many bytes for `what`; raises `OutOfMemoryError` where too few are left.
+        """Reserve bytes for `what`; raises `OutOfMemoryError` if too few are left.
 
-        `make_room` is called before it gives up, once: by default what is garbage is collected.
+        Before it fails, it calls `make_room` once, by default a garbage collection.
         """
         allowed = allowed_nbytes() if allowed is None else allowed
         parts = ((nbytes, what),)
@@ -152,9 +153,9 @@ class Budget:
         allowed: int,
         make_room: Callable[[], object],
     ) -> list[Claim]:
-        """Take several amounts, all or none, as claims of their own names; see `claim`.
+        """Reserve several amounts under their own names, all or none; see `claim`.
 
-        `parts` is asked again once room was made; `what` is what the error names.
+        `parts` is called again after `make_room`; the error names `what`.
         """
         claims = self._try(parts(), allowed)
         if claims is None:
@@ -178,15 +179,15 @@ class Budget:
         return claims
 
     def _settled(self) -> int:
-        gone = self.gone
-        if gone or not self._is_sum:
+        released = self.released
+        if released or not self._is_sum:
             was_sum, self._is_sum = self._is_sum, False
-            while gone:
-                number = gone[0]
+            while released:
+                number = released[0]
                 self._taken -= self._claims.pop(number, (0, ""))[0]
-                # Off the list only now: an interrupt must not lose it.
-                if gone and gone[0] == number:
-                    gone.popleft()
+                # Remove the entry after processing it: an interrupt must not lose it.
+                if released and released[0] == number:
+                    released.popleft()
             if not was_sum or self._is_sum:
                 self._taken = sum(nbytes for nbytes, _ in list(self._claims.values()))
             self._is_sum = True
@@ -203,7 +204,7 @@ class Budget:
             f"{allowed} allowed are left",
             expected=f"at most {max(0, allowed - taken)} bytes",
             got=f"{nbytes} bytes" + (f", beside {others}" if others else ", beside nothing else"),
-            remedy="drop what is not needed, use smaller shapes, or allow more: "
+            remedy="drop unused tensors, use smaller shapes, or allow more: "
             "open_device(max_memory=), --max_memory (default: 80 % of the machine's memory)",
         )
 
@@ -211,7 +212,7 @@ class Budget:
 #: The budget of this process.
 BUDGET = Budget()
 os.register_at_fork(after_in_child=BUDGET.after_fork)
-#: Takes so many bytes of the process's; raises `OutOfMemoryError`.
+#: Reserves bytes of the process; raises `OutOfMemoryError`.
 claim = BUDGET.claim
 
 

@@ -74,15 +74,15 @@ def entry_key(graph: ComputationGraph, machine: Machine, options: CompileOptions
     return EntryKey(_of_text(_told(parts)), parts)
 
 
-def digest_of(value: Any, rooms: tuple[str, ...] = ()) -> str:
-    """The digest of a value, of all versions, and of the text of rooms above the compiler that
+def digest_of(value: Any, packages: tuple[str, ...] = ()) -> str:
+    """The digest of a value, of all versions, and of the text of packages above the compiler that
     decide, too."""
-    return _of_text(_told((value, versions(), _text_digest(rooms))))
+    return _of_text(_told((value, versions(), _text_digest(packages))))
 
 
 @cache
-def _text_digest(rooms: tuple[str, ...]) -> str:
-    inner = [path for room in rooms for path in _files_below(f"{_ROOT}/{room}")]
+def _text_digest(packages: tuple[str, ...]) -> str:
+    inner = [path for package in packages for path in _files_below(f"{_ROOT}/{package}")]
     return _digest_of_files([path for path in inner if path.endswith(".py")])
 
 
@@ -188,12 +188,12 @@ class KeptCompilation:
 
 
 def binary_path(folder: Path, key: EntryKey) -> Path:
-    """Where the binary of an entry lies."""
+    """The path of an entry's binary."""
     return folder / f"{key.text}.ttb"
 
 
 def notes_path(folder: Path, key: EntryKey) -> Path:
-    """Where the notes of an entry lie; when they were written or marked, it was used last."""
+    """The path of an entry's JSON file; its modification time is the time of the last use."""
     return folder / f"{key.text}.json"
 
 
@@ -257,16 +257,16 @@ def read_entry(folder: Path, key: EntryKey) -> KeptCompilation | None:
     try:
         body = json.loads(text)
         if (body["stitch"], body["version"], body["key"]) != (_KIND, _VERSION, key.text):
-            raise FormatError("the notes are those of something else", where=str(notes))
+            raise FormatError("the JSON file belongs to another entry", where=str(notes))
         if body.pop("crc32") != zlib.crc32(_text_of(body)):
-            raise ValueError("not what was written")
+            raise ValueError("CRC-32 differs")
         warnings = _all(CompileWarning, body["warnings"])
         loops = _all(LoopNote, body["loops"])
         promised = body["nbytes"], body["metadata_crc32"]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise FormatError("the notes of the entry are damaged", where=str(notes)) from error
+        raise FormatError("the JSON file of the entry is damaged", where=str(notes)) from error
     if promised != (nbytes, metadata_crc32(head)):
-        raise FormatError("the binary is not the one that the notes tell of", where=str(path))
+        raise FormatError("the binary is not the one that the JSON file describes", where=str(path))
     try:
         return KeptCompilation(load(path, verify="full"), warnings, loops)
     except FormatError as error:
@@ -302,15 +302,17 @@ def _read(kind: Any, value: Any) -> Any:
 
 
 def mark_used(path: Path) -> None:
-    """A file counts as used now; where the folder does not allow that, as before."""
+    """Set a file's time of last use to now, if the folder allows it."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 def keep_below(folder: Path, names: re.Pattern[str], most_nbytes: int) -> int:
-    """Remove files, least recently used first, until the rest has so many bytes; gives how many
-    bytes went. Only files whose whole name matches are counted and removed; those with the same
-    first group belong together. What cannot be removed stays."""
+    """Remove the least recently used files of a folder beyond `most_nbytes`.
+
+    Counts and removes only files whose whole name matches `names`; those with the same first group
+    are removed together. Files that cannot be removed stay. Returns the bytes of the removed files.
+    """
     sizes: dict[str, int] = {}
     used: dict[str, int] = {}
     paths: dict[str, list[Path]] = {}
@@ -324,18 +326,18 @@ def keep_below(folder: Path, names: re.Pattern[str], most_nbytes: int) -> int:
                 sizes[match[1]] = sizes.get(match[1], 0) + status.st_size
                 used[match[1]] = max(used.get(match[1], 0), status.st_mtime_ns)
                 paths.setdefault(match[1], []).append(folder / entry.name)
-    over, gone = sum(sizes.values()) - most_nbytes, 0
+    excess, removed = sum(sizes.values()) - most_nbytes, 0
     for key in sorted(paths, key=lambda key: (used[key], key)):
-        if gone >= over:
+        if removed >= excess:
             break
         for path in paths[key]:
             with contextlib.suppress(OSError):
                 path.unlink()
-        gone += sizes[key]
-    return gone
+        removed += sizes[key]
+    return removed
 
 
-#: What the entries of a folder may take together, unless said otherwise.
+#: Default limit of a cache folder, in bytes.
 DEFAULT_MAX_NBYTES = 4 << 30
 
 
@@ -371,7 +373,7 @@ class CompileCache:
         self, graph: ComputationGraph, machine: Machine, options: CompileOptions,
         compile: Callable[[], KeptCompilation],
     ) -> FromCache:  # fmt: skip
-        """What compiling gives, read or made; raises what `compile` raises."""
+        """Return the cached model, or compile it; raises what `compile` raises."""
         key = entry_key(graph, machine, options)
         notices: list[CompileWarning] = []
         kept = self._read(key, notices)
@@ -386,7 +388,7 @@ class CompileCache:
         return FromCache(replace(kept, warnings=(*kept.warnings, *notices)), is_hit)
 
     def clear(self) -> None:
-        """Remove all entries; what is in use stays usable."""
+        """Remove all entries; loaded programs stay usable."""
         keep_below(self.folder, NAMES, 0)
 
     def _read(self, key: EntryKey, notices: list[CompileWarning]) -> KeptCompilation | None:
@@ -410,8 +412,8 @@ class CompileCache:
             keep_below(self.folder, NAMES, self.max_nbytes)
         except StitchError as error:
             self._say(notices, "cache_folder", error.where or str(self.folder),
-                      f"what was compiled is not kept: {error.sentence()}",
-                      "a folder that is writable and has room")  # fmt: skip
+                      f"the compiled program is not cached: {error.sentence()}",
+                      "a writable folder with free space")  # fmt: skip
 
     def _say(
         self, notices: list[CompileWarning], kind: str, where: str, detail: str, remedy: str

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-#: Of so many known names at most, the nearest to an unknown one is looked for.
+#: Known names compared with an unknown one, at most.
 MAX_NEAR_NAMES = 1_000
-#: A longer word has no nearest one, and is none.
+#: Longer names are not compared.
 MAX_NEAR_CHARACTERS = 200
-#: A comparison of two words costs up to their lengths' product: so much for one unknown word.
+#: Limit of the work for one unknown name; comparing two names costs up to their lengths' product.
 MAX_NEAR_WORK = 1_000_000
 
 
@@ -52,7 +52,7 @@ class StitchError(Exception):
         return "\n".join([self.what, *(f"  {label}: {text}" for label, text in parts if text)])
 
     def brief(self) -> str:
-        """What, on one line: of several that are listed, the first.
+        """Return the message on one line, with the first of several listed problems.
 
         >>> StitchError("they do not fit:\\n  - one is too long\\n  - one is missing").brief()
         'they do not fit: one is too long'
@@ -61,26 +61,26 @@ class StitchError(Exception):
         return f"{first} {listed[0].strip().removeprefix('- ')}" if listed else first
 
     def sentence(self) -> str:
-        """What, expected and got on one line, where several errors are listed."""
+        """Return message, expected and got on one line, for lists of errors."""
         parts = (("expected ", self.expected), ("got ", self.got))
         return "; ".join([self.what, *(label + text for label, text in parts if text)])
 
 
 class UsageError(StitchError):
-    """A command or a call was given the wrong words: exit code 2."""
+    """Wrong options of a command or arguments of a call: exit code 2."""
 
     exit_code = 2
 
 
 class CompileError(StitchError):
-    """A module cannot become a program (unknown operator, shapes that do not fit): exit code 3."""
+    """A module cannot be compiled (unknown operator, shapes that do not match): exit code 3."""
 
     exit_code = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One defect of a file: a machine-readable kind, the place, and the sentence for people."""
+    """One defect of a file: a machine-readable kind, its location, and a sentence."""
 
     kind: str
     where: str
@@ -91,7 +91,7 @@ class Problem:
 
 
 class FormatError(StitchError):
-    """A file is not what it claims to be; `problems` lists every defect: exit code 3."""
+    """A file is invalid; `problems` lists every defect: exit code 3."""
 
     exit_code = 3
 
@@ -113,23 +113,23 @@ class FormatError(StitchError):
 
 
 class IncompatibleError(FormatError):
-    """A sound file for another version, feature set or machine: exit code 4."""
+    """A valid file for another version, feature set or machine: exit code 4."""
 
     exit_code = 4
 
 
 class LinkError(StitchError):
-    """An output does not fit the input that it is to feed; names both sides: exit code 6."""
+    """An output does not match the input it is linked to; names both: exit code 6."""
 
 
 class LayoutError(StitchError):
-    """A layout is not legal, or a tensor is not in the layout that was promised: exit code 6."""
+    """An illegal layout, or a tensor in another layout than declared: exit code 6."""
 
 
 class OutOfMemoryError(StitchError):
     """A space cannot hold what a task needs; names bytes, holes and a remedy: exit code 5.
 
-    `certificate`: the proof, as in plans, where planning found that there is no room.
+    `certificate`: the proof of the planner that the memory does not suffice, if it has one.
     """
 
     exit_code = 5
@@ -141,7 +141,7 @@ class TaskError(StitchError):
 
 
 class InternalError(StitchError):
-    """Stitch broke a rule of its own: a defect of Stitch, not of what it was given: exit code 6."""
+    """A defect of Stitch itself, not of its input: exit code 6."""
 
 
 def closest(word: str, known: Iterable[str], before: str = "") -> str:

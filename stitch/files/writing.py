@@ -137,7 +137,7 @@ class OutputFiles:
                         parts[-1].write(content)
             if self._standard_output is not None:
                 sys.stdout.flush()
-                _pour(self._standard_output, sys.stdout.buffer)
+                _write_content(self._standard_output, sys.stdout.buffer)
                 sys.stdout.buffer.flush()
             for part in parts:
                 part.rename()
@@ -179,7 +179,7 @@ class _Part:
         self._is_there = True
         with contextlib.suppress(OSError):  # A file that was there lends its permissions.
             os.fchmod(self._handle, stat.S_IMODE(self.target.stat().st_mode) & 0o777)
-        _pour_into(self._handle, content)
+        _write_content_to(self._handle, content)
         folder_lock.system_calls.fsync(self._handle)
         handle, self._handle = self._handle, None
         folder_lock.system_calls.close(handle)
@@ -231,7 +231,7 @@ class _HandleSink:
             view = view[count:]
 
 
-def _pour(content: Content, sink: Sink) -> None:
+def _write_content(content: Content, sink: Sink) -> None:
     if callable(content):
         content(sink)
     elif isinstance(content, str):
@@ -240,9 +240,9 @@ def _pour(content: Content, sink: Sink) -> None:
         sink.write(content)
 
 
-def _pour_into(handle: int, content: Content) -> None:
+def _write_content_to(handle: int, content: Content) -> None:
     sink = _HandleSink(handle)
-    _pour(content, sink)
+    _write_content(content, sink)
     sink.flush()
 
 
@@ -297,6 +297,6 @@ def _write_direct(path: Path, content: Content) -> None:
             raise
         os.set_blocking(handle, True)
     try:
-        _pour_into(handle, content)
+        _write_content_to(handle, content)
     finally:
         folder_lock.system_calls.close(handle)

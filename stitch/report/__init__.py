@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from stitch.report.run_difference import Difference, difference, read_copies
     from stitch.report.run_record import Recorder, RunRecord, read_record, replay
-    from stitch.report.spool import is_compressed
+    from stitch.report.temporary_output import is_compressed
     from stitch.report.visualizer import VisualizerFolder
 else:
     __getattr__, __dir__ = names_on_demand(
@@ -48,7 +48,7 @@ else:
             "OperationStore Tolerances Verdict compare",
             "run_difference": "Difference difference read_copies",
             "run_record": "Recorder RunRecord read_record replay",
-            "spool": "is_compressed",
+            "temporary_output": "is_compressed",
             "chrome_trace": "ChromeTrace",
             "visualizer": "VisualizerFolder",
         },

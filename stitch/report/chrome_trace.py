@@ -19,7 +19,7 @@ from stitch.errors import UsageError
 from stitch.files import OutputFiles, Sink, write_added
 from stitch.report.device import DEVICE
 from stitch.report.explanation import totals_json
-from stitch.report.spool import Spool
+from stitch.report.temporary_output import TemporaryOutput
 from stitch.report.trace_events import Heard, Line, TraceLines
 from stitch.runtime import Event, PlanRun, PlanStopped, RuntimeDevice
 
@@ -49,10 +49,10 @@ class ChromeTrace:
         self._memory = device.watch_memory()
         self._is_busy = Lock()
         self._path = path
-        self._spool = None if path is None else Spool(path)
+        self._output = None if path is None else TemporaryOutput(path)
         self._is_open = True
-        if self._spool is not None:
-            self._spool.write(b'{"traceEvents": [\n' + _text(self._lines.names())[2:])
+        if self._output is not None:
+            self._output.write(b'{"traceEvents": [\n' + _text(self._lines.names())[2:])
         self._unsubscribe = device.events.subscribe(self._on_event)
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class ChromeTrace:
 
     def close(self) -> None:
         """Listen no more; what has a path is written. Twice does no harm. Raises `StitchError`."""
-        if self._spool is None or not self._is_open:
+        if self._output is None or not self._is_open:
             self._unsubscribe()
             return
         write_added(self.add_to, self.forget)
@@ -72,26 +72,26 @@ class ChromeTrace:
         """Listen no more, and write nothing; twice does no harm."""
         self._unsubscribe()
         self._is_open = False
-        if self._spool is not None:
-            self._spool.close()
+        if self._output is not None:
+            self._output.close()
 
     def add_to(self, batch: OutputFiles) -> None:
         """Listen no more, and add the file to those that a batch is going to write; `forget` it
         when that has happened."""
-        assert self._spool is not None
+        assert self._output is not None
         assert self._path is not None
         self._unsubscribe()
         self._is_open = False
         self._write()
         if not self._device.is_closed:
-            self._spool.write(_text(self._lines.rest(self._memory.now())))
+            self._output.write(_text(self._lines.rest(self._memory.now())))
         body = json.dumps({"displayTimeUnit": "ns", "otherData": self._other(self._lines, 0)})
-        self._spool.write(b"\n], " + body[1:].encode() + b"\n")
+        self._output.write(b"\n], " + body[1:].encode() + b"\n")
         batch.add(self._path, self._poured)
 
     def _poured(self, sink: Sink) -> None:
-        assert self._spool is not None
-        self._spool.pour(sink)
+        assert self._output is not None
+        self._output.copy_to(sink)
 
     def as_json(self) -> dict[str, Any]:
         """The trace in the JSON object form; times in microseconds.
@@ -99,7 +99,7 @@ class ChromeTrace:
         `otherData` adds up all copies since it began, those of events that are gone as well. Raises
         `UsageError` for a trace that goes to a file.
         """
-        if self._spool is not None:
+        if self._output is not None:
             raise UsageError("this trace goes to its file", where=str(self._path),
                              remedy="close it and read the file, or give no path")  # fmt: skip
         seen, lines = tuple(self._seen), self._lines.twin()
@@ -119,7 +119,7 @@ class ChromeTrace:
         self._seen.append(Heard(event, lying, get_ident(), perf_counter()))
         if len(self._seen) - self._counted < BATCH:
             return
-        if self._spool is None:
+        if self._output is None:
             self._let_go()
         else:
             self._write()
@@ -138,11 +138,11 @@ class ChromeTrace:
     def _write(self) -> None:
         """Write the lines of what was kept."""
         # Whoever comes in between, a signal handler of this thread perhaps, leaves it to this call.
-        if self._spool is None or not self._is_busy.acquire(blocking=False):
+        if self._output is None or not self._is_busy.acquire(blocking=False):
             return
         try:
             while self._seen:
-                self._spool.write(_text(self._lines.add(self._seen.popleft())))
+                self._output.write(_text(self._lines.add(self._seen.popleft())))
         finally:
             self._is_busy.release()
 

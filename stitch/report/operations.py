@@ -25,7 +25,7 @@ from stitch.forms import NpzWriter, archived_arrays
 from stitch.linker import expanded
 from stitch.program import ABSENT, Array, DataType, Operation, Program, holds_foreign
 from stitch.report.device import DEVICE
-from stitch.report.spool import Spool
+from stitch.report.temporary_output import TemporaryOutput
 from stitch.runtime import HookContext, OperationReferences, RuntimeDevice
 
 # Comparison of arrays.
@@ -306,11 +306,11 @@ class OperationStore(OperationWatch):
         self._unregister = self.close
         self.close = self._close
         try:
-            self._spool = Spool(path)
+            self._output = TemporaryOutput(path)
         except BaseException:
             self._unregister()
             raise
-        self._archive = NpzWriter(self._spool.write)
+        self._archive = NpzWriter(self._output.write)
 
     def before(self, seen: SeenOperation) -> None:
         """Nothing yet."""
@@ -337,12 +337,12 @@ class OperationStore(OperationWatch):
         if not self._is_whole:
             return
         self._archive.close()
-        batch.add(self._path, self._spool.pour)
+        batch.add(self._path, self._output.copy_to)
 
     def forget(self) -> None:
         """Watch no more, and write nothing; twice does no harm."""
         self._unregister()
-        self._spool.close()
+        self._output.close()
 
     def _close(self) -> None:
         write_added(self.add_to, self.forget)

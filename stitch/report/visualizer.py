@@ -116,7 +116,7 @@ class ReportTables:
         ])  # fmt: skip
         self._database.commit()
 
-    def pour(self, sink: Sink) -> None:
+    def copy_to(self, sink: Sink) -> None:
         """Write the file."""
         with open_file(self._path) as file:
             while piece := file.read(_PIECE_NBYTES):
@@ -428,7 +428,7 @@ class VisualizerFolder:
         name = resolved(self._folder).name
         self._tables.finish(name, self._device.machine)
         make_folder(self._folder)
-        batch.add(self._folder / DATABASE, self._tables.pour)
+        batch.add(self._folder / DATABASE, self._tables.copy_to)
         batch.add(self._folder / CONFIG, json.dumps(_config(name), indent=2) + "\n")
 
     def _on_event(self, event: Event) -> None:

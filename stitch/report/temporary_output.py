@@ -1,5 +1,7 @@
-"""What becomes a file at the end of a long piece of work, kept on disk until then: memory holds one
-piece. `OutputFiles.add(path, spool.pour)` writes it."""
+"""Contents of an output file, kept in a temporary file until the output is written.
+
+Memory holds one piece at a time. `OutputFiles.add(path, output.copy_to)` writes the file.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ COMPRESSED = ".gz"
 
 
 @final
-class Spool:
-    """Takes pieces for the file at `path`, compressed where its name ends with `.gz`.
+class TemporaryOutput:
+    """Collects the bytes of the file at `path`, compressed if its name ends with `.gz`.
 
-    They lie in a file without a name, in the folder where the other is to be, which is gone with
-    the process. Raises `StitchError` where there is no room.
+    They are kept in an unnamed temporary file in the folder of `path`, which the system removes
+    with the process. Raises `StitchError` if the disk is full.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -29,25 +31,25 @@ class Spool:
         folder = resolved(self.path).parent
         beside = folder.is_dir() and os.access(folder, os.W_OK)
         with naming(self.path):
-            # It stays open: `close` is what ends it.
+            # Stays open until `close`.
             self._file: IO[bytes] = tempfile.TemporaryFile(  # noqa: SIM115
                 dir=folder if beside else None
             )
         self._into: IO[bytes] = self._file
         if is_compressed(self.path):
-            # Neither name nor time: the same pieces are the same bytes.
+            # Without name and time, equal contents give equal bytes.
             packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=self._file, mtime=0)
             self._into = packed  # type: ignore[assignment]  # It writes bytes all the same.
 
     def write(self, data: Data) -> None:
-        """Take one more piece."""
+        """Append one piece."""
         with naming(self.path):
             self._into.write(data)
 
-    def pour(self, sink: Sink) -> None:
-        """Write all of it; nothing is taken afterwards."""
+    def copy_to(self, sink: Sink) -> None:
+        """Write all of it into `sink`; no piece can be appended afterwards."""
         if self._file.closed:
-            raise StitchError("what was kept for the file is gone", where=str(self.path))
+            raise StitchError("the temporary contents were closed", where=str(self.path))
         if self._into is not self._file:
             self._into.close()
         self._file.seek(0)
@@ -55,11 +57,11 @@ class Spool:
             sink.write(piece)
 
     def close(self) -> None:
-        """Forget what was taken; twice does no harm."""
+        """Discard the contents; may be called twice."""
         self._into.close()
         self._file.close()
 
 
 def is_compressed(path: str | Path) -> bool:
-    """Whether a file's name says that its bytes are compressed."""
+    """Whether a file's name ends with `.gz`."""
     return Path(path).suffix.lower() == COMPRESSED
