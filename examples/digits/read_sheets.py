@@ -17,7 +17,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-# Lanes take the cores: threads of NumPy's products would be in their way.
+# Inter-op threads take the cores: threads of NumPy's products would be in their way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 try:
@@ -113,7 +113,7 @@ def task_graph(device: Device, programs: tuple[Path, Path], images: list[Path]) 
     """What is done with the images; a result goes beside each.
 
     All sheets are looked at before any is cut: between host functions, which run one at a time,
-    there is work for every lane.
+    there is work for every thread.
     """
     detector, classifier = (device.load(file) for file in programs)
     graph = stitch.TaskGraph("read sheets")
@@ -162,14 +162,16 @@ def given_words() -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, help="where images and results go (default: nowhere)"
     )
-    parser.add_argument("--lanes", type=int, default=2, help="threads for programs (default: 2)")
+    parser.add_argument(
+        "--inter_op_threads", type=int, default=2, help="threads for programs (default: 2)"
+    )
     parser.add_argument("--trace", type=Path, help="a file for Perfetto, such as trace.json.gz")
     words = parser.parse_args()
     folder, trace = words.folder, words.trace
     if words.sheets < 1:
         parser.error("--sheets takes how many sheets to read: at least 1")
-    if words.lanes < 1:
-        parser.error("--lanes takes how many threads compute: at least 1")
+    if words.inter_op_threads < 1:
+        parser.error("--inter_op_threads takes how many threads compute: at least 1")
     if folder is not None and not all(p.is_dir() for p in (folder, *folder.parents) if p.exists()):
         parser.error(f"--folder takes a folder, there or not: {folder} is a file, or in one")
     if trace is not None and not trace.name.endswith((".json", ".json.gz")):
@@ -187,7 +189,9 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         sheets = draw_sheets("held_out", words.sheets, SEED)
         images = write_sheets(sheets, folder)
-        device = stack.enter_context(stitch.open_device(MACHINE, lanes=words.lanes))
+        device = stack.enter_context(
+            stitch.open_device(MACHINE, inter_op_threads=words.inter_op_threads)
+        )
         graph = task_graph(device, compile_programs(folder), images)
         run = device.prepare(graph)
         if words.trace:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from stitch.on_demand import names_on_demand
 from stitch.planner.inter_op_threads import (
     LEAST,
-    ONE_LANE,
+    SINGLE_THREAD,
     ArenaSlot,
     Fork,
-    Lanes,
-    lanes_of,
+    ThreadAssignment,
+    assign_threads,
     touched_by,
 )
 from stitch.planner.placing import may_be_placed, placed
@@ -61,11 +61,11 @@ else:
     )
 
 __all__ = [
-    "LEAST", "MOST_CHANGES", "MOST_TRIALS", "ONE_LANE", "WARNINGS", "Allocate", "Branches",
+    "LEAST", "MOST_CHANGES", "MOST_TRIALS", "SINGLE_THREAD", "WARNINGS", "Allocate", "Branches",
     "Buffer",
     "Certificate", "Copy", "Cost", "CostCertificate", "Execute", "Fork", "Free", "Instance",
-    "Lanes", "ArenaSlot", "Plan", "PlanRequest", "Region", "Relocate", "Resident", "Slot",
-    "SlotChange", "Step", "Transfer", "after_steps", "best_changes", "check_certificate",
-    "check_plan", "copy_cost", "foreseen_cost", "lanes_of", "may_be_placed", "needed_regions",
+    "ThreadAssignment", "ArenaSlot", "Plan", "PlanRequest", "Region", "Relocate", "Resident",
+    "Slot", "SlotChange", "Step", "Transfer", "after_steps", "best_changes", "check_certificate",
+    "check_plan", "copy_cost", "foreseen_cost", "assign_threads", "may_be_placed", "needed_regions",
     "placed", "plan", "possible_changes", "ranges_of", "touched_by",
 ]  # fmt: skip

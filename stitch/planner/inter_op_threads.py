@@ -25,7 +25,7 @@ from stitch.program import Space
 
 # Forks
 
-#: Microseconds that a lane's part of a fork takes at least, by the plan's counts; what handing it
+#: Microseconds that a thread's part of a fork takes at least, by the plan's counts; what handing it
 #: over costs, as measured (a thread wakes, and is waited for).
 LEAST, HANDING = 100.0, 11.0
 #: A step of so many microseconds may be the first or the last of a fork.
@@ -36,17 +36,17 @@ _SPAN = 256
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The steps `[start, stop)` of a plan, by lane, each lane's in the plan's order; the first
-    lane's take longest, and all of them together `microseconds` at least."""
+    """The steps `[start, stop)` of a plan, by thread, each thread's in the plan's order; the first
+    thread's take longest, and all of them together `microseconds` at least."""
 
     start: int
     stop: int
-    lanes: tuple[tuple[int, ...], ...]
+    threads: tuple[tuple[int, ...], ...]
     microseconds: float
 
 
 def forks_of(plan: Plan, microseconds: Sequence[float | None], most: int) -> Iterator[Fork]:
-    """The forks of a plan, in its order; see `lanes_of`."""
+    """The forks of a plan, in its order; see `assign_threads`."""
     start = 0
     for index in range(len(plan.steps) + 1):
         is_alone = index < len(plan.steps) and microseconds[index] is None
@@ -92,9 +92,9 @@ def _best(steps: Sequence[Step], first: int, costs: Sequence[float], most: int) 
             end -= 1
             continue
         begin, division = fork
-        lanes = tuple([tuple([first + index for index in lane]) for lane in division])
+        threads = tuple([tuple([first + index for index in thread]) for thread in division])
         total = spent[cuts[end]] - spent[cuts[begin]]
-        found.append(Fork(first + cuts[begin], first + cuts[end], lanes, total))
+        found.append(Fork(first + cuts[begin], first + cuts[end], threads, total))
         end = begin
     return found[::-1]
 
@@ -174,116 +174,118 @@ class _Parts:
                 self.heaviest = max(self.heaviest, cost)
 
     def divided(self, most: int) -> tuple[float, list[list[int]]]:
-        """The microseconds that are saved by running them on lanes, and their steps; none where a
-        lane would have too little."""
+        """The microseconds that are saved by running them on threads, and their steps; none where a
+        thread would have too little."""
         costs = self._costs
         heaviest_first = sorted(costs, key=lambda root: (-costs[root], root))
         total = sum(costs.values())
         for count in range(min(most, len(costs), int(total // LEAST)), 1, -1):
-            loads = [(0.0, lane) for lane in range(count)]
-            lane_of: dict[int, int] = {}
+            loads = [(0.0, thread) for thread in range(count)]
+            thread_of: dict[int, int] = {}
             for root in heaviest_first:
-                load, lane = loads[0]
-                lane_of[root] = lane
-                heapreplace(loads, (load + costs[root], lane))
+                load, thread = loads[0]
+                thread_of[root] = thread
+                heapreplace(loads, (load + costs[root], thread))
             saved = total - max(loads)[0] - HANDING * (count - 1)
             if min(loads)[0] >= LEAST and saved > 0:
-                order = [lane for _, lane in sorted(loads, key=lambda each: (-each[0], each[1]))]
-                return saved, self._steps(lane_of, order)
+                order = [
+                    thread for _, thread in sorted(loads, key=lambda each: (-each[0], each[1]))
+                ]
+                return saved, self._steps(thread_of, order)
         return 0.0, []
 
-    def _steps(self, lane_of: Mapping[int, int], order: Sequence[int]) -> list[list[int]]:
-        """The steps of each lane; those that cost nothing, and belong to none, are the first's."""
+    def _steps(self, thread_of: Mapping[int, int], order: Sequence[int]) -> list[list[int]]:
+        """Return the steps of each thread; free steps without a group belong to the first."""
         steps: list[list[int]] = [[] for _ in order]
         for own in range(len(self._parents)):
-            lane = lane_of.get(self._root(own))
-            steps[0 if lane is None else order.index(lane)].append(self._start + own)
+            thread = thread_of.get(self._root(own))
+            steps[0 if thread is None else order.index(thread)].append(self._start + own)
         return steps
 
 
 # Arena slots of temporary values and scratch
 
-#: Places begin at cache lines, and a lane has as many bytes as it wants.
+#: Places begin at cache lines, and a thread has as many bytes as it wants.
 _LINE, _ENDLESS = 64, 1 << 44
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaSlot:
-    """Bytes of a lane's own: from `offset` on, so many."""
+    """Bytes of a thread's own: from `offset` on, so many."""
 
-    lane: int
+    thread: int
     offset: int
     nbytes: int
 
 
-#: By buffer; by task, its scratch; how many bytes each lane has.
+#: By buffer; by task, its scratch; how many bytes each thread has.
 OwnPlaces: TypeAlias = tuple[dict[int, ArenaSlot], dict[int, ArenaSlot], tuple[int, ...]]
 
 
 def assign_arenas(plan: Plan, forks: Sequence[Fork]) -> OwnPlaces:
     """The places of all temporary values that are touched in forks, and of scratch there."""
-    #: By step of a fork: its number, and the lane.
+    #: By step of a fork: its number, and the thread.
     in_fork = {
-        index: (number, lane)
+        index: (number, thread)
         for number, fork in enumerate(forks)
-        for lane, steps in enumerate(fork.lanes)
+        for thread, steps in enumerate(fork.threads)
         for index in steps
     }
     results = {buffer.number for buffer in plan.final_buffers}
     made = [step.buffer for step in plan.steps if isinstance(step, Allocate)]
     passing = {b.number for b in made if b.number not in results and b.address is not None}
-    #: The lanes that touch a temporary value in each fork.
+    #: The threads that touch a temporary value in each fork.
     users: defaultdict[int, defaultdict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for index, (number, lane) in in_fork.items():
+    for index, (number, thread) in in_fork.items():
         for side in touched_by(plan.steps[index]):
             for buffer in side:
                 if buffer in passing:
-                    users[buffer][number].add(lane)
-    arenas = _Arenas(max(len(fork.lanes) for fork in forks))
+                    users[buffer][number].add(thread)
+    arenas = _Arenas(max(len(fork.threads) for fork in forks))
     buffers: dict[int, ArenaSlot] = {}
     scratch: dict[int, ArenaSlot] = {}
     later: list[ArenaSlot] = []
     now = -1
     for index, step in enumerate(plan.steps):
-        number, lane = in_fork.get(index, (-1, 0))
+        number, thread = in_fork.get(index, (-1, 0))
         if number != now:
-            # All lanes have come to the end of the fork before.
+            # All threads have come to the end of the fork before.
             for place in later:
                 arenas.give_back(place)
             later.clear()
             now = number
         if isinstance(step, Allocate) and step.buffer.number in users:
             size = _nbytes(plan, step.buffer.space, step.buffer.size_per_bank)
-            buffers[step.buffer.number] = arenas.take(lane, size)
+            buffers[step.buffer.number] = arenas.take(thread, size)
         elif isinstance(step, Free) and step.buffer in users:
             place = buffers[step.buffer]
-            if number < 0 or users[step.buffer][number] <= {place.lane}:
+            if number < 0 or users[step.buffer][number] <= {place.thread}:
                 arenas.give_back(place)
             else:
-                # Another lane may be reading it when this one comes to what would take its place.
+                # Another thread may be reading it when this one comes to what would take its place.
                 later.append(place)
         elif isinstance(step, Execute) and step.scratch is not None and number >= 0:
             space, _, size_per_bank = step.scratch
-            place = arenas.take(lane, _nbytes(plan, space, size_per_bank))
+            place = arenas.take(thread, _nbytes(plan, space, size_per_bank))
             scratch[step.task] = place
             arenas.give_back(place)
     return buffers, scratch, tuple(arenas.nbytes)
 
 
 class _Arenas:
-    """The bytes of each lane: who has which, and how many there are."""
+    """The bytes of each thread: who has which, and how many there are."""
 
     def __init__(self, count: int) -> None:
-        self._lanes = [Allocator(0, _ENDLESS, _LINE) for _ in range(count)]
+        self._threads = [Allocator(0, _ENDLESS, _LINE) for _ in range(count)]
         self.nbytes = [0] * count
 
-    def take(self, lane: int, nbytes: int) -> ArenaSlot:
-        offset = self._lanes[lane].alloc(nbytes, low=True)
-        self.nbytes[lane] = max(self.nbytes[lane], offset + nbytes)
-        return ArenaSlot(lane, offset, nbytes)
+    def take(self, thread: int, nbytes: int) -> ArenaSlot:
+        offset = self._threads[thread].alloc(nbytes, low=True)
+        self.nbytes[thread] = max(self.nbytes[thread], offset + nbytes)
+        return ArenaSlot(thread, offset, nbytes)
 
     def give_back(self, place: ArenaSlot) -> None:
-        self._lanes[place.lane].free(place.offset)
+        self._threads[place.thread].free(place.offset)
 
 
 def _nbytes(plan: Plan, space: Space, size_per_bank: int) -> int:
@@ -294,11 +296,11 @@ def _nbytes(plan: Plan, space: Space, size_per_bank: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
-    """How a plan runs on several lanes.
+class ThreadAssignment:
+    """How a plan runs on several threads.
 
-    `buffers` are the temporary values, by buffer, that lie in bytes of a lane's own, `scratch` the
-    programs' scratch, by task; `nbytes`: how many bytes each lane has.
+    `buffers`: the arena slots of temporary values, by buffer. `scratch`: those of the programs'
+    scratch, by task. `nbytes`: the size of each thread's arena.
     """
 
     forks: tuple[Fork, ...] = ()
@@ -308,29 +310,29 @@ class Lanes:
 
     @property
     def count(self) -> int:
-        """How many lanes there are."""
+        """How many threads there are."""
         return len(self.nbytes)
 
     def of_tasks(self, plan: Plan) -> dict[int, int]:
-        """The lane of each task that runs on another than the caller's."""
+        """The thread of each task that runs on another than the caller's."""
         return {
-            step.task: lane
+            step.task: thread
             for fork in self.forks
-            for lane, steps in enumerate(fork.lanes)
+            for thread, steps in enumerate(fork.threads)
             for index in steps
-            if lane and isinstance(step := plan.steps[index], Execute)
+            if thread and isinstance(step := plan.steps[index], Execute)
         }
 
 
 #: Everything runs on the caller's thread.
-ONE_LANE = Lanes()
+SINGLE_THREAD = ThreadAssignment()
 
 
-def lanes_of(plan: Plan, microseconds: Sequence[float | None], most: int) -> Lanes:
-    """How a plan that changes only its results runs on at most so many lanes.
+def assign_threads(plan: Plan, microseconds: Sequence[float | None], most: int) -> ThreadAssignment:
+    """How a plan that changes only its results runs on at most so many threads.
 
     `microseconds`: what each step takes at least; None: it runs on the caller's thread, with
     nothing beside it.
     """
     forks = tuple(forks_of(plan, microseconds, most))
-    return Lanes(forks, *assign_arenas(plan, forks)) if forks else ONE_LANE
+    return ThreadAssignment(forks, *assign_arenas(plan, forks)) if forks else SINGLE_THREAD

@@ -45,7 +45,7 @@ class ChromeTrace:
         self._seen: deque[Heard] = deque()
         #: How many steps are kept, how many events these are, how many steps came before them.
         self._steps = self._counted = self._left_out = 0
-        self._lines = TraceLines(device.machine, perf_counter(), device.lanes)
+        self._lines = TraceLines(device.machine, perf_counter(), device.inter_op_threads)
         self._memory = device.watch_memory()
         self._is_busy = Lock()
         self._path = path

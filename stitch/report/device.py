@@ -114,7 +114,7 @@ MACHINE = either(TEXT, PATH, instance_of("a Machine", Machine))
     machine=MACHINE,
     executor=either(TEXT, instance_of("an Executor", Executor)), threads=optional(WHOLE),
     window=WHOLE, debug=BOOL, strict_types=BOOL, max_memory=optional(either(WHOLE, TEXT)),
-    spill=BOOL, aggregate=AGGREGATE, lanes=WHOLE,
+    spill=BOOL, aggregate=AGGREGATE, inter_op_threads=WHOLE,
     prices=optional(either(TEXT, PATH, instance_of("a PriceTable", PriceTable))),
 )  # fmt: skip
 def open_device(
@@ -128,7 +128,7 @@ def open_device(
     max_memory: int | str | None = None,
     spill: bool = True,
     aggregate: str = "auto",
-    lanes: int = 1,
+    inter_op_threads: int = 1,
     prices: str | Path | PriceTable | None = None,
 ) -> Device:
     """Open a simulated machine by name, YAML path or description.
@@ -147,8 +147,8 @@ def open_device(
     so often that it pays: after 100 times at most), `never`, or `always` (at once, also where
     sums may differ). Results of which somebody still has a handle are kept; `explain` says what
     was linked.
-    `lanes`: on how many threads independent stretches of a plan run beside each
-    other, where each takes 100 us at least by its counts; results and copies are those of one lane.
+    `inter_op_threads`: number of threads for independent sections of a plan of at least 100 us each
+    by their counts; results and copies do not depend on it.
     `prices`: the table by which `auto` and `torch` choose who computes an operation: the name of a
     family of processors (`x86_avx512_intel`), or the path of a file that `tools/prices` wrote
     (default: the family nearest to this processor). The choice, and with it the last digits of
@@ -162,5 +162,6 @@ def open_device(
             executor, threads, fuse_across_seams=aggregate == "always", prices=prices
         ),
         window=window, debug=debug, strict_types=strict_types, max_memory=max_memory,
-        spill=spill, aggregate=aggregate, lanes=lanes, prices=prices if threads is None else None,
+        spill=spill, aggregate=aggregate, inter_op_threads=inter_op_threads,
+        prices=prices if threads is None else None,
     )  # fmt: skip

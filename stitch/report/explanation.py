@@ -124,24 +124,26 @@ def explain(device: RuntimeDevice, period: str | None = None) -> str:
         out.append(f"  who computes what: by the prices {table.name!r} ({table.processor.text()})")
     if device.linking is not None:
         out += [f"  {note}" for note in device.linking.notes]
-    if device.lanes > 1:
-        out.append(f"  {lanes_line(device, total)}")
+    if device.inter_op_threads > 1:
+        out.append(f"  {threads_line(device, total)}")
     writes, written = account.writes_seen, account.nbytes_seen
     out.append(f"  the spaces saw {writes} writes by copies and moves, {written} B")
     out.append(f"  {host_memory_line(device)}")
     return "\n".join(out)
 
 
-def lanes_line(device: RuntimeDevice, total: Totals) -> str:
-    """How much ran beside each other on a device's lanes, or why nothing did."""
+def threads_line(device: RuntimeDevice, total: Totals) -> str:
+    """How much ran in parallel on a device's inter-op threads, or why nothing did."""
     if total.beside:
         ran = f"{counted(total.beside, 'stretch', 'stretches')} ran beside each other"
-        return f"{device.lanes} lanes: {ran}" + (", but for hooks" if device.hooks.active else "")
-    why = device.why_one_lane
+        return f"{device.inter_op_threads} inter-op threads: {ran}" + (
+            ", but for hooks" if device.hooks.active else ""
+        )
+    why = device.why_single_thread
     if why is None:
         least = f"{LEAST:.0f} us at least by its counts"
         why = f"no plan that moves nothing has independent stretches of {least}"
-    return f"{device.lanes} lanes, and nothing ran beside anything: {why}"
+    return f"{device.inter_op_threads} inter-op threads, and nothing ran beside anything: {why}"
 
 
 def trade_lines(plans: Iterable[tuple[Plan, int]]) -> list[str]:

@@ -61,9 +61,9 @@ def device_names(device: str, lanes: Iterable[int], spaces: Iterable[Space]) -> 
     yield from _process(WALL, "host (wall time)")
     spaces = tuple(spaces)
     for lane in lanes:
-        yield from _track(SIMULATED, lane_track(lane), f"lane {lane}")
+        yield from _track(SIMULATED, lane_track(lane), f"inter-op thread {lane}")
         for space in spaces:
-            name = f"lane {lane}: copies to {space.value}"
+            name = f"inter-op thread {lane}: copies to {space.value}"
             yield from _track(SIMULATED, lane_track(lane, space), name)
 
 
@@ -75,7 +75,8 @@ def thread_names(thread: int) -> Iterator[Line]:
 
 def thread_lane_names(thread: int, lane: int) -> Iterator[Line]:
     """The name of the track of another lane of a thread's runs."""
-    yield from _track(WALL, thread_track(thread, lane=lane), f"thread {thread}, lane {lane}: runs")
+    name = f"thread {thread}, inter-op thread {lane}: runs"
+    yield from _track(WALL, thread_track(thread, lane=lane), name)
 
 
 def _process(process: int, name: str) -> Iterator[Line]:

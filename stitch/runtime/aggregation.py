@@ -58,7 +58,7 @@ class LinkingSite(Protocol):
     machine: Machine
     strict_types: bool
 
-    def runs_in_lanes(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
+    def runs_on_threads(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
         """Whether stretches of a window ran beside each other, as it is."""
 
     def load_made(self, program: Program) -> LoadedProgram:
@@ -173,9 +173,9 @@ class Aggregation:
         if kind.runs >= kind.when:
             if not when:
                 self._note_gain_nothing()
-            elif not self._is_always and self._device.runs_in_lanes(window, kept):
+            elif not self._is_always and self._device.runs_on_threads(window, kept):
                 names = [agent.name for agent in agents if isinstance(agent, LoadedProgram)]
-                self._note_apart(_shown(names), "they run beside each other on lanes")
+                self._note_apart(_shown(names), "they run beside each other on threads")
             else:
                 kind.linked, kind.notes = self._linked(window, kept, before, groups)
             kind.is_settled = True

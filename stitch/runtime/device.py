@@ -51,7 +51,7 @@ HOST_FUNCTION = instance_of("a host function (stitch.task makes one)", HostFunct
 #: Tasks that a window holds unless said otherwise.
 DEFAULT_WINDOW = 64
 #: Each is a thread: more than any machine has processors for.
-MAX_LANES = 256
+MAX_INTER_OP_THREADS = 256
 #: What tells devices of one machine apart where they are named.
 _NUMBERS = count(1)
 
@@ -75,18 +75,24 @@ class RuntimeDevice(TensorAccess):
         max_memory: int | str | None = None,
         spill: bool = True,
         aggregate: str = "auto",
-        lanes: int = 1,
+        inter_op_threads: int = 1,
         prices: Prices | None = None,
     ) -> None:
         if not isinstance(window, int) or window < 1:
             raise UsageError("a window holds at least one task", got=repr(window))
         AGGREGATE.check("open_device", "aggregate", aggregate)
-        if not isinstance(lanes, int) or isinstance(lanes, bool) or not 1 <= lanes <= MAX_LANES:
+        if (
+            not isinstance(inter_op_threads, int)
+            or isinstance(inter_op_threads, bool)
+            or not 1 <= inter_op_threads <= MAX_INTER_OP_THREADS
+        ):
             raise UsageError(
-                f"a device has 1 to {MAX_LANES} lanes", expected="lanes=1, 2, ...", got=repr(lanes)
+                f"inter_op_threads must be 1 to {MAX_INTER_OP_THREADS}",
+                expected="inter_op_threads=1, 2, ...",
+                got=repr(inter_op_threads),
             )
-        #: How many stretches of a plan may run beside each other, on as many threads.
-        self.lanes = lanes
+        #: Number of threads for independent sections of a plan.
+        self.inter_op_threads = inter_op_threads
         self.number = next(_NUMBERS)
         self.machine = load_machine(machine)
         self.backend = LocalBackend(
@@ -104,7 +110,7 @@ class RuntimeDevice(TensorAccess):
         deaths = Reclaimer(records, self.contents, self.constant_cache, quick_lock)
         tasks = TaskQueue(self, records, quick_lock, window)
         super().__init__(self.machine.name, records, deaths, tasks, queue_lock)
-        if lanes > 1:
+        if inter_op_threads > 1:
             self.keep_out(self.backend.threads.run_here)
         self.strict_types = strict_types
         #: Whether tensors may wait on the host, and constants in their files.
@@ -205,12 +211,12 @@ class RuntimeDevice(TensorAccess):
 
     def rebuild_bookkeeping(self) -> None:
         """Bring to an end, or take back, what an interrupt has left half done."""
-        # What an interrupted run has given to lanes works in bytes of its plan.
+        # What an interrupted run has given to inter_op_threads works in bytes of its plan.
         self.backend.threads.rest()
         super().rebuild_bookkeeping()
 
     def invalidate_after_fork(self) -> None:
-        """In the child of a fork: closed, with locks and lanes that no thread has."""
+        """In the child of a fork: closed, with locks and inter_op_threads that no thread has."""
         super().invalidate_after_fork()
         self.backend.threads.forget()
 
@@ -225,9 +231,9 @@ class RuntimeDevice(TensorAccess):
         return self.backend.executor.prices
 
     @property
-    def why_one_lane(self) -> str | None:
-        """Why it uses one lane only, whatever `lanes` says; None where it may use all."""
-        return self.backend.why_one_lane
+    def why_single_thread(self) -> str | None:
+        """Why plans run on the caller's thread only, or None if they may use all threads."""
+        return self.backend.why_single_thread
 
     @property
     def computes(self) -> bool:
@@ -298,12 +304,12 @@ class RuntimeDevice(TensorAccess):
         self.drain()
         return load_program(self, self.machine, self.records, binary, program, where)
 
-    def runs_in_lanes(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
+    def runs_on_threads(self, window: TaskBatch, kept: tuple[bool, ...]) -> bool:
         """Whether stretches of a window ran beside each other, as it is."""
-        if self.lanes == 1:
+        if self.inter_op_threads == 1:
             return False
         known = self.recordings.of(window.graph, kept, window.forms()[0])
-        return any(recording.lanes.forks for recording in known)
+        return any(recording.assignment.forks for recording in known)
 
     def load_made(self, program: Program) -> LoadedProgram:
         """A program that the device has made, ready to be run; for those who hold the lock, unless

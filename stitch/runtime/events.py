@@ -33,7 +33,7 @@ class PlanRun:
     """A plan ran, whether new or replayed.
 
     `moments`: when it began, and when each of its steps had ended, in seconds of `perf_counter`;
-    then, for each of its `forks`, when all lanes had ended, and when each began.
+    then, for each of its `forks`, when all threads had ended, and when each began.
     """
 
     index: int
@@ -52,7 +52,7 @@ class PlanRun:
         return max(self.moments) - self.moments[0]
 
     def spans(self) -> list[tuple[float, float, int]]:
-        """When each step began, when it had ended, and the lane that it ran on."""
+        """When each step began, when it had ended, and the thread that it ran on."""
         count = 1 + len(self.plan.steps)
         now, *ends = self.moments[:count]
         others = iter(self.moments[count:])
@@ -64,10 +64,10 @@ class PlanRun:
                 now = ends[index]
             if fork is not None:
                 joined = next(others)
-                for lane, steps in enumerate(fork.lanes):
+                for thread, steps in enumerate(fork.threads):
                     now = next(others)
                     for step in steps:
-                        spans[step] = now, ends[step], lane
+                        spans[step] = now, ends[step], thread
                         now = ends[step]
                 now, before = joined, fork.stop
         return spans
@@ -76,7 +76,7 @@ class PlanRun:
 @dataclass(frozen=True, slots=True)
 class PlanStopped:
     """A plan failed after some of its steps, whose copies stay: the first ones, where it ran on one
-    lane; `steps` are their numbers."""
+    thread; `steps` are their numbers."""
 
     index: int
     plan: Plan

@@ -24,7 +24,7 @@ class Totals:
 
     `copies` and `nbytes` as `Footprint.own_nbytes` says; `entries` are those of the copies that
     carried the host arrays of a call in. `staging_nbytes`: the most that any plan's kernels staged.
-    `beside`: the stretches that lanes run beside each other, where no hook looks on.
+    `beside`: the stretches that threads run beside each other, where no hook looks on.
     """
 
     programs: int = 0

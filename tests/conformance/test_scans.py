@@ -104,7 +104,7 @@ def test_hooks_see_a_scan_as_one_operation(executor: str) -> None:
 def test_lanes_run_scans_side_by_side(executor: str) -> None:
     cases = [BY_NAME["lstm"], BY_NAME["power"], BY_NAME["nested"]]
     models = [stitch.compile(graph_of(case, 5), target="host", schedule="rounds") for case in cases]
-    with stitch.open_device("host", executor=executor, lanes=2) as device:
+    with stitch.open_device("host", executor=executor, inter_op_threads=2) as device:
         programs = [device.load(model) for model in models]
         for _ in range(3):
             calls = [p(*inputs_of(c, 5)) for p, c in zip(programs, cases, strict=True)]

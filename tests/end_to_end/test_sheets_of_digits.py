@@ -105,11 +105,11 @@ def test_its_trace_has_each_task_and_an_arrow_for_each_value(folder: Path) -> No
 
 def test_two_lanes_take_detectors_and_classifiers_of_half_the_sheets_each(folder: Path) -> None:
     printed = (folder / "printed.txt").read_text(encoding="utf-8")
-    assert "2 lanes: 4 stretches ran beside each other" in printed
+    assert "2 inter-op threads: 4 stretches ran beside each other" in printed
     found = trace_of(folder)
     for name in ("detector", "classifier"):
         ran = Counter(found.tracks[each.track] for each in found.of("program") if each.name == name)
-        assert ran == {"lane 0": SHEETS // 2, "lane 1": SHEETS // 2}
+        assert ran == {"inter-op thread 0": SHEETS // 2, "inter-op thread 1": SHEETS // 2}
 
 
 def test_all_that_its_run_allocated_is_freed_but_constants(folder: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_file_that_is_no_image_stops_its_own_sheet_only(
         ("--trace={tmp}/nowhere/trace.json", "--trace takes a file in a folder that is there, not"),
         ("--folder={tmp}/sheets.npz", "--folder takes a folder, there or not"),
         ("--folder={tmp}/sheets.npz/more", "--folder takes a folder, there or not"),
-        ("--lanes=0", "--lanes takes how many threads compute: at least 1"),
+        ("--inter_op_threads=0", "--inter_op_threads takes how many threads compute: at least 1"),
         ("--sheets=0", "--sheets takes how many sheets to read: at least 1"),
     ],
 )

@@ -75,8 +75,8 @@ def test_an_option_of_a_device_reaches_it(name: str, value: Any) -> None:
 
 
 def test_the_same_options_in_another_order_are_one_device() -> None:
-    one = storage_of(lanes=2, spill=False)
-    assert storage_of(spill=False, lanes=2) is one
+    one = storage_of(inter_op_threads=2, spill=False)
+    assert storage_of(spill=False, inter_op_threads=2) is one
 
 
 def test_threads_are_refused_where_an_executor_takes_none() -> None:
@@ -89,7 +89,7 @@ def test_a_misspelt_option_of_a_device_is_answered_with_the_nearest() -> None:
 
 
 def test_an_option_that_a_device_refuses_is_named() -> None:
-    assert "as lanes" in refusal(compiled(lambda x: x + 1, lanes="two"))
+    assert "as lanes" in refusal(compiled(lambda x: x + 1, inter_op_threads="two"))
 
 
 # Stances ----------------------------------------------------------------------------------------

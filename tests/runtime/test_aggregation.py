@@ -19,7 +19,7 @@ from stitch.runtime.executors import LinkTerms
 from stitch.runtime.executors.host import NumpyExecutor
 from stitch.runtime.executors.onnx import OnnxRuntimeExecutor
 from stitch.tasks import TransformationKind
-from tests.support.short_lanes import shorten
+from tests.support.short_threads import shorten
 from tests.support.stitched_models import (
     binary_op,
     consuming,
@@ -466,7 +466,9 @@ def test_what_runs_on_lanes_stays_apart_unless_always(monkeypatch: pytest.Monkey
     shorten(monkeypatch)
     for how, linked in (("auto", False), ("always", True)):
         executor = Counting(LinkTerms(repeats=3))
-        with stitch.open_device("tiny", executor=executor, lanes=2, aggregate=how) as device:
+        with stitch.open_device(
+            "tiny", executor=executor, inter_op_threads=2, aggregate=how
+        ) as device:
             a, b, c = chain(device)
             add = device.load(binary_op("add", "Add", (4, 64)))
             for _ in range(6):
@@ -477,7 +479,7 @@ def test_what_runs_on_lanes_stays_apart_unless_always(monkeypatch: pytest.Monkey
             assert device.linking is not None
             told = " ".join(device.linking.notes)
             assert ("run as one program" in told) is linked
-            assert ("run beside each other on lanes" in told) is not linked
+            assert ("run beside each other on threads" in told) is not linked
 
 
 def test_where_copies_are_forbidden_nothing_is_linked_nor_kept_apart() -> None:

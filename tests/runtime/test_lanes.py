@@ -22,7 +22,7 @@ from stitch.machine import MachineShape
 from stitch.program import Array, Program
 from stitch.report import ChromeTrace
 from stitch.runtime import PlanRun
-from stitch.runtime.backends import LaneRun, LaneThreads
+from stitch.runtime.backends import ThreadPool, ThreadRun
 from stitch.runtime.events import Event
 from stitch.runtime.executors import (
     BoundProgram,
@@ -32,7 +32,7 @@ from stitch.runtime.executors import (
     Workspace,
 )
 from stitch.runtime.executors.host import NumpyExecutor
-from tests.support.short_lanes import shorten
+from tests.support.short_threads import shorten
 from tests.support.stitched_models import consuming, integers, one, scaled
 
 #: Two of these take 200 us by their counts.
@@ -44,7 +44,7 @@ class Meeting(Executor):
     """Every program waits, in the middle of its run, for so many to be there."""
 
     name = "meeting"
-    has_lanes = True
+    supports_threads = True
 
     def __init__(self, count: int, seconds: float = 60.0) -> None:
         self.within = NumpyExecutor()
@@ -71,8 +71,8 @@ class Waiting(PreparedProgram):
         bound = self.prepared.bind(inputs, outputs, scratch)
         return BoundProgram((self.wait, *bound.steps, self.end), (), {}, 0)
 
-    def in_lane(self, workspace: Workspace) -> PreparedProgram:
-        return Waiting(self.executor, self.prepared.in_lane(workspace), self.name)
+    def on_thread(self, workspace: Workspace) -> PreparedProgram:
+        return Waiting(self.executor, self.prepared.on_thread(workspace), self.name)
 
     def wait(self) -> None:
         self.executor.threads.add(threading.get_ident())
@@ -104,7 +104,7 @@ def no_thread_stays() -> Iterator[None]:
     yield
     gc.collect()
     until = time.monotonic() + 30
-    while any(t.name.startswith("stitch lane") for t in threading.enumerate()):
+    while any(t.name.startswith("stitch thread") for t in threading.enumerate()):
         assert time.monotonic() < until, "a lane's thread lives on"
         time.sleep(0.01)
 
@@ -120,24 +120,26 @@ def forks_of(device: stitch.Device) -> list[PlanRun]:
     return runs
 
 
-@pytest.mark.parametrize("lanes", [0, -1, True, 1.5, "2", None, 257, 10**9])
-def test_lanes_are_a_positive_whole_number(lanes: Any) -> None:
+@pytest.mark.parametrize("inter_op_threads", [0, -1, True, 1.5, "2", None, 257, 10**9])
+def test_lanes_are_a_positive_whole_number(inter_op_threads: Any) -> None:
     with pytest.raises(UsageError) as caught:
-        stitch.open_device("tiny", lanes=lanes)
-    assert "lane" in str(caught.value)
-    assert repr(lanes) in str(caught.value)
+        stitch.open_device("tiny", inter_op_threads=inter_op_threads)
+    assert "inter_op_threads" in str(caught.value)
+    assert repr(inter_op_threads) in str(caught.value)
 
 
-@pytest.mark.parametrize("lanes", [2, 3])
+@pytest.mark.parametrize("inter_op_threads", [2, 3])
 def test_so_many_programs_are_in_the_middle_of_their_runs_at_once(
-    lanes: int, products: stitch.CompiledModel, arrays: list[Array]
+    inter_op_threads: int, products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
-    executor = Meeting(lanes)
-    with stitch.open_device(MACHINE, executor=executor, lanes=lanes) as device:
-        assert device.lanes == lanes
+    executor = Meeting(inter_op_threads)
+    with stitch.open_device(
+        MACHINE, executor=executor, inter_op_threads=inter_op_threads
+    ) as device:
+        assert device.inter_op_threads == lanes
         loaded = device.load(products)
         # One program, so many times: each with kernels of its own.
-        results = [one(loaded(arrays[i], arrays[i + 1])) for i in range(lanes)]
+        results = [one(loaded(arrays[i], arrays[i + 1])) for i in range(inter_op_threads)]
         device.wait()
         assert len(executor.threads) == lanes
         for i, result in enumerate(results):
@@ -148,21 +150,21 @@ def test_one_lane_is_the_default_and_has_no_threads(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
     with stitch.open_device(MACHINE) as device:
-        assert device.lanes == 1
+        assert device.inter_op_threads == 1
         loaded, runs = device.load(products), forks_of(device)
         results = [loaded(*arrays[:2]), loaded(*arrays[2:4])]
         device.wait()
         assert runs[0].forks == ()
-        assert "lane" not in device.explain()
-        assert not [t for t in threading.enumerate() if t.name.startswith("stitch lane")]
+        assert "inter-op" not in device.explain()
+        assert not [t for t in threading.enumerate() if t.name.startswith("stitch thread")]
         del results
 
 
 def test_pipelines_calls_and_held_results_are_the_same_on_two(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
-    def used(lanes: int) -> list[bytes]:
-        with stitch.open_device(MACHINE, lanes=lanes) as device:
+    def used(inter_op_threads: int) -> list[bytes]:
+        with stitch.open_device(MACHINE, inter_op_threads=inter_op_threads) as device:
             loaded, held, seen = device.load(products), [], []
             pipeline = stitch.Pipeline([loaded])
             state = device.tensor(arrays[0])
@@ -185,7 +187,7 @@ def test_programs_that_share_scratch_run_beside_each_other(monkeypatch: pytest.M
     placement = ("input.x.space=l1", "output.y.space=l1")
     a, b = scaled("a", 2.0, placement=placement), scaled("b", 3.0, placement=placement)
     assert a.program.scratch.size_per_bank
-    with stitch.open_device("tiny", lanes=2) as device:
+    with stitch.open_device("tiny", inter_op_threads=2) as device:
         first, second = device.load(a), device.load(b)
         for i in range(4):
             y, z = one(first(integers(start=i))), one(second(integers(start=i)))
@@ -196,7 +198,7 @@ def test_programs_that_share_scratch_run_beside_each_other(monkeypatch: pytest.M
 
 def test_what_is_overwritten_is_overwritten_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found = shorten(monkeypatch)
-    with stitch.open_device("tiny", lanes=3) as device:
+    with stitch.open_device("tiny", inter_op_threads=3) as device:
         double = device.load(consuming("double", 2.0))
         states = [device.tensor(integers(start=i)) for i in range(3)]
         for _ in range(5):
@@ -212,7 +214,7 @@ def test_errors_of_numpy_are_ignored_in_every_lane_and_reported_after(
 ) -> None:
     found = shorten(monkeypatch)
     huge = np.full((4, 64), 3e38, np.float32)
-    with warnings.catch_warnings(), stitch.open_device("tiny", lanes=2) as device:
+    with warnings.catch_warnings(), stitch.open_device("tiny", inter_op_threads=2) as device:
         warnings.simplefilter("error")
         a = device.load(scaled("a", 2e10))
         for _ in range(3):
@@ -233,7 +235,7 @@ def test_host_functions_run_in_order_on_the_callers_thread(
     def note(number: int) -> None:
         seen.append((number, threading.get_ident()))
 
-    with stitch.open_device("tiny", lanes=2) as device:
+    with stitch.open_device("tiny", inter_op_threads=2) as device:
         a = device.load(scaled("a", 2.0))
         for i in range(4):
             kept = [a(integers()), a(integers(start=1))]
@@ -250,7 +252,7 @@ def test_hooks_see_everything_on_the_callers_thread(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
     threads: list[int] = []
-    with stitch.open_device(MACHINE, lanes=2) as device:
+    with stitch.open_device(MACHINE, inter_op_threads=2) as device:
         loaded, runs = device.load(products), forks_of(device)
         end = device.hooks.register(before_program=lambda _: threads.append(threading.get_ident()))
         for _ in range(2):
@@ -265,7 +267,7 @@ def test_hooks_see_everything_on_the_callers_thread(
 def test_events_and_traces_tell_the_lane(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
-    with stitch.open_device(MACHINE, lanes=2) as device:
+    with stitch.open_device(MACHINE, inter_op_threads=2) as device:
         trace, loaded, runs = ChromeTrace(device), device.load(products), forks_of(device)
         results = [loaded(*arrays[:2]), loaded(*arrays[2:4])]
         device.wait()
@@ -282,7 +284,7 @@ def test_events_and_traces_tell_the_lane(
         assert {"lane 0", "lane 1", "thread 1: runs", "thread 1, lane 1: runs"} <= names
         tracks = {(line["pid"], line["tid"]) for line in lines if line.get("cat") == "task"}
         assert len(tracks) == 2
-        assert "2 lanes: 2 stretches ran beside each other" in device.explain()
+        assert "2 inter-op threads: 2 stretches ran beside each other" in device.explain()
         del results
 
 
@@ -291,11 +293,11 @@ def test_events_and_traces_tell_the_lane(
     [({"debug": True}, "debug mode"), ({"executor": "null"}, "'null'"), ({}, "100 us")],
 )
 def test_explain_says_why_nothing_ran_beside_anything(options: dict[str, Any], why: str) -> None:
-    with stitch.open_device("tiny", lanes=2, **options) as device:
+    with stitch.open_device("tiny", inter_op_threads=2, **options) as device:
         a = device.load(scaled("a", 2.0))
         results = [a(integers()), a(integers())]
         device.wait()
-        assert "2 lanes, and nothing ran beside anything: " in device.explain()
+        assert "2 inter-op threads, and nothing ran beside anything: " in device.explain()
         assert why in device.explain()
         del results
 
@@ -304,8 +306,8 @@ def test_an_executor_that_promises_nothing_has_one_lane(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
     executor = Meeting(1)
-    executor.has_lanes = False
-    with stitch.open_device(MACHINE, executor=executor, lanes=2) as device:
+    executor.supports_threads = False
+    with stitch.open_device(MACHINE, executor=executor, inter_op_threads=2) as device:
         loaded = device.load(products)
         results = [loaded(*arrays[:2]), loaded(*arrays[2:4])]
         device.wait()
@@ -317,9 +319,9 @@ def test_every_device_has_threads_of_its_own_which_end_with_it(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
     def lanes() -> int:
-        return sum(t.name.startswith("stitch lane") for t in threading.enumerate())
+        return sum(t.name.startswith("stitch thread") for t in threading.enumerate())
 
-    devices = [stitch.open_device(MACHINE, lanes=2) for _ in range(3)]
+    devices = [stitch.open_device(MACHINE, inter_op_threads=2) for _ in range(3)]
     for device in devices:
         loaded = device.load(products)
         results = [one(loaded(*arrays[:2])), one(loaded(*arrays[2:4]))]
@@ -333,21 +335,21 @@ def test_every_device_has_threads_of_its_own_which_end_with_it(
 
 
 def test_threads_end_when_nobody_refers_to_them() -> None:
-    threads = LaneThreads()
+    threads = ThreadPool()
     runs = threads.beside([len, sum, max], [3, 4])
     assert [run.result for run in runs] == [2, 7, 4]
     del threads  # `no_thread_stays` looks.
 
 
 def test_whoever_is_interrupted_while_he_waits_goes_on_waiting() -> None:
-    threads, main, done, came = LaneThreads(), threading.get_ident(), [], []
+    threads, main, done, came = ThreadPool(), threading.get_ident(), [], []
 
     def interrupt(*_: object) -> None:
         came.append(1)
         raise KeyboardInterrupt
 
     def until_main_waits() -> None:
-        while sys._current_frames()[main].f_code is not LaneRun.wait.__code__:
+        while sys._current_frames()[main].f_code is not ThreadRun.wait.__code__:
             time.sleep(0.001)
 
     def wake(_: object) -> None:
@@ -360,7 +362,7 @@ def test_whoever_is_interrupted_while_he_waits_goes_on_waiting() -> None:
         until_main_waits()
         done.append(1)
 
-    runs: list[LaneRun] = []
+    runs: list[ThreadRun] = []
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -378,7 +380,7 @@ def test_a_device_that_is_never_closed_keeps_no_process(products: stitch.Compile
 import gc, os, threading, time, numpy as np, stitch
 x = np.ones(({N}, {N}), np.float32)
 model = stitch.compile(lambda x, w: x @ w, (x, x), target={MACHINE!r})
-device = stitch.open_device({MACHINE!r}, lanes=2)
+device = stitch.open_device({MACHINE!r}, inter_op_threads=2)
 loaded = device.load(model)
 kept = loaded(x, x), loaded(x, x + 1)
 device.wait()
@@ -388,14 +390,14 @@ if not child:
         device.memory_use()
     except stitch.StitchError:
         pass
-    with stitch.open_device({MACHINE!r}, lanes=2) as own:
+    with stitch.open_device({MACHINE!r}, inter_op_threads=2) as own:
         again = own.load(model)
         mine = again(x, x), again(x, x)
         own.wait()
     os._exit(int(mine is None))
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 print(kept[1].numpy()[0, 0])
-other = stitch.open_device({MACHINE!r}, lanes=2)
+other = stitch.open_device({MACHINE!r}, inter_op_threads=2)
 loaded = other.load(model)
 kept = kept, loaded(x, x), loaded(x, x)
 other.wait()
@@ -418,7 +420,7 @@ def test_where_the_system_has_no_more_threads_one_takes_all_turns(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with stitch.open_device(MACHINE, lanes=2) as device:
+    with stitch.open_device(MACHINE, inter_op_threads=2) as device:
         loaded = device.load(products)
         monkeypatch.setattr(threading.Thread, "start", refuse)
         results = [one(loaded(*arrays[:2])), one(loaded(*arrays[2:4]))]
@@ -446,7 +448,7 @@ def test_a_failure_in_a_lane_is_told_once_all_have_ended(which: str, arrays: lis
         ended.append(name)
 
     executor = Meeting(2)
-    with stitch.open_device(MACHINE, executor=executor, lanes=2) as device:
+    with stitch.open_device(MACHINE, executor=executor, inter_op_threads=2) as device:
         a, b = device.load(models["a"]), device.load(models["b"])
         y, z = one(a(*arrays[:2])), one(b(*arrays[2:4]))
         executor.at_end = end
@@ -465,7 +467,7 @@ def test_a_lane_that_uses_its_device_is_refused(
     products: stitch.CompiledModel, arrays: list[Array]
 ) -> None:
     executor, said = Meeting(2), list[str]()
-    with stitch.open_device(MACHINE, executor=executor, lanes=2) as device:
+    with stitch.open_device(MACHINE, executor=executor, inter_op_threads=2) as device:
 
         def use(_: str) -> None:
             # A finalizer may run on any thread; this one waits for the lane.
@@ -497,7 +499,7 @@ def test_an_interrupt_waits_for_the_other_lane(
         time.sleep(0.2)
         ended.append(1)
 
-    with stitch.open_device(MACHINE, executor=executor, lanes=2) as device:
+    with stitch.open_device(MACHINE, executor=executor, inter_op_threads=2) as device:
         loaded = device.load(products)
         y, z = one(loaded(*arrays[:2])), one(loaded(*arrays[2:4]))
         executor.at_end = end

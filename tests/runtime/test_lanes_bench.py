@@ -18,7 +18,18 @@ def bench() -> ModuleType:
 def test_a_row_for_each_work_and_executor(
     bench: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--sizes", "32", "64", "--tasks", "5", "--lanes", "3", "--rounds", "1", "--json"]
+    words = [
+        "--sizes",
+        "32",
+        "64",
+        "--tasks",
+        "5",
+        "--inter_op_threads",
+        "3",
+        "--rounds",
+        "1",
+        "--json",
+    ]
     assert bench.main(words) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["work"] for row in rows] == [
@@ -44,7 +55,7 @@ def test_check_says_whether_goals_were_reached(
     assert ("goal missed: 3 tiny programs" in capsys.readouterr().err) == bool(code)
 
 
-@pytest.mark.parametrize("words", [["--lanes", "1"], ["--tasks", "0"], ["--sizes", "0"]])
+@pytest.mark.parametrize("words", [["--inter_op_threads", "1"], ["--tasks", "0"], ["--sizes", "0"]])
 def test_numbers_that_make_no_sense_are_refused(words: list[str], bench: ModuleType) -> None:
     with pytest.raises(SystemExit) as caught:
         bench.main(words)

@@ -18,7 +18,7 @@ from stitch.runtime.events import Event
 from tests.support.faults import Mines, Planted
 from tests.support.handle_world import World
 from tests.support.random_work import MACHINES, WITH_ROOM
-from tests.support.short_lanes import shorten
+from tests.support.short_threads import shorten
 from tests.support.stitched_models import held_by
 
 STEPS = 40
@@ -26,7 +26,7 @@ LONG = pytest.mark.campaign("threads")
 
 
 def used(
-    seed: int, lanes: int, executor: str = "numpy", *, watched: bool = True
+    seed: int, inter_op_threads: int, executor: str = "numpy", *, watched: bool = True
 ) -> tuple[list[tuple[str, tuple[Step, ...]]], list[str]]:
     """What a device did, and how its handles ended; every element was looked at on the way."""
     draw, seen = Random(seed), list[tuple[str, tuple[Step, ...]]]()
@@ -35,7 +35,9 @@ def used(
         if isinstance(event, PlanMade | PlanRun):
             seen.append((type(event).__name__, event.plan.steps))
 
-    world = World(seed % len(MACHINES), window=64, executor=executor, lanes=lanes)
+    world = World(
+        seed % len(MACHINES), window=64, executor=executor, inter_op_threads=inter_op_threads
+    )
     if watched:
         world.device.events.subscribe(note)
     for _ in range(STEPS):
@@ -62,15 +64,17 @@ def test_drawn_work_is_the_same_on_any_number_of_lanes(
         assert on_one == used(seed, 2, executor)
         assert on_one == used(seed, 3, executor)
         assert on_one[1] == used(seed, 2, executor, watched=False)[1]
-    widths = [len(fork.lanes) for lanes in found for fork in lanes.forks]
+    widths = [len(fork.threads) for assignment in found for fork in assignment.forks]
     print(executor, len(found), len(widths), widths.count(3))
     assert len(widths) > 6
     assert 3 in widths
 
 
-def fails(seed: int, lanes: int, mines: Mines, places: set[int]) -> tuple[list[str], int]:
+def fails(
+    seed: int, inter_op_threads: int, mines: Mines, places: set[int]
+) -> tuple[list[str], int]:
     """The same work, in which some calls of its last window raise; how its handles ended."""
-    world, draw = World(WITH_ROOM, window=64, lanes=lanes), Random(seed)
+    world, draw = World(WITH_ROOM, window=64, inter_op_threads=inter_op_threads), Random(seed)
     mines.at, mines.count = set(), 0
     for _ in range(14):
         world.step(draw)

@@ -98,7 +98,7 @@ def test_results_that_are_held_stay_while_the_program_runs_again() -> None:
 
 
 def test_scans_run_on_several_lanes() -> None:
-    with stitch.open_device("host", lanes=2) as device:
+    with stitch.open_device("host", inter_op_threads=2) as device:
         one, two = (device.load(scanned_binary()) for _ in range(2))
         for number in range(8):
             made = one(FIRST, sequences(number)), two(FIRST * 2, sequences(number + 1))

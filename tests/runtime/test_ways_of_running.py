@@ -19,7 +19,7 @@ import stitch
 from stitch.tasks import aggregate
 from tests.support.graph_runs import Outcome, Run, Script, Worker, in_one_go, one_by_one
 from tests.support.grids import every
-from tests.support.short_lanes import shorten
+from tests.support.short_threads import shorten
 from tests.support.stitched_models import used
 from tests.support.task_graphs import inputs_of, same
 
@@ -39,8 +39,8 @@ MODES = {
     "one by one": Mode(one_by_one),
     "in one go": Mode(in_one_go),
     "linked": Mode(one_by_one, {"aggregate": "always"}),
-    "two lanes": Mode(one_by_one, {"lanes": 2}),
-    "two lanes in one go, linked": Mode(in_one_go, {"lanes": 2, "aggregate": "always"}),
+    "two lanes": Mode(one_by_one, {"inter_op_threads": 2}),
+    "two lanes in one go, linked": Mode(in_one_go, {"inter_op_threads": 2, "aggregate": "always"}),
     "aggregated": Mode(lambda w, s: in_one_go(w, s, aggregate(s.graph, "keep"))),
 }
 #: Runs of each graph; in one of them, which its seed says, functions fail.

@@ -54,10 +54,10 @@ class World:
 
     def __init__(
         self, machine: int, *, window: int = 8, executor: str = "numpy", debug: bool = False,
-        lanes: int = 1,
+        inter_op_threads: int = 1,
     ) -> None:  # fmt: skip
         self.machine, self.window, self.executor, self.debug = machine, window, executor, debug
-        self.lanes = lanes
+        self.inter_op_threads = inter_op_threads
         self.held: list[Held] = []
         self.loaded: list[tuple[Work, stitch.LoadedProgram]] = []
         self.roots = self.refused = self.count = 0
@@ -66,7 +66,7 @@ class World:
     def open(self) -> None:
         self.device: RuntimeDevice = stitch.open_device(
             ALL_MACHINES[self.machine], window=self.window, executor=self.executor,
-            debug=self.debug, lanes=self.lanes,
+            debug=self.debug, inter_op_threads=self.inter_op_threads,
         )  # fmt: skip
 
     # -- the model -------------------------------------------------------------------------------

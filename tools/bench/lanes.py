@@ -2,9 +2,9 @@
 """What lanes gain where stretches are independent, and cost where nothing is worth handing over.
 
 Two products of `--sizes` numbers squared in one window, and `--tasks` tiny programs in one window,
-on a device with one lane and on one with `--lanes`; the same products by hand, by NumPy's `dot` on
-as many threads that wait for them: what this machine has to give just now. Ways run in turn in one
-process, the best of `--rounds` counts; ratios are one lane's time by theirs.
+on a device with one thread and on one with `--inter_op_threads`; the same products by hand, by
+NumPy's `dot` on as many threads that wait for them: what this machine has to give just now.
+Ways run in turn in one process, the best of `--rounds` counts; ratios are one lane's time by theirs.
 Goals, on a machine that does nothing else, with two lanes on two cores: products at least 1.6, tiny
 programs at least 0.98. Set OMP_NUM_THREADS for BLAS; it is 1 unless said otherwise.
 """
@@ -79,7 +79,7 @@ def calls(
 ) -> Iterator[Callable[[], object]]:  # fmt: skip
     """A pass: one call for each of these arguments, in one window."""
     with stitch.open_device(
-        target, executor=executor, lanes=lanes, window=len(given) + 1
+        target, executor=executor, inter_op_threads=lanes, window=len(given) + 1
     ) as device:
         loaded = device.load(model)
 
@@ -160,17 +160,19 @@ def products(size: int, options: argparse.Namespace, executor: str) -> Row:
     draw = np.random.default_rng(options.seed)
     given = [
         tuple([draw.standard_normal((size, size)).astype(np.float32) for _ in range(2)])
-        for _ in range(options.lanes)
+        for _ in range(options.inter_op_threads)
     ]
     model = stitch.compile(product, given[0], target=options.target)
     with ExitStack() as stack:
         ways = [
             stack.enter_context(calls(model, given, options.target, executor, lanes))
-            for lanes in (1, options.lanes)
+            for lanes in (1, options.inter_op_threads)
         ]
-        ways += [stack.enter_context(by_hand(given, count)) for count in (1, options.lanes)]
+        ways += [
+            stack.enter_context(by_hand(given, count)) for count in (1, options.inter_op_threads)
+        ]
         one, several, hand, hands = best_of(ways, options.rounds)
-    work = f"{options.lanes} products of {size}x{size}"
+    work = f"{options.inter_op_threads} products of {size}x{size}"
     return Row(work, executor, one, several, hand / hands)
 
 
@@ -181,7 +183,7 @@ def tiny(options: argparse.Namespace, executor: str) -> Row:
     with ExitStack() as stack:
         ways = [
             stack.enter_context(calls(model, given, options.target, executor, lanes))
-            for lanes in (1, options.lanes)
+            for lanes in (1, options.inter_op_threads)
         ]
         one, several = best_of(ways, options.rounds)
     return Row(f"{options.tasks} tiny programs", executor, one, several)
@@ -192,7 +194,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=from_one, nargs="*", default=[512])
     parser.add_argument("--tasks", type=from_one, default=64)
-    parser.add_argument("--lanes", type=from_one, default=2)
+    parser.add_argument("--inter_op_threads", type=from_one, default=2)
     parser.add_argument("--executors", nargs="+", choices=list(EXECUTORS), default=["numpy"])
     parser.add_argument("--target", default="wormhole_n150")
     parser.add_argument("--rounds", type=from_one, default=100)
@@ -200,8 +202,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--check", action="store_true", help="exit 1 where a goal is missed")
     options = parser.parse_args(words)
-    if options.lanes < 2:
-        parser.error("--lanes takes numbers from 2 on")
+    if options.inter_op_threads < 2:
+        parser.error("--inter_op_threads takes numbers from 2 on")
     try:
         load_machine(options.target)
     except StitchError as error:
@@ -217,7 +219,7 @@ def main(words: Sequence[str] | None = None) -> int:
             hand = "" if row.by_hand is None else f"  by hand {row.by_hand:.2f}"
             print(
                 f"{row.work:24} {row.executor:12} one lane {row.one * 1e6:9.1f} us  "
-                f"{options.lanes} lanes {row.several * 1e6:9.1f} us  "
+                f"{options.inter_op_threads} lanes {row.several * 1e6:9.1f} us  "
                 f"ratio {row.ratio:.2f} ({row.goal}){hand}"
             )
     late = [

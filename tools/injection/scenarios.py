@@ -180,7 +180,7 @@ def _products() -> tuple[bytes, Array]:
 
 def forked_calls() -> Case:
     """Calls that run beside each other on two lanes, and one that waits for both."""
-    device = stitch.open_device(ROOMY, lanes=2)
+    device = stitch.open_device(ROOMY, inter_op_threads=2)
     other, product = device.load(_layer("one", ROOMY)), device.load(_products()[0])
     x = _products()[1]
     right = (x @ x) @ (x @ (x + 1))

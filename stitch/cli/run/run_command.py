@@ -170,9 +170,9 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
                          "help": "whether programs that feed each other are linked and run as "
                          "one: where the bits stay the same and it pays (auto, the default), "
                          "never, or always, where the last bits of sums may differ"}),
-        ("--lanes", {"type": positive, "default": 1, "metavar": "N",
-                     "help": "threads on which independent stretches of a plan run beside each "
-                     "other, where each takes 100 us at least by its counts (default: 1)"}),
+        ("--inter_op_threads", {"type": positive, "default": 1, "metavar": "N",
+                     "help": "threads for independent sections of a plan of at least 100 us each "
+                     "by their counts (default: 1)"}),
         ("--strict_types", {"action": "store_true",
                             "help": "links and --input may not change the floating type"}),
         ("--check_memory", {"action": "store_true",

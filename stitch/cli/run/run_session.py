@@ -600,7 +600,7 @@ def _open(options: argparse.Namespace, machine: Any) -> api.Device:
         aggregate=options.aggregate,
         debug=options.check_memory,
         strict_types=options.strict_types,
-        lanes=options.lanes,
+        inter_op_threads=options.inter_op_threads,
     )
 
 

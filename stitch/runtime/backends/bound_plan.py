@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from stitch.planner import ArenaSlot, Lanes
+from stitch.planner import ArenaSlot, ThreadAssignment
 from stitch.program import Array, Program
 from stitch.runtime.executors import BoundProgram
 
@@ -27,14 +27,14 @@ class BoundStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnBytes:
-    """What lies in bytes of the lanes' own in runs of a plan; `bases` are the bytes, by lane."""
+    """The arena slots of a plan's runs; `bases` are the arenas, by thread."""
 
-    lanes: Lanes
+    assignment: ThreadAssignment
     bases: tuple[Array, ...]
 
     def of(self, place: ArenaSlot) -> Array:
         """The bytes of one place."""
-        return self.bases[place.lane][place.offset : place.offset + place.nbytes]
+        return self.bases[place.thread][place.offset : place.offset + place.nbytes]
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,16 @@ from typing import Protocol
 from stitch.budget import BUDGET, LARGE_NBYTES, Claim, allowed_nbytes, parse_nbytes
 from stitch.machine import footprint
 from stitch.memory import LENT_ADDRESSES, ByteRanges
-from stitch.planner import ONE_LANE, Allocate, Buffer, Copy, Execute, Lanes, Plan, Relocate
+from stitch.planner import (
+    SINGLE_THREAD,
+    Allocate,
+    Buffer,
+    Copy,
+    Execute,
+    Plan,
+    Relocate,
+    ThreadAssignment,
+)
 from stitch.program import Space, TensorDesc
 from stitch.runtime.backends.local_backend import LocalBackend
 from stitch.runtime.executors import ProgramBytes, committed_nbytes
@@ -52,7 +61,7 @@ class HostMemory:
         self._spaces = backend.spaces
         self._written = {space: ByteRanges() for space in backend.spaces}
         self._in_spaces: list[Claim] = []
-        #: The common bytes of programs, by lane: values inside them, kernels' memory, what passes
+        #: The common bytes of programs, by thread: values inside them, kernels' memory, what passes
         #: in forks. Larger ones are taken beside those that earlier bindings still use.
         self._common: dict[int, tuple[int, int, int]] = {}
         self._shared: list[Claim] = []
@@ -77,11 +86,11 @@ class HostMemory:
         plan: Plan,
         agents: Sequence[Taker | None],
         make_room: Callable[[], object],
-        lanes: Lanes = ONE_LANE,
+        assignment: ThreadAssignment = SINGLE_THREAD,
     ) -> Claim | None:
         """Claim what a plan takes, before it is bound; what is given is the plan's to keep.
 
-        `lanes`: those that it runs on. `make_room` drops what the device can do without. Raises
+        `assignment`: its threads. `make_room` drops what the device can do without. Raises
         `OutOfMemoryError`; then nothing has changed.
         """
         if not self._writes:
@@ -93,7 +102,7 @@ class HostMemory:
         own = sum(p.host_bytes.bound for p in programs) + self._entering(plan)
         values = max((p.host_bytes.values for p in programs), default=0)
         kernels = max((p.host_bytes.kernels for p in programs), default=0)
-        own += _staged(plan, agents, lanes)
+        own += _staged(plan, agents, assignment)
         name = _naming(programs, plan)
         most = max((p.host_bytes for p in programs), key=lambda b: b.kernels, default=None)
         what = f"running {name}"
@@ -102,7 +111,7 @@ class HostMemory:
 
         def parts() -> tuple[tuple[int, str], ...]:
             # Asked for anew once room was made: then less may be written already.
-            shared = self._more_in_common(values, kernels, lanes)
+            shared = self._more_in_common(values, kernels, assignment)
             device = f"device {self.machine.name!r}"
             return (
                 (self._added(regions), f"in the spaces of {device}"),
@@ -115,10 +124,10 @@ class HostMemory:
         in_spaces, shared, mine, *others = claims
         self._keep(in_spaces, regions)
         self._shared += [shared] if shared.nbytes else []
-        for lane, passing in enumerate(lanes.nbytes):
-            v, k, p = map(max, self._common.get(lane, (0, 0, 0)), (values, kernels, passing))
-            self._common[lane] = v, k, p
-            self.backend.workspace(lane).kernels.reserve(k)
+        for thread, passing in enumerate(assignment.nbytes):
+            v, k, p = map(max, self._common.get(thread, (0, 0, 0)), (values, kernels, passing))
+            self._common[thread] = v, k, p
+            self.backend.workspace(thread).kernels.reserve(k)
         for program, claimed in zip(fresh, others, strict=True):
             program.host_claim = claimed
         self._regions[mine] = regions
@@ -203,11 +212,11 @@ class HostMemory:
 
     # -- what programs share -----------------------------------------------------------------------
 
-    def _more_in_common(self, values: int, kernels: int, lanes: Lanes) -> int:
-        """What the lanes of a plan take beside what there is already."""
+    def _more_in_common(self, values: int, kernels: int, assignment: ThreadAssignment) -> int:
+        """What the threads of a plan take beside what there is already."""
         more = 0
-        for lane, passing in enumerate(lanes.nbytes):
-            v, k, p = self._common.get(lane, (0, 0, 0))
+        for thread, passing in enumerate(assignment.nbytes):
+            v, k, p = self._common.get(thread, (0, 0, 0))
             more += values if values > v else 0
             more += 2 * kernels - k if kernels > k else 0
             more += passing if passing > p else 0
@@ -264,9 +273,9 @@ class HostMemory:
         return total
 
 
-def _staged(plan: Plan, agents: Sequence[Taker | None], lanes: Lanes) -> int:
-    """What programs keep once more for each other lane that they run on."""
-    pairs = {(lane, id(agent)): agent for task, lane in lanes.of_tasks(plan).items()
+def _staged(plan: Plan, agents: Sequence[Taker | None], assignment: ThreadAssignment) -> int:
+    """What programs keep once more for each other thread that they run on."""
+    pairs = {(thread, id(agent)): agent for task, thread in assignment.of_tasks(plan).items()
              if (agent := agents[task]) is not None}  # fmt: skip
     return sum(agent.host_bytes.staged for agent in pairs.values())
 

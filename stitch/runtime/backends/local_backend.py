@@ -14,22 +14,22 @@ import numpy as np
 from stitch.machine import Machine
 from stitch.memory import POISON_BYTE, CopyKernel, SpaceMemory, prepare_copy
 from stitch.planner import (
-    ONE_LANE,
+    SINGLE_THREAD,
     Allocate,
     Buffer,
     Copy,
     Execute,
     Free,
     Instance,
-    Lanes,
     Plan,
     Relocate,
     Step,
+    ThreadAssignment,
     Transfer,
 )
 from stitch.program import Array, Program, Space, TensorDesc
 from stitch.runtime.backends.bound_plan import BoundPlan, BoundStep, OwnBytes, Thunk
-from stitch.runtime.backends.lane_threads import LaneThreads
+from stitch.runtime.backends.thread_pool import ThreadPool
 from stitch.runtime.executors import (
     BoundProgram,
     Executor,
@@ -50,9 +50,9 @@ class LocalBackend:
             space: SpaceMemory(space, machine.shape.space(space), debug=debug)
             for space in machine.shape.spaces
         }
-        self.threads = LaneThreads()
-        #: By lane: what its programs share, and the bytes of what passes in its forks.
-        self._lanes = [(Workspace(), Workspace())]
+        self.threads = ThreadPool()
+        #: By thread: what its programs share, and the bytes of what passes in its forks.
+        self._workspaces = [(Workspace(), Workspace())]
         self._kernels: dict[tuple[TensorDesc, TensorDesc], CopyKernel] = {}
 
     def kernel(self, source: TensorDesc, target: TensorDesc) -> CopyKernel:
@@ -68,26 +68,26 @@ class LocalBackend:
         return self.executor.prepare(program, self.machine.shape, self.workspace())
 
     @property
-    def why_one_lane(self) -> str | None:
+    def why_single_thread(self) -> str | None:
         """Why nothing may run beside anything here, if so."""
         if self.debug:
             return "debug mode looks at the addresses of a plan, one step after the other"
-        if not self.executor.has_lanes:
+        if not self.executor.supports_threads:
             return f"the executor {self.executor.name!r} runs no programs beside each other"
         return None
 
-    def workspace(self, lane: int = 0) -> Workspace:
-        """What the programs of a lane share."""
-        return self._lane(lane)[0]
+    def workspace(self, thread: int = 0) -> Workspace:
+        """What the programs of a thread share."""
+        return self._workspaces_of(thread)[0]
 
-    def _lane(self, lane: int) -> tuple[Workspace, Workspace]:
-        while lane >= len(self._lanes):
-            self._lanes.append((Workspace(), Workspace()))
-        return self._lanes[lane]
+    def _workspaces_of(self, thread: int) -> tuple[Workspace, Workspace]:
+        while thread >= len(self._workspaces):
+            self._workspaces.append((Workspace(), Workspace()))
+        return self._workspaces[thread]
 
     def forget_workspaces(self) -> None:
         """Begin anew, where nothing is bound to what programs share."""
-        for workspaces in self._lanes:
+        for workspaces in self._workspaces:
             for workspace in workspaces:
                 workspace.forget()
 
@@ -99,18 +99,20 @@ class LocalBackend:
     def bind(
         self, plan: Plan, programs: Sequence[PreparedProgram | None],
         bodies: Sequence[Program | None], addresses: Mapping[int, int] | None = None,
-        lanes: Lanes = ONE_LANE,
+        assignment: ThreadAssignment = SINGLE_THREAD,
     ) -> BoundPlan:  # fmt: skip
         """Bind a plan to bytes; `programs[i]`, `bodies[i]` belong to task i (None for copies;
         host functions have no body).
 
         `addresses`: of buffers that lie elsewhere than the plan says, for plans that change nothing
-        but their results; then it may run on several lanes, for which programs are made already.
+        but their results. `assignment`: its threads; the programs are prepared for them already.
         """
         there = addresses or {}
         buffers = {b.number: b.where(there) for b in plan.request.buffers}
-        bases = [self._lane(i)[1].region(nbytes) for i, nbytes in enumerate(lanes.nbytes)]
-        own_bytes = OwnBytes(lanes, tuple(bases))
+        bases = [
+            self._workspaces_of(i)[1].region(nbytes) for i, nbytes in enumerate(assignment.nbytes)
+        ]
+        own_bytes = OwnBytes(assignment, tuple(bases))
         binding = _PlanBinding(self, programs, bodies, buffers, there, own_bytes)
         return binding.bound(plan, only_results=addresses is not None)
 
@@ -218,7 +220,7 @@ class _PlanBinding:
         return source.mover(t.source_address, target, t.target_address, t.nbytes)
 
     def _region(self, instance: Instance) -> Array:
-        place = self.own_bytes.lanes.buffers.get(instance.buffer)
+        place = self.own_bytes.assignment.buffers.get(instance.buffer)
         if place is not None:
             return self.own_bytes.of(place)[instance.offset_nbytes :]
         buffer = self.buffers[instance.buffer]
@@ -258,7 +260,7 @@ class _PlanBinding:
         takes = len(step.inputs) if program is None else len(program.inputs)
         scratch = None
         if step.scratch is not None:
-            place = self.own_bytes.lanes.scratch.get(step.task)
+            place = self.own_bytes.assignment.scratch.get(step.task)
             if place is None:
                 scratch = self.backend.region(*step.scratch)
             else:

@@ -151,7 +151,7 @@ class AutomaticExecutor(Executor):
     """
 
     name = "auto"
-    has_lanes = True
+    supports_threads = True
 
     def __init__(
         self,

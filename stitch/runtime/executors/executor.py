@@ -185,8 +185,8 @@ class ProgramBytes:
     `kept`: once it is prepared (constants in their compute type, staging, what ONNX Runtime
     rearranges); `bound`: each time it is bound to addresses; `values`: values inside it, where
     programs of one device take the same bytes in turn; `kernels`: what one kernel has at a time.
-    `staged`: the part of `kept` that each lane has for itself. `largest` names the operation whose
-    kernel takes most.
+    `staged`: the part of `kept` that each thread has for itself. `largest` names the operation
+    whose kernel takes most.
     """
 
     kept: int
@@ -216,9 +216,9 @@ class PreparedProgram(ABC):
         `scratch` is the program's scratch footprint.
         """
 
-    def in_lane(self, workspace: Workspace) -> PreparedProgram:
+    def on_thread(self, workspace: Workspace) -> PreparedProgram:
         """The same program, to be bound to steps that run on a thread of their own, whose workspace
-        this is, beside others: asked only where the executor `has_lanes`.
+        this is, beside others: asked only where the executor `supports_threads`.
 
         It shares with this one nothing that a run changes. Its steps call nothing of Stitch's, and
         see no context variables of the caller's. Itself, where bindings have nothing in common.
@@ -231,8 +231,8 @@ class Executor(ABC):
 
     name: str
     computes: bool = True
-    #: Whether its programs may run beside each other: then all have a form `in_lane`.
-    has_lanes: bool = False
+    #: Whether its programs may run beside each other: then all have a form `on_thread`.
+    supports_threads: bool = False
     #: The table by which it chooses who computes what; None where it has no choice.
     prices: PriceTable | None = None
 

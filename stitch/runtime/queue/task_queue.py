@@ -174,7 +174,7 @@ class TaskQueue:
             self.queued = following
         try:
             # Who fills it wants it as one, to run it again past the queue.
-            is_one = fill is not None or self._device.lanes > 1
+            is_one = fill is not None or self._device.inter_op_threads > 1
             cuts = () if is_one else self._cutting.cuts(window, kept)
             done = None
             if cuts:

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from stitch.planner import ONE_LANE, Allocate, Buffer, Copy, Execute, Lanes, Plan, Step
+from stitch.planner import (
+    SINGLE_THREAD,
+    Allocate,
+    Buffer,
+    Copy,
+    Execute,
+    Plan,
+    Step,
+    ThreadAssignment,
+)
 from stitch.program import Program
 from stitch.runtime.backends import BoundPlan, BoundStep, HostMemory, LocalBackend
 from stitch.runtime.executors import PreparedProgram
@@ -31,11 +40,16 @@ class BoundParts:
         programs: Sequence[PreparedProgram | None],
         bodies: Sequence[Program | None],
         nbytes: Sequence[int],
-        lanes: Lanes = ONE_LANE,
+        assignment: ThreadAssignment = SINGLE_THREAD,
     ) -> None:
         """`results`: the buffers of the results, which lie elsewhere each time, as sources do;
         `nbytes`: what binding each task's program takes of the host's memory."""
-        self._plan, self._programs, self._bodies, self._lanes = plan, programs, bodies, lanes
+        self._plan, self._programs, self._bodies, self._assignment = (
+            plan,
+            programs,
+            bodies,
+            assignment,
+        )
         buffers = {b.number: b for b in plan.request.buffers}
         buffers |= {s.buffer.number: s.buffer for s in plan.steps if isinstance(s, Allocate)}
         elsewhere = {b.number for b in plan.request.buffers if b.address is not None} | set(results)
@@ -74,7 +88,9 @@ class BoundParts:
         """
         rest = self._rest
         if rest is None:
-            whole = backend.bind(self._plan, self._programs, self._bodies, addresses, self._lanes)
+            whole = backend.bind(
+                self._plan, self._programs, self._bodies, addresses, self._assignment
+            )
             # What has nothing to do at one place has nothing to do at any.
             for index in [*self._varying]:
                 if whole.steps[index].program is None and not whole.steps[index].thunks:
@@ -105,12 +121,12 @@ class BoundParts:
         return PlacedObjects.of(zip(objects, elsewhere, strict=True), region_of)
 
     def bring_back(self, buffers: Iterable[Buffer], backend: LocalBackend) -> None:
-        """What lies in lanes' own bytes comes to the addresses of its buffers."""
+        """What lies in threads' own bytes comes to the addresses of its buffers."""
         for buffer in buffers:
             assert self._rest is not None, "it has run"
             assert buffer.address is not None, "it lies in a space"
             region = backend.region(buffer.space, buffer.address, buffer.size_per_bank)
-            region[...] = self._rest.own_bytes.of(self._lanes.buffers[buffer.number])
+            region[...] = self._rest.own_bytes.of(self._assignment.buffers[buffer.number])
 
     def clear(self) -> None:
         """Keep nothing for the next time."""

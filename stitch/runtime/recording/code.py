@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stitch.planner import Fork
-from stitch.runtime.backends import LaneThreads, Thunk
+from stitch.runtime.backends import ThreadPool, Thunk
 from stitch.runtime.executors import prepared_context_run, with_fp_errors_ignored
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.code_text import Source
@@ -92,15 +92,15 @@ def written(
     steps: Iterable[tuple[Sequence[Thunk], bool]], kinds: Sequence[Kind],
     order: Sequence[int], tally: Tally, observers: int = 0, *,
     is_timed: bool = False, calls_others: bool = False,
-    forks: Sequence[Fork] = (), threads: LaneThreads | None = None,
+    forks: Sequence[Fork] = (), threads: ThreadPool | None = None,
 ) -> Code:  # fmt: skip
     """Code that checks its arrays' kinds and calls all steps.
 
     `steps`: the thunks of each step of the plan, and whether they differ from binding to binding.
     `order[p]` tells which array takes position p among the arguments of `stage`; `tally` stands for
     those that count. `is_timed`: it gives when it began, and when each step had ended; then, for
-    each fork, when all had ended, and when each lane began. `calls_others`: there are hooks or
-    another's kernels in it. `forks`: their lanes are functions, run on these `threads`.
+    each fork, when all had ended, and when each thread began. `calls_others`: there are hooks or
+    another's kernels in it. `forks`: their threads are functions, run on these `threads`.
     """
     source = Source(order)
     source.take_arrays(len(kinds))

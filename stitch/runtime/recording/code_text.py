@@ -15,7 +15,7 @@ import numpy as np
 
 from stitch.memory import Arrivals
 from stitch.planner import Fork
-from stitch.runtime.backends import LaneThreads, Thunk, stage
+from stitch.runtime.backends import ThreadPool, Thunk, stage
 from stitch.runtime.history import Tally
 from stitch.runtime.hooks import call_hooks
 from stitch.runtime.recording.forked import WrittenFork
@@ -75,7 +75,7 @@ class _Names:
 
 
 class _Function:
-    """The lines of one function: of a whole run, or of a lane of a fork."""
+    """The lines of one function: of a whole run, or of a thread of a fork."""
 
     def __init__(self, head: str) -> None:
         self._head = head
@@ -97,11 +97,11 @@ class _Function:
 
 
 class _Fork:
-    """A fork that is being written: a function for each lane."""
+    """A fork that is being written: a function for each thread."""
 
     def __init__(self, fork: Fork, written: WrittenFork, functions: list[_Function]) -> None:
         self.written, self.functions = written, functions
-        self.lane_of = {i: lane for lane, steps in enumerate(fork.lanes) for i in steps}
+        self.thread_of = {i: thread for thread, steps in enumerate(fork.threads) for i in steps}
 
 
 class Source:
@@ -110,7 +110,7 @@ class Source:
     def __init__(self, order: Sequence[int]) -> None:
         self._order = tuple(order)
         self._main = self._now_in = _Function("run(arrays, sure=False")
-        self._lanes: list[_Function] = []
+        self._threads: list[_Function] = []
         self.shared, self.own = _Names("v"), _Names("w")
         self.name = self.shared.name
         #: The lines of steps that differ from binding to binding.
@@ -146,25 +146,25 @@ class Source:
             self._now = f"{self.name(perf_counter)}()"
             self._moment()
 
-    def fork(self, fork: Fork, threads: LaneThreads) -> None:
-        """The next steps are those of a fork, lane by lane."""
+    def fork(self, fork: Fork, threads: ThreadPool) -> None:
+        """The next steps are those of a fork, thread by thread."""
         functions = []
-        for _ in fork.lanes:
-            self._now_in = _Function(f"lane{len(self._lanes)}(arrays")
-            self._lanes.append(self._now_in)
+        for _ in fork.threads:
+            self._now_in = _Function(f"thread{len(self._threads)}(arrays")
+            self._threads.append(self._now_in)
             functions.append(self._now_in)
             if self._arrays:
                 self._line(self._arrays)
             if self._now:
                 self._moment()
-        self._fork = _Fork(fork, WrittenFork(threads, list(fork.lanes)), functions)
+        self._fork = _Fork(fork, WrittenFork(threads, list(fork.threads)), functions)
         # The call, once it is known what it gives.
         self._main.line("")
 
     def enter(self, index: int) -> None:
-        """The next step belongs to its lane."""
+        """The next step belongs to its thread."""
         assert self._fork is not None
-        self._now_in = self._fork.functions[self._fork.lane_of[index]]
+        self._now_in = self._fork.functions[self._fork.thread_of[index]]
 
     def join(self) -> None:
         """The fork ends here."""
@@ -173,13 +173,13 @@ class Source:
         called = self.name(fork.written)
         names = []
         for function in fork.functions:
-            names.append(f"lane{self._lanes.index(function)}")
+            names.append(f"thread{self._threads.index(function)}")
             function.line(f"return ({', '.join(function.moments)},)" if self._now else "return")
             fork.written.ends.append(tuple(function.ends))
         given = ", ".join(f"({', '.join(each.moments)},)" for each in fork.functions)
         call = f"{called}(({', '.join(names)}), arrays)"
         main.lines[-1] = f"    {given} = {call}" if self._now else f"    {call}"
-        main.ends += [len(main.lines) - 1] * len(fork.lane_of)
+        main.ends += [len(main.lines) - 1] * len(fork.thread_of)
         self._now_in = main
         if self._now:
             self._moment()
@@ -243,7 +243,7 @@ class Source:
     def function(self) -> tuple[Callable[..., Callable[..., Any]], tuple[int, ...]]:
         """What gives the function, once it is given the objects of a binding; and the last line of
         each step, from the function's first on."""
-        functions = "\n        ".join([each.text() for each in (*self._lanes, self._main)])
+        functions = "\n        ".join([each.text() for each in (*self._threads, self._main)])
         text = (
             f"def make({self.shared.all()}):\n    def bind({self.own.all()}):\n"
             f"        {functions}\n        return run\n    return bind"

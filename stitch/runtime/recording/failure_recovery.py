@@ -19,7 +19,7 @@ from stitch.planner import (
     after_steps,
     ranges_of,
 )
-from stitch.runtime.recording.forked import LaneFailure, Stopped, without_own_places
+from stitch.runtime.recording.forked import Stopped, ThreadFailure, without_own_places
 from stitch.runtime.recording.overwriting import BEGUN
 from stitch.runtime.recording.recording import Binding, Executable
 from stitch.runtime.recording.site import Site
@@ -70,8 +70,8 @@ def after_failure(
     which = _Which(stopped.failures, binding.plan, window.merged)
     failed, left = _what_is_left(plan, steps_done, which, error)
     wanted = _read_by(plan, left)
-    if recording.lanes.buffers and recording.parts is not None:
-        own, find = recording.lanes.buffers, partial(_found_place, device)
+    if recording.assignment.buffers and recording.parts is not None:
+        own, find = recording.assignment.buffers, partial(_found_place, device)
         there = after_steps(plan, steps_done)[1].keys()
         plan, steps_done, kept = without_own_places(plan, steps_done, own, wanted, find)
         recording.parts.bring_back(kept, device.backend)
@@ -102,7 +102,7 @@ def after_failure(
 
 
 def _found_place(device: Site, buffer: Buffer, taken: Sequence[Region]) -> int | None:
-    """A free address for what a lane has left, where its bytes can be had."""
+    """A free address for what a thread has left, where its bytes can be had."""
     for (address,) in device.records.outside_of(ranges_of(taken), [buffer], 1):
         with suppress(OutOfMemoryError):
             what = f"what {buffer.origin} has left"
@@ -175,10 +175,10 @@ def said_of(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Which:
-    """What tells which tasks failed and are left: the failures in lanes, the plan in the order in
+    """What tells which tasks failed and are left: the failures in threads, the plan in the order in
     which they know its steps, and which tasks stand for several."""
 
-    failures: Sequence[LaneFailure]
+    failures: Sequence[ThreadFailure]
     plan: Plan
     merged: Sequence[bool]
 

@@ -1,4 +1,4 @@
-"""Forks in written code: their lanes' functions run beside each other, and what is left where one
+"""Forks in written code: their threads' functions run beside each other, and what is left where one
 fails.
 """
 
@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any, TypeAlias
 
 from stitch.planner import Allocate, Buffer, Free, Plan, Region, after_steps, touched_by
-from stitch.runtime.backends import LaneFunction, LaneRun, LaneThreads
+from stitch.runtime.backends import ThreadFunction, ThreadPool, ThreadRun
 
 #: Finds an address for a buffer outside of what lies in a space and some regions.
 FindPlace: TypeAlias = Callable[[Buffer, Sequence[Region]], int | None]
@@ -19,15 +19,15 @@ FindPlace: TypeAlias = Callable[[Buffer, Sequence[Region]], int | None]
 
 @dataclass(slots=True, eq=False)
 class WrittenFork:
-    """A fork in written code: for each lane its steps, and the last line of each, from its
+    """A fork in written code: for each thread its steps, and the last line of each, from its
     function's first on."""
 
-    threads: LaneThreads
+    threads: ThreadPool
     steps: list[tuple[int, ...]] = field(default_factory=list)
     ends: list[tuple[int, ...]] = field(default_factory=list)
 
-    def __call__(self, functions: Sequence[LaneFunction], arrays: Sequence[Any]) -> list[Any]:
-        """Run the lanes' functions beside each other; gives what they gave.
+    def __call__(self, functions: Sequence[ThreadFunction], arrays: Sequence[Any]) -> list[Any]:
+        """Run the threads' functions beside each other; gives what they gave.
 
         Where some fail, all have ended, and the one is raised that failed in the plan's first step.
         """
@@ -37,9 +37,9 @@ class WrittenFork:
                 self._fail(runs)
         return [run.result for run in runs]
 
-    def _fail(self, runs: Sequence[LaneRun]) -> None:
+    def _fail(self, runs: Sequence[ThreadRun]) -> None:
         done: list[int] = []
-        failures: list[LaneFailure] = []
+        failures: list[ThreadFailure] = []
         for run, steps, ends in zip(runs, self.steps, self.ends, strict=True):
             error, run.error = run.error, None
             count = len(steps)
@@ -48,7 +48,7 @@ class WrittenFork:
                 count = 0 if error is None else steps_before(error, code, ends)
             done += steps[:count]
             if error is not None:
-                failures.append(LaneFailure(steps[count:] or steps[-1:], error))
+                failures.append(ThreadFailure(steps[count:] or steps[-1:], error))
         # Interrupts come before failures.
         failures.sort(key=lambda each: (isinstance(each.error, Exception), each.steps[0]))
         try:
@@ -61,8 +61,8 @@ class WrittenFork:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LaneFailure:
-    """What a lane raised, and its steps from there on."""
+class ThreadFailure:
+    """What a thread raised, and its steps from there on."""
 
     steps: tuple[int, ...]
     error: BaseException
@@ -71,10 +71,10 @@ class LaneFailure:
 @dataclass(frozen=True, slots=True, eq=False)
 class Stopped:
     """A run that ended before its end: the steps that were done, in the plan's order, and what
-    failed in lanes, first what is raised."""
+    failed in threads, first what is raised."""
 
     steps: Sequence[int] = ()
-    failures: tuple[LaneFailure, ...] = ()
+    failures: tuple[ThreadFailure, ...] = ()
 
     @classmethod
     def at(cls, count: int, error: BaseException) -> Stopped:
@@ -88,7 +88,7 @@ class Stopped:
     def plan(self, plan: Plan) -> tuple[Plan, int]:
         """The plan in an order in which these steps are the first, and how many they are.
 
-        It is as good a plan: steps of one lane keep their order, those of different lanes have
+        It is as good a plan: steps of one thread keep their order, those of different threads have
         none. What is still read by steps to come is not given back yet.
         """
         if isinstance(self.steps, range):
@@ -118,9 +118,9 @@ def steps_before(error: BaseException, code: CodeType, ends: Sequence[int]) -> i
 def without_own_places(
     plan: Plan, steps_done: int, own: Collection[int], wanted: Collection[int], find: FindPlace
 ) -> tuple[Plan, int, list[Buffer]]:
-    """A plan that stopped after so many steps, with what lies in lanes' own bytes given back, but
+    """A plan that stopped after so many steps, with what lies in threads' own bytes given back, but
     for what tasks read yet (`wanted`, values): these buffers, whose bytes come to addresses of the
-    space. That is the plan's where nothing else has it by now, as steps of other lanes went on;
+    space. That is the plan's where nothing else has it by now, as steps of other threads went on;
     else one that is found. What finds none is given back.
     """
     buffers, values = after_steps(plan, steps_done)

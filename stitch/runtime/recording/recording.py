@@ -15,11 +15,11 @@ from typing import TypeAlias
 from stitch.budget import Claim
 from stitch.errors import OutOfMemoryError
 from stitch.planner import (
-    ONE_LANE,
+    SINGLE_THREAD,
     Buffer,
-    Lanes,
     Plan,
     Region,
+    ThreadAssignment,
     may_be_placed,
     needed_regions,
     ranges_of,
@@ -126,7 +126,7 @@ class Executable(LeaseHolder["Binding"]):
         bound_nbytes: Sequence[int],
         fixed_results: bool,
         constants: Sequence[ConstantRecord],
-        lanes: Lanes = ONE_LANE,
+        assignment: ThreadAssignment = SINGLE_THREAD,
     ) -> None:
         """`kept`: which of the window's values were still wanted when it left the queue: by now one
         may have been given to a task of the next, which reads it later. `places`: where the sources
@@ -134,7 +134,7 @@ class Executable(LeaseHolder["Binding"]):
         sources lie anywhere, as long as the same ones share buffers (`shared`: see `sharing`).
         `bound_nbytes`: what binding each task's program takes of the host's memory.
         `fixed_results`: whether programs say at which addresses results lie. `constants`: those
-        that the tasks read. `lanes`: how it runs on several."""
+        that the tasks read. `assignment`: how it runs on several."""
         super().__init__()
         self.plan, self.effects = plan, effects
         self.may_be_placed = may_be_placed(plan)
@@ -147,7 +147,7 @@ class Executable(LeaseHolder["Binding"]):
         self.kept = tuple([number for number, is_kept in enumerate(kept) if is_kept])
         self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])
         self.places, self.shared = places, shared
-        self.programs, self.bodies, self.lanes = tuple(programs), tuple(bodies), lanes
+        self.programs, self.bodies, self.assignment = tuple(programs), tuple(bodies), assignment
         #: By task: where a run puts the call of a host function that it makes.
         self.boxes = tuple([
             (index, kernel.box)
@@ -191,7 +191,9 @@ class Executable(LeaseHolder["Binding"]):
         self.parts: BoundParts | None = None
         if places is None:
             results = [buffer.number for buffer, _ in effects.made if buffer.address is not None]
-            self.parts = BoundParts(plan, results, self.programs, self.bodies, bound_nbytes, lanes)
+            self.parts = BoundParts(
+                plan, results, self.programs, self.bodies, bound_nbytes, assignment
+            )
         #: Whether something gives way in it.
         self.is_pressed = plan.is_pressed
         #: What one run does; None before it is bound.
@@ -248,7 +250,7 @@ class Executable(LeaseHolder["Binding"]):
         self.order = tuple(map(given.index, asked))
         self.each = replace(
             totals_of_steps(self.plan), staging_nbytes=bound.staging_nbytes,
-            beside=sum(len(fork.lanes) for fork in self.lanes.forks),
+            beside=sum(len(fork.threads) for fork in self.assignment.forks),
         )  # fmt: skip
 
     def has_code_anywhere(self, observers: int) -> bool:

@@ -8,16 +8,16 @@ from functools import partial
 
 from stitch.errors import OutOfMemoryError, StitchError, TaskError
 from stitch.memory import LENT_ADDRESSES
-from stitch.planner import ONE_LANE, Copy, Plan
+from stitch.planner import SINGLE_THREAD, Copy, Plan
 from stitch.runtime.backends import BoundPlan
 from stitch.runtime.events import PlanMade
 from stitch.runtime.history import Tally
 from stitch.runtime.recording.foresight import EvictionPrediction
-from stitch.runtime.recording.lane_work import in_lanes, lanes_for
 from stitch.runtime.recording.next_uses import NextUses
 from stitch.runtime.recording.recording import Binding, Executable, sharing
 from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.task_batch import TaskBatch
+from stitch.runtime.recording.thread_work import assign_threads_for, on_threads
 from stitch.runtime.recording.window_plans import Planned, WindowPlans
 from stitch.runtime.values import Forms, OutputSlots, Places, effects_of
 
@@ -176,18 +176,18 @@ class RecordingMaker:
                    if _fetches_constants(plan) else "compile the programs for matching layouts"),
             )  # fmt: skip
         agents = window.agents
-        lanes = lanes_for(device, plan, agents) if only_results else ONE_LANE
-        claim = device.host_memory.take(plan, agents, device.make_room, lanes)
+        assignment = assign_threads_for(device, plan, agents) if only_results else SINGLE_THREAD
+        claim = device.host_memory.take(plan, agents, device.make_room, assignment)
         device.records.revoke(
             [lease for lease in planned.leases if id(lease) in device.records.leases]
         )
         kernels = [None if a is None else a.prepared() for a in agents]
         recording = Executable(
             plan, effects_of(plan, device.desc_key), kept, None if only_results else places,
-            sharing(places), in_lanes(kernels, plan, lanes, device.backend),
+            sharing(places), on_threads(kernels, plan, assignment, device.backend),
             [None if a is None else a.program for a in agents],
             [0 if a is None else a.host_bytes.bound for a in agents],
-            _has_fixed_results(plan), window.constants, lanes,
+            _has_fixed_results(plan), window.constants, assignment,
         )  # fmt: skip
         if not only_results:
             recording.snapshot_neighbours(device.records, planned.picture)

@@ -149,8 +149,8 @@ def stopped_by(error: BaseException) -> Stopped:
 def tell_run(device: Site, binding: Binding, ran: Ran) -> None:
     """Tell who listens that a plan ran, and when its steps did."""
     assert isinstance(ran, tuple)
-    forks = binding.recording.lanes.forks
-    # Where there were hooks, it ran on one lane.
+    forks = binding.recording.assignment.forks
+    # Where there were hooks, it ran on one thread.
     forks = forks if len(ran) > 1 + len(binding.plan.steps) else ()
     device.events.tell(PlanRun(binding.index, binding.plan, ran, forks))
 
@@ -211,8 +211,8 @@ def _own_thunks(binding: Binding) -> list[Sequence[Thunk]]:
 
 def _is_worth_writing(binding: Binding, observers: int) -> bool:
     recording = binding.recording
-    if recording.lanes.forks:
-        # One by one they would run on one lane.
+    if recording.assignment.forks:
+        # One by one they would run on one thread.
         return True
     if observers in recording.codes:
         # Its text is another than that of an earlier binding: perhaps so is the next one's.
@@ -240,7 +240,7 @@ def _written(device: Site, binding: Binding) -> GeneratedRunner:
     varying = () if recording.parts is None else recording.parts.varying
     code = write(
         [(s.thunks, i in varying) for i, s in enumerate(bound.steps)],
-        forks=recording.lanes.forks, threads=device.backend.threads,
+        forks=recording.assignment.forks, threads=device.backend.threads,
     )  # fmt: skip
     objects = code.objects(_own_thunks(binding))
     assert objects is not None, "its own text"

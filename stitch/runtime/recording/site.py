@@ -29,8 +29,8 @@ class Site(Protocol):
     observers: int
     #: Whether kernels are not Stitch's own, and may call back.
     kernels_call_back: bool
-    #: How many lanes runs may have.
-    lanes: int
+    #: How many inter_op_threads runs may have.
+    inter_op_threads: int
     #: Whether tensors may wait on the host.
     spills: bool
     copies_forbidden: int

@@ -14,12 +14,12 @@ from stitch.planner import (
     Execute,
     Free,
     Instance,
-    Lanes,
     Plan,
     PlanRequest,
     Resident,
     Step,
-    lanes_of,
+    ThreadAssignment,
+    assign_threads,
     touched_by,
 )
 from stitch.planner.inter_op_threads import HANDING, LEAST
@@ -55,11 +55,11 @@ def plan(steps: Sequence[Step], results: Sequence[int], sources: int = 1) -> Pla
     return Plan(request, tuple(steps), final, (), (), frozenset())
 
 
-def lanes(made: Plan, costs: Mapping[int, float | None], most: int = 2) -> Lanes:
-    return lanes_of(made, [costs.get(i, 0.0) for i in range(len(made.steps))], most)
+def lanes(made: Plan, costs: Mapping[int, float | None], most: int = 2) -> ThreadAssignment:
+    return assign_threads(made, [costs.get(i, 0.0) for i in range(len(made.steps))], most)
 
 
-def two(cost: float, *, most: int = 2) -> Lanes:
+def two(cost: float, *, most: int = 2) -> ThreadAssignment:
     """Two programs that read the same and write apart."""
     steps = [Allocate(buffer(1, 0)), run(0, [0], [1]), Allocate(buffer(2, 64)), run(1, [0], [2])]
     return lanes(plan(steps, [1, 2]), {1: cost, 3: cost}, most)
@@ -67,11 +67,11 @@ def two(cost: float, *, most: int = 2) -> Lanes:
 
 def test_two_programs_run_beside_each_other_if_both_take_long_enough() -> None:
     (fork,) = two(LEAST).forks
-    assert fork.lanes == ((0, 1), (2, 3))
+    assert fork.threads == ((0, 1), (2, 3))
     assert (fork.start, fork.stop, fork.microseconds) == (0, 4, 2 * LEAST)
     assert two(LEAST, most=7).forks == (fork,)
-    assert two(LEAST - 0.01) == Lanes()
-    assert two(LEAST, most=1) == Lanes()
+    assert two(LEAST - 0.01) == ThreadAssignment()
+    assert two(LEAST, most=1) == ThreadAssignment()
     assert two(1e9).count == 2
     assert LEAST > HANDING
 
@@ -114,7 +114,7 @@ def test_one_address_after_the_other_makes_no_order() -> None:
     assert set(found.buffers) == {10, 11, 12, 13}
     # Each lane's own come one after the other to the same bytes.
     assert {place.offset for place in found.buffers.values()} == {0}
-    assert {place.lane for place in found.buffers.values()} == {0, 1}
+    assert {place.thread for place in found.buffers.values()} == {0, 1}
     assert set(found.scratch) == {0, 2, 4, 6}
 
 
@@ -156,38 +156,40 @@ def test_any_order_of_the_lanes_gives_what_the_plan_gives(most: int) -> None:
     for seed in range(100):
         draw = Random(seed)
         made, costs = drawn(draw)
-        found = lanes_of(made, costs, most)
-        assert found == lanes_of(made, costs, most)
+        found = assign_threads(made, costs, most)
+        assert found == assign_threads(made, costs, most)
         forked += len(found.forks)
         before = -1
         for fork in found.forks:
             assert before <= fork.start
             before = fork.stop
-            assert sorted(i for lane in fork.lanes for i in lane) == [*range(fork.start, fork.stop)]
-            loads = [sum(costs[i] or 0.0 for i in lane) for lane in fork.lanes]
+            assert sorted(i for lane in fork.threads for i in lane) == [
+                *range(fork.start, fork.stop)
+            ]
+            loads = [sum(costs[i] or 0.0 for i in lane) for lane in fork.threads]
             assert min(loads) >= LEAST
             assert max(loads) == loads[0]
             assert None not in costs[fork.start : fork.stop]
-        expected = bytes_after(made, Lanes(), [*range(len(made.steps))])
+        expected = bytes_after(made, ThreadAssignment(), [*range(len(made.steps))])
         for _ in range(4):
             assert bytes_after(made, found, shuffled(made, found, draw)) == expected, seed
     assert forked > 25
 
 
-def shuffled(made: Plan, found: Lanes, draw: Random) -> list[int]:
+def shuffled(made: Plan, found: ThreadAssignment, draw: Random) -> list[int]:
     """An order of all steps in which those of one lane keep theirs."""
     order: list[int] = []
     at = 0
     for fork in found.forks:
         order += range(at, fork.start)
-        left = [list(lane) for lane in fork.lanes]
+        left = [list(lane) for lane in fork.threads]
         while any(left):
             order.append(draw.choice([lane for lane in left if lane]).pop(0))
         at = fork.stop
     return [*order, *range(at, len(made.steps))]
 
 
-def bytes_after(made: Plan, found: Lanes, order: Sequence[int]) -> dict[int, object]:
+def bytes_after(made: Plan, found: ThreadAssignment, order: Sequence[int]) -> dict[int, object]:
     """What lies in the results when steps have run in this order: each writes what it is and what
     it read, in the bytes where buffers lie, byte by byte."""
     memory: dict[tuple[object, int], object] = {}
@@ -197,7 +199,7 @@ def bytes_after(made: Plan, found: Lanes, order: Sequence[int]) -> dict[int, obj
         assert b.address is not None
         banks = MACHINE.shape.space(b.space).banks
         there = (b.space, b.address * banks, b.size_per_bank * banks)
-        places[b.number] = there if own is None else (own.lane, own.offset, own.nbytes)
+        places[b.number] = there if own is None else (own.thread, own.offset, own.nbytes)
 
     def cells(number: int) -> list[tuple[object, int]]:
         where, start, size = places[number]
@@ -215,7 +217,7 @@ def bytes_after(made: Plan, found: Lanes, order: Sequence[int]) -> dict[int, obj
                 where: object = space
                 start, size = start * banks, size * banks
                 if own is not None:
-                    where, start, size = own.lane, own.offset, own.nbytes
+                    where, start, size = own.thread, own.offset, own.nbytes
                 memory |= {(where, at): ("rubbish", index) for at in range(start, start + size)}
             for number in writes:
                 memory |= dict.fromkeys(cells(number), hash((step.task, read)))

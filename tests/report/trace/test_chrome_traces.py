@@ -169,8 +169,8 @@ def test_tracks_have_the_names_of_device_lane_and_space() -> None:
     assert found.processes == {1: "tiny (simulated time)", 2: "host (wall time)"}
     names = {(each.kind, found.tracks[each.track]) for each in found.slices}
     assert names == {
-        ("program", "lane 0"), ("copy", "lane 0: copies to l1"),
-        ("copy", "lane 0: copies to dram"), ("run", "thread 1: runs"),
+        ("program", "inter-op thread 0"), ("copy", "inter-op thread 0: copies to l1"),
+        ("copy", "inter-op thread 0: copies to dram"), ("run", "thread 1: runs"),
         ("task", "thread 1: runs"), ("read", "thread 1: reads"), ("wait", "thread 1: reads"),
     }  # fmt: skip
 

@@ -60,7 +60,7 @@ class NumpyExecutor(Executor):
     that carries a body, the body: what it computes is what the program means."""
 
     name = "numpy"
-    has_lanes = True
+    supports_threads = True
 
     def prepare(
         self, program: Program, machine: MachineShape, workspace: Workspace | None = None
@@ -112,7 +112,7 @@ class PreparedKernels(Kernels, PreparedProgram):
         with self.workspace.kernels:
             return replace(binding().bound_by_units(), one_by_one=one_by_one)
 
-    def in_lane(self, workspace: Workspace) -> PreparedProgram:
+    def on_thread(self, workspace: Workspace) -> PreparedProgram:
         """With staging of its own; constants and what was derived from them are shared."""
         return self.in_workspace(workspace)
 

@@ -422,7 +422,7 @@ class OnnxRuntimeExecutor(Executor):
     """
 
     name = "onnxruntime"
-    has_lanes = True
+    supports_threads = True
 
     def __init__(self, intra_op_threads: int = 1, fuse_across_seams: bool = False) -> None:
         self.intra_op_threads = checked_threads(intra_op_threads)
@@ -532,7 +532,7 @@ class _Prepared(PreparedProgram):
         staged = self.staging.nbytes + self.repacked_nbytes
         return BoundProgram(steps, (), arrays, staged, one_by_one)
 
-    def in_lane(self, workspace: Workspace) -> PreparedProgram:
+    def on_thread(self, workspace: Workspace) -> PreparedProgram:
         """With staging of its own; a session may be run by several threads."""
         own = copy(self)
         own.staging = StagingArrays(self.program, self.machine)

@@ -1,4 +1,4 @@
-"""The threads of a device's lanes: they are given functions, run them beside the caller, and rest.
+"""The thread pool of a device: threads that run functions beside the caller, and wait.
 
 A thread has a NumPy error state of its own, and knows neither plans nor devices. It begins when it
 is first given something, and ends with its device: when that is closed or dropped, or the
@@ -20,15 +20,15 @@ from typing import Any, TypeAlias
 
 from stitch.runtime.executors import ignore_errors
 
-LaneFunction: TypeAlias = Callable[[Sequence[Any]], Any]
+ThreadFunction: TypeAlias = Callable[[Sequence[Any]], Any]
 
 
-class LaneRun:
+class ThreadRun:
     """One run of a function: what came of it."""
 
     __slots__ = ("_arrays", "_ended", "error", "function", "is_done", "is_over", "result")
 
-    def __init__(self, function: LaneFunction, arrays: Sequence[Any]) -> None:
+    def __init__(self, function: ThreadFunction, arrays: Sequence[Any]) -> None:
         self.function, self._arrays = function, arrays
         self._ended = threading.Lock()
         self._ended.acquire()
@@ -55,10 +55,10 @@ class LaneRun:
             self._ended.acquire()
 
 
-Given: TypeAlias = "SimpleQueue[LaneRun | None]"
+Given: TypeAlias = "SimpleQueue[ThreadRun | None]"
 
 
-class LaneThreads:
+class ThreadPool:
     """The threads of one device, those that there are."""
 
     __slots__ = ("__weakref__", "_given", "_own", "_threads")
@@ -72,10 +72,12 @@ class LaneThreads:
         # Threads know their queues only, so a device that nobody refers to goes.
         weakref.finalize(self, _end, self._given)
 
-    def beside(self, functions: Sequence[LaneFunction], arrays: Sequence[Any]) -> Sequence[LaneRun]:
+    def beside(
+        self, functions: Sequence[ThreadFunction], arrays: Sequence[Any]
+    ) -> Sequence[ThreadRun]:
         """Run the first function here, the others each on a thread of its own, all with the same
         arrays; what came of each, when all are over. Raises interrupts of the caller alone."""
-        runs = [LaneRun(function, arrays) for function in functions]
+        runs = [ThreadRun(function, arrays) for function in functions]
         own, *others = runs
         if len(self._given) < len(others):
             with suppress(RuntimeError):
@@ -104,7 +106,7 @@ class LaneThreads:
         interrupt is raised then."""
         interrupt: BaseException | None = None
         for given in tuple(self._given):
-            behind = LaneRun(_nothing, ())
+            behind = ThreadRun(_nothing, ())
             given.put(behind)
             while not behind.is_over:
                 try:
@@ -121,7 +123,7 @@ class LaneThreads:
         for number in range(len(self._given) + 1, count + 1):
             given: Given = SimpleQueue()
             thread = threading.Thread(
-                target=_serve, args=(given, self._own), name=f"stitch lane {number}", daemon=True
+                target=_serve, args=(given, self._own), name=f"stitch thread {number}", daemon=True
             )
             try:
                 thread.start()
