@@ -160,7 +160,7 @@ class RuntimeDevice(TensorAccess):
             self._close()
 
     def close(self) -> None:
-        """Run what is queued and give all memory back; closing twice is allowed."""
+        """Run the queued tasks and release all memory; closing twice is allowed."""
         with self.lock:
             self._close()
 
@@ -318,7 +318,7 @@ class RuntimeDevice(TensorAccess):
         return load_program(self, self.machine, self.records, binary, 0)
 
     def await_unloading(self, loaded: LoadedProgram) -> None:
-        """Once nobody refers to a program, what it keeps is given back."""
+        """Release the memory of a program once it is unreferenced."""
         reader = Reader(loaded.transformation.key, loaded.name)
         self.deaths.notes.await_end(loaded, partial(self._unload, reader, loaded.constants))
 
@@ -423,7 +423,7 @@ class RuntimeDevice(TensorAccess):
         return handles if result is None else result
 
     def settle_result(self, result: HostResult) -> None:
-        """Run what is queued until a result of a host function is there, or never will be."""
+        """Run the queue until a host function's result exists or its task failed."""
         with self.lock:
             self.check_open()
             self.run_queue()

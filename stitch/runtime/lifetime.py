@@ -28,7 +28,7 @@ from stitch.runtime.locks import Lock, held_here, quick
 from stitch.runtime.queue import Done, Reclaimer, TaskQueue
 from stitch.runtime.values import Records, Status, ValueRecord
 
-# What an enumeration gives takes 40 ns each time.
+# Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY = Status.PENDING, Status.READY
 
 _alive: LiveObjects[DeviceLocking] = LiveObjects()
@@ -101,8 +101,10 @@ class DeviceLocking:
 
     @property
     def lock(self) -> Lock:
-        """For the `with` statement of who comes from outside; raises `TaskError` for who is inside,
-        unless he listens and what he hears of is over."""
+        """The run lock, for a `with` statement.
+
+        Raises TaskError on re-entry, except from an event listener after the plan has finished.
+        """
         if self.holds_run_lock() or self.holds_queue_lock():
             self.check_outside()
             return self._once_more()
@@ -122,10 +124,10 @@ class DeviceLocking:
             return
         if self.calls_host and not self.holds_queue_lock():
             raise TaskError(
-                f"device {self._name!r} is running the host function that asks: what it asks for "
-                "would wait for the function itself",
-                remedy="give the function what it reads as an argument; it may queue tasks, whose "
-                "results are there once it has returned",
+                "cannot read a tensor or wait inside a host function running on device "
+                f"{self._name!r}: this would deadlock",
+                remedy="pass the tensor to the function as an argument; tasks that it queues run "
+                "after it has returned",
             )
         if (not self.events.is_over or self.holds_queue_lock() or self.tasks.running is not None
                 or not self.records.is_consistent):  # fmt: skip

@@ -58,7 +58,7 @@ def load_program(
     loaded.state_names = state_names(binary, program)
     if loaded.state_names:
         loaded.binary = binary
-    # From now on all that is kept is given back when nobody refers to it, whatever happens.
+    # From here on a finalizer releases the program's memory, also after an error.
     device.await_unloading(loaded)
     reader = Reader(loaded.transformation.key, program.name)
     for constant, crc32 in zip(program.constants, binary.crc32_of(program), strict=False):

@@ -239,7 +239,7 @@ class Tensor:
 def handle_on(record: ValueRecord) -> Tensor:
     """A handle on a value. (A class's `__init__` takes twice as long.)"""
     tensor, note = Tensor(), partial(record.device.drop, record)
-    # All at once: nothing can come in between these.
+    # Atomic under the GIL: no call in between.
     tensor._record = record
     tensor.__del__ = note
     record.handles += 1

@@ -30,7 +30,7 @@ from stitch.runtime.values import BufferRecord, Status, ValueRecord, as_array, v
 TENSOR = instance_of("a tensor of a device (device.tensor(array) makes one)", Tensor)
 LAYOUT = instance_of("a Layout or a TensorDesc", Layout, TensorDesc)
 DESC = instance_of("a TensorDesc", TensorDesc)
-# What an enumeration gives takes 40 ns each time.
+# Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY = Status.PENDING, Status.READY
 
 

@@ -65,7 +65,7 @@ def test_every_option_of_a_device_is_one_of_torch_compile() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("lanes", 2), ("strict_types", True), ("aggregate", "never")],
+    [("inter_op_threads", 2), ("strict_types", True), ("aggregate", "never")],
 )
 def test_an_option_of_a_device_reaches_it(name: str, value: Any) -> None:
     run = compiled(lambda x: x * 2, **{name: value})
@@ -85,11 +85,13 @@ def test_threads_are_refused_where_an_executor_takes_none() -> None:
 
 
 def test_a_misspelt_option_of_a_device_is_answered_with_the_nearest() -> None:
-    assert "did you mean 'lanes'?" in refusal(compiled(lambda x: x + 1, lanse=2))
+    assert "did you mean 'inter_op_threads'?" in refusal(
+        compiled(lambda x: x + 1, inter_op_thread=2)
+    )
 
 
 def test_an_option_that_a_device_refuses_is_named() -> None:
-    assert "as lanes" in refusal(compiled(lambda x: x + 1, inter_op_threads="two"))
+    assert "as inter_op_threads" in refusal(compiled(lambda x: x + 1, inter_op_threads="two"))
 
 
 # Stances ----------------------------------------------------------------------------------------

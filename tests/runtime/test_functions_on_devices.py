@@ -451,7 +451,7 @@ def test_several_results_fit_all_or_none() -> None:
             device.wait()
         both_returned = task(returns=(DESC, DESC))
         first, second = several(device.call(both_returned(lambda x: (x,)), X))
-        with pytest.raises(TaskError, match=r"another number of results\n.*2 arrays\n.*1 of them"):
+        with pytest.raises(TaskError, match="returned 1 result, expected 2"):
             device.wait()
 
 
@@ -563,7 +563,7 @@ def test_a_pending_result_is_not_read_inside(machine: str) -> None:
         outside["own"] = one(device.call(asks, X))
         np.testing.assert_array_equal(outside["own"].numpy(), X)
         assert len(errors) == 5
-        assert all("running the host function that asks" in str(error) for error in errors)
+        assert all("inside a host function running on device" in str(error) for error in errors)
         outside.clear()
 
 

@@ -136,12 +136,12 @@ def test_so_many_programs_are_in_the_middle_of_their_runs_at_once(
     with stitch.open_device(
         MACHINE, executor=executor, inter_op_threads=inter_op_threads
     ) as device:
-        assert device.inter_op_threads == lanes
+        assert device.inter_op_threads == inter_op_threads
         loaded = device.load(products)
         # One program, so many times: each with kernels of its own.
         results = [one(loaded(arrays[i], arrays[i + 1])) for i in range(inter_op_threads)]
         device.wait()
-        assert len(executor.threads) == lanes
+        assert len(executor.threads) == inter_op_threads
         for i, result in enumerate(results):
             np.testing.assert_array_equal(result.numpy(), arrays[i] @ arrays[i + 1])
 
@@ -281,7 +281,10 @@ def test_events_and_traces_tell_the_lane(
         lines = trace.as_json()["traceEvents"]
         trace.close()
         names = {line["args"]["name"] for line in lines if line["name"] == "thread_name"}
-        assert {"lane 0", "lane 1", "thread 1: runs", "thread 1, lane 1: runs"} <= names
+        assert {
+            "inter-op thread 0", "inter-op thread 1", "thread 1: runs",
+            "thread 1, inter-op thread 1: runs",
+        } <= names  # fmt: skip
         tracks = {(line["pid"], line["tid"]) for line in lines if line.get("cat") == "task"}
         assert len(tracks) == 2
         assert "2 inter-op threads: 2 stretches ran beside each other" in device.explain()

@@ -4,7 +4,7 @@
 Two products of `--sizes` numbers squared in one window, and `--tasks` tiny programs in one window,
 on a device with one thread and on one with `--inter_op_threads`; the same products by hand, by
 NumPy's `dot` on as many threads that wait for them: what this machine has to give just now.
-Ways run in turn in one process, the best of `--rounds` counts; ratios are one lane's time by theirs.
+Ways run in turn; the best of `--rounds` counts; ratios are one thread's time by theirs.
 Goals, on a machine that does nothing else, with two lanes on two cores: products at least 1.6, tiny
 programs at least 0.98. Set OMP_NUM_THREADS for BLAS; it is 1 unless said otherwise.
 """

@@ -13,7 +13,7 @@ from stitch.runtime.values import InstanceRecord
 
 
 class InstanceBytes:
-    """What lies in the spaces of a backend, and in host arrays outside them."""
+    """The bytes of instances: in a backend's memory spaces, and in host arrays outside."""
 
     def __init__(self, backend: LocalBackend) -> None:
         self._backend = backend

@@ -69,7 +69,7 @@ class ThreadPool:
         self._threads: list[threading.Thread] = []
         #: What threads these are.
         self._own: set[int] = set()
-        # Threads know their queues only, so a device that nobody refers to goes.
+        # Threads refer to their queues only, so an unreferenced device is collected.
         weakref.finalize(self, _end, self._given)
 
     def beside(

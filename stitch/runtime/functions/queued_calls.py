@@ -30,7 +30,7 @@ class Settling(Protocol):
         """Whether what it is given is computed."""
 
     def settle_result(self, result: HostResult) -> None:
-        """Run what is queued until a result is there, or its task was cancelled."""
+        """Run the queue until the result exists or its task was cancelled."""
 
     def desc_key(self, desc: TensorDesc) -> int:
         """A small number for a descriptor."""
@@ -216,16 +216,25 @@ def _settled(argument: Any) -> Any:
     return argument.result() if type(argument) is HostResult else argument
 
 
+def _counted(parts: Any, given: Any) -> str:
+    is_sequence = isinstance(parts, tuple | list)
+    return (
+        f"{len(parts)} result{'s' * (len(parts) != 1)}"
+        if is_sequence
+        else f"one {type(given).__name__}"
+    )
+
+
+def _arrays(into: Sequence[Array]) -> str:
+    return str(len(into)) if into else "None"
+
+
 def _leave(name: str, given: Any, into: Sequence[Array]) -> None:
     """Copy what was returned to where it belongs; raises `TaskError` for what does not fit."""
     parts = (given,) if len(into) == 1 else () if given is None else given
     if not isinstance(parts, tuple | list) or len(parts) != len(into):
         raise TaskError(
-            f"host function {name!r} returns another number of results",
-            expected=f"{len(into)} arrays" if into else "None",
-            got=f"{len(parts)} of them"
-            if isinstance(parts, tuple | list)
-            else type(given).__name__,
+            f"host function {name!r} returned {_counted(parts, given)}, expected {_arrays(into)}",
             remedy="return what returns= describes and writes= does not name",
         )
     for part, array in zip(parts, into, strict=True):

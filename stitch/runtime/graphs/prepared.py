@@ -97,7 +97,7 @@ class PreparedGraph:
             results = self._run_past_queue(arguments)
             if results is not None:
                 return results
-        # Lists call who knows what, so no lock is held.
+        # Converting a list may run user code; do not hold the lock.
         given = self._linked(arguments)
         with self.device.lock:
             return self._run(given)
@@ -130,7 +130,7 @@ class PreparedGraph:
         # Nobody holds what the last run made, so it is this one's already; the note of its last
         # handle goes as the new one comes.
         handle, note = Tensor(), again.note
-        # All at once: nothing can come in between these.
+        # Atomic under the GIL: no call in between.
         del dropped[0]
         handle._record = value
         handle.__del__ = note

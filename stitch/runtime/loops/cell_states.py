@@ -75,7 +75,7 @@ class _Held:
         if not gone:
             return False
         after = self.found(state.values, state.resting.difference(gone))
-        # All at once: nothing can come in between these.
+        # Atomic under the GIL: no call in between.
         self.state = after
         dropped += gone
         return True
@@ -86,7 +86,7 @@ class _Held:
         gone = [*[value for value in state.values if value is not None], *state.resting]
         self.forget()
         empty = State((None,) * len(state.values), frozenset())
-        # All at once: nothing can come in between these.
+        # Atomic under the GIL: no call in between.
         self.state = empty
         device.deaths.dropped += gone
         device.deaths.resting = [held for held in device.deaths.resting if held is not self]
@@ -136,7 +136,7 @@ class PersistentBuffers:
             value = None if tensor is None else tensor._record
             after, gone = self.changed({number: value}, rests=False)
             held, dropped = self.held, self.device.deaths.dropped
-            # All at once: nothing can come in between these.
+            # Atomic under the GIL: no call in between.
             held.state = after
             if value is not None:
                 value.handles += 1
@@ -157,7 +157,7 @@ class PersistentBuffers:
             if not gone:
                 state.drops[numbers] = after
             dropped = device.deaths.dropped
-            # All at once: nothing can come in between these.
+            # Atomic under the GIL: no call in between.
             held.state = after
             dropped += gone
             device.drain(resting=False)
@@ -215,7 +215,7 @@ class PersistentBuffers:
         for value in fresh:
             value.handles = 1
         device, held, dropped = self.device, self.held, self.device.deaths.dropped
-        # All at once: nothing can come in between these.
+        # Atomic under the GIL: no call in between.
         held.state = after
         dropped += gone
         device.records.pending_recovery = None

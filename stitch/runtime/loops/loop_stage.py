@@ -158,7 +158,7 @@ class StatefulExecutable:
                 if run is not None:
                     self._run(run, arguments, then)
                     return
-        # Lists call who knows what, so no lock is held.
+        # Converting a list may run user code; do not hold the lock.
         given = [self._link(p, a) for p, a in zip(self._given_ports, arguments, strict=True)]
         with device.lock:
             self._queue(given, then)

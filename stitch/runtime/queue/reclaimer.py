@@ -18,7 +18,7 @@ from stitch.runtime.values import Notes, Records, Status, ValueRecord, rebuild_b
 
 
 class Resting(Protocol):
-    """Who keeps values that nobody refers to, for whoever makes them again."""
+    """Holds unreferenced values so that their producer can reuse the buffers."""
 
     def release_buffer(self, dropped: deque[ValueRecord]) -> bool:
         """Leave a note of each."""
@@ -42,7 +42,7 @@ class Reclaimer:
         #: Values one of whose handles is gone, and notes of what else is.
         self.dropped: deque[ValueRecord] = deque()
         self.notes = Notes()
-        #: Who has values resting, which nobody refers to and whoever made them runs into again.
+        #: Holders of unreferenced values whose producers reuse the buffers.
         self.resting: list[Resting] = []
 
     def read(self, now: int, *, resting: bool) -> None:

@@ -151,10 +151,11 @@ class TaskQueue:
     def run(
         self, fill: Callable[[], object] | None = None, at_most: int | None = None
     ) -> Done | None:
-        """Run what is queued, unless it is nothing; what ran, if it was one plan.
+        """Run the queued tasks.
 
-        `fill` may queue more just before: nobody else can in between. With `at_most` only what
-        changes nothing but its results runs, by a plan of so many copies; else it stays queued.
+        Return the executed plan, or None if the queue was empty or ran as several plans. `fill` may
+        queue more tasks first, atomically. With `at_most`, tasks run only if they change nothing
+        but their results and their plan has at most so many copies; else they stay queued.
         """
         with self.lock:
             if not self.queued.is_whole:
@@ -291,7 +292,7 @@ class TaskQueue:
         for value in window.given_up:
             if value.status is READY and value.window != following.number:
                 self._device.deaths.free(value, value.by)
-        # All at once: nothing can come in between these.
+        # Atomic under the GIL: no call in between.
         self.queued = following
         self.running = None
         self.is_idle = not following.agents

@@ -143,7 +143,7 @@ class Executable(LeaseHolder["Binding"]):
         self.overwrites = plan.overwrites
         #: The spaces of which a picture must tell where its plan is placed.
         self.gives_way_in = frozenset(plan.gives_way_in | {space for space, _ in plan.leaving})
-        #: The numbers of the values that were, and of those that nobody refers to when it has run.
+        #: The numbers of existing values, and of those that are unreferenced after the run.
         self.kept = tuple([number for number, is_kept in enumerate(kept) if is_kept])
         self.passing = tuple([number for number, is_kept in enumerate(kept) if not is_kept])
         self.places, self.shared = places, shared

@@ -161,10 +161,13 @@ class RecordingMaker:
 
     def _new(
         self, window: TaskBatch, planned: Planned, kept: tuple[bool, ...], forms: Forms,
-        places: Places, is_one_of_many: bool,
+        places: Places, alternates: bool,
     ) -> Binding:  # fmt: skip
-        """A new recording; `is_one_of_many`: it alternates with those that there are, as the stages
-        of a loop do, so its results lie outside of where these work."""
+        """Create an executable.
+
+        `alternates`: this plan runs in turn with others, as the stages of a loop; allocate its
+        outputs outside their working regions.
+        """
         device = self._device
         plan, only_results = planned.plan, planned.only_results
         if device.copies_forbidden and plan.copies:
@@ -198,7 +201,7 @@ class RecordingMaker:
             self._next_uses.is_wanted = True
             before = [old.foresight for old in known if old.places == recording.places]
             recording.foresight = EvictionPrediction(plan.request, self._next_uses.version, before)
-        recording.makes_way = is_one_of_many or bool(known)
+        recording.makes_way = alternates or bool(known)
         device.recordings.add(window.graph, kept, forms, recording)
         lease = None
         if only_results:

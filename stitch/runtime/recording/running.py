@@ -22,7 +22,7 @@ from stitch.runtime.recording.site import Site
 from stitch.runtime.recording.task_batch import TaskBatch
 from stitch.runtime.values import Status, ValueRecord
 
-# What an enumeration gives takes 40 ns each time.
+# Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY, FREED = Status.PENDING, Status.READY, Status.FREED
 #: Runs, at whatever places, after which a plan's steps are written out as code (about 10 us a step,
 #: once).

@@ -107,7 +107,7 @@ def effects_of(
             refs = tuple(_reference(i, old, position, before, buffers, key_of) for i in instances)
             changed.append((value, refs))
     # What lies where the plan may not free it, outside the spaces or pinned, is not the plan's to
-    # end: it is gone when nobody refers to it. What is shared may be overwritten.
+    # end: it is released when it is unreferenced. Shared values may be overwritten.
     others = {
         number for number, buffer in before.items()
         if buffer.address is None or (buffer.pinned and not buffer.shared)

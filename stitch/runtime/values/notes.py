@@ -57,7 +57,7 @@ class Notes:
         note = Note(thing, self.left.append)
         note.act, note.kept, note.pinned = act, kept, pinned
         key = id(note)
-        # All at once: nothing can come in between these.
+        # Atomic under the GIL: no call in between.
         self._awaited[key] = note
         if pinned is not None:
             pinned.pins += 1

@@ -152,7 +152,7 @@ class Records:
         holder, by_key = leases[0].holder, {id(lease): lease for lease in leases}
         # The first is the next to be taken.
         idle = leases[::-1]
-        # All at once: nothing can come in between these.
+        # Atomic under the GIL: no call in between.
         self.leases |= by_key
         holder.leases += leases
         holder.idle += idle

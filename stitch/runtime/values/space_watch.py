@@ -1,4 +1,4 @@
-"""What lies in the spaces, asked again and again: after every run, by who listens."""
+"""Polls memory-space contents after each run, for event listeners."""
 
 from __future__ import annotations
 

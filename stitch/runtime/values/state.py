@@ -30,7 +30,7 @@ class Status(enum.IntEnum):
     FAILED = 4
 
 
-# What an enumeration gives takes 40 ns each time.
+# Module-level aliases: an enum attribute lookup costs 40 ns.
 PENDING, READY = Status.PENDING, Status.READY
 
 

@@ -266,7 +266,7 @@ class OperationBinding:
 
 
 class ApartBinding(OperationBinding):
-    """One binding operation by operation, each by who computes it when the program runs whole."""
+    """Bind each operation separately, by the executor that it has in the whole program."""
 
     def append(self, index: int, operation: Operation) -> None:
         """The foreign call that computes the operation, else its kernel."""
