@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from stitch.frontend.torch.compile.stitched_graph import OuterGraph
+from stitch.frontend.torch.compile.stitched_graph import HostGraph
 
 Function = Callable[..., Any]
 
 
 def _outer(graph: Any, module: Any | None = None) -> Function:
     steps = [n for n in graph.nodes if n.op == "call_function" and n.all_input_nodes]
-    run = OuterGraph(module or SimpleNamespace(graph=graph), is_backward=False).run(steps, [])
+    run = HostGraph(module or SimpleNamespace(graph=graph), is_backward=False).run(steps, [])
     return lambda *arguments: run(list(arguments))
 
 
@@ -59,7 +59,7 @@ def test_values_end_after_their_last_reader_and_arguments_are_emptied() -> None:
     d = graph.call_function(step, (b,))
     graph.output([d])
     steps = [node for node in graph.nodes if node.op == "call_function"]
-    run = OuterGraph(SimpleNamespace(graph=graph), is_backward=False).run(steps, [])
+    run = HostGraph(SimpleNamespace(graph=graph), is_backward=False).run(steps, [])
     arguments: list[Any] = [1, 2]
     result = run(arguments)
     assert arguments == []

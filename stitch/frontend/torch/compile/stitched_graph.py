@@ -189,7 +189,7 @@ def with_sizes_of(module: Any, arguments: Sequence[Any]) -> Any:
 FILE = "<stitched graph>"
 
 
-class OuterGraph:
+class HostGraph:
     """Writes the function of one graph. `is_backward`: other programs may have made what it is
     given."""
 
@@ -469,7 +469,7 @@ def _cut_and_stitched(
                 refusals += refused.each
         reasons.update(_origins(refusals))
         by_torch.update(reasons)
-    outer = OuterGraph(module, is_backward=settings.role == "backward")
+    outer = HostGraph(module, is_backward=settings.role == "backward")
     run: Run = outer.run(steps, programs)
     heard(_report(graph, settings, steps, reasons, by_torch))
     return run
