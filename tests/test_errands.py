@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "errands.md"
 #: The files of the product that an errand may touch.
 CHANGED = {
     "A new ATen lowering": {"stitch/frontend/torch/lowering/single_elements.py"},
-    "A new elementwise operator": {"stitch/ops/arithmetic/elementary.py"},
+    "A new elementwise operator": {"stitch/ops/arithmetic.py"},
     "A new key in a pipeline file": {
         "stitch/documents/pipeline_form.py",
         "stitch/documents/yaml_pipeline.py",

@@ -17,7 +17,7 @@ from stitch.ops.applying import (
     numpy_bytes,
     operand_nbytes,
 )
-from stitch.ops.attributes import float_of, int_of, string_of
+from stitch.ops.batch_normalization import LastPass, batch_gradient_steps
 from stitch.ops.batching import Batching, BatchingContext
 from stitch.ops.definition import (
     Attribute,
@@ -25,20 +25,16 @@ from stitch.ops.definition import (
     KernelArguments,
     OpDef,
     Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
     resolve_attributes,
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
 from stitch.ops.indexing import are_in_range, windowed
-from stitch.ops.inference import Inference, InferenceContext
-from stitch.ops.normalization import LastPass, batch_gradient_steps
-from stitch.ops.operation_work import (
-    OperationWork,
-    ProgramWork,
-    program_work,
-    summed_over_operations,
-    work_of,
-)
+from stitch.ops.indexing.window_of_rows import row_copies
+from stitch.ops.inference import Inference, InferenceContext, float_of, int_of, string_of
 from stitch.ops.recurrent import recurrent_activations
 from stitch.ops.registry import (
     attributes_of,
@@ -47,7 +43,6 @@ from stitch.ops.registry import (
     lookup,
     operators,
 )
-from stitch.ops.row_copies import row_copies
 from stitch.ops.shape import RESHAPING, known_by_type, slices_of
 from stitch.ops.steps import LINE_NBYTES, KernelMemory, bytes_from_a_line, copy_steps, workspace
 from stitch.ops.types import conversion_steps, workspace_nbytes
@@ -58,8 +53,16 @@ from stitch.ops.window import (
     turned_windows,
     windows_of,
 )
-from stitch.ops.work import estimated_steps, has_products, multiply_adds
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
+from stitch.ops.work import (
+    OperationWork,
+    ProgramWork,
+    estimated_steps,
+    has_products,
+    multiply_adds,
+    program_work,
+    summed_over_operations,
+    work_of,
+)
 
 __all__ = [
     "GELU_CUBE", "GELU_HEIGHT", "GELU_RATE", "LINE_NBYTES", "RESHAPING", "Attribute",

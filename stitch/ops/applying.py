@@ -15,10 +15,17 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops.definition import KernelArguments, OpDef, Thunk, resolve_attributes
+from stitch.ops.definition import (
+    ANY_KERNEL_NBYTES,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    computed_nbytes,
+    resolve_attributes,
+)
 from stitch.ops.inference import InferenceContext, operation_text
 from stitch.ops.registry import lookup
-from stitch.ops.workspaces import ANY_KERNEL_NBYTES, WorkspaceContext, computed_nbytes
 from stitch.program import (
     ABSENT,
     MAX_RANK,

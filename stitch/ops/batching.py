@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import WithAttributes
 from stitch.ops.element_types import onnx_code
 from stitch.ops.gradient import Given, GradientBuilder
+from stitch.ops.inference import WithAttributes
 from stitch.program import Array, AttributeValue, DataType, ValueType
 
 Shape = tuple[int, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -9,12 +10,83 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from stitch.errors import CompileError, closest
-from stitch.ops.attributes import Attributes, WithAttributes
 from stitch.ops.batching import Batching
 from stitch.ops.gradient import Gradient
-from stitch.ops.inference import Inference
-from stitch.ops.workspaces import WorkspaceRule, twice
-from stitch.program import Array, AttributeValue, DataType
+from stitch.ops.inference import (
+    Attributes,
+    Inference,
+    WithAttributes,
+)
+from stitch.program import Array, AttributeValue, DataType, ValueType
+
+#: What any kernel may take besides: a few chunks of a chain, and the steps themselves.
+ANY_KERNEL_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceContext(WithAttributes):
+    """What the bytes that a kernel takes may depend on: as `InferenceContext`, results known."""
+
+    inputs: tuple[ValueType | None, ...]
+    constants: tuple[Array | None, ...]
+    attributes: Mapping[str, AttributeValue]
+    outputs: tuple[ValueType, ...]
+
+    def operand(self, index: int) -> ValueType:
+        """The type of an operand that inference made sure is there."""
+        kind = self.inputs[index]
+        assert kind is not None
+        return kind
+
+    @property
+    def nbytes(self) -> int:
+        """What operands and results take in the types in which kernels compute."""
+        return sum(computed_nbytes(t) for t in (*self.inputs, *self.outputs) if t is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceRule:
+    """The most bytes that a kernel has at once beside operands and results, at binding or while its
+    steps run. It may say too much, never too little; a few chunks of a chain are added to it.
+
+    `is_kept`: from binding on; else what outlives a step lies in the common memory of kernels
+    (`steps.workspace`).
+    """
+
+    nbytes: Callable[[WorkspaceContext], int]
+    is_kept: bool = True
+
+
+def computed_nbytes(kind: ValueType) -> int:
+    """What a value takes where kernels read it: float32 stands in for narrower floats."""
+    return math.prod(kind.shape) * kind.data_type.compute_dtype.itemsize
+
+
+def operands(times: float, *, is_kept: bool = True) -> WorkspaceRule:
+    """A rule: so many times what operands and results take in the compute type."""
+
+    def nbytes(context: WorkspaceContext) -> int:
+        return int(times * context.nbytes)
+
+    return WorkspaceRule(nbytes, is_kept)
+
+
+#: The rule of operators that declare none.
+twice = operands(2)
+#: A rule for kernels that go through their operands once, with steps for each chunk of them.
+few = operands(1 / 8, is_kept=False)
+
+
+def integers(times: float, otherwise: WorkspaceRule) -> WorkspaceRule:
+    """A rule for kernels that compute with integers as with wider numbers."""
+    wide = operands(times)
+
+    def nbytes(context: WorkspaceContext) -> int:
+        first = context.operand(0)
+        return (otherwise if first.data_type.is_floating else wide).nbytes(context)
+
+    return WorkspaceRule(nbytes)
+
 
 #: A prepared step: called with nothing, it reads and writes the arrays it was bound to.
 Thunk = Callable[[], object]
@@ -119,7 +191,7 @@ class OpDef:
     output may overwrite an input that is not read later. `gradient` is its vector-Jacobian rule
     (`stitch.ops.gradient`) and `batching` how it is applied to many lanes at once
     (`stitch.ops.batching`), None where it has none. `workspace` says how many bytes the kernel
-    takes for itself (`stitch.ops.workspaces` has rules to choose from). An operator that `checks`
+    takes for itself (`stitch.ops.steps` has rules to choose from). An operator that `checks`
     looks at the data of operands, also where its results have no elements.
     """
 

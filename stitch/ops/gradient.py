@@ -16,9 +16,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from stitch.errors import CompileError
-from stitch.ops.attributes import WithAttributes
 from stitch.ops.element_types import onnx_code
-from stitch.ops.inference import operation_text
+from stitch.ops.inference import WithAttributes, operation_text
 from stitch.program import Array, AttributeValue, DataType, ValueType
 
 #: A value, an array or number that becomes a constant, or None for an absent operand.

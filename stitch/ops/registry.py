@@ -14,26 +14,27 @@ from stitch.errors import CompileError, nearest
 from stitch.ops import (
     activation,
     arithmetic,
-    control,
+    batch_normalization,
+    grid_sampling,
     indexing,
-    normalization,
+    layer_normalization,
     product,
     recurrent,
     reduction,
-    sampling,
+    resampling,
+    scan,
     shape,
     training,
     types,
     window,
 )
-from stitch.ops.attributes import Attributes
 from stitch.ops.definition import KernelArguments, OpDef, Thunk, resolve_attributes
-from stitch.ops.inference import InferenceContext
+from stitch.ops.inference import Attributes, InferenceContext
 from stitch.program import ABSENT, Operation, ValueType
 
 _FAMILIES = (
-    arithmetic, shape, reduction, indexing, product, window, normalization, activation, recurrent,
-    sampling, types, training, control,
+    arithmetic, shape, reduction, indexing, product, window, batch_normalization,
+    layer_normalization, activation, recurrent, resampling, grid_sampling, types, training, scan,
 )  # fmt: skip
 _OPERATORS: tuple[OpDef, ...] = tuple(chain.from_iterable(family.OPERATORS for family in _FAMILIES))
 _BY_NAME = {(definition.domain, definition.name): definition for definition in _OPERATORS}

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import Attributes, float_of, string_of
 from stitch.ops.batching import BatchingContext
 from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk
 from stitch.ops.element_types import INT64
-from stitch.ops.inference import InferenceContext
+from stitch.ops.inference import Attributes, InferenceContext, float_of, string_of
 from stitch.program import Array, DataType, ValueType
 
 DOMAIN = "ai.onnx.preview.training"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stitch.errors import CompileError
-from stitch.ops.sampling import resampling
+from stitch.ops import resampling
 from stitch.ops.window import pooling
 from tests.support.gradients.running import Case, case, gradients
 

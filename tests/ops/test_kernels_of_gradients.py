@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from stitch.errors import CompileError
 from stitch.ops import bind, evaluate, kernel_workspace, lookup, resolve_attributes
-from stitch.ops.window import convolution_gradients
+from stitch.ops.window import convolution
 from stitch.ops.window.windows import Windows, pool_windows
 from stitch.program import Array, DataType, ValueType
 from tests.support.grids import in_turn, named
@@ -63,8 +63,8 @@ def test_the_weights_gradient_is_the_same_however_its_product_lies(
     samples: int, channels: int, filters: int, size: int, group: int, short: int, columns: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(convolution_gradients, "SHORT_PRODUCT", short)
-    monkeypatch.setattr(convolution_gradients, "COLUMNS_NBYTES", columns)
+    monkeypatch.setattr(convolution, "SHORT_PRODUCT", short)
+    monkeypatch.setattr(convolution, "GRADIENT_COLUMNS_NBYTES", columns)
     x, gradient = drawn(samples, channels, size, size), drawn(samples, filters, size, size, seed=1)
     shape = (filters, channels // group, 3, 3)
     made = run_twice(

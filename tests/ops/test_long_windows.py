@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from stitch.ops import bind, infer_types, kernel_workspace
 from stitch.ops.steps import strides_of
-from stitch.ops.window import sliding
-from stitch.ops.window.sliding import Sliding
-from stitch.ops.window.sliding_positions import maxima
-from stitch.ops.window.windows import Windows, windows_of
+from stitch.ops.window import windows as window_file
+from stitch.ops.window.pooling import maxima
+from stitch.ops.window.windows import Sliding, Windows, windows_of
 from stitch.program import Array, DataType, ValueType
 
 MIB = 1 << 20
@@ -87,9 +86,9 @@ def test_every_window_sees_what_it_should(
         return
     x = numbers(3, *size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sliding, "SHORT", short)
-        patch.setattr(sliding, "MEDIUM", 0)
-        patch.setattr(sliding, "PLANES_NBYTES", piece)
+        patch.setattr(window_file, "SHORT", short)
+        patch.setattr(window_file, "MEDIUM", 0)
+        patch.setattr(window_file, "PLANES_NBYTES", piece)
         for ufunc, nothing in ((np.maximum, -np.inf), (np.add, 0.0)):
             out = np.full((3, *windows.output), np.nan, np.float32)
             for step in Sliding(ufunc, nothing, windows, 3, out.dtype).steps(x, out):
@@ -112,8 +111,8 @@ def test_the_place_of_a_maximum_is_the_first_of_several(
     x = np.random.default_rng(5).integers(-2, 2, (2, *size)).astype(np.float32)
     x[x == 0] = -np.inf
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sliding, "SHORT", short)
-        patch.setattr(sliding, "MEDIUM", 0)
+        patch.setattr(window_file, "SHORT", short)
+        patch.setattr(window_file, "MEDIUM", 0)
         values, places = maxima(x, windows, strides_of(size), -np.inf)
     np.testing.assert_array_equal(values, plainly(np.max, -np.inf, x, windows))
     numbers_of = np.broadcast_to(np.arange(math.prod(size)).reshape(size), x.shape)

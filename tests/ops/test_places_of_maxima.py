@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stitch.ops import bind
-from stitch.ops.window.sliding_positions import are_viewed
+from stitch.ops.window.pooling import are_viewed
 from stitch.ops.window.windows import Windows, pool_windows
 from stitch.program import Array
 

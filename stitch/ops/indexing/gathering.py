@@ -9,14 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from stitch.ops.batching import along_axis
-from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
+from stitch.ops.batching import BatchingContext, along_axis
+from stitch.ops.definition import (
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    declared,
+    operands,
+)
 from stitch.ops.element_types import EVERY, INDICES, INT64, NUMERIC
-from stitch.ops.indexing import indexing_batching as batching
-from stitch.ops.indexing import indexing_gradients as gradients
+from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import (
     PIECE_NBYTES,
@@ -28,8 +36,204 @@ from stitch.ops.steps import (
     strides_of,
     workspace,
 )
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, operands
 from stitch.program import Array, DataType, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# Batching of reading and writing by index: lanes that have data of their own are one more index.
+
+
+def batch_gather(c: BatchingContext) -> Sequence[Any]:
+    data, indices = c.operands
+    axis = c.axis_behind(c.int_of("axis")) - 1
+    if not c.varies(1):
+        return c.again(data, indices, axis=axis + 1)
+    if not c.varies(0):
+        return (c.in_front(c.again(data, indices, axis=axis)[0], axis),)
+    # Each lane's indices into its own data: rows of the axis that is brought behind the lanes.
+    rank, picked = c.rank(), c.rank(1)
+    if axis:
+        order = [0, axis + 1, *(a for a in range(1, rank + 1) if a != axis + 1)]
+        data = c.apply("Transpose", data, perm=order)
+    rows = c.shaped(c.in_type(indices, DataType.INT64), (c.lanes, *c.shape(1), 1))
+    result = c.apply("GatherND", data, rows, batch_dims=1)
+    if not axis:
+        return (result,)
+    before = [1 + picked + a for a in range(axis)]
+    order = [0, *before, *range(1, picked + 1), *range(1 + picked + axis, picked + rank)]
+    return (c.apply("Transpose", result, perm=order),)
+
+
+def batch_gather_rows(c: BatchingContext) -> Sequence[Any]:
+    """GatherND: lanes are batch axes; data that all share needs none, if it has none yet."""
+    batch = c.int_of("batch_dims")
+    if not batch and not c.varies(0):
+        return c.again(*c.operands)
+    return c.again(*c.all_broadcast(), batch_dims=batch + 1)
+
+
+def batch_reverse_sequence(c: BatchingContext) -> Sequence[Any]:
+    axis = c.int_of("batch_axis")
+    (result,) = c.again(c.folded(0, axis), c.folded(1))
+    return (c.split(result, axis),)
+
+
+def batch_top(c: BatchingContext) -> Sequence[Any]:
+    return c.with_first(c.operands[0], axis=c.axis_behind(c.int_of("axis")))
+
+
+def batch_cache(c: BatchingContext) -> Sequence[Any]:
+    """TensorScatter: lanes are samples. Its axis is none of these, and stays where it is."""
+    axis = c.int_of("axis") % c.rank()
+    operands = (c.folded(i) for i in range(len(c.operands)))
+    return (c.split(c.again(*operands, axis=axis)[0]),)
+
+
+def batch_scatter_rows(c: BatchingContext) -> Sequence[Any]:
+    """ScatterND: the lane is one more part of each index, in front."""
+    shape = c.shape(1)
+    numbers = c.lane_numbers(len(shape))
+    lane = c.apply("Expand", numbers, [c.lanes, *shape[:-1], 1])
+    rows = c.apply("Concat", lane, c.broadcast(1), axis=-1)
+    return c.again(c.broadcast(0), rows, c.broadcast(2))
+
+
+def batch_one_hot(c: BatchingContext) -> Sequence[Any]:
+    """Where the two values differ from lane to lane, these are chosen by truth values."""
+    rank = c.rank() + 1
+    axis = c.int_of("axis") % rank
+    behind = axis + 1 if c.varies(0) else axis
+    if not c.varies(2):
+        return c.again(*c.operands, axis=behind)
+    hit = c.again(c.operands[0], c.operands[1], np.array([False, True]), axis=behind)[0]
+    off, on = (
+        c.shaped(c.apply("Slice", c.operands[2], [i], [i + 1], [1]), (c.lanes, *(1,) * rank))
+        for i in range(2)
+    )
+    return (c.apply("Where", hit, on, off),)
+
+
+# --------------------------------------------------------------------------------------------------
+# Gradients of reading and writing by index: what one does, the other undoes.
+
+
+def gather_gradient(context: GradientContext) -> Sequence[Any]:
+    """Rows are added where they came from: axes [positions, rest] into [size, rest]."""
+    data, indices = context.type_of(0), context.type_of(1).shape
+    gradient, known = context.gradient, context.constants[1]
+    axis = context.int_of("axis") % len(data.shape)
+    size = data.shape[axis]
+    if known is not None and known.size == 1:
+        return _one_place(context, axis, int(known.reshape(())) % size), None
+    before, after = math.prod(data.shape[:axis]), math.prod(data.shape[axis + 1 :])
+    count = math.prod(indices)
+    rows = context.shaped(gradient, (before, count, after))
+    if before > 1:
+        rows = context.apply("Transpose", rows, perm=[1, 0, 2])
+    rows = context.shaped(rows, (count, before * after))
+    places = context.shaped(context.input(1), (count, 1))
+    if places.data_type.value != "int64":
+        places = context.apply("Cast", places, to=7)
+    table = context.zeros((size, before * after), data.data_type)
+    sums = context.apply("ScatterND", table, places, rows, reduction="add")
+    if before > 1:
+        sums = context.shaped(sums, (size, before, after))
+        sums = context.apply("Transpose", sums, perm=[1, 0, 2])
+    return context.shaped(sums, data.shape), None
+
+
+def _one_place(context: GradientContext, axis: int, place: int) -> Any:
+    """The gradient of one known index along an axis: zeros around it."""
+    shape = context.type_of(0).shape
+    kept_shape = (*shape[:axis], 1, *shape[axis + 1 :])
+    begins, ends = [0] * len(shape), [0] * len(shape)
+    begins[axis], ends[axis] = place, shape[axis] - 1 - place
+    return context.padded(context.shaped(context.gradient, kept_shape), begins, ends)
+
+
+def gather_elements_gradient(context: GradientContext) -> Sequence[Any]:
+    """Elements are added where they came from."""
+    data = context.type_of(0)
+    sums = context.apply(
+        "ScatterElements", context.zeros(data.shape, data.data_type), context.input(1),
+        context.gradient, axis=context.int_of("axis"), reduction="add",
+    )  # fmt: skip
+    return sums, None
+
+
+def gather_nd_gradient(context: GradientContext) -> Sequence[Any]:
+    """Slices are added where they came from; batch axes become leading indices."""
+    data, indices = context.type_of(0), context.input(1)
+    for axis in reversed(range(context.int_of("batch_dims"))):
+        shape = indices.shape
+        count = along(np.arange(shape[axis], dtype=np.int64), axis, len(shape))
+        leading = context.constant(np.broadcast_to(count, (*shape[:-1], 1)).copy())
+        indices = context.apply("Concat", leading, indices, axis=-1)
+    table = context.zeros(data.shape, data.data_type)
+    sums = context.apply("ScatterND", table, indices, context.gradient, reduction="add")
+    return sums, None
+
+
+def reverse_sequence_gradient(context: GradientContext) -> Sequence[Any]:
+    """A reversal undoes itself."""
+    reversed_back = context.apply(
+        "ReverseSequence", context.gradient, context.input(1),
+        batch_axis=context.int_of("batch_axis"), time_axis=context.int_of("time_axis"),
+    )  # fmt: skip
+    return reversed_back, None
+
+
+def top_gradient(context: GradientContext) -> Sequence[Any]:
+    """Values' gradients go to the places that they were taken from."""
+    data, axis = context.type_of(0), context.int_of("axis")
+    if context.gradient is None:
+        return None, None
+    places = context.output(1)
+    table = context.zeros(data.shape, data.data_type)
+    return context.apply("ScatterElements", table, places, context.gradient, axis=axis), None
+
+
+def scatter_elements_gradient(context: GradientContext) -> Sequence[Any]:
+    """Written places read the updates' gradient; the data keeps the rest (all, where added)."""
+    return _scattered(context, "ScatterElements", "GatherElements", axis=context.int_of("axis"))
+
+
+def scatter_nd_gradient(context: GradientContext) -> Sequence[Any]:
+    """As `scatter_elements_gradient`, with slices."""
+    return _scattered(context, "ScatterND", "GatherND")
+
+
+def _scattered(context: GradientContext, write: str, read: str, **along: Any) -> Sequence[Any]:
+    reduction = context.string_of("reduction")
+    if reduction not in ("none", "add"):
+        raise context.fail(
+            f"its reduction {reduction!r} mixes old and new values",
+            "use reduction 'none' or 'add' on the way to parameters",
+        )
+    first = second = None
+    indices = context.input(1)
+    if context.wants(0):
+        first = context.gradient
+        if reduction == "none":
+            kind = context.type_of(2)
+            nothing = context.zeros(kind.shape, kind.data_type)
+            first = context.apply(write, first, indices, nothing, **along)
+    if context.wants(2):
+        second = context.apply(read, context.gradient, indices, **along)
+    return first, None, second
+
+
+def one_hot_gradient(context: GradientContext) -> Sequence[Any]:
+    """Of the two values: what flows back to places that are off, and on."""
+    gradient = context.gradient
+    depth = context.constants[1]
+    assert depth is not None
+    off_on = context.constant(np.array([0, 1], gradient.data_type.dtype))
+    axis = context.int_of("axis")
+    hit = context.apply("OneHot", context.input(0), depth, off_on, axis=axis)
+    on = context.apply("ReduceSum", gradient * hit, keepdims=0)
+    off = context.apply("ReduceSum", gradient, keepdims=0) - on
+    parts = [context.apply("Unsqueeze", part, [0]) for part in (off, on)]
+    return None, None, context.apply("Concat", *parts, axis=0)
 
 
 def _infer_gather(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -278,31 +482,31 @@ def _top_workspace(context: WorkspaceContext) -> int:
     return whole + unwanted + 512 * -(-_top_nbytes(moved, k) // PIECE_NBYTES)
 
 
-OPERATORS = (
+OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "Gather", (2, 2), _infer_gather, _gather, attributes=declared(axis=0),
-        gradient=gradients.gather,
-        batching=batching.gather, workspace=WorkspaceRule(_gather_workspace), checks=True,
+        gradient=gather_gradient,
+        batching=batch_gather, workspace=WorkspaceRule(_gather_workspace), checks=True,
     ),
     OpDef(
         "GatherElements", (2, 2), _infer_elements, _gather_elements, attributes=declared(axis=0),
-        gradient=gradients.gather_elements,
+        gradient=gather_elements_gradient,
         batching=along_axis, workspace=WorkspaceRule(element_index_nbytes),
         checks=True,
     ),
     OpDef(
         "GatherND", (2, 2), _infer_gather_nd, _gather_nd, attributes=declared(batch_dims=0),
-        gradient=gradients.gather_nd,
-        batching=batching.gather_rows, workspace=WorkspaceRule(row_index_nbytes), checks=True,
+        gradient=gather_nd_gradient,
+        batching=batch_gather_rows, workspace=WorkspaceRule(row_index_nbytes), checks=True,
     ),
     OpDef(
         "ReverseSequence", (2, 2), _infer_reverse, _reverse,
-        attributes=declared(batch_axis=1, time_axis=0), gradient=gradients.reverse_sequence,
-        batching=batching.reverse_sequence, workspace=operands(3, is_kept=False), checks=True,
+        attributes=declared(batch_axis=1, time_axis=0), gradient=reverse_sequence_gradient,
+        batching=batch_reverse_sequence, workspace=operands(3, is_kept=False), checks=True,
     ),
     OpDef(
         "TopK", (2, 2), _infer_top, _top, outputs=(1, 2),
-        attributes=declared(axis=-1, largest=1, sorted=1), gradient=gradients.top,
-        batching=batching.top, workspace=WorkspaceRule(_top_workspace, is_kept=False),
+        attributes=declared(axis=-1, largest=1, sorted=1), gradient=top_gradient,
+        batching=batch_top, workspace=WorkspaceRule(_top_workspace, is_kept=False),
     ),
 )  # fmt: skip

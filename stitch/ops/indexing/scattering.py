@@ -12,10 +12,18 @@ import numpy as np
 
 from stitch.errors import TaskError
 from stitch.ops.batching import along_axis
-from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
+from stitch.ops.definition import (
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    declared,
+    few,
+    operands,
+)
 from stitch.ops.element_types import EVERY, INT64, MOVED, NUMERIC
-from stitch.ops.indexing import indexing_batching as batching
-from stitch.ops.indexing import indexing_gradients as gradients
+from stitch.ops.indexing import gathering
 from stitch.ops.indexing.gathering import (
     check_element_indices,
     check_row_indices,
@@ -26,7 +34,6 @@ from stitch.ops.indexing.gathering import (
 )
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import along, copy_steps
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few, operands
 from stitch.program import Array, ValueType
 
 REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -214,20 +221,21 @@ OPERATORS = (
     OpDef(
         "TensorScatter", (2, 3), _infer_cache, _cache,
         attributes=declared(axis=-2, mode="linear"),
-        batching=batching.cache, workspace=few, checks=True,
+        batching=gathering.batch_cache, workspace=few, checks=True,
     ),
     OpDef(
         "ScatterElements", (3, 3), _infer_elements, _elements,
-        attributes=declared(axis=0, reduction="none"), gradient=gradients.scatter_elements,
+        attributes=declared(axis=0, reduction="none"), gradient=gathering.scatter_elements_gradient,
         batching=along_axis, workspace=WorkspaceRule(element_index_nbytes), checks=True,
     ),
     OpDef(
         "ScatterND", (3, 3), _infer_nd, _nd, attributes=declared(reduction="none"),
-        gradient=gradients.scatter_nd,
-        batching=batching.scatter_rows, workspace=WorkspaceRule(_nd_workspace), checks=True,
+        gradient=gathering.scatter_nd_gradient,
+        batching=gathering.batch_scatter_rows, workspace=WorkspaceRule(_nd_workspace), checks=True,
     ),
     OpDef(
         "OneHot", (3, 3), _infer_one_hot, _one_hot, attributes=declared(axis=-1),
-        gradient=gradients.one_hot, batching=batching.one_hot, workspace=operands(1),
+        gradient=gathering.one_hot_gradient, batching=gathering.batch_one_hot,
+        workspace=operands(1),
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, decl
 from stitch.ops.element_types import NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.product import product_batching as batching
+from stitch.ops.product import matmul
 from stitch.program import ValueType
 
 _DOTS = "..."
@@ -183,6 +183,6 @@ OPERATORS = (
     OpDef(
         "Einsum", (1, -1), _infer, _einsum,
         attributes=declared(equation=Attribute("string", required=True)), gradient=einsum_gradient,
-        batching=batching.einsum,
+        batching=matmul.batch_einsum,
     ),
 )  # fmt: skip

@@ -12,12 +12,19 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from stitch.ops.batching import in_first_axis
-from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
+from stitch.ops.definition import (
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+    declared,
+)
 from stitch.ops.element_types import FLOATS
 from stitch.ops.inference import InferenceContext
-from stitch.ops.product.product_batching import dft
+from stitch.ops.product.matmul import batch_dft
 from stitch.ops.steps import PIECE_NBYTES, pieces_of
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, computed_nbytes
 from stitch.program import Array, ValueType
 
 
@@ -171,7 +178,7 @@ def _stft(arguments: KernelArguments) -> Sequence[Thunk]:
 OPERATORS = (
     OpDef(
         "DFT", (1, 3), _infer_dft, _dft, attributes=declared(inverse=0, onesided=0),
-        batching=dft, workspace=WorkspaceRule(_dft_workspace, is_kept=False),
+        batching=batch_dft, workspace=WorkspaceRule(_dft_workspace, is_kept=False),
     ),
     OpDef(
         "STFT", (2, 4), _infer_stft, _stft, attributes=declared(onesided=1),

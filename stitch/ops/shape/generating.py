@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stitch.ops.attributes import float_of, int_of
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared, few, operands
 from stitch.ops.element_types import (
     EVERY,
     FLOATS,
@@ -17,10 +16,9 @@ from stitch.ops.element_types import (
     SIGNED_NUMERIC,
     data_type_of_code,
 )
-from stitch.ops.inference import InferenceContext
-from stitch.ops.shape.shape_batching import eye_like
+from stitch.ops.inference import InferenceContext, float_of, int_of
+from stitch.ops.shape.reshaping import batch_eye_like
 from stitch.ops.steps import CHUNK_SIZE, copy_steps, fill_step, stretches
-from stitch.ops.workspaces import few, operands
 from stitch.program import Array, DataType, ValueType
 
 
@@ -174,6 +172,6 @@ OPERATORS = (
     OpDef("Range", (3, 3), _infer_range, _range, workspace=few),
     OpDef(
         "EyeLike", (1, 1), _infer_eye, _eye, attributes=declared(dtype=Attribute("int"), k=0),
-        batching=eye_like, workspace=few,
+        batching=batch_eye_like, workspace=few,
     ),
 )  # fmt: skip

@@ -9,13 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
+from stitch.ops.definition import (
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    declared,
+)
 from stitch.ops.element_types import INT64, MOVED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.shape.shape_batching import pad
+from stitch.ops.shape.reshaping import batch_pad
 from stitch.ops.steps import along, copy_steps, strides_of
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import Array, ValueType
 
 PAD_MODES = ("constant", "edge", "reflect", "wrap")
@@ -172,6 +178,6 @@ def _unrepeated(context: GradientContext, begins: Sequence[int]) -> Any:
 OPERATORS = (
     OpDef(
         "Pad", (2, 4), _infer_pad, _pad, attributes=declared(mode="constant"),
-        gradient=pad_gradient, batching=pad, workspace=WorkspaceRule(_workspace),
+        gradient=pad_gradient, batching=batch_pad, workspace=WorkspaceRule(_workspace),
     ),
 )  # fmt: skip

@@ -9,15 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.attributes import Attributes, ints_of
 from stitch.ops.batching import along_axis, in_first_axis, of_last_axes
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
+from stitch.ops.definition import (
+    Attribute,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    declared,
+    few,
+)
 from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.gradient import GradientContext
-from stitch.ops.inference import InferenceContext, Shape
-from stitch.ops.shape import shape_batching as batching
+from stitch.ops.inference import Attributes, InferenceContext, Shape, ints_of
+from stitch.ops.shape import reshaping
 from stitch.ops.steps import copy_steps, fill_step
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import ValueType
 
 # --------------------------------------------------------------------------------------------------
@@ -393,7 +400,7 @@ OPERATORS = (
     OpDef(
         "Transpose", (1, 1), _infer_transpose, _transpose,
         attributes=declared(perm=Attribute("ints")), gradient=transpose,
-        batching=batching.transpose, workspace=few,
+        batching=reshaping.batch_transpose, workspace=few,
     ),
     OpDef(
         "Concat", (1, -1), _infer_concat, _concat,
@@ -403,19 +410,19 @@ OPERATORS = (
     OpDef(
         "Split", (1, 2), _infer_split, _split, outputs=(1, -1),
         attributes=declared(axis=0, num_outputs=Attribute("int")), gradient=split,
-        batching=batching.split, workspace=few,
+        batching=reshaping.batch_split, workspace=few,
     ),
     OpDef(
         "Slice", (3, 5), _infer_slice, _slice, gradient=slice_,
-        batching=batching.slice_, workspace=few,
+        batching=reshaping.batch_slice, workspace=few,
     ),
     OpDef(
         "Expand", (2, 2), _infer_expand, _expand, gradient=expand,
-        batching=batching.expand, workspace=few,
+        batching=reshaping.batch_expand, workspace=few,
     ),
     OpDef(
         "Tile", (2, 2), _infer_tile, _tile, gradient=tile,
-        batching=batching.tile, workspace=few,
+        batching=reshaping.batch_tile, workspace=few,
     ),
     OpDef(
         "DepthToSpace", (1, 1), partial(_infer_blocks, False), _depth_to_space,

@@ -13,14 +13,96 @@ from typing import Any
 import numpy as np
 
 from stitch.errors import TaskError
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
+from stitch.ops.batching import BatchingContext
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared, few
 from stitch.ops.element_types import BOOLEAN, FLOATS, INT64, MOVED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Inference, InferenceContext, Shape, same_as_first
-from stitch.ops.shape import shape_batching as batching
 from stitch.ops.steps import copy_steps, fill_step
-from stitch.ops.workspaces import few
 from stitch.program import Array, DataType, Operation, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# Batching of what moves elements or lists shapes: axes lie one further behind, counts get a lane.
+
+
+def batch_same_order(c: BatchingContext) -> Sequence[Any]:
+    """Reshape, Flatten, Squeeze, Unsqueeze: the result's shape in a lane says all."""
+    return (c.shaped(c.operands[0], (c.lanes, *c.result_shape())),)
+
+
+def batch_dropout(c: BatchingContext) -> Sequence[Any]:
+    """Nothing is dropped, whatever the ratio; where the mode is asked for, the ratio is known."""
+    ratio = None if c.varies(1) else c.operands[1] if c.has(1) else None
+    return c.again(c.broadcast(0), ratio, c.operands[2] if c.has(2) else None)
+
+
+def batch_shape(c: BatchingContext) -> Sequence[Any]:
+    """Shape: the same in all lanes."""
+    shape = c.shape()
+    end = c.attributes.get("end")
+    assert end is None or isinstance(end, int)
+    listed = np.array(shape[c.int_of("start") : end], np.int64)
+    return (c.repeated(c.constant(listed), listed.shape),)
+
+
+def batch_size(c: BatchingContext) -> Sequence[Any]:
+    return (c.repeated(c.constant(np.array(math.prod(c.shape()), np.int64)), ()),)
+
+
+def batch_expect(c: BatchingContext) -> Sequence[Any]:
+    """All lanes are checked at once."""
+    checked = c.varies(1, 2)
+    return c.again(c.broadcast(0), *(c.broadcast(i) if checked else c.operands[i] for i in (1, 2)))
+
+
+def batch_transpose(c: BatchingContext) -> Sequence[Any]:
+    rank = c.rank()
+    order = c.ints_of("perm") or tuple(range(rank))[::-1]
+    return c.again(c.operands[0], perm=[0, *(axis + 1 for axis in order)])
+
+
+def batch_split(c: BatchingContext) -> Sequence[Any]:
+    return c.with_first(c.operands[0], axis=c.axis_behind(c.int_of("axis")))
+
+
+def batch_slice(c: BatchingContext) -> Sequence[Any]:
+    listed = c.ints_at(3)
+    if listed is None:
+        listed = tuple(range(len(c.ints_at(1) or ())))
+    axes = [c.axis_behind(axis) for axis in listed]
+    steps = c.operands[4] if c.has(4) else None
+    return c.again(c.operands[0], c.operands[1], c.operands[2], axes, steps)
+
+
+def batch_expand(c: BatchingContext) -> Sequence[Any]:
+    shape = c.result_shape()
+    return c.again(c.aligned(0, len(shape)), [c.lanes, *shape])
+
+
+def batch_tile(c: BatchingContext) -> Sequence[Any]:
+    return c.again(c.operands[0], [1, *(c.ints_at(1) or ())])
+
+
+def batch_pad(c: BatchingContext) -> Sequence[Any]:
+    listed = c.ints_at(3)
+    axes = list(range(c.rank())) if listed is None else listed
+    behind = [c.axis_behind(axis) for axis in axes]
+    value = c.operands[2] if c.has(2) else None
+    if not c.varies(2) or c.string_of("mode") != "constant":
+        return c.again(c.broadcast(0), c.operands[1], None if c.varies(2) else value, behind)
+    # A number for each lane: what is padded is told apart by padding truth values.
+    inside = c.filled(True, c.shape(), DataType.BOOL)
+    mask = c.apply("Pad", inside, c.operands[1], np.array(False), list(axes))
+    # One after the other: what is batched has an axis more in front.
+    padded = c.again(c.operands[0], c.operands[1], None, behind if c.varies(0) else list(axes))[0]
+    number = c.shaped(value, (c.lanes, *(1,) * c.rank()))
+    return (c.apply("Where", mask, padded, number),)
+
+
+def batch_eye_like(c: BatchingContext) -> Sequence[Any]:
+    """Of its operand only the shape and the type are asked for."""
+    like = c.filled(0, c.shape(), c.type_of(0).data_type)
+    return (c.repeated(c.again(like)[0], c.result_shape()),)
 
 
 def reinterpret(arguments: KernelArguments) -> Sequence[Thunk]:
@@ -199,7 +281,7 @@ def _shown(value: object) -> str:
 def _same_order(name: str, inputs: tuple[int, int], infer: Inference, **defaults: int) -> OpDef:
     return OpDef(
         name, inputs, infer, reinterpret, attributes=declared(**defaults), elementwise=True,
-        gradient=reshape_gradient, batching=batching.same_order, workspace=few,
+        gradient=reshape_gradient, batching=batch_same_order, workspace=few,
     )  # fmt: skip
 
 
@@ -218,23 +300,25 @@ _RESHAPING = (
 )
 #: ONNX's operators that give the elements of their first operand in the same order.
 RESHAPING = frozenset(definition.name for definition in _RESHAPING)
-OPERATORS = (
+
+
+OPERATORS: tuple[OpDef, ...] = (
     *_RESHAPING,
     OpDef(
         "Dropout", (1, 3), _infer_dropout, _dropout, outputs=(1, 2),
         attributes=declared(seed=Attribute("int")), elementwise=True, gradient=reshape_gradient,
-        batching=batching.dropout, workspace=few,
+        batching=batch_dropout, workspace=few,
     ),
     OpDef(
         "Shape", (1, 1), _infer_shape, _shape, attributes=declared(end=Attribute("int"), start=0),
-        batching=batching.shape_of, workspace=few,
+        batching=batch_shape, workspace=few,
     ),
     # Operand 0 as it is, if operands 1 and 2 are equal; else a TaskError that names what the
     # attribute says. ONNX expansion: Identity(operand 0), without the check.
     OpDef(
         "Expect", (3, 3), _infer_expect, _expect,
         attributes=declared(name=Attribute("string", required=True)), domain="stitch",
-        batching=batching.expect, workspace=few, checks=True,
+        batching=batch_expect, workspace=few, checks=True,
     ),
-    OpDef("Size", (1, 1), _infer_size, _size, batching=batching.size, workspace=few),
+    OpDef("Size", (1, 1), _infer_size, _size, batching=batch_size, workspace=few),
 )  # fmt: skip

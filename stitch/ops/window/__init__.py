@@ -1,12 +1,12 @@
 """What slides: convolutions and pools of any rank, and what is put together from windows."""
 
 from stitch.ops.definition import OpDef
-from stitch.ops.window import convolution, max_pool_gradient_operator, pooling, unfolding
+from stitch.ops.window import convolution, pooling, unfolding
 from stitch.ops.window.convolution import CONVOLUTION, bias_steps, check_output
-from stitch.ops.window.sliding import sees_everywhere
 from stitch.ops.window.windows import (
     check_window_attributes,
     pool_windows,
+    sees_everywhere,
     transposed_windows,
     turned_windows,
     windows_of,
@@ -18,6 +18,5 @@ __all__ = [
 ]  # fmt: skip
 
 OPERATORS: tuple[OpDef, ...] = (
-    *convolution.OPERATORS, *pooling.OPERATORS, *max_pool_gradient_operator.OPERATORS,
-    *unfolding.OPERATORS,
+    *convolution.OPERATORS, *pooling.OPERATORS, *unfolding.OPERATORS,
 )  # fmt: skip

@@ -17,8 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from stitch.ops.definition import Thunk
 from stitch.ops.inference import Shape
 from stitch.ops.steps import stretches, workspace
-from stitch.ops.window.sliding import WindowLine, lines_of
-from stitch.ops.window.windows import Windows
+from stitch.ops.window.windows import WindowLine, Windows, lines_of
 from stitch.program import Array
 
 #: Columns of a tile are at most of this many bytes (or of one row and kernel element).

@@ -2,45 +2,238 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
+from stitch.ops.definition import (
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    declared,
+    few,
+)
 from stitch.ops.element_types import BYTES, FLOATS, onnx_code
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext
-from stitch.ops.steps import along, fill_step, scalar, stretches, strides_of, workspace
-from stitch.ops.window import window_batching as batching
+from stitch.ops.steps import along, copy_steps, fill_step, scalar, stretches, strides_of, workspace
+from stitch.ops.window import windows
 from stitch.ops.window.convolution import check_output
-from stitch.ops.window.sliding import (
+from stitch.ops.window.windows import (
     PLANES_NBYTES,
+    POOL_ATTRIBUTES,
     Sliding,
     WindowLine,
-    lines_of,
-    sliding_nbytes,
-    taps_of,
-)
-from stitch.ops.window.sliding_positions import (
-    Views,
-    are_viewed,
-    maxima,
-    pieces,
-    places_nbytes,
-    views_nbytes,
-)
-from stitch.ops.window.windows import (
-    POOL_ATTRIBUTES,
     Windows,
+    by_sample,
     check_pads,
     check_window_attributes,
+    largest_plane,
+    lines_of,
+    planes_at_once,
     pool_windows,
+    sliding_nbytes,
+    taps_of,
+    undilated,
 )
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule, few
 from stitch.program import Array, DataType, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# Where the maximum of every window is: the first place of several, in row-major order.
+
+#: The steps of a stretch of planes take up to so many times what the longest of these takes.
+TIMES = 14
+#: Windows are compared by views where their kernel has at most so many elements, and they read each
+#: element at most so many times.
+VIEWS, READS = 16, 2.5
+#: Results that are compared together stay in the caches.
+_VIEWED = 1 << 16
+#: What the steps of a view take.
+_STEPS_NBYTES = 2048
+
+
+def places_nbytes(windows: Windows, planes: int, dtype: np.dtype[Any]) -> int:
+    """What `maxima` of a piece takes: values and places before, between and after an axis."""
+    at_once = planes_at_once(windows, planes, TIMES)
+    return at_once * largest_plane(windows) * (5 * dtype.itemsize + 50) + 100 * max(windows.output)
+
+
+def pieces(windows: Windows, planes: int) -> Iterator[slice]:
+    """Planes that are looked at together."""
+    return stretches(planes, planes_at_once(windows, planes, TIMES))
+
+
+def maxima(x: Array, windows: Windows, counts: Sequence[int], lowest: float) -> tuple[Array, Array]:
+    """The maximum of every window of planes x, and its place: `counts[a]` for each step along axis
+    a."""
+    values, places, some_lack = x, np.zeros((1,) * x.ndim, np.int64), False
+    lines = lines_of(windows)
+    for axis in reversed(range(len(lines))):
+        line = lines[axis]
+        steps = along(np.arange(line.size) * counts[axis], axis + 1, x.ndim)
+        # A window of padding alone has no place, wherever it is along this axis.
+        places = np.where(places < 0, -1, places + steps) if some_lack else places + steps
+        shape = (*values.shape[: axis + 1], line.output, *values.shape[axis + 2 :])
+        results = np.empty(shape, x.dtype), np.empty(shape, np.int64)
+        given = [np.moveaxis(np.broadcast_to(places, values.shape), axis + 1, 0)]
+        given.insert(0, np.moveaxis(values, axis + 1, 0))
+        into = [np.moveaxis(array, axis + 1, 0) for array in results]
+        if line.is_short:
+            _by_elements(line, given, into, lowest)
+        else:
+            for array, nothing in zip(into, (lowest, -1), strict=True):
+                array[...] = nothing
+            for part, read, write in undilated(line):
+                _by_stretches(part, [a[read] for a in given], [a[write] for a in into])
+        values, places = results
+        some_lack = some_lack or not line.count_inside().all()
+    return values, places
+
+
+def _by_elements(
+    line: WindowLine, given: Sequence[Array], results: Sequence[Array], lowest: float
+) -> None:
+    """A step per kernel element, over all windows that reach something there."""
+    known = slice(0, 0)
+    for number, (which, seen) in enumerate(taps_of(line)):
+        others = [array[seen] for array in given]
+        if number == 0:
+            for array, other, nothing in zip(results, others, (lowest, -1), strict=True):
+                array[: which.start] = nothing
+                array[which.stop :] = nothing
+                array[which] = other
+            known = which
+        else:
+            _take_larger(
+                [array[which] for array in results], others, known != slice(0, line.output)
+            )
+    if known == slice(0, 0):
+        for array, nothing in zip(results, (lowest, -1), strict=True):
+            array[...] = nothing
+
+
+def _by_stretches(line: WindowLine, given: Sequence[Array], results: Sequence[Array]) -> None:
+    """Windows without dilation along the first axis of (values, places)."""
+    size, first = line.size, np.arange(line.output) * line.stride - line.begin
+    length = np.minimum(first + line.kernel, size) - np.maximum(first, 0)
+    level = np.frexp(np.maximum(length, 0))[1] - 1
+    # Neighbouring windows that are made alike: as long, and reaching beyond the same end.
+    kinds = np.stack([level, first < 0, first + line.kernel > size])
+    ends = np.flatnonzero((kinds[:, 1:] != kinds[:, :-1]).any(0)) + 1
+    runs = list(pairwise([0, *ends.tolist(), line.output]))
+    values, places = (array.copy(order="K") for array in given)
+    for height in range(int(level.max(initial=-1)) + 1):
+        stretch = 1 << height
+        for start, stop in runs:
+            if level[start] != height:
+                continue
+            begins = _stretch(line, start, stop, 0) if first[start] >= 0 else slice(0, 1)
+            behind = slice(size - stretch, size - stretch + 1)
+            if first[start] + line.kernel <= size:
+                behind = _stretch(line, start, stop, line.kernel - stretch)
+            into = [array[start:stop] for array in results]
+            for target, source in zip(into, (values, places), strict=True):
+                target[...] = source[begins]
+            _take_larger(into, [values[behind], places[behind]])
+        left = size - 2 * stretch + 1
+        if left > 0:
+            _take_larger(
+                [values[:left], places[:left]],
+                [values[stretch : stretch + left], places[stretch : stretch + left]],
+            )
+
+
+def _stretch(line: WindowLine, start: int, stop: int, offset: int) -> slice:
+    first = start * line.stride - line.begin + offset
+    return slice(first, first + (stop - start - 1) * line.stride + 1, line.stride)
+
+
+def _take_larger(into: Sequence[Array], others: Sequence[Array], some_lack: bool = False) -> None:
+    """Where the others, which lie behind, are larger, or nothing is known, they are taken."""
+    value, other = into[0], others[0]
+    larger = other > value
+    if value.dtype.kind == "f":
+        larger |= (other != other) & (value == value)
+    if some_lack:
+        larger |= into[1] < 0
+    for target, source in zip(into, others, strict=True):
+        np.copyto(target, source, where=larger)
+
+
+class Views:
+    """Steps that find the maxima of windows element by element of their kernel.
+
+    A NaN loses against any number here: a caller that has NaN looks again with `maxima`.
+    """
+
+    def __init__(self, windows: Windows, counts: Sequence[int], planes: int) -> None:
+        self.lines, self.plane = lines_of(windows), math.prod(windows.size)
+        self.planes, self.at_once = planes, _planes_viewed(windows, planes)
+        self.counts = counts
+        self.mask = workspace((self.at_once, *windows.output), np.dtype(np.bool_))
+        #: Where each window of a plane begins.
+        self.begins = np.zeros(windows.output, np.int64)
+        for axis, line in enumerate(self.lines):
+            steps = np.arange(line.output) * (line.stride * counts[axis])
+            self.begins += along(steps, axis, len(self.lines))
+
+    def steps(self, x: Array, values: Array, places: Array) -> list[Thunk]:
+        """Planes x; their maxima and places in all of x."""
+        steps: list[Thunk] = []
+        for part in stretches(self.planes, self.at_once):
+            first = np.arange(part.start, part.stop) * self.plane
+            first = first.reshape(-1, *(1,) * len(self.lines))
+            steps += self._compared(x[part], first, values[part], places[part])
+        return steps
+
+    def _compared(self, x: Array, first: Array, values: Array, places: Array) -> Iterator[Thunk]:
+        mask = self.mask[: len(x)]
+        for number, tap in enumerate(itertools.product(*(range(e.kernel) for e in self.lines))):
+            taps = list(zip(tap, self.lines, strict=True))
+            seen = x[(slice(None), *(line.met(index)[1] for index, line in taps))]
+            offset = sum(
+                index * line.dilation * count
+                for (index, line), count in zip(taps, self.counts, strict=True)
+            )
+            if number == 0:
+                yield partial(np.copyto, values, seen)
+                yield partial(np.copyto, places, first)
+            else:
+                yield partial(np.greater, seen, values, mask)
+                yield partial(np.copyto, values, seen, where=mask)
+                yield partial(np.copyto, places, first + offset, where=mask)
+        yield partial(np.add, places, self.begins, places)
+
+
+def are_viewed(windows: Windows) -> bool:
+    """Whether `Views` takes least time: small windows, none of which reaches beyond."""
+    lines, taps = lines_of(windows), math.prod(windows.kernel)
+    inside = all(
+        line.begin == 0
+        and (line.output - 1) * line.stride + line.dilation * (line.kernel - 1) < line.size
+        for line in lines
+    )
+    reads = taps * math.prod(windows.output)
+    return inside and taps <= VIEWS and reads <= READS * math.prod(windows.size)
+
+
+def views_nbytes(windows: Windows, planes: int) -> int:
+    """What `Views` takes."""
+    output, at_once = math.prod(windows.output), _planes_viewed(windows, planes)
+    taps, pieces = math.prod(windows.kernel), -(-planes // at_once)
+    return output * (at_once + 17) + taps * (8 * planes + _STEPS_NBYTES * pieces)
+
+
+def _planes_viewed(windows: Windows, planes: int) -> int:
+    return max(1, min(planes, _VIEWED // max(1, math.prod(windows.output))))
+
 
 # --------------------------------------------------------------------------------------------------
 # Gradients of pools: averages are separable, so they go back one axis at a time; those of maxima
@@ -324,29 +517,198 @@ def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
     return (partial(np.maximum.reduce, flat, 2, None, result),)
 
 
-OPERATORS = (
+# --------------------------------------------------------------------------------------------------
+# `stitch.MaxPoolGradient`: each gradient goes to the first place that holds its window's maximum.
+
+#: As many samples are handled at a time as have inputs of this many bytes (at least one).
+SAMPLES_NBYTES = 1 << 18
+#: What is known of a window's maximum: whether it is met, its place, in steps and whole, and where
+#: the window begins; and a gradient without what goes to no number.
+_PLACE_NBYTES = 2 + 2 * 4 + 3 * 8 + 9
+#: From more kernel elements on, places are looked for first.
+MANY = 64
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = context.require_type(1, FLOATS)
+    context.require_same_type(range(3))
+    context.require_rank(1, 3)
+    kernel = context.ints_of("kernel_shape") or ()
+    check_window_attributes(context, x.shape[2:], kernel)
+    windows = pool_windows(context.attributes, x.shape[2:])
+    check_pads(context, kernel)
+    for index in (0, 2):
+        context.require_shape(index, (*x.shape[:2], *windows.output))
+    return (x,)
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x, y = (arguments.given(i) for i in range(3))
+    out = arguments.outputs[0]
+    if gradient.size == 0:
+        return (fill_step(out, 0),)
+    windows = pool_windows(arguments.attributes, x.shape[2:])
+    if _is_wide(windows):
+        seen, sums = (a.reshape(-1, *windows.size) for a in (x, out))
+        return [partial(_by_places, gradient.reshape(-1, *windows.output), seen, sums, windows)]
+    at_once = _samples_at_once(x.shape[0], x.nbytes)
+    direct = not windows.needs_padding
+    wide = (at_once, x.shape[1], *windows.padded)
+    source = x if direct else np.full(wide, -np.inf, x.dtype)
+    target = out if direct else np.empty(wide, out.dtype)
+    work = _Workspace(gradient, at_once, windows)
+    inner = tuple(slice(b, b + s) for b, s in zip(windows.begin, windows.size, strict=True))
+    inside = (slice(None), slice(None), *inner)
+    steps: list[Thunk] = []
+    for part in stretches(x.shape[0], at_once):
+        here = part if direct else slice(0, part.stop - part.start)
+        if not direct:
+            steps += copy_steps(x[part], source[here][inside])
+        steps += work.steps(source[here], target[here], gradient[part], y[part])
+        if not direct:
+            steps += copy_steps(target[here][inside], out[part])
+    return steps
+
+
+def _is_wide(windows: Windows) -> bool:
+    padded, size = math.prod(windows.padded), math.prod(windows.size)
+    return math.prod(windows.kernel) > MANY or padded > 4 * size
+
+
+def _samples_at_once(samples: int, nbytes: int) -> int:
+    return min(samples, max(1, SAMPLES_NBYTES * samples // nbytes))
+
+
+def _taken(context: WorkspaceContext) -> int:
+    x = context.operand(1)
+    windows, dtype = pool_windows(context.attributes, x.shape[2:]), x.data_type.compute_dtype
+    planes = math.prod(x.shape[:2])
+    if _is_wide(windows):
+        return 2 * places_nbytes(windows, planes, dtype)
+    nbytes = math.prod(x.shape) * dtype.itemsize
+    planes = 0 if not nbytes else _samples_at_once(x.shape[0], nbytes) * x.shape[1]
+    padded = 2 * math.prod(windows.padded) * dtype.itemsize if windows.needs_padding else 0
+    return few.nbytes(context) + planes * (padded + _PLACE_NBYTES * math.prod(windows.output))
+
+
+def _by_places(gradient: Array, x: Array, out: Array, windows: Windows) -> None:
+    """The places of all maxima first: however long the kernel, an element is looked at a few
+    times. A NaN equals no maximum, so nothing goes to it."""
+    size = math.prod(windows.size)
+    for part in pieces(windows, len(x)):
+        values, places = maxima(x[part], windows, strides_of(windows.size), -np.inf)
+        numbers = np.arange(len(places)).reshape(-1, *(1,) * len(windows.size)) * size
+        hit = (places >= 0) & (values == values)
+        flat = out[part].reshape(-1)
+        flat[...] = 0
+        np.add.at(flat, (places + numbers)[hit], gradient[part][hit])
+
+
+class _Workspace:
+    """What one stretch of samples needs: which windows have not met their maximum yet, by how much
+    its place is behind the window's first, and its place.
+
+    A window whose maximum is at none of its places has it at the last; only a NaN equals nothing.
+    """
+
+    def __init__(self, gradient: Array, samples: int, windows: Windows) -> None:
+        shape, size = (samples, *gradient.shape[1:]), windows.padded
+        self.taps = list(windows.taps())
+        strides = strides_of(size)
+        first = (sum(t.start * s for t, s in zip(tap, strides, strict=True)) for tap in self.taps)
+        offsets = list(first)
+        self.steps_between = [b - a for a, b in pairwise(offsets)]
+        kind = np.min_scalar_type(offsets[-1] - offsets[0])
+        self.missed, self.other = (workspace(shape, np.dtype(np.bool_)) for _ in "ab")
+        self.behind, self.more = (workspace(shape, kind) for _ in "ab")
+        self.places = workspace(shape, np.dtype(np.intp))
+        #: The first place of each window.
+        begins = np.full((1,) * len(size), offsets[0])
+        for axis, stride in enumerate(strides):
+            begin = np.arange(windows.output[axis]) * windows.strides[axis] * stride
+            begins = begins + along(begin, axis, len(size))
+        planes = np.arange(math.prod(shape[:2])) * math.prod(size)
+        self.begins = (planes.reshape(-1, *(1,) * len(size)) + begins).reshape(shape)
+        #: Whether no place lies in two windows: what it gets is written, not added.
+        self.apart = all(
+            stride > dilation * (kernel - 1)
+            for stride, dilation, kernel in zip(
+                windows.strides, windows.dilations, windows.kernel, strict=True
+            )
+        )
+
+    def steps(self, x: Array, out: Array, gradient: Array, y: Array) -> list[Thunk]:
+        """A step for each element of the kernel but the last, and one that brings each gradient to
+        its place."""
+        count = gradient.shape[0]
+        arrays = self.missed, self.other, self.behind, self.more, self.places
+        missed, other, behind, more, places = (a[:count] for a in arrays)
+        steps: list[Thunk] = [] if self.steps_between else [fill_step(behind, 0)]
+        for index, (tap, step) in enumerate(zip(self.taps, self.steps_between, strict=False)):
+            seen, wide = x[:, :, *tap], np.array(step, behind.dtype)
+            if index:
+                steps += [
+                    partial(np.not_equal, seen, y, other),
+                    partial(np.logical_and, missed, other, missed),
+                    partial(np.multiply, missed.view(np.uint8), wide, more),
+                    partial(np.add, behind, more, behind),
+                ]
+            else:
+                steps += [
+                    partial(np.not_equal, seen, y, missed),
+                    partial(np.multiply, missed.view(np.uint8), wide, behind),
+                ]
+        return [
+            *steps,
+            partial(np.copyto, places, behind),
+            partial(np.add, places, self.begins[:count], places),
+            fill_step(out, 0),
+            partial(
+                _bring, out.reshape(-1), places.reshape(-1), gradient.reshape(-1), y.reshape(-1),
+                self.apart,
+            ),
+        ]  # fmt: skip
+
+
+def _bring(out: Array, places: Array, gradient: Array, y: Array, apart: bool) -> None:
+    """Gradients to their places; nothing for a maximum that is no number. A sum of squares is no
+    number if, and only if, one of them is none."""
+    if np.isnan(np.dot(y, y)):
+        gradient = np.where(y == y, gradient, gradient.dtype.type(0))
+    if apart:
+        out[places] = gradient
+    else:
+        np.add.at(out, places, gradient)
+
+
+OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         "AveragePool", (1, 1), partial(_infer_pool, FLOATS), _average,
         attributes=declared(**POOL_ATTRIBUTES, count_include_pad=0),
         gradient=average_pool,
-        batching=batching.by_sample, workspace=WorkspaceRule(_average_workspace),
+        batching=windows.by_sample, workspace=WorkspaceRule(_average_workspace),
     ),
     OpDef(
         "MaxPool", (1, 1), partial(_infer_pool, FLOATS | BYTES), _max, outputs=(1, 2),
         attributes=declared(**POOL_ATTRIBUTES, storage_order=0), gradient=max_pool,
-        batching=batching.max_pool, workspace=WorkspaceRule(_max_workspace),
+        batching=windows.max_pool, workspace=WorkspaceRule(_max_workspace),
     ),
     OpDef(
         "LpPool", (1, 1), _infer_lp, _lp, attributes=declared(**POOL_ATTRIBUTES, p=2),
         gradient=lp_pool,
-        batching=batching.by_sample, workspace=WorkspaceRule(_lp_workspace, is_kept=False),
+        batching=windows.by_sample, workspace=WorkspaceRule(_lp_workspace, is_kept=False),
     ),
     OpDef(
         "GlobalAveragePool", (1, 1), _infer_global, _global_average,
-        gradient=global_average, batching=batching.by_sample, workspace=few,
+        gradient=global_average, batching=windows.by_sample, workspace=few,
     ),
     OpDef(
         "GlobalMaxPool", (1, 1), _infer_global, _global_max, gradient=global_max,
-        batching=batching.by_sample, workspace=few,
+        batching=windows.by_sample, workspace=few,
+    ),
+    OpDef(
+        "MaxPoolGradient", (3, 3), _infer, _kernel,
+        attributes=POOL_ATTRIBUTES,
+        domain="stitch", batching=by_sample, workspace=WorkspaceRule(_taken),
     ),
 )  # fmt: skip

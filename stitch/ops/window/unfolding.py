@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
+from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared, few
 from stitch.ops.element_types import FLOATS, INT64, NUMERIC
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import InferenceContext, Shape
 from stitch.ops.steps import check_range, copy_steps, fill_step
-from stitch.ops.window import window_batching as batching
-from stitch.ops.window.sliding import lines_of
-from stitch.ops.window.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, windows_of
-from stitch.ops.workspaces import few
+from stitch.ops.window import windows
+from stitch.ops.window.windows import KERNEL_SHAPE, WINDOW_ATTRIBUTES, lines_of, windows_of
 from stitch.program import Array, ValueType
 
 _LISTS = {name: WINDOW_ATTRIBUTES[name] for name in ("dilations", "pads", "strides")}
@@ -164,11 +162,11 @@ def max_unpool_gradient(context: GradientContext) -> Sequence[Any]:
 OPERATORS = (
     OpDef(
         "Col2Im", (3, 3), _infer_col2im, _col2im, attributes=_LISTS, gradient=col2im_gradient,
-        batching=batching.col2im, workspace=few,
+        batching=windows.col2im, workspace=few,
     ),
     OpDef(
         "MaxUnpool", (2, 3), _infer_max_unpool, _max_unpool,
         attributes=declared(**KERNEL_SHAPE, pads=Attribute("ints"), strides=Attribute("ints")),
-        gradient=max_unpool_gradient, checks=True, batching=batching.max_unpool,
+        gradient=max_unpool_gradient, checks=True, batching=windows.max_unpool,
     ),
 )  # fmt: skip

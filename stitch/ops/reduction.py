@@ -1,4 +1,20 @@
-"""Reductions over axes, ArgMax and ArgMin.
+"""Batching of reductions, extremes' places, running totals and counts: over the axes behind.
+
+Running totals along one axis: CumSum, CumProd.
+
+Counting n-grams of whole numbers: TfIdfVectorizer.
+
+An n-gram occurs where its items stand in a row in order, each `skip` places after the one before;
+single items are counted once, as no skip changes them. A weight is that of the n-gram at the same
+place of the pool, whatever its column. Nothing is looked for that the row is too short for, so rows
+and pool bound the work, whatever the attributes say.
+Source: ONNX's TfIdfVectorizer.
+
+Means and variances of the rows of two-dimensional arrays, for normalizations.
+
+Many elements become one: sums, means, extremes, norms, running totals, counts.
+
+Reductions over axes, ArgMax and ArgMin.
 
 Axes are an operand and must be known at compile time; without axes everything is reduced, or
 nothing (`noop_with_empty_axes`), in which case the steps around the reduction still happen.
@@ -7,23 +23,280 @@ nothing (`noop_with_empty_axes`), in which case the steps around the reduction s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from stitch.ops.batching import along_axis
-from stitch.ops.definition import KernelArguments, OpDef, Thunk, declared
-from stitch.ops.element_types import BOOLEAN, BYTES, INT64, NUMERIC, PRODUCTS, onnx_code
-from stitch.ops.gradient import GradientContext, Slope, of_first
-from stitch.ops.inference import InferenceContext
-from stitch.ops.reduction import reduction_batching as batching
-from stitch.ops.reduction.row_statistics import LONG_ROW
-from stitch.ops.steps import fill_step, scalar
-from stitch.ops.workspaces import few, integers, operands
+from stitch.ops.batching import BatchingContext, along_axis
+from stitch.ops.definition import (
+    Attribute,
+    Kernel,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    declared,
+    few,
+    integers,
+    operands,
+)
+from stitch.ops.element_types import BOOLEAN, BYTES, INDICES, INT64, NUMERIC, PRODUCTS, onnx_code
+from stitch.ops.gradient import Gradient, GradientContext, Slope, of_first
+from stitch.ops.inference import Attributes, InferenceContext, int_of, ints_of, string_of
+from stitch.ops.steps import CHUNK_SIZE, fill_step, reciprocal_step, scalar, stretches
 from stitch.program import Array, DataType, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# Batching of reductions, extremes' places, running totals and counts: over the axes behind.
+
+
+def batch_reduction(c: BatchingContext) -> Sequence[Any]:
+    """Without axes all are meant but that of the lanes."""
+    listed = c.ints_at(1) or ()
+    if listed or c.int_of("noop_with_empty_axes"):
+        return c.again(c.operands[0], [c.axis_behind(axis) for axis in listed])
+    if c.rank():
+        return c.again(c.operands[0], list(range(1, c.rank() + 1)))
+    # No axes at all would again mean all.
+    return c.again(c.shaped(c.operands[0], (c.lanes, 1)), [1], keepdims=0)
+
+
+def batch_running(c: BatchingContext) -> Sequence[Any]:
+    """The axis is an operand."""
+    (axis,) = c.ints_at(1) or (0,)
+    return c.again(c.operands[0], np.array(c.axis_behind(axis)))
+
+
+def batch_counts(c: BatchingContext) -> Sequence[Any]:
+    """Rows are counted one by one: a lane is one, or some more of them."""
+    rows = c.operands[0] if c.rank() == 1 else c.folded(0)
+    return (c.shaped(c.again(rows)[0], (c.lanes, *c.result_shape())),)
+
+
+# --------------------------------------------------------------------------------------------------
+# Running totals along one axis: CumSum, CumProd.
+
+
+def _infer_running(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = context.require_type(0, PRODUCTS)
+    context.require_type(1, INDICES)
+    context.axis_of(context.known_scalar(1, "axis"), context.require_rank(0, 1))
+    return (data,)
+
+
+def _running(function: np.ufunc, neutral: int) -> Kernel:
+    def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+        source, out = arguments.given(0), arguments.outputs[0]
+        axis = arguments.ints_at(1)[0] % source.ndim
+        if arguments.int_of("reverse"):
+            source, out = np.flip(source, axis), np.flip(out, axis)
+        if not arguments.int_of("exclusive"):
+            return (partial(function.accumulate, source, axis, out.dtype, out),)
+        before = (slice(None),) * axis
+        size = source.shape[axis]
+        first = fill_step(out[(*before, slice(0, 1))], neutral)
+        if size == 1:
+            return (first,)
+        shifted, rest = out[(*before, slice(1, None))], source[(*before, slice(0, size - 1))]
+        return (first, partial(function.accumulate, rest, axis, out.dtype, shifted))
+
+    return kernel
+
+
+def cumulative_sum_gradient(context: GradientContext) -> Sequence[Any]:
+    """The sum that runs the other way."""
+    attributes = context.attributes
+    total = context.apply(
+        "CumSum", context.gradient, context.input(1), exclusive=int_of(attributes, "exclusive"),
+        reverse=1 - int_of(attributes, "reverse"),
+    )  # fmt: skip
+    return total, None
+
+
+def cumulative_product_gradient(context: GradientContext) -> Sequence[Any]:
+    """Sums of dy y that run the other way, over x; the first zero gets the product without it."""
+    x, axis, gradient = context.input(0), context.input(1), context.gradient
+    exclusive, reverse = (context.int_of(name) for name in ("exclusive", "reverse"))
+    zero = context.apply("Equal", x, 0.0)
+    count = context.apply("Cast", zero, to=onnx_code(x.data_type))
+    before = context.apply("CumSum", count, axis, exclusive=1, reverse=reverse)
+    first = context.apply("And", zero, context.apply("Equal", before, 0.0))
+    one = context.constant(np.ones((), x.data_type.dtype))
+    without = context.apply("Where", first, one, x)
+    product = context.apply("CumProd", without, axis, exclusive=exclusive, reverse=reverse)
+
+    def back(value: Any) -> Any:
+        return context.apply("CumSum", value, axis, exclusive=exclusive, reverse=1 - reverse)
+
+    share = back(gradient * context.output()) / context.apply("Where", zero, one, x)
+    rest = context.apply("Where", zero, context.zero_like(share), share)
+    return context.apply("Where", first, back(gradient * product), rest), None
+
+
+def _operator(
+    name: str, function: np.ufunc, neutral: int, gradient: Gradient | None = None
+) -> OpDef:
+    return OpDef(
+        name, (2, 2), _infer_running, _running(function, neutral),
+        attributes=declared(exclusive=0, reverse=0), gradient=gradient,
+        batching=batch_running, workspace=few,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Counting n-grams of whole numbers: TfIdfVectorizer.
+
+_MODES = ("TF", "IDF", "TFIDF")
+Gram = tuple[int, ...]
+
+
+def _ints(attributes: Attributes, name: str) -> Gram:
+    return ints_of(attributes, name) or ()
+
+
+def _pool(attributes: Attributes) -> Iterator[Gram]:
+    """The n-grams of the pool, in order; sizes 1, 2, ... begin where `ngram_counts` says."""
+    items, starts = _ints(attributes, "pool_int64s"), _ints(attributes, "ngram_counts")
+    for size, (start, end) in enumerate(zip(starts, (*starts[1:], len(items)), strict=True), 1):
+        for at in range(start, end - size + 1, size):
+            yield items[at : at + size]
+
+
+def _infer_counts(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = context.require_type(0, INDICES)
+    context.require_rank(0, 0, 2)
+    attributes = context.attributes
+    if string_of(attributes, "mode") not in _MODES:
+        raise context.fail("mode of TfIdfVectorizer", expected=", ".join(_MODES))
+    if attributes.get("pool_strings"):
+        raise context.fail("only numbers are supported, not strings")
+    items, starts = _ints(attributes, "pool_int64s"), _ints(attributes, "ngram_counts")
+    columns = _ints(attributes, "ngram_indexes")
+    ends = (*starts[1:], len(items))
+    spans = list(zip(starts, ends, strict=True)) if starts else [(-1, 0)]
+    whole = all(0 <= a <= b and (b - a) % n == 0 for n, (a, b) in enumerate(spans, 1))
+    if not whole or min(columns, default=-1) < 0 or len(list(_pool(attributes))) != len(columns):
+        raise context.fail(
+            "the pool of a TfIdfVectorizer does not fit its counts and indexes",
+            expected=f"{len(columns)} n-grams",
+            got=f"{len(items)} items, counts {list(starts)}",
+        )
+    weights = attributes.get("weights")
+    if isinstance(weights, tuple) and len(weights) != len(columns):
+        raise context.fail(
+            "TfIdfVectorizer needs a weight per n-gram", expected=len(columns), got=len(weights)
+        )
+    sizes = [int_of(attributes, f"{side}_gram_length") for side in ("min", "max")]
+    if not 1 <= sizes[0] <= sizes[1] or int_of(attributes, "max_skip_count") < 0:
+        raise context.fail("the lengths of n-grams are at least 1, in order", got=sizes)
+    return (ValueType((*x.shape[:-1], max(columns) + 1), DataType.FLOAT32),)
+
+
+def _count(row: Gram, numbers: dict[Gram, int], attributes: Attributes) -> Array:
+    """Count each n-gram of the pool: look at the sizes that it has, and at skips that leave an
+    n-gram inside the row."""
+    least, most = (int_of(attributes, f"{side}_gram_length") for side in ("min", "max"))
+    skips = int_of(attributes, "max_skip_count") + 1
+    counts = np.zeros(len(_ints(attributes, "ngram_indexes")), np.float32)
+    for size in sorted({len(gram) for gram in numbers}):
+        if not least <= size <= min(most, len(row)):
+            continue
+        furthest = min(skips, (len(row) - 1) // (size - 1)) if size > 1 else 1
+        for skip in range(1, furthest + 1):
+            for start in range(len(row) - (size - 1) * skip):
+                number = numbers.get(row[start : start + (size - 1) * skip + 1 : skip])
+                if number is not None:
+                    counts[number] += 1
+    return counts
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out, attributes = arguments.given(0), arguments.outputs[0], arguments.attributes
+    columns = np.array(_ints(attributes, "ngram_indexes"))
+    numbers = {gram: number for number, gram in enumerate(_pool(attributes))}
+    mode, weights = string_of(attributes, "mode"), attributes.get("weights")
+    factors = np.ones(len(columns), out.dtype)
+    if isinstance(weights, tuple) and mode != "TF":
+        factors[...] = weights
+    results = out.reshape(-1, out.shape[-1])
+    rows = x.reshape(len(results), x.shape[-1] if x.ndim else 1)
+
+    def run() -> None:
+        results[...] = 0
+        for row, result in zip(rows.tolist(), results, strict=True):
+            counts = _count(tuple(row), numbers, attributes)
+            if mode == "IDF":
+                # Of several n-grams of one column, the first that occurs.
+                found = np.flatnonzero(counts)[::-1]
+                result[columns[found]] = factors[found]
+            else:
+                np.add.at(result, columns, counts * factors)
+
+    return (run,)
+
+
+_NUMBER, _NUMBERS = Attribute("int", required=True), Attribute("ints", required=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Means and variances of the rows of two-dimensional arrays, for normalizations.
+
+#: From this many chunks of rows on, a row of weights is spread over a chunk.
+SPREAD_FROM = 4
+#: Longer rows are summed in pairs.
+LONG_ROW = 4096
+
+
+def inverse_deviation(row: Array, epsilon: float) -> list[Thunk]:
+    """1 / sqrt(variance + epsilon), in place."""
+    return [
+        partial(np.add, row, scalar(epsilon, row), row),
+        partial(np.sqrt, row, row),
+        reciprocal_step(row, row),
+    ]
+
+
+def row_chunks(shape: tuple[int, int]) -> list[slice]:
+    """Stretches of the rows of (rows, columns) arrays that stay in the caches."""
+    return list(stretches(shape[0], max(1, CHUNK_SIZE // shape[1])))
+
+
+def row_means(source: Array, mean: Array) -> list[Thunk]:
+    """The means of the rows of a (rows, columns) array.
+
+    A product with a column is three times as fast as a sum over short rows; long ones need the
+    care for rounding that sums take.
+    """
+    columns = source.shape[1]
+    if columns > LONG_ROW:
+        count = scalar(columns, mean)
+        return [
+            partial(np.add.reduce, source, 1, None, mean),
+            partial(np.divide, mean, count, mean),
+        ]
+    parts = np.full((columns, 1), 1.0 / columns, mean.dtype)
+    return [partial(np.dot, source, parts, mean[:, None])]
+
+
+def standardize(
+    source: Array, out: Array, mean: Array, inverse: Array, epsilon: float
+) -> list[Thunk]:
+    """Rows of (rows, columns) arrays to mean 0 and variance 1; statistics go to (rows,) arrays."""
+    count = scalar(source.shape[1], out)
+    return [
+        *row_means(source, mean),
+        partial(np.subtract, source, mean[:, None], out),
+        partial(np.vecdot, out, out, inverse),
+        partial(np.divide, inverse, count, inverse),
+        *inverse_deviation(inverse, epsilon),
+        partial(np.multiply, out, inverse[:, None], out),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Reductions over axes, ArgMax and ArgMin.
 
 # --------------------------------------------------------------------------------------------------
 # Gradients of reductions: what became one is spread over what it was made of.
@@ -122,7 +395,9 @@ def _chosen(axes: tuple[int, ...], rank: int, noop: bool) -> tuple[int, ...]:
     return axes if axes or noop else tuple(range(rank))
 
 
-def _infer(allowed: frozenset[DataType], context: InferenceContext) -> tuple[ValueType, ...]:
+def _infer_reduction(
+    allowed: frozenset[DataType], context: InferenceContext
+) -> tuple[ValueType, ...]:
     data = context.require_type(0, allowed)
     axes: tuple[int, ...] = ()
     if context.present(1) is not None:
@@ -187,7 +462,7 @@ class _Reduction:
 Body = Callable[[_Reduction], Sequence[Thunk]]
 
 
-def _kernel(body: Body) -> Callable[[KernelArguments], Sequence[Thunk]]:
+def _reduction_kernel(body: Body) -> Callable[[KernelArguments], Sequence[Thunk]]:
     def kernel(arguments: KernelArguments) -> Sequence[Thunk]:
         source, listed = arguments.given(0), arguments.optional(1)
         axes = () if listed is None else tuple(int(a) % source.ndim for a in listed.ravel())
@@ -307,9 +582,9 @@ _IN_ONE_PASS = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd
 
 def _reduce(name: str, body: Body, slope: Slope, allowed: frozenset[DataType] = PRODUCTS) -> OpDef:
     return OpDef(
-        name, (1, 2), partial(_infer, allowed), _kernel(body),
+        name, (1, 2), partial(_infer_reduction, allowed), _reduction_kernel(body),
         attributes=declared(keepdims=1, noop_with_empty_axes=0), gradient=of_first(slope),
-        batching=batching.reduce,
+        batching=batch_reduction,
         workspace=integers(3, few if name in _IN_ONE_PASS else operands(2)),
     )  # fmt: skip
 
@@ -349,7 +624,8 @@ def _argument_operator(name: str, function: Callable[..., object]) -> OpDef:
 
 _EXTREMES = PRODUCTS | BYTES | BOOLEAN
 
-OPERATORS = (
+
+OPERATORS: tuple[OpDef, ...] = (
     _reduce("ReduceSum", _Reduction.sum, total),
     _reduce("ReduceMean", _mean, mean),
     _reduce("ReduceMax", _extreme(np.maximum, 1), extreme, _EXTREMES),
@@ -362,4 +638,15 @@ OPERATORS = (
     _reduce("ReduceSumSquare", _square_sum, square_sum),
     _argument_operator("ArgMax", np.argmax),
     _argument_operator("ArgMin", np.argmin),
-)
+    _operator("CumSum", np.add, 0, cumulative_sum_gradient),
+    _operator("CumProd", np.multiply, 1, cumulative_product_gradient),
+    OpDef(
+        "TfIdfVectorizer", (1, 1), _infer_counts, _kernel,
+        attributes=declared(
+            max_gram_length=_NUMBER, max_skip_count=_NUMBER, min_gram_length=_NUMBER,
+            mode=Attribute("string", required=True), ngram_counts=_NUMBERS, ngram_indexes=_NUMBERS,
+            pool_int64s=Attribute("ints"), pool_strings=Attribute("strings"),
+            weights=Attribute("floats"),
+        ), batching=batch_counts,
+    ),
+)  # fmt: skip

@@ -4,6 +4,8 @@ The body is bound twice, to fixed arrays: states lie in two buffers that take tu
 the result itself; elements of sequences are copied in, those of results are copied out. So a round
 makes no objects but views, and costs its copies beside its kernels. With a condition, which of the
 two the last round writes is known when it has run; what lies in the other is copied then.
+
+Control: operators whose body runs in rounds.
 """
 
 from __future__ import annotations
@@ -14,11 +16,21 @@ from itertools import repeat
 
 import numpy as np
 
-from stitch.ops.definition import Attribute, KernelArguments, OpDef, Thunk, declared
+from stitch.ops.definition import (
+    Attribute,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    declared,
+)
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import copy_steps, workspace
-from stitch.ops.workspaces import WorkspaceContext, WorkspaceRule
 from stitch.program import SCAN, Array, ScanForm, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# `Scan`: a body that runs once for each element of sequences, states going from round to round.
 
 #: The steps of a round, and where what it gives lies then.
 _Round = tuple[tuple[Thunk, ...], list[Array]]
@@ -137,7 +149,7 @@ def _run_while(
             step()
 
 
-OPERATORS = (
+OPERATORS: tuple[OpDef, ...] = (
     OpDef(
         SCAN[1],
         (0, -1),

@@ -1,0 +1,646 @@
+"""Activations: chains of NumPy steps over cache-sized chunks, the input read before it is lost.
+
+Gradients are said by results where these tell the slope, else by operands.
+
+Gelu, exact or by a hyperbolic tangent, and `stitch.GeluGradient`, its operand's gradient.
+
+The gradient's operands are the result's gradient and the operand. In ONNX's words it is a dozen
+elementwise operations; here a chain over chunks that stay in the caches, so that memory is read and
+written once. Libraries have it as one kernel.
+
+Softmax, LogSoftmax and Hardmax along one axis; `stitch.SoftmaxGradient`.
+
+Along the last axis rows are handled chunk by chunk. A Softmax first takes exponentials as they
+are: maxima of short rows take as long as all the rest. Where a row's sum shows that this was not
+good enough (or an operand is not finite), the row is done again with its maximum subtracted.
+
+Activations: Relu, Gelu, Softmax and their kind, chains of steps over cache-sized chunks.
+
+Knows the error function and the statistics of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stitch.ops.arithmetic import ERF_WORKSPACES, erf_steps
+from stitch.ops.batching import BatchingContext, along_axis, broadcasting, of_equal_shapes
+from stitch.ops.definition import (
+    Kernel,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    computed_nbytes,
+    declared,
+    few,
+    operands,
+)
+from stitch.ops.element_types import FLOATS, PRODUCTS, SIGNED_NUMERIC
+from stitch.ops.gradient import Gradient, GradientContext, Slope, no_gradient, of_first
+from stitch.ops.inference import InferenceContext, same_as_first
+from stitch.ops.reduction import row_chunks
+from stitch.ops.steps import (
+    CHUNK_SIZE,
+    Chain,
+    Work,
+    chain_kernel,
+    chunks,
+    copy_steps,
+    fill_step,
+    mask_in,
+    overlaps,
+    reciprocal_step,
+    scalar,
+    workspace,
+    zero,
+)
+from stitch.program import Array, DataType, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# Activations: chains of NumPy steps over cache-sized chunks, the input read before it is lost.
+
+
+def sigmoid_steps(x: Array, out: Array, rate: float = 1.0) -> list[Thunk]:
+    """1 / (1 + exp(-rate x)); an overflow of exp gives the right limit, 0. `out` may be `x`."""
+    scale = partial(np.multiply, x, scalar(-rate, x), out)
+    return [
+        partial(np.negative, x, out) if rate == 1.0 else scale,
+        partial(np.exp, out, out),
+        partial(np.add, out, scalar(1.0, x), out),
+        reciprocal_step(out, out),
+    ]
+
+
+def softplus_steps(x: Array, out: Array, work: Array) -> list[Thunk]:
+    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which cannot overflow."""
+    return [
+        partial(np.absolute, x, work),
+        partial(np.negative, work, work),
+        partial(np.exp, work, work),
+        partial(np.log1p, work, work),
+        partial(np.maximum, x, zero(x), out=out),
+        partial(np.add, out, work, out),
+    ]
+
+
+def _exponential_branch(
+    x: Array, out: Array, work: Array, rate: float, scale: float
+) -> list[Thunk]:
+    """max(x, 0) + scale (exp(min(x, 0) / rate) - 1): the common form of Elu, Selu and Celu.
+
+    Of 0 and -0 NumPy's minimum and maximum give the second on x86, so that -0 stays -0.
+    """
+    steps: list[Thunk] = [partial(np.minimum, zero(x), x, out=work)]
+    if rate != 1.0:
+        steps.append(partial(np.divide, work, scalar(rate, x), work))
+    steps.append(partial(np.expm1, work, work))
+    if scale != 1.0:
+        steps.append(partial(np.multiply, work, scalar(scale, x), work))
+    if 0.0 < scale <= rate:
+        # The exponential lies above its tangent, x.
+        return [*steps, partial(np.maximum, x, work, out=out)]
+    return [
+        *steps,
+        partial(np.maximum, zero(x), x, out=out),
+        partial(np.add, out, work, out),
+    ]
+
+
+def _selu(x: Array, out: Array, work: Work, alpha: float, gamma: float) -> Sequence[Thunk]:
+    steps = _exponential_branch(x, out, work[0], 1.0, alpha)
+    return [*steps, partial(np.multiply, out, scalar(gamma, x), out)]
+
+
+def _leaky_relu(x: Array, out: Array, work: Work, alpha: float) -> Sequence[Thunk]:
+    product, slope = work[0], scalar(alpha, x)
+    if 0.0 < alpha <= 1.0:
+        return [partial(np.multiply, x, slope, product), partial(np.maximum, x, product, out=out)]
+    mask = mask_in(work[1])
+    return [
+        partial(np.less, x, scalar(0.0, x), mask),
+        partial(np.multiply, x, slope, product),
+        *copy_steps(x, out),
+        partial(np.copyto, out, product, where=mask),
+    ]
+
+
+def _thresholded(x: Array, out: Array, work: Work, alpha: float) -> Sequence[Thunk]:
+    mask = mask_in(work[0])
+    return [
+        partial(np.greater, x, scalar(alpha, x), mask),
+        partial(np.logical_not, mask, mask),
+        *copy_steps(x, out),
+        partial(np.copyto, out, scalar(0.0, x), where=mask),
+    ]
+
+
+def _softsign(x: Array, out: Array, work: Work) -> Sequence[Thunk]:
+    return [
+        partial(np.absolute, x, work[0]),
+        partial(np.add, work[0], scalar(1.0, x), work[0]),
+        partial(np.divide, x, work[0], out),
+    ]
+
+
+def _clamped_line(x: Array, out: Array, slope: float, offset: float) -> list[Thunk]:
+    """slope x + offset, from 0 to 1."""
+    return [
+        partial(np.multiply, x, scalar(slope, x), out),
+        partial(np.add, out, scalar(offset, x), out),
+        partial(np.maximum, out, zero(out), out=out),
+        partial(np.minimum, out, scalar(1.0, x), out=out),
+    ]
+
+
+def _hard_swish(x: Array, out: Array, work: Work) -> Sequence[Thunk]:
+    return [*_clamped_line(x, work[0], 1.0 / 6.0, 0.5), partial(np.multiply, x, work[0], out)]
+
+
+def _mish(x: Array, out: Array, work: Work) -> Sequence[Thunk]:
+    return [
+        *softplus_steps(x, work[0], work[1]),
+        partial(np.tanh, work[0], work[0]),
+        partial(np.multiply, x, work[0], out),
+    ]
+
+
+def _swish(x: Array, out: Array, work: Work, alpha: float) -> Sequence[Thunk]:
+    return [*sigmoid_steps(x, work[0], alpha), partial(np.multiply, x, work[0], out)]
+
+
+def _infer_prelu(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = context.require_type(0, PRODUCTS)
+    context.require_same_type((0, 1))
+    context.require_broadcast_to(1, data.shape)
+    return (data,)
+
+
+def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, slope, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    product, mask = np.empty_like(out), np.empty(out.shape, np.bool_)
+    return (
+        partial(np.less, x, scalar(0, x), mask),
+        partial(np.multiply, x, slope, product),
+        *copy_steps(x, out),
+        partial(np.copyto, out, product, where=mask),
+    )
+
+
+def _prelu_lanes(context: BatchingContext) -> Sequence[Any]:
+    """The slope must broadcast to the operand, so that one has all lanes."""
+    return context.again(context.broadcast(0), context.aligned(1, context.rank()))
+
+
+def _relu(arguments: KernelArguments) -> Sequence[Thunk]:
+    x = arguments.given(0)
+    return (partial(np.maximum, x, zero(x), out=arguments.outputs[0]),)
+
+
+def _relu_slope(c: GradientContext) -> Any:
+    return c.kept(c.apply("Greater", c.output(), 0.0), c.gradient)
+
+
+def _sign_teller(c: GradientContext, slope_below: float) -> Any:
+    """A value that is positive where the operand is: the result, if its slope keeps signs."""
+    return c.output() if slope_below >= 0.0 else c.input(0)
+
+
+def _leaky_relu_slope(c: GradientContext) -> Any:
+    alpha = c.float_of("alpha")
+    up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
+    return c.apply("Where", up, c.gradient, c.gradient * alpha)
+
+
+def _thresholded_slope(c: GradientContext) -> Any:
+    alpha = c.float_of("alpha")
+    return c.kept(c.apply("Greater", _sign_teller(c, alpha), alpha), c.gradient)
+
+
+def _elu_slope(c: GradientContext) -> Any:
+    """Below zero y = alpha (exp(x) - 1), so its slope is y + alpha."""
+    alpha, y = c.float_of("alpha"), c.output()
+    if alpha == 1.0:
+        return c.gradient * (c.apply("Min", y, 0.0) + 1.0)
+    up = c.apply("Greater", _sign_teller(c, alpha), 0.0)
+    return c.apply("Where", up, c.gradient, c.gradient * (y + alpha))
+
+
+def _celu_slope(c: GradientContext) -> Any:
+    below = c.apply("Min", c.output(), 0.0)
+    return c.gradient * (below * (1.0 / c.float_of("alpha")) + 1.0)
+
+
+def _selu_slope(c: GradientContext) -> Any:
+    alpha, gamma, y = c.float_of("alpha"), c.float_of("gamma"), c.output()
+    up = c.apply("Greater", _sign_teller(c, alpha * gamma), 0.0)
+    slope = c.constant(np.array(gamma, c.type_of(0).data_type.dtype))
+    return c.gradient * c.apply("Where", up, slope, y + alpha * gamma)
+
+
+def _sigmoid_slope(c: GradientContext) -> Any:
+    y = c.output()
+    return c.gradient * (y - y * y)
+
+
+def _softplus_slope(c: GradientContext) -> Any:
+    return c.gradient * c.apply("Sigmoid", c.input(0))
+
+
+def _softsign_slope(c: GradientContext) -> Any:
+    size = c.apply("Abs", c.input(0)) + 1.0
+    return c.gradient / (size * size)
+
+
+def _hard_sigmoid_slope(c: GradientContext) -> Any:
+    y = c.output()
+    inside = c.apply("And", c.apply("Greater", y, 0.0), c.apply("Less", y, 1.0))
+    return c.kept(inside, c.gradient * c.float_of("alpha"))
+
+
+def _hard_swish_slope(c: GradientContext) -> Any:
+    x = c.input(0)
+    inner = c.gradient * (x * (1.0 / 3.0) + 0.5)
+    inner = c.apply("Where", c.apply("Greater", x, 3.0), c.gradient, inner)
+    return c.kept(c.apply("Greater", x, -3.0), inner)
+
+
+def _mish_slope(c: GradientContext) -> Any:
+    """y = x t with t = tanh(softplus(x))."""
+    x = c.input(0)
+    t = c.apply("Tanh", c.apply("Softplus", x))
+    return c.gradient * (t + x * c.apply("Sigmoid", x) * (1.0 - t * t))
+
+
+def _swish_slope(c: GradientContext) -> Any:
+    """y = x s with s = sigmoid(rate x): the slope is s + rate (y - y s)."""
+    x, rate = c.input(0), c.float_of("alpha")
+    s = c.apply("Sigmoid", x if rate == 1.0 else x * rate)
+    y = x * s
+    rest = y - y * s
+    return c.gradient * (s + (rest if rate == 1.0 else rest * rate))
+
+
+def _prelu_gradient(context: GradientContext) -> Sequence[Any]:
+    """Below zero y = slope x."""
+    x, gradient = context.input(0), context.gradient
+
+    def below() -> Any:
+        less = context.apply("Less", x, 0.0)
+        return context.apply("Where", less, gradient * context.input(1), gradient)
+
+    return context.of_operands(below, lambda: gradient * context.apply("Min", x, 0.0))
+
+
+def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaults: float) -> OpDef:
+    # ONNX has Celu for float32 only.
+    allowed = frozenset({DataType.FLOAT32}) if name == "Celu" else FLOATS
+    return OpDef(
+        name, (1, 1), same_as_first(allowed), chain_kernel(workspaces, chain),
+        attributes=declared(**defaults), elementwise=True,
+        batching=broadcasting, gradient=of_first(slope), workspace=few,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Gelu, exact or by a hyperbolic tangent, and `stitch.GeluGradient`, its operand's gradient.
+
+#: tanh(RATE (x + CUBE x^3)) stands for the error function in the approximate form.
+GELU_RATE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
+#: The height of the normal distribution's density.
+GELU_HEIGHT = 1.0 / math.sqrt(2.0 * math.pi)
+
+
+def _infer_gelu(context: InferenceContext) -> tuple[ValueType, ...]:
+    context.require_word("approximate", ("none", "tanh"), "Gelu has no such approximation")
+    return (context.require_type(0, FLOATS),)
+
+
+def _infer_gelu_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = context.require_type(1, FLOATS)
+    context.require_same_type((0, 1))
+    context.require_shape(0, x.shape)
+    context.require_word("approximate", ("none", "tanh"), "Gelu has no such approximation")
+    return (x,)
+
+
+def _gelu(x: Array, out: Array, work: Work, approximate: str) -> Sequence[Thunk]:
+    gate = work[ERF_WORKSPACES]
+    if approximate == "tanh":
+        inner: list[Thunk] = [
+            partial(np.multiply, x, x, gate),
+            partial(np.multiply, gate, scalar(GELU_CUBE, x), gate),
+            partial(np.add, gate, scalar(1.0, x), gate),
+            partial(np.multiply, gate, x, gate),
+            partial(np.multiply, gate, scalar(GELU_RATE, x), gate),
+            partial(np.tanh, gate, gate),
+        ]
+    else:
+        inner = erf_steps(x, gate, work, math.sqrt(0.5))
+    return [
+        *inner,
+        partial(np.add, gate, scalar(1.0, x), gate),
+        partial(np.multiply, gate, scalar(0.5, x), gate),
+        partial(np.multiply, x, gate, out),
+    ]
+
+
+def _gelu_slope(context: GradientContext) -> Any:
+    approximate = context.string_of("approximate")
+    operands = context.gradient, context.input(0)
+    return context.apply("GeluGradient", *operands, domain="stitch", approximate=approximate)
+
+
+def _gradient_kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x = (arguments.given(index).reshape(-1) for index in (0, 1))
+    out = arguments.outputs[0].reshape(-1)
+    slope_steps = _exact if arguments.string_of("approximate") == "none" else _by_tanh
+    steps: list[Thunk] = []
+    for part, (slope, *others) in chunks(out.size, ERF_WORKSPACES + 1, out.dtype):
+        steps += slope_steps(x[part], slope, tuple(others))
+        steps.append(partial(np.multiply, gradient[part], slope, out[part]))
+    return steps
+
+
+def _exact(x: Array, slope: Array, work: Work) -> list[Thunk]:
+    """(1 + erf(x / sqrt 2)) / 2 + x density(x)."""
+    density = work[0]
+    square = [partial(np.multiply, x, x, density)] if x.dtype == np.float64 else []
+    return [
+        *erf_steps(x, slope, work, math.sqrt(0.5)),
+        partial(np.multiply, slope, scalar(0.5, x), slope),
+        partial(np.add, slope, scalar(0.5, x), slope),
+        *square,
+        partial(np.multiply, density, scalar(-0.5, x), density),
+        partial(np.exp, density, density),
+        partial(np.multiply, density, scalar(GELU_HEIGHT, x), density),
+        partial(np.multiply, density, x, density),
+        partial(np.add, slope, density, slope),
+    ]
+
+
+def _by_tanh(x: Array, slope: Array, work: Work) -> list[Thunk]:
+    """(1 + t) / 2 + x (1 - t^2) RATE (1 + 3 CUBE x^2) / 2 with t the hyperbolic tangent."""
+    square, tangent = work[:2]
+    return [
+        partial(np.multiply, x, x, square),
+        partial(np.multiply, square, scalar(GELU_CUBE * GELU_RATE, x), tangent),
+        partial(np.add, tangent, scalar(GELU_RATE, x), tangent),
+        partial(np.multiply, tangent, x, tangent),
+        partial(np.tanh, tangent, tangent),
+        partial(np.multiply, square, scalar(1.5 * GELU_CUBE * GELU_RATE, x), square),
+        partial(np.add, square, scalar(0.5 * GELU_RATE, x), square),
+        partial(np.multiply, square, x, square),
+        partial(np.multiply, tangent, tangent, slope),
+        partial(np.subtract, scalar(1.0, x), slope, slope),
+        partial(np.multiply, slope, square, slope),
+        partial(np.multiply, tangent, scalar(0.5, x), tangent),
+        partial(np.add, slope, tangent, slope),
+        partial(np.add, slope, scalar(0.5, x), slope),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Softmax, LogSoftmax and Hardmax along one axis; `stitch.SoftmaxGradient`.
+
+#: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
+#: underflows is less than 1e-32 of the row.
+LEAST_SUM, MOST_SUM = 1e-6, 1e30
+#: What the steps of one chunk of rows take as Python objects.
+_CHUNK_NBYTES = 3072
+
+
+def _infer_softmax(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = context.require_type(0, FLOATS)
+    context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
+    return (data,)
+
+
+def _operands(arguments: KernelArguments) -> tuple[Array, Array, int, Array]:
+    """Source, output, axis, and a workspace with one element per softmax."""
+    source, out = arguments.given(0), arguments.outputs[0]
+    axis = arguments.int_of("axis") % source.ndim
+    shape = (*source.shape[:axis], 1, *source.shape[axis + 1 :])
+    return source, out, axis, workspace(shape, out.dtype)
+
+
+def _softmax(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, axis, row = _operands(arguments)
+    if axis != out.ndim - 1 or overlaps(out, source):
+        return (
+            partial(np.maximum.reduce, source, axis, None, row, True),
+            partial(np.subtract, source, row, out),
+            partial(np.exp, out, out),
+            partial(np.add.reduce, out, axis, None, row, True),
+            partial(np.divide, out, row, out),
+        )
+    width = out.shape[-1]
+    rows, results, sums = source.reshape(-1, width), out.reshape(-1, width), row.reshape(-1, 1)
+    ones = np.ones((width, 1), out.dtype)
+    steps: list[Thunk] = []
+    for part in row_chunks((len(rows), width)):
+        steps += _row_chunk(rows[part], results[part], sums[part], ones)
+    return steps
+
+
+def _row_chunk(source: Array, out: Array, row: Array, ones: Array) -> tuple[Thunk, ...]:
+    """Softmax of the rows of one chunk, into another place; `row` gets their sums."""
+    flat = row.reshape(-1)
+    low, high = (np.array(bound, out.dtype) for bound in (LEAST_SUM, MOST_SUM))
+
+    def check() -> None:
+        if low <= np.minimum.reduce(flat) and np.maximum.reduce(flat) <= high:
+            return
+        # Only those rows: what a row gives must not depend on the others.
+        again = np.flatnonzero(~((low <= flat) & (flat <= high)))
+        some = source[again]
+        some = np.exp(some - np.maximum.reduce(some, 1, keepdims=True))
+        out[again], row[again] = some, np.dot(some, ones)
+
+    return (
+        partial(np.exp, source, out),
+        partial(np.dot, out, ones, row),
+        check,
+        partial(np.divide, out, row, out),
+    )
+
+
+def _log_softmax(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, axis, row = _operands(arguments)
+    work = np.empty_like(out)
+    return (
+        partial(np.maximum.reduce, source, axis, None, row, True),
+        partial(np.subtract, source, row, out),
+        partial(np.exp, out, work),
+        partial(np.add.reduce, work, axis, None, row, True),
+        partial(np.log, row, row),
+        partial(np.subtract, out, row, out),
+    )
+
+
+def _hardmax(arguments: KernelArguments) -> Sequence[Thunk]:
+    source, out, axis, row = _operands(arguments)
+    best = np.empty(row.shape, np.intp)
+    return (
+        partial(np.argmax, source, axis, best, keepdims=True),
+        fill_step(out, 0),
+        partial(np.put_along_axis, out, best, 1, axis),
+    )
+
+
+def softmax_gradient(context: GradientContext) -> Sequence[Any]:
+    """By the result alone."""
+    axis = context.int_of("axis")
+    operands = context.gradient, context.output()
+    return (context.apply("SoftmaxGradient", *operands, domain="stitch", axis=axis),)
+
+
+def log_softmax_gradient(context: GradientContext) -> Sequence[Any]:
+    """dx = dy - exp(y) sum(dy)."""
+    total = context.apply("ReduceSum", context.gradient, [context.int_of("axis")], keepdims=1)
+    return (context.gradient - context.apply("Exp", context.output()) * total,)
+
+
+def _infer_gradient(context: InferenceContext) -> tuple[ValueType, ...]:
+    y = context.require_type(1, FLOATS)
+    context.require_same_type((0, 1))
+    context.require_shape(0, y.shape)
+    context.axis_of(context.int_of("axis"), context.require_rank(1, 1))
+    return (y,)
+
+
+def _softmax_gradient(arguments: KernelArguments) -> Sequence[Thunk]:
+    """dx = y (dy - sum(dy y)) by the result's gradient and the result."""
+    gradient, y, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    axis = arguments.int_of("axis") % y.ndim
+    if axis != y.ndim - 1:
+        total = workspace((*y.shape[:axis], 1, *y.shape[axis + 1 :]), out.dtype)
+        return (
+            partial(np.multiply, gradient, y, out),
+            partial(np.add.reduce, out, axis, None, total, True),
+            partial(np.subtract, gradient, total, out),
+            partial(np.multiply, out, y, out),
+        )
+    shape = (y.size // y.shape[-1], y.shape[-1])
+    parts = row_chunks(shape)
+    total = workspace(parts[0].stop, out.dtype)
+    steps: list[Thunk] = []
+    for part in parts:
+        dy, result, dx = (array.reshape(shape)[part] for array in (gradient, y, out))
+        sums = total[: part.stop - part.start]
+        steps += [
+            partial(np.vecdot, dy, result, sums),
+            partial(np.subtract, dy, sums[:, None], dx),
+            partial(np.multiply, dx, result, dx),
+        ]
+    return steps
+
+
+def _gradient_nbytes(context: WorkspaceContext) -> int:
+    """A number for each softmax, or for each of a chunk of rows."""
+    result = context.outputs[0]
+    length = result.shape[context.int_of("axis") % len(result.shape)]
+    return few.nbytes(context) + computed_nbytes(result) // max(length, 1)
+
+
+def _rows(context: WorkspaceContext) -> tuple[int, int]:
+    """How many softmaxes there are, and of how many elements each."""
+    shape = context.outputs[0].shape
+    width = max(1, shape[context.int_of("axis") % len(shape)])
+    return math.prod(shape) // width, width
+
+
+def _softmax_nbytes(context: WorkspaceContext) -> int:
+    """A number for each softmax, a chunk of rows, and the steps of each chunk."""
+    rows, width = _rows(context)
+    at_once = min(rows, max(1, CHUNK_SIZE // width))
+    itemsize = context.outputs[0].data_type.compute_dtype.itemsize
+    # Rows that are done again are gathered first.
+    return (rows + 4 * at_once * width) * itemsize + -(-rows // max(1, at_once)) * _CHUNK_NBYTES
+
+
+def _log_softmax_nbytes(context: WorkspaceContext) -> int:
+    rows, _ = _rows(context)
+    result = context.outputs[0]
+    return rows * result.data_type.compute_dtype.itemsize + computed_nbytes(result)
+
+
+def _hardmax_nbytes(context: WorkspaceContext) -> int:
+    """A number and a place for each softmax. NumPy looks for places along the last axis: what lies
+    otherwise is copied."""
+    rows, _ = _rows(context)
+    result = context.outputs[0]
+    is_last = context.int_of("axis") in (-1, len(result.shape) - 1)
+    turned = 0 if is_last else computed_nbytes(result)
+    return turned + rows * (result.data_type.compute_dtype.itemsize + np.intp(0).itemsize)
+
+
+def _softmax_operator(
+    name: str, kernel: Kernel, gradient: Gradient, nbytes: Callable[[WorkspaceContext], int]
+) -> OpDef:
+    return OpDef(
+        name, (1, 1), _infer_softmax, kernel, attributes=declared(axis=-1), gradient=gradient,
+        batching=along_axis, workspace=WorkspaceRule(nbytes),
+    )  # fmt: skip
+
+
+OPERATORS: tuple[OpDef, ...] = (
+    OpDef(
+        "Relu", (1, 1), same_as_first(SIGNED_NUMERIC), _relu, elementwise=True,
+        batching=broadcasting,
+        gradient=of_first(_relu_slope), workspace=few,
+    ),
+    OpDef(
+        "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True,
+        batching=_prelu_lanes, gradient=_prelu_gradient, workspace=operands(1),
+    ),
+    _activation("Sigmoid", 0, lambda x, out, _: sigmoid_steps(x, out), _sigmoid_slope),
+    _activation(
+        "Softplus", 1, lambda x, out, work: softplus_steps(x, out, work[0]), _softplus_slope,
+    ),
+    _activation("Softsign", 1, _softsign, _softsign_slope),
+    _activation("Mish", 2, _mish, _mish_slope),
+    _activation("Swish", 1, _swish, _swish_slope, alpha=1.0),
+    _activation("HardSwish", 1, _hard_swish, _hard_swish_slope),
+    _activation(
+        "HardSigmoid", 0, lambda x, out, _, alpha, beta: _clamped_line(x, out, alpha, beta),
+        _hard_sigmoid_slope, alpha=0.20000000298023224, beta=0.5,
+    ),
+    _activation("LeakyRelu", 2, _leaky_relu, _leaky_relu_slope, alpha=0.009999999776482582),
+    _activation("ThresholdedRelu", 1, _thresholded, _thresholded_slope, alpha=1.0),
+    _activation(
+        "Elu", 1, lambda x, out, work, alpha: _exponential_branch(x, out, work[0], 1.0, alpha),
+        _elu_slope, alpha=1.0,
+    ),
+    _activation(
+        "Celu", 1, lambda x, out, work, alpha: _exponential_branch(x, out, work[0], alpha, alpha),
+        _celu_slope, alpha=1.0,
+    ),
+    _activation(
+        "Selu", 1, _selu, _selu_slope, alpha=1.6732631921768188, gamma=1.0507010221481323,
+    ),
+    OpDef(
+        "Gelu", (1, 1), _infer_gelu, chain_kernel(ERF_WORKSPACES + 1, _gelu),
+        attributes=declared(approximate="none"), elementwise=True,
+        batching=broadcasting, gradient=of_first(_gelu_slope), workspace=few,
+    ),
+    OpDef(
+        "GeluGradient", (2, 2), _infer_gelu_gradient, _gradient_kernel,
+        attributes=declared(approximate="none"), domain="stitch",
+        batching=of_equal_shapes, workspace=few,
+    ),
+    _softmax_operator("Softmax", _softmax, softmax_gradient, _softmax_nbytes),
+    _softmax_operator("LogSoftmax", _log_softmax, log_softmax_gradient, _log_softmax_nbytes),
+    _softmax_operator("Hardmax", _hardmax, no_gradient, _hardmax_nbytes),
+    OpDef(
+        "SoftmaxGradient", (2, 2), _infer_gradient, _softmax_gradient,
+        attributes=declared(axis=-1), domain="stitch",
+        batching=along_axis, workspace=WorkspaceRule(_gradient_nbytes, is_kept=False),
+    ),
+)  # fmt: skip

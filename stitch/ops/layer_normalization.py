@@ -1,0 +1,569 @@
+"""Normalizations over a layer, an instance, a group, or by a norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stitch.ops.batching import BatchingContext, along_axis
+from stitch.ops.definition import (
+    Attribute,
+    KernelArguments,
+    OpDef,
+    Thunk,
+    WorkspaceContext,
+    WorkspaceRule,
+    declared,
+    few,
+    operands,
+)
+from stitch.ops.element_types import FLOATS, data_type_of_code
+from stitch.ops.gradient import GradientContext
+from stitch.ops.inference import InferenceContext
+from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_chunks, standardize
+from stitch.ops.steps import CHUNK_SIZE, along, copy_steps, fill_step, scalar, workspace
+from stitch.program import Array, DataType, ValueType
+
+# --------------------------------------------------------------------------------------------------
+# Batching of normalizations: lanes are rows, samples, or channels where these have numbers.
+
+
+def batch_mean_variance(c: BatchingContext) -> Sequence[Any]:
+    axes = [c.axis_behind(axis) for axis in c.ints_of("axes") or ()]
+    return c.again(c.operands[0], axes=axes)
+
+
+def batch_layer(c: BatchingContext) -> Sequence[Any]:
+    """Layer- and RMSNormalization. Where scale or shift differ, they follow by themselves."""
+    axis = c.axis_behind(c.int_of("axis")) if c.varies(0) else c.int_of("axis")
+    if not c.varies(1, 2):
+        return c.again(*c.operands, axis=axis)
+    x, data_type = c.wide(c.operands[0]), c.type_of(0).data_type
+    one = c.filled(1, (), DataType.from_dtype(x.dtype))
+    value, *statistics = c.again(x, one, axis=axis)
+    for index, op in ((1, "Mul"), (2, "Add")):
+        if c.has(index):
+            value = c.apply(op, value, c.wide(c.aligned(index, c.rank())))
+    if not c.varies(0):
+        shapes = (c.result_shape(1 + i) for i in range(len(statistics)))
+        statistics = [c.repeated(s, shape) for s, shape in zip(statistics, shapes, strict=True)]
+    return c.in_type(value, data_type), *statistics
+
+
+def batch_layer_gradient(c: BatchingContext) -> Sequence[Any]:
+    """The operand's gradient by rows; those of scale and shift sum the rows of one lane."""
+    axis, data_type = c.axis_behind(c.int_of("axis"), 1), c.type_of(1).data_type
+    gradient, x, mean, inverse = (c.wide(c.broadcast(i)) for i in range(4))
+    scale, scaled = c.wide(c.operands[4]), gradient
+    if c.varies(4):
+        scaled = c.apply("Mul", gradient, c.wide(c.aligned(4, c.rank(1))))
+        scale = c.filled(1, c.shape(4), DataType.from_dtype(x.dtype))
+    results = [c.apply(c.op, scaled, x, mean, inverse, scale, domain=c.domain, axis=axis)]
+    if len(c.output_types) > 1:
+        deviation = c.apply("Mul", c.apply("Sub", x, mean), inverse)
+        results.append(_over_rows(c, c.apply("Mul", gradient, deviation), axis))
+    if len(c.output_types) > 2:
+        results.append(_over_rows(c, gradient, axis))
+    return tuple(c.in_type(result, data_type) for result in results)
+
+
+def _over_rows(c: BatchingContext, value: Any, axis: int) -> Any:
+    if axis == 1:
+        return value
+    return c.apply("ReduceSum", value, list(range(1, axis)), keepdims=0)
+
+
+def batch_by_channel(c: BatchingContext) -> Sequence[Any]:
+    """Instance- and GroupNormalization: lanes are samples, or channels if their numbers differ."""
+    if not c.varies(1, 2):
+        return (c.split(c.with_first(c.folded(0))[0]),)
+    groups = c.attributes.get("num_groups")
+    more = {"num_groups": groups * c.lanes} if isinstance(groups, int) else {}
+    return (c.split(c.again(c.folded(0, 1), c.folded(1), c.folded(2), **more)[0], 1),)
+
+
+# --------------------------------------------------------------------------------------------------
+# Gradients of normalizations: statistics' own slopes folded into two means per row.
+
+
+def mean_over(context: GradientContext, value: Any, axes: Sequence[int]) -> Any:
+    """The mean over axes, which stay with length 1."""
+    return context.apply("ReduceMean", value, list(axes), keepdims=1)
+
+
+def root_reciprocal(context: GradientContext, variance: Any, epsilon: float) -> Any:
+    """1 / sqrt(variance + epsilon)."""
+    return context.apply("Reciprocal", context.apply("Sqrt", variance + epsilon))
+
+
+def standardized(
+    context: GradientContext, x: Any, axes: Sequence[int], epsilon: float
+) -> tuple[Any, Any]:
+    """x to mean 0 and variance 1 over axes, and the inverse deviation."""
+    centred = x - mean_over(context, x, axes)
+    inverse = root_reciprocal(context, mean_over(context, centred * centred, axes), epsilon)
+    return centred * inverse, inverse
+
+
+def through_statistics(
+    context: GradientContext, scaled: Any, normal: Any, inverse: Any, axes: Sequence[int]
+) -> Any:
+    """The operand's gradient from that of its standardized form."""
+    slant = normal * mean_over(context, scaled * normal, axes)
+    return (scaled - mean_over(context, scaled, axes) - slant) * inverse
+
+
+def layer_gradient(context: GradientContext) -> Sequence[Any]:
+    """By the mean and the inverse deviation that the operator gives as further results."""
+    if any(gradient is not None for gradient in context.gradients[1:]):
+        raise context.fail("its statistics have none", "do not use them on the way to an output")
+    gradient = context.gradient
+    first = second = third = None
+    if context.wants(0) or context.wants(1):
+        kind, shape = context.type_of(0).data_type, _normalized(context)
+        statistics = (context.in_type(context.output(i), kind) for i in (1, 2))
+        operands = gradient, context.input(0), *statistics, _whole_scale(context)
+        first, *sums = context.apply_many(
+            "LayerNormalizationGradient", 3, *operands, domain="stitch",
+            axis=len(context.type_of(0).shape) - len(shape),
+        )  # fmt: skip
+        second = context.reduced(sums[0], 1)
+        third = context.reduced(sums[1], 2) if context.wants(2) else None
+    elif context.wants(2):
+        third = context.reduced(gradient, 2)
+    return first, second, third
+
+
+def rms_gradient(context: GradientContext) -> Sequence[Any]:
+    """As a layer's, without a mean: dx = (h - x mean(h x) / deviation^2) / deviation.
+
+    Sums over rows and over columns are products with a vector, and x is never standardized.
+    """
+    shape, normalized = context.type_of(0).shape, _normalized(context)
+    width = math.prod(normalized)
+    rows = math.prod(shape[: len(shape) - len(normalized)])
+    x, gradient = (context.shaped(v, (rows, width)) for v in (context.input(0), context.gradient))
+    squares = mean_over(context, x * x, [1])
+    inverse = root_reciprocal(context, squares, context.float_of("epsilon"))
+    product = gradient * x
+    first = second = None
+    if context.wants(1):
+        along = context.apply("MatMul", context.shaped(inverse, (1, rows)), product)
+        second = context.reduced(context.shaped(along, normalized), 1)
+    if context.wants(0):
+        scale = context.shaped(_whole_scale(context), (width,))
+        mean = context.shaped(scale * (1.0 / max(width, 1)), (width, 1))
+        slant = context.apply("Gemm", product, mean) * (inverse * inverse)
+        first = context.shaped((gradient * scale - x * slant) * inverse, shape)
+    return first, second
+
+
+def _normalized(context: GradientContext) -> tuple[int, ...]:
+    """The shape of what is normalized."""
+    shape = context.type_of(0).shape
+    return shape[context.int_of("axis") % len(shape) :]
+
+
+def _whole_scale(context: GradientContext) -> Any:
+    """The scale in the shape of what is normalized."""
+    normalized = _normalized(context)
+    scale = context.input(1)
+    if scale.shape == normalized:
+        return scale
+    if math.prod(scale.shape) == math.prod(normalized):
+        return context.shaped(scale, normalized)
+    return context.apply("Expand", scale, list(normalized))
+
+
+def group_gradient(context: GradientContext) -> Sequence[Any]:
+    """GroupNormalization, and InstanceNormalization with a group per channel."""
+    shape = context.type_of(0).shape
+    groups = shape[1]
+    if "num_groups" in context.attributes:
+        groups = context.int_of("num_groups")
+    rows = (shape[0], groups, -1)
+    epsilon = context.float_of("epsilon")
+    gradient = context.gradient
+    others = [0, *range(2, len(shape))]
+    first = second = third = None
+    if context.wants(2):
+        third = context.apply("ReduceSum", gradient, others, keepdims=0)
+    if not context.wants(0) and not context.wants(1):
+        return None, None, third
+    flat = context.apply("Reshape", context.input(0), list(rows))
+    normal, inverse = standardized(context, flat, [2], epsilon)
+    if context.wants(1):
+        spread = context.shaped(normal, shape)
+        second = context.apply("ReduceSum", gradient * spread, others, keepdims=0)
+    if context.wants(0):
+        scale = context.shaped(context.input(1), (shape[1], *(1,) * (len(shape) - 2)))
+        scaled = context.apply("Reshape", gradient * scale, list(rows))
+        first = context.shaped(
+            through_statistics(context, scaled, normal, inverse, [2]), shape
+        )  # back from rows
+    return first, second, third
+
+
+def mean_variance_gradient(context: GradientContext) -> Sequence[Any]:
+    """The function body of ONNX adds its epsilon to the deviation, not to the variance."""
+    rank = len(context.type_of(0).shape)
+    axes = [axis % rank for axis in context.ints_of("axes") or ()]
+    x = context.input(0)
+    centred = x - mean_over(context, x, axes)
+    deviation = context.apply("Sqrt", mean_over(context, centred * centred, axes))
+    inverse = context.apply("Reciprocal", deviation + 1e-9)
+    gradient = context.gradient
+    slant = context.output() * mean_over(context, gradient * centred, axes) / deviation
+    return ((gradient - mean_over(context, gradient, axes) - slant) * inverse,)
+
+
+def lp_gradient(context: GradientContext) -> Sequence[Any]:
+    """LpNormalization: dx = (dy - slope of the norm sum(dy y)) / norm; zero rows give nothing."""
+    x, y, gradient = context.input(0), context.output(), context.gradient
+    axis = [context.int_of("axis")]
+    absolute = context.int_of("p") == 1
+    lp_gradient = context.apply("ReduceL1" if absolute else "ReduceL2", x, axis, keepdims=1)
+    slope = context.apply("Sign", x) if absolute else y
+    dot = context.apply("ReduceSum", gradient * y, axis, keepdims=1)
+    quotient = (gradient - slope * dot) / lp_gradient
+    return (context.kept(context.apply("Greater", lp_gradient, 0.0), quotient),)
+
+
+def response_gradient(context: GradientContext) -> Sequence[Any]:
+    """LRN: y = x s^-beta, where s sums squares over a window of channels."""
+    x, y, gradient = context.input(0), context.output(), context.gradient
+    size, channels = context.int_of("size"), x.shape[1]
+    factor = context.float_of("alpha") / size
+    beta = context.float_of("beta")
+    distance = np.arange(channels)[:, None] - np.arange(channels)
+    # [read, reader]: a channel reads (size - 1) // 2 before itself and size // 2 after.
+    reads = (distance >= -((size - 1) // 2)) & (distance <= size // 2)
+    total = context.weighted(x * x, 1, reads) * factor + context.float_of("bias")
+    own = gradient * context.apply("Pow", total, -beta)
+    others = context.weighted(gradient * y / total, 1, reads.T)
+    return (own - x * others * (2.0 * factor * beta),)
+
+
+EPSILON = 9.999999747378752e-06  # 1e-5 as the float32 that ONNX's schema holds
+
+
+def _scale_and_shift(out: Array, scale: Array, shift: Array | None) -> list[Thunk]:
+    steps: list[Thunk] = [partial(np.multiply, out, scale, out)]
+    return steps if shift is None else [*steps, partial(np.add, out, shift, out)]
+
+
+def _infer_layer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = context.require_type(0, FLOATS)
+    context.require_same_type(range(len(context.inputs)))
+    axis = context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
+    context.require_broadcast_to(1, x.shape)
+    if context.present(2) is not None:
+        context.require_broadcast_to(2, x.shape)
+    where = f"stash_type of {context.op}"
+    stash = data_type_of_code(context.int_of("stash_type"), where)
+    if stash not in FLOATS:
+        raise context.fail("stash_type must be a float", got=stash.value)
+    row = ValueType((*x.shape[:axis], *(1,) * (len(x.shape) - axis)), stash)
+    return (x, row, row)[: context.outputs]
+
+
+def _rows(x: Array, axis: int) -> tuple[int, int]:
+    return math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+
+
+def _layer(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = arguments.given(0), arguments.outputs[0]
+    axis = arguments.int_of("axis") % x.ndim
+    shape = _rows(x, axis)
+    if x.size == 0:
+        return [partial(np.copyto, row, np.nan) for row in arguments.outputs[1:]]
+    mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
+    epsilon = arguments.float_of("epsilon")
+    rows, results, chunks = x.reshape(shape), out.reshape(shape), row_chunks(shape)
+    steps, operands, after = _spread_operands(arguments, shape, chunks)
+    for part in chunks:
+        steps += standardize(rows[part], results[part], mean[part], inverse[part], epsilon)
+        for function, operand in operands:
+            chunk = results[part]
+            steps.append(partial(function, chunk, operand[: chunk.shape[0]], chunk))
+    for row, statistic in zip(arguments.outputs[1:], (mean, inverse), strict=False):
+        steps += copy_steps(statistic.reshape(row.shape), row)
+    return [*steps, *after]
+
+
+def _spread_operands(
+    arguments: KernelArguments, shape: tuple[int, int], chunks: Sequence[slice]
+) -> tuple[list[Thunk], list[tuple[np.ufunc, Array]], list[Thunk]]:
+    """Scale and shift of a layer: steps before, what to apply to each chunk, steps at the end.
+
+    One row of numbers is spread over as many rows as a chunk has: whole arrays multiply twice as
+    fast as rows do. A few chunks only would not make up for it.
+    """
+    before: list[Thunk] = []
+    operands: list[tuple[np.ufunc, Array]] = []
+    after: list[Thunk] = []
+    out = arguments.outputs[0]
+    for index, function in ((1, np.multiply), (2, np.add)):
+        operand = arguments.optional(index)
+        if operand is None:
+            continue
+        if operand.size != shape[1] or after:
+            after.append(partial(function, out, operand, out))
+            continue
+        row, fixed = operand.reshape(1, -1), arguments.is_constant(index)
+        if fixed or len(chunks) >= SPREAD_FROM:
+            spread = workspace((chunks[0].stop, shape[1]), out.dtype)
+            fill = partial(np.copyto, spread, row)
+            before.append(fill)
+            row = spread
+        operands.append((function, row))
+    return before, operands, after
+
+
+def _rms(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, scale, out = arguments.given(0), arguments.given(1), arguments.outputs[0]
+    shape = _rows(x, arguments.int_of("axis") % x.ndim)
+    row = np.empty(shape[0], out.dtype)
+    source, result = x.reshape(shape), out.reshape(shape)
+    return [
+        partial(np.vecdot, source, source, row),
+        partial(np.divide, row, scalar(shape[1], row), row),
+        *inverse_deviation(row, arguments.float_of("epsilon")),
+        partial(np.multiply, source, row[:, None], result),
+        *_scale_and_shift(out, scale, None),
+    ]
+
+
+def _infer_channels(least_rank: int, context: InferenceContext) -> tuple[ValueType, ...]:
+    """The operand, with a scale and a shift for each channel."""
+    x = context.require_type(0, FLOATS)
+    context.require_same_type((0, 1, 2))
+    context.require_rank(0, least_rank)
+    for index in (1, 2):
+        context.require_shape(index, x.shape[1:2])
+    return (x,)
+
+
+def _infer_group(context: InferenceContext) -> tuple[ValueType, ...]:
+    (x,) = _infer_channels(2, context)
+    groups = context.int_of("num_groups")
+    if groups < 1 or x.shape[1] % groups:
+        raise context.fail(
+            "num_groups must divide the channels", expected=f"a divisor of {x.shape[1]}",
+            got=groups,
+        )  # fmt: skip
+    return (x,)
+
+
+def _by_groups(arguments: KernelArguments) -> Sequence[Thunk]:
+    """An instance has a group per channel."""
+    x, out = arguments.given(0), arguments.outputs[0]
+    grouped = "num_groups" in arguments.attributes
+    groups = arguments.int_of("num_groups") if grouped else x.shape[1]
+    shape = (x.shape[0] * groups, x.size // (x.shape[0] * groups))
+    mean, inverse = np.empty(shape[0], out.dtype), np.empty(shape[0], out.dtype)
+    epsilon = arguments.float_of("epsilon")
+    scale, shift = (along(arguments.given(i), 1, x.ndim) for i in (1, 2))
+    rows, results = x.reshape(shape), out.reshape(shape)
+    steps: list[Thunk] = []
+    for part in row_chunks(shape):
+        steps += standardize(rows[part], results[part], mean[part], inverse[part], epsilon)
+    return [*steps, *_scale_and_shift(out, scale, shift)]
+
+
+def _infer_norm(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = context.require_type(0, FLOATS)
+    context.axis_of(context.int_of("axis"), context.require_rank(0, 1))
+    if context.int_of("p") not in (1, 2):
+        raise context.fail("LpNormalization has p = 1 and p = 2", got=context.attributes["p"])
+    return (data,)
+
+
+def _norm(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = arguments.given(0), arguments.outputs[0]
+    axis = arguments.int_of("axis") % x.ndim
+    row = np.empty((*x.shape[:axis], 1, *x.shape[axis + 1 :]), out.dtype)
+    zero = np.empty(row.shape, np.bool_)
+    if arguments.int_of("p") == 1:
+        steps: list[Thunk] = [partial(np.absolute, x, out)]
+        root: list[Thunk] = []
+    else:
+        steps = [partial(np.multiply, x, x, out)]
+        root = [partial(np.sqrt, row, row)]
+    return [
+        *steps,
+        partial(np.add.reduce, out, axis, None, row, True),
+        *root,
+        partial(np.equal, row, scalar(0, row), zero),
+        partial(np.copyto, row, scalar(1, row), where=zero),  # 0 / 1: the result is defined as 0
+        partial(np.divide, x, row, out),
+    ]
+
+
+def _infer_mean_variance(context: InferenceContext) -> tuple[ValueType, ...]:
+    data = context.require_type(0, FLOATS)
+    context.axes_of(context.ints_of("axes") or (), len(data.shape))
+    return (data,)
+
+
+def _mean_variance(arguments: KernelArguments) -> Sequence[Thunk]:
+    x, out = arguments.given(0), arguments.outputs[0]
+    axes = tuple(a % x.ndim for a in arguments.ints_of("axes") or ())
+    shape = tuple(1 if i in axes else size for i, size in enumerate(x.shape))
+    row, square = np.empty(shape, out.dtype), np.empty_like(out)
+    count = scalar(math.prod(x.shape[i] for i in axes), row)
+    return [
+        partial(np.add.reduce, x, axes, None, row, True),
+        partial(np.divide, row, count, row),
+        partial(np.subtract, x, row, out),
+        partial(np.multiply, out, out, square),
+        partial(np.add.reduce, square, axes, None, row, True),
+        partial(np.divide, row, count, row),
+        partial(np.sqrt, row, row),
+        partial(np.add, row, scalar(1e-9, row), row),  # the epsilon of ONNX's function body
+        partial(np.divide, out, row, out),
+    ]
+
+
+_LAYER = declared(axis=-1, epsilon=EPSILON, stash_type=1)
+
+
+# --------------------------------------------------------------------------------------------------
+# `stitch.LayerNormalizationGradient`: operand's, scale's and shift's gradients of a layer.
+
+
+def _infer(context: InferenceContext) -> tuple[ValueType, ...]:
+    x = context.require_type(1, FLOATS)
+    context.require_same_type(range(5))
+    axis = context.axis_of(context.int_of("axis"), context.require_rank(1, 1))
+    row = (*x.shape[:axis], *(1,) * (len(x.shape) - axis))
+    for index, shape in ((0, x.shape), (2, row), (3, row), (4, x.shape[axis:])):
+        context.require_shape(index, shape)
+    weights = ValueType(x.shape[axis:], x.data_type)
+    return (x, weights, weights)[: context.outputs]
+
+
+def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
+    gradient, x, mean, inverse, scale = (arguments.given(i) for i in range(5))
+    out, *sums = arguments.outputs
+    if x.size == 0:
+        return [fill_step(total, 0) for total in sums]
+    axis = arguments.int_of("axis") % x.ndim
+    shape = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+    chunks = _Chunks(shape, scale.reshape(1, -1), [s.reshape(1, -1) for s in sums])
+    steps = chunks.before()
+    rows = mean.reshape(-1, 1), inverse.reshape(-1, 1)
+    for part in chunks.parts:
+        operands = gradient.reshape(shape)[part], x.reshape(shape)[part]
+        steps += chunks.steps(*operands, rows[0][part], rows[1][part], out.reshape(shape)[part])
+    return steps
+
+
+class _Chunks:
+    """What the chunks of rows of one layer share."""
+
+    def __init__(self, shape: tuple[int, int], scale: Array, sums: Sequence[Array]) -> None:
+        self.parts = row_chunks(shape)
+        self.scale, self.sums, self.first = scale, sums, True
+        wide, dtype = (self.parts[0].stop, shape[1]), scale.dtype
+        self.centred, self.product = (workspace(wide, dtype) for _ in range(2))
+        #: The scale over the length of a row: a product with it is a mean.
+        self.share = workspace((shape[1], 1), dtype)
+        self.slant, self.mean = (workspace((wide[0], 1), dtype) for _ in range(2))
+        self.more, self.ones = workspace((1, shape[1]), dtype), np.ones((1, wide[0]), dtype)
+        # One row of numbers multiplies half as fast as a whole chunk of them does.
+        self.spread = workspace(wide, dtype) if len(self.parts) >= SPREAD_FROM else None
+
+    def before(self) -> list[Thunk]:
+        """Steps ahead of all chunks."""
+        width = scalar(self.share.size, self.share)
+        steps: list[Thunk] = [partial(np.divide, self.scale.T, width, self.share)]
+        return (
+            steps if self.spread is None else [*steps, partial(np.copyto, self.spread, self.scale)]
+        )
+
+    def steps(
+        self, gradient: Array, x: Array, mean: Array, inverse: Array, out: Array
+    ) -> list[Thunk]:
+        """The steps of one chunk of rows; `mean` and `inverse` are columns."""
+        count = len(x)
+        c, p = self.centred[:count], self.product[:count]
+        slant, average = self.slant[:count], self.mean[:count]
+        scale = self.scale if self.spread is None else self.spread[:count]
+        steps: list[Thunk] = [
+            partial(np.subtract, x, mean, c),
+            partial(np.multiply, gradient, c, p),
+            *self._summed(inverse.T, p, 0),
+            *self._summed(self.ones[:, :count], gradient, 1),
+            partial(np.dot, p, self.share, slant),
+            partial(np.multiply, slant, inverse, slant),
+            partial(np.multiply, slant, inverse, slant),
+            partial(np.multiply, c, slant, c),
+            partial(np.multiply, gradient, scale, out),
+            partial(np.subtract, out, c, out),
+            partial(np.dot, gradient, self.share, average),
+            partial(np.subtract, out, average, out),
+            partial(np.multiply, out, inverse, out),
+        ]
+        self.first = False
+        return steps
+
+    def _summed(self, weights: Array, rows: Array, index: int) -> list[Thunk]:
+        """A weighted sum of rows, on top of that of the chunks before."""
+        if index >= len(self.sums):
+            return []
+        total = self.sums[index]
+        if self.first:
+            return [partial(np.dot, weights, rows, total)]
+        return [partial(np.dot, weights, rows, self.more), partial(np.add, total, self.more, total)]
+
+
+def _workspace(context: WorkspaceContext) -> int:
+    """Three chunks of rows, and rows of weights and sums."""
+    x, scale = context.operand(1), context.operand(4)
+    width = math.prod(scale.shape)
+    chunk = min(math.prod(x.shape), max(CHUNK_SIZE, width))
+    return few.nbytes(context) + (3 * chunk + 4 * width) * x.data_type.compute_dtype.itemsize
+
+
+OPERATORS: tuple[OpDef, ...] = (
+    OpDef(
+        "MeanVarianceNormalization", (1, 1), _infer_mean_variance, _mean_variance,
+        attributes=declared(axes=(0, 2, 3)), gradient=mean_variance_gradient,
+        batching=batch_mean_variance,
+    ),
+    OpDef(
+        "LayerNormalization", (2, 3), _infer_layer, _layer, (1, 3), _LAYER,
+        gradient=layer_gradient, batching=batch_layer, workspace=operands(1 / 2, is_kept=False),
+    ),
+    OpDef(
+        "RMSNormalization", (2, 2), _infer_layer, _rms, attributes=_LAYER, gradient=rms_gradient,
+        batching=batch_layer, workspace=operands(1 / 2, is_kept=False),
+    ),
+    OpDef(
+        "InstanceNormalization", (3, 3), partial(_infer_channels, 3), _by_groups,
+        attributes=declared(epsilon=EPSILON), gradient=group_gradient,
+        batching=batch_by_channel, workspace=operands(1 / 2, is_kept=False),
+    ),
+    OpDef(
+        "GroupNormalization", (3, 3), _infer_group, _by_groups,
+        attributes=declared(
+            epsilon=EPSILON, num_groups=Attribute("int", required=True), stash_type=1
+        ),
+        gradient=group_gradient,
+        batching=batch_by_channel, workspace=operands(1 / 2, is_kept=False),
+    ),
+    OpDef(
+        "LpNormalization", (1, 1), _infer_norm, _norm, attributes=declared(axis=-1, p=2),
+        gradient=lp_gradient, batching=along_axis, workspace=operands(1 / 2, is_kept=False),
+    ),
+    OpDef(
+        "LayerNormalizationGradient", (5, 5), _infer, _kernel, (1, 3), attributes=declared(axis=-1),
+        domain="stitch",
+        batching=batch_layer_gradient, workspace=WorkspaceRule(_workspace, is_kept=False),
+    ),
+)  # fmt: skip
