@@ -2,19 +2,20 @@
 
 from typing import TYPE_CHECKING
 
-from stitch.machine.compute import Compute
 from stitch.machine.copies import copy_counts
 from stitch.machine.description import machine_names, parse_machine
 from stitch.machine.machine import (
     LOOP_EXECUTORS,
+    Compute,
     CopyCounts,
     LoopRates,
     Machine,
     Path,
+    operation_seconds,
+    program_seconds,
 )
 from stitch.machine.named_machines import is_machine_file, load_machine, load_machines
 from stitch.machine.network import Noc, Route, Routers
-from stitch.machine.program_times import operation_seconds, program_seconds
 from stitch.machine.shape import (
     MOST_GRANULES,
     Footprint,
@@ -31,16 +32,21 @@ from stitch.machine.shape import (
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.machine.derived import derived_machine
-    from stitch.machine.machine_form import MACHINE_KEYS
-    from stitch.machine.systems import Chip, System, load_system, system_chips, system_tables
+    from stitch.machine.machine_yaml import MACHINE_KEYS
+    from stitch.machine.systems import (
+        Chip,
+        System,
+        derived_machine,
+        load_system,
+        system_chips,
+        system_tables,
+    )
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "derived": "derived_machine",
-            "machine_form": "MACHINE_KEYS",
-            "systems": "Chip System load_system system_chips system_tables",
+            "machine_yaml": "MACHINE_KEYS",
+            "systems": "Chip System derived_machine load_system system_chips system_tables",
         },
     )
 

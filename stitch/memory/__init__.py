@@ -2,14 +2,13 @@
 layouts.
 """
 
-from stitch.memory.allocator import Allocator
-from stitch.memory.byte_ranges import ByteRanges
+from stitch.memory.allocator import Allocator, FreeGaps
 from stitch.memory.conversion import CopyKernel, prepare_copy
-from stitch.memory.gaps import FreeGaps
 from stitch.memory.space_memory import (
     LENT_ADDRESSES,
     POISON_BYTE,
     Arrivals,
+    ByteRanges,
     SpaceMemory,
 )
 

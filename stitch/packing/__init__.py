@@ -9,13 +9,14 @@ from stitch.packing.bins import (
     PLACEMENTS,
     BinPacking,
     Refutation,
+    Span,
     gaps_between,
     largest_sum,
+    minus,
     pack,
+    union,
 )
-from stitch.packing.interval_packing import pack_intervals
-from stitch.packing.intervals import Interval, Packing, max_load
-from stitch.packing.spans import Span, minus, union
+from stitch.packing.interval_packing import Interval, Packing, max_load, pack_intervals
 
 __all__ = [
     "PLACEMENTS",

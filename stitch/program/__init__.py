@@ -1,9 +1,23 @@
 """Programs: the data that crosses every wall, and nothing that acts on it."""
 
-from stitch.program.bodies import Body, BodyPool, holds_foreign, name_of, result_types
-from stitch.program.contents import Contents, dense_bytes, same_bytes
+from stitch.program.bodies import (
+    MAX_EXPANSION,
+    MAX_SCAN_DEPTH,
+    Body,
+    BodyPool,
+    holds_foreign,
+    name_of,
+    result_types,
+)
+from stitch.program.contents import (
+    Array,
+    Contents,
+    as_read_only,
+    can_change,
+    dense_bytes,
+    same_bytes,
+)
 from stitch.program.data_type import BLOCK_ELEMENTS, DataType
-from stitch.program.free_names import FreeNames
 from stitch.program.layout import (
     MAX_RANK,
     TILE_SHAPE,
@@ -14,9 +28,8 @@ from stitch.program.layout import (
     Space,
     TensorDesc,
     host_layout,
+    link_problem,
 )
-from stitch.program.link_rule import link_problem
-from stitch.program.nesting import MAX_EXPANSION, MAX_SCAN_DEPTH
 from stitch.program.operation import (
     ABSENT,
     INITIAL_STATE,
@@ -34,18 +47,20 @@ from stitch.program.operation import (
     ValueType,
 )
 from stitch.program.program import (
+    FreeNames,
     OperationList,
     Program,
     Role,
     Scratch,
+    Seam,
     body_lines,
+    part_ranges,
     placement_problems,
+    seam_problems,
     structure_problems,
     summary,
 )
-from stitch.program.read_only import Array, as_read_only, can_change
 from stitch.program.scans import CONDITION, MAX_ROUNDS, SCAN, ScanForm, is_scan
-from stitch.program.seams import Seam, part_ranges, seam_problems
 
 __all__ = [
     "ABSENT", "Array", "AttributeValue", "BLOCK_ELEMENTS", "Body", "BodyPool",

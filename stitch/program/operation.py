@@ -11,9 +11,9 @@ from types import MappingProxyType
 import numpy as np
 
 from stitch.errors import CompileError
+from stitch.program.contents import Array, as_read_only
 from stitch.program.data_type import DataType
 from stitch.program.layout import Layout, TensorDesc
-from stitch.program.read_only import Array, as_read_only
 
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 #: The index that stands for an optional operand that is not there.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from stitch.errors import CompileError, Problem
 from stitch.program.bodies import (
@@ -15,6 +16,7 @@ from stitch.program.bodies import (
     name_of,
     operation_line,
 )
+from stitch.program.contents import Array
 from stitch.program.layout import Space, TensorDesc
 from stitch.program.operation import (
     ABSENT,
@@ -26,8 +28,60 @@ from stitch.program.operation import (
     Ownership,
     Value,
 )
-from stitch.program.read_only import Array
-from stitch.program.seams import Seam, part_ranges, seam_problems
+
+# --------------------------------------------------------------------------------------------------
+# Seams: where the parts of a linked program begin, so that each can be computed as before.
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """Where a part of a linked program begins: the index of its first operation.
+
+    The part ends where the next begins. It gives what later parts read and what is an output of
+    the whole; `held` names the values that it gave beside these when its program was apart, in
+    rising order: outputs that nobody reads any more, and what operations read that linking has
+    dropped. An executor that fuses operations fuses other ones where it does not know of them.
+    """
+
+    first: int
+    held: tuple[int, ...] = ()
+
+
+def part_ranges(seams: Sequence[Seam], count: int) -> tuple[range, ...]:
+    """The operations of each part, of `count` in all; one part where there are no seams.
+
+    >>> part_ranges([Seam(0), Seam(2)], 5)
+    (range(0, 2), range(2, 5))
+    """
+    if not seams:
+        return (range(count),)
+    return tuple([range(a, b) for a, b in pairwise([*(seam.first for seam in seams), count])])
+
+
+def seam_problems(
+    seams: Sequence[Seam], operations: Sequence[Operation], values: int
+) -> Iterator[Problem]:
+    """Every way in which seams do not fit a list of operations and a number of values."""
+    before = -1
+    for i, seam in enumerate(seams):
+        if (i == 0 and seam.first) or not before < seam.first < len(operations):
+            wanted = f"behind {before}" if i else "0"
+            detail = f"begins at operation {seam.first} of {len(operations)}, expected {wanted}"
+            yield Problem("bad_seam", f"seam {i}", detail)
+            return  # Which operations the parts have cannot be told.
+        before = seam.first
+    for i, seam in enumerate(seams):
+        if not seam.held:
+            continue
+        part = range(seam.first, seams[i + 1].first if i + 1 < len(seams) else len(operations))
+        made = {v for index in part for v in operations[index].outputs}
+        for value in seam.held:
+            if not 0 <= value < values or value not in made:
+                detail = f"value {value} of {values} is not made in its operations"
+                yield Problem("bad_seam", f"seam {i}", f"{detail} {part.start} to {part.stop - 1}")
+        if any(a >= b for a, b in pairwise(seam.held)):
+            yield Problem("bad_seam", f"seam {i}", "the values that it holds do not rise")
+
 
 #: Slots on each side that a program's one-line form names.
 SLOTS_IN_SUMMARY = 4
@@ -273,3 +327,37 @@ def body_lines(
         alias = output.aliases_input
         extra = "" if alias is None else f" aliases {body.inputs[alias].name}"
         yield f"  output {output.name}: {name_of(body.values, output.value)}{extra}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Names of which no two are alike: what is asked for where it is free, else numbered.
+
+
+class FreeNames:
+    """Names that were given, and how far those of one stem are numbered.
+
+    >>> names = FreeNames()
+    >>> [names.free("x") for _ in range(3)]
+    ['x', 'x.2', 'x.3']
+    """
+
+    __slots__ = ("_before", "_mark", "_numbers", "_taken")
+
+    def __init__(self, taken: Iterable[str] = (), mark: str = ".", first: int = 2) -> None:
+        """`taken`: names that are never given; `mark`: what stands before a number; `first`: the
+        number of the second of a name."""
+        self._taken = set(taken)
+        self._mark, self._before = mark, first - 1
+        self._numbers: dict[str, int] = {}
+
+    def free(self, name: str, prefix: str = "") -> str:
+        """The name itself, else with the prefix before it, else numbered; taken now."""
+        free = f"{prefix}.{name}" if prefix and name in self._taken else name
+        if free in self._taken:
+            longer, number = free, self._numbers.get(free, self._before)
+            while free in self._taken:
+                number += 1
+                free = f"{longer}{self._mark}{number}"
+            self._numbers[longer] = number
+        self._taken.add(free)
+        return free

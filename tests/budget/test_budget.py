@@ -27,7 +27,7 @@ from stitch.budget import (
     parse_nbytes,
 )
 from stitch.errors import OutOfMemoryError, UsageError
-from stitch.memory.byte_ranges import ByteRanges
+from stitch.memory.space_memory import ByteRanges
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def listed(folder: Path, old: str, new: str) -> str:
     """A list of one mutant."""
     file = folder / "list.toml"
     file.write_text(
-        f"[[mutant]]\nname = 'one'\nfile = 'stitch/packing/intervals.py'\nold = '{old}'\n"
+        f"[[mutant]]\nname = 'one'\nfile = 'stitch/packing/interval_packing.py'\nold = '{old}'\n"
         f"new = '{new}'\ntest = 'tests/packing/test_interval_packing.py::"
         "test_nothing_takes_nothing'\n"
     )
