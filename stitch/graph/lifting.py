@@ -180,7 +180,7 @@ class _Lifting:
             output_types=tuple(map(self._type, operation.outputs)),
             operands=tuple(None if one is None else one.tensor for one in given),
             batched=tuple(one is not None and one.is_batched for one in given),
-            lanes=self._lanes,
+            batch_size=self._lanes,
             constants=tuple(
                 None if one is None or one.is_batched else self._builder.known_data(one.tensor)
                 for one in given

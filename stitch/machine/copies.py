@@ -30,8 +30,7 @@ from stitch.machine.network import (
 from stitch.machine.shape import Footprint, MachineShape, footprint, page_shape, shard_counts
 from stitch.program import MemoryLayout, Orientation, Space, TensorDesc
 
-# --------------------------------------------------------------------------------------------------
-# Shards read by shards: which piece of one end overlaps which of the other, along an axis.
+# Overlaps of shards -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -47,7 +47,7 @@ each over its own link). A path that is left out does not exist: without `l1 -> 
 go through DRAM. A path over the NoC has `hops`, for its latency, unless `read_latency_cycles` tells
 that of reads. `routers` say where cores and DRAM banks stand: without them, copies are priced by
 what each core carries, and contention on links is not seen. `compute` holds the rates of one core
-(see `compute.Compute`); without it programs take no simulated time. `loops` weighs schedules of
+(see `machine.Compute`); without it programs take no simulated time. `loops` weighs schedules of
 loops against each other, for each executor by its rates (without: the figures of `host`);
 `tools/bench/loop_rates.py` measures them. Any figure may be written `{value: .., source: ..}`; a
 `source` in a mapping speaks for all of its figures. The machines that Stitch ships name the source
@@ -84,7 +84,7 @@ def parse_machine(content: bytes, file_name: str) -> Machine:
     """A checked machine from the bytes of a YAML file; raises `FormatError` with all problems."""
     # Loaded when there is a text to read: YAML's reader takes as long as all of a small room.
     from stitch.forms import read_yaml_bytes
-    from stitch.machine.machine_form import read_description
+    from stitch.machine.machine_yaml import read_description
 
     root, log = read_yaml_bytes(content, file_name, "machine description")
     machine = read_description(root, log)

@@ -33,9 +33,7 @@ from stitch.machine.shape import MachineShape
 from stitch.ops import OperationWork, summed_over_operations
 from stitch.program import TILE_SHAPE, DataType, MathFidelity, OperationList, Space
 
-# --------------------------------------------------------------------------------------------------
-# How fast a machine computes: rates of one core, and what operations take by them (decision
-# 0045).
+# Compute rates (decision 0045) --------------------------------------------------------------------
 
 _TILE = math.prod(TILE_SHAPE)
 
@@ -313,8 +311,7 @@ def _detours(source: Space, target: Space) -> Iterator[tuple[Space, ...]]:
     yield from ((a, b) for a in others for b in others if a is not b)
 
 
-# --------------------------------------------------------------------------------------------------
-# What programs and their operations take on a machine: the one estimate of it.
+# Time of operations and programs ------------------------------------------------------------------
 
 _SECONDS = "seconds"
 

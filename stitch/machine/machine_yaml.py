@@ -1,12 +1,7 @@
-"""Kinds of figures that machines' descriptions have: rates, times and counts of cycles.
+"""Schema of machine descriptions in YAML, and the checks between their fields.
 
-Within their bounds whatever is added up of figures is a finite number.
-
-The form of a network on chip, and of the paths between spaces.
-
-The form of a machine's description, and what of it has to fit each other.
-
-The form is shown in `description`.
+`stitch.machine.description` documents the format. Bounds of numbers keep all sums of figures
+finite.
 """
 
 from __future__ import annotations
@@ -42,8 +37,7 @@ from stitch.machine.network import Curve, Noc, Route, Routers
 from stitch.machine.shape import MOST_GRANULES, MachineShape, Policy, SpaceShape
 from stitch.program import DataType, MathFidelity, Space
 
-# --------------------------------------------------------------------------------------------------
-# Kinds of figures that machines' descriptions have: rates, times and counts of cycles.
+# Bounds of numbers --------------------------------------------------------------------------------
 
 #: Bytes, operations or cycles a second, bytes a cycle.
 POSITIVE = Number(least=1e-6, below=1e30, is_float=True)
@@ -51,8 +45,7 @@ POSITIVE = Number(least=1e-6, below=1e30, is_float=True)
 NOT_NEGATIVE = Number(least=0, below=1e15, is_float=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# The form of a network on chip, and of the paths between spaces.
+# noc and paths ------------------------------------------------------------------------------------
 
 _Key = TypeVar("_Key", bound=enum.Enum)
 _RATES = ("bytes_per_second", "curve", "noc_links")
@@ -251,11 +244,7 @@ def read_latency(noc: Noc | None, path: WrittenPath) -> float | None:
     return None if own is None or found is None else found + own
 
 
-# --------------------------------------------------------------------------------------------------
-# The form of a machine's description, and what of it has to fit each other.
-
-# --------------------------------------------------------------------------------------------------
-# The form of `compute` in a machine's description: the rates of one core.
+# compute ------------------------------------------------------------------------------------------
 
 _FIDELITIES = tuple(kind for kind in MathFidelity if kind is not MathFidelity.BY_TYPE)
 
@@ -316,8 +305,7 @@ COMPUTE = Schema(
 )
 
 
-# --------------------------------------------------------------------------------------------------
-# The form of `loops` in a machine's description: the caches, and the rates of each executor.
+# loops --------------------------------------------------------------------------------------------
 
 _EXECUTOR = Schema(
     "rates of an executor",

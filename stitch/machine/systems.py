@@ -1,18 +1,12 @@
-"""Machines that are as one that Stitch ships, but for figures that are known better.
+"""Machines from tt-mlir's system descriptors (`.ttsys`).
 
-The fields of tt-mlir's system descriptors, by the version that a file was written in.
+Figures that a descriptor lacks (speed of copies and programs, bytes reserved for L1_SMALL) are
+taken from the shipped machine of the chip's architecture; the machine's sources say so.
 
-Source: `include/ttmlir/Target/Common/types.fbs` and `system_desc.fbs` in tenstorrent/tt-mlir; the
-release of a version is the number of commits since its tag v0.0. Each change of the order there is
-a line here: fields come and go in the middle, so a slot says nothing without its version. Orders
-are known up to release 4013, the newest that was looked at.
-
-System descriptors (`.ttsys`) to machines: what a device said of itself.
-
-What it does not say (how fast copies and programs are, what is reserved for L1_SMALL) is as in the
-machine of the chip's architecture that Stitch ships; the machine's sources say so.
-
-System descriptors of tt-mlir (`.ttsys`), in files of their own and within other files.
+The order of fields depends on the version that wrote the file: fields are added and removed in the
+middle, so a slot has no meaning without the version. Known up to release 4013. Source:
+`include/ttmlir/Target/Common/types.fbs` and `system_desc.fbs` in tenstorrent/tt-mlir; the release of
+a version is the number of commits since its tag v0.0.
 """
 
 from __future__ import annotations
@@ -43,8 +37,7 @@ from stitch.machine.machine import Machine
 from stitch.machine.machine_yaml import read_description
 from stitch.machine.shape import round_up
 
-# --------------------------------------------------------------------------------------------------
-# Machines that are as one that Stitch ships, but for figures that are known better.
+# Machines derived from shipped ones ---------------------------------------------------------------
 
 #: A value, and its source.
 Figure = tuple[int | tuple[int, ...], str]
@@ -98,8 +91,7 @@ def _with(node: Node, path: tuple[str, ...], value: Node) -> Node:
     return replace(node, data={**node.data, path[0]: _with(inner, path[1:], value)})
 
 
-# --------------------------------------------------------------------------------------------------
-# The fields of tt-mlir's system descriptors, by the version that a file was written in.
+# Fields by version --------------------------------------------------------------------------------
 
 FIRST_RELEASE, LAST_RELEASE = 1, 4013
 #: The architectures by their code in a file; from release 2909 on the first is gone.
@@ -221,8 +213,7 @@ def _orders() -> tuple[FieldOrder, ...]:
 SYSTEM_FILES = ForeignFormat("a system descriptor of tt-mlir (.ttsys)", b"TTSY", _orders())
 
 
-# --------------------------------------------------------------------------------------------------
-# System descriptors (`.ttsys`) to machines: what a device said of itself.
+# Systems and chips --------------------------------------------------------------------------------
 
 #: The shipped machine of each architecture.
 LIKE = {"wormhole_b0": "wormhole_n150", "blackhole": "blackhole_p150"}

@@ -15,8 +15,7 @@ from typing import Protocol
 from stitch.errors import LayoutError, OutOfMemoryError, TaskError
 from stitch.machine import MOST_GRANULES, Policy, SpaceShape
 
-# --------------------------------------------------------------------------------------------------
-# Gaps of a space, from which one place after the other is taken without any being allocated.
+# Free gaps ----------------------------------------------------------------------------------------
 
 
 class FreeGaps:
@@ -68,8 +67,7 @@ class FreeGaps:
         return (min if upwards else max)(room, key=lambda i: self._gaps[i][1])
 
 
-# --------------------------------------------------------------------------------------------------
-# What an out-of-memory error says of a space: how full it is, and who is in the way.
+# Out-of-memory errors -----------------------------------------------------------------------------
 
 #: How many live buffers an error names.
 _NAMED = 5

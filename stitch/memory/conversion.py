@@ -25,8 +25,7 @@ from stitch.memory.tiles import StripShape, tilize_stage, untilize_stage
 from stitch.ops import conversion_steps, workspace_nbytes
 from stitch.program import TILE_SHAPE, DataType, TensorDesc, host_layout
 
-# --------------------------------------------------------------------------------------------------
-# How a conversion is cut into strips, and which stages each strip needs.
+# Strips and their stages --------------------------------------------------------------------------
 
 #: A strip's bytes: small enough that staging stays in the second-level cache.
 _STRIP_NBYTES = 256 << 10

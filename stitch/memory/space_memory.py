@@ -20,8 +20,7 @@ from stitch.memory.allocator import Allocator
 from stitch.memory.cells import Bytes, used_bytes
 from stitch.program import Space, TensorDesc
 
-# --------------------------------------------------------------------------------------------------
-# Ranges of bytes that were ever written: which there are, and what others would add.
+# Written byte ranges ------------------------------------------------------------------------------
 
 
 class ByteRanges:

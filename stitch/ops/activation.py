@@ -1,22 +1,12 @@
-"""Activations: chains of NumPy steps over cache-sized chunks, the input read before it is lost.
+"""Activation functions: Relu and its variants, Gelu, Softmax; kernels, gradients and batching rules.
 
-Gradients are said by results where these tell the slope, else by operands.
+Kernels are chains of NumPy steps over cache-sized chunks, each chunk read before it is overwritten.
+A gradient uses the result if the slope follows from it, else the operand. `stitch.GeluGradient` is
+one fused operator: as ONNX operators it would be a dozen passes over memory.
 
-Gelu, exact or by a hyperbolic tangent, and `stitch.GeluGradient`, its operand's gradient.
-
-The gradient's operands are the result's gradient and the operand. In ONNX's words it is a dozen
-elementwise operations; here a chain over chunks that stay in the caches, so that memory is read and
-written once. Libraries have it as one kernel.
-
-Softmax, LogSoftmax and Hardmax along one axis; `stitch.SoftmaxGradient`.
-
-Along the last axis rows are handled chunk by chunk. A Softmax first takes exponentials as they
-are: maxima of short rows take as long as all the rest. Where a row's sum shows that this was not
-good enough (or an operand is not finite), the row is done again with its maximum subtracted.
-
-Activations: Relu, Gelu, Softmax and their kind, chains of steps over cache-sized chunks.
-
-Knows the error function and the statistics of rows.
+Softmax along the last axis first takes exponentials without subtracting the maximum, because maxima
+of short rows cost as much as the rest; rows whose sum is out of range, or with an operand that is
+not finite, are computed again with it.
 """
 
 from __future__ import annotations
@@ -62,9 +52,6 @@ from stitch.ops.steps import (
     zero,
 )
 from stitch.program import Array, DataType, ValueType
-
-# --------------------------------------------------------------------------------------------------
-# Activations: chains of NumPy steps over cache-sized chunks, the input read before it is lost.
 
 
 def sigmoid_steps(x: Array, out: Array, rate: float = 1.0) -> list[Thunk]:
@@ -193,8 +180,8 @@ def _prelu(arguments: KernelArguments) -> Sequence[Thunk]:
     )
 
 
-def _prelu_lanes(context: BatchingContext) -> Sequence[Any]:
-    """The slope must broadcast to the operand, so that one has all lanes."""
+def _batch_prelu(context: BatchingContext) -> Sequence[Any]:
+    """Broadcast the operand over the batch: the slope must broadcast to it."""
     return context.again(context.broadcast(0), context.aligned(1, context.rank()))
 
 
@@ -308,8 +295,7 @@ def _activation(name: str, workspaces: int, chain: Chain, slope: Slope, **defaul
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-# Gelu, exact or by a hyperbolic tangent, and `stitch.GeluGradient`, its operand's gradient.
+# Gelu ---------------------------------------------------------------------------------------------
 
 #: tanh(RATE (x + CUBE x^3)) stands for the error function in the approximate form.
 GELU_RATE, GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
@@ -406,8 +392,7 @@ def _by_tanh(x: Array, slope: Array, work: Work) -> list[Thunk]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Softmax, LogSoftmax and Hardmax along one axis; `stitch.SoftmaxGradient`.
+# Softmax, LogSoftmax, Hardmax ---------------------------------------------------------------------
 
 #: Between these bounds a row's sum of exponentials is as good as one without its maximum: what
 #: underflows is less than 1e-32 of the row.
@@ -598,7 +583,7 @@ OPERATORS: tuple[OpDef, ...] = (
     ),
     OpDef(
         "PRelu", (2, 2), _infer_prelu, _prelu, elementwise=True,
-        batching=_prelu_lanes, gradient=_prelu_gradient, workspace=operands(1),
+        batching=_batch_prelu, gradient=_prelu_gradient, workspace=operands(1),
     ),
     _activation("Sigmoid", 0, lambda x, out, _: sigmoid_steps(x, out), _sigmoid_slope),
     _activation(

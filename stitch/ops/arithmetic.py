@@ -1,23 +1,13 @@
-"""Arithmetic, element by element: Add, Sub, Mul, Div, Mod, Pow, Max, Min, Sum, Mean, Clip.
+"""Elementwise arithmetic, functions of one operand, comparisons, logic and shifts.
 
-Every kernel here allows its output to be the array of any one of its inputs.
+Every kernel allows its output to be the array of any one of its inputs. A gradient uses the result
+instead of the operand if that is as exact, so that the operand need not be saved.
 
-Functions of one operand, element by element, that NumPy has ready: Neg, Exp, Sin, Round ...
-
-A gradient is said by the result where that is as exact: the operand need not be saved then.
-
-The error function as a chain of NumPy steps: Erf, and part of the exact Gelu.
-
-float32: erf(x) = tanh(x P(x^2)) with P of degree 6, a least-squares fit of atanh(erf(x)) / x in
-the relative error of erf (1e-7), reweighted towards its largest errors. P grows without end, so
-that far from zero the result is exactly 1; rounding keeps the absolute error below 3e-7.
-float64: W. J. Cody, "Rational Chebyshev approximations for the error function", Mathematics of
-Computation 23 (1969): his first region, and his second beyond 0.46875, whose form stays within
-1e-15 to the end of the line.
-
-Comparisons, logic, choices and shifts, element by element.
-
-Arithmetic, functions of one operand, comparisons, logic and choices: element by element.
+Erf is a chain of NumPy steps. float32: erf(x) = tanh(x P(x^2)) with P of degree 6, a least-squares
+fit of atanh(erf(x)) / x in the relative error of erf (1e-7), reweighted towards its largest errors.
+P is unbounded, so the result is exactly 1 far from zero; rounding keeps the absolute error below
+3e-7. float64: W. J. Cody, "Rational Chebyshev approximations for the error function", Mathematics
+of Computation 23 (1969): his first region, and his second beyond 0.46875, within 1e-15 everywhere.
 """
 
 from __future__ import annotations
@@ -57,11 +47,7 @@ from stitch.ops.steps import (
 )
 from stitch.program import Array, DataType, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Arithmetic, element by element: Add, Sub, Mul, Div, Mod, Pow, Max, Min, Sum, Mean, Clip.
-
-# --------------------------------------------------------------------------------------------------
-# Gradients of elementwise arithmetic: Add to Pow, extremes, Clip.
+# Gradients ----------------------------------------------------------------------------------------
 
 
 def add(context: GradientContext) -> Sequence[Any]:
@@ -342,7 +328,7 @@ def _clip(arguments: KernelArguments) -> Sequence[Thunk]:
     return steps
 
 
-def _clip_lanes(context: BatchingContext) -> Sequence[Any]:
+def _batch_clip(context: BatchingContext) -> Sequence[Any]:
     """Where a bound is not one number any more, an extreme of two operands."""
     if not context.varies(1, 2):
         return context.again(*context.operands)
@@ -367,8 +353,7 @@ def _variadic(name: str, kernel: Any, allowed: frozenset[DataType], gradient: Gr
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Functions of one operand, element by element, that NumPy has ready: Neg, Exp, Sin, Round ...
+# Functions of one operand -------------------------------------------------------------------------
 
 
 def _square(x: Any) -> Any:
@@ -405,8 +390,7 @@ def _unary(
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-# The error function as a chain of NumPy steps: Erf, and part of the exact Gelu.
+# Erf ----------------------------------------------------------------------------------------------
 
 #: Arrays as large as the operand that `erf_steps` works in.
 ERF_WORKSPACES = 5
@@ -492,8 +476,7 @@ def _erf_gradient(context: GradientContext) -> Sequence[Any]:
     return (scaled * context.apply("Exp", -(x * x)),)
 
 
-# --------------------------------------------------------------------------------------------------
-# Comparisons, logic, choices and shifts, element by element.
+# Comparisons, logic, selection and shifts ---------------------------------------------------------
 
 
 def _infer_truth(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -607,7 +590,7 @@ OPERATORS: tuple[OpDef, ...] = (
     _variadic("Mean", _fold(np.add, average=True), FLOATS, mean),
     OpDef(
         "Clip", (1, 3), _infer_clip, _clip, elementwise=True,
-        batching=_clip_lanes, gradient=clip, workspace=few,
+        batching=_batch_clip, gradient=clip, workspace=few,
     ),
     binary("BitwiseAnd", np.bitwise_and, INTEGERS),
     binary("BitwiseOr", np.bitwise_or, INTEGERS),

@@ -29,8 +29,7 @@ from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_means
 from stitch.ops.steps import CHUNK_SIZE, bound, fill_step, scalar, stretches, workspace
 from stitch.program import Array, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Gradient of BatchNormalization.
+# Gradient of BatchNormalization -------------------------------------------------------------------
 
 
 def batch_normalization_gradient(context: GradientContext) -> Sequence[Any]:
@@ -105,13 +104,12 @@ def _inference_gradient(context: GradientContext) -> Sequence[Any]:
     return gradients
 
 
-# --------------------------------------------------------------------------------------------------
-# Batching of BatchNormalization.
+# Batching -----------------------------------------------------------------------------------------
 
 
 def batch_batch_normalization(c: BatchingContext) -> Sequence[Any]:
-    """Statistics are those of a channel in one lane: lanes are channels, or samples where all is
-    shared that is known of channels."""
+    """Fold the batch into channels, whose statistics are separate; into samples if scale, shift and
+    statistics are shared."""
     samples = not c.varies(1, 2, 3, 4) and not c.int_of("training_mode")
     if samples:
         return (c.split(c.with_first(c.folded(0))[0]),)
@@ -125,7 +123,7 @@ def batch_batch_normalization(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_batch_normalization_gradient(c: BatchingContext) -> Sequence[Any]:
-    """Lanes are channels: statistics and sums are those of a channel in one lane."""
+    """Fold the batch into channels: statistics and sums are per channel and example."""
     figures = [c.folded(i) for i in range(2, 5) if c.has(i)]
     if c.rank(1) > 1:
         result, *sums = c.again(c.folded(0, 1), c.folded(1, 1), *figures)
@@ -135,8 +133,7 @@ def batch_batch_normalization_gradient(c: BatchingContext) -> Sequence[Any]:
     return c.in_front(result, 1), *(c.split(s) for s in sums)
 
 
-# --------------------------------------------------------------------------------------------------
-# A batch of images as planes, one for each sample and channel, and its sums over channels.
+# Planes (one per sample and channel) --------------------------------------------------------------
 
 #: From this many places on, the sum of a channel's products is a product of its row by another.
 SHORT_ROW = 16
@@ -406,8 +403,7 @@ def _lrn(arguments: KernelArguments) -> Sequence[Thunk]:
     ]
 
 
-# --------------------------------------------------------------------------------------------------
-# `stitch.BatchNormalizationGradient`: operand's, scale's and shift's gradients in training mode.
+# stitch.BatchNormalizationGradient ----------------------------------------------------------------
 
 #: From images [samples, channels, places] x and gradient, a place like these, and numbers of each
 #: channel (along, offset, factor): steps that write x along + offset + gradient factor there.

@@ -189,7 +189,7 @@ class OpDef:
 
     `elementwise`: each output element depends on the input elements at its own place only, so an
     output may overwrite an input that is not read later. `gradient` is its vector-Jacobian rule
-    (`stitch.ops.gradient`) and `batching` how it is applied to many lanes at once
+    (`stitch.ops.gradient`) and `batching` how it is applied to a batch
     (`stitch.ops.batching`), None where it has none. `workspace` says how many bytes the kernel
     takes for itself (`stitch.ops.steps` has rules to choose from). An operator that `checks`
     looks at the data of operands, also where its results have no elements.

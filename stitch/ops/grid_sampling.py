@@ -255,8 +255,7 @@ def _deform(arguments: KernelArguments) -> Sequence[Thunk]:
 _DEFORM_ATTRIBUTES = {k: v for k, v in CONVOLUTION.attributes.items() if k != "auto_pad"}
 
 
-# --------------------------------------------------------------------------------------------------
-# RoiAlign: regions of images, sampled between elements and gathered into bins.
+# RoiAlign -----------------------------------------------------------------------------------------
 
 #: The longest side of a region to align, in longer sides of the image.
 MOST_IMAGES = 4

@@ -28,8 +28,7 @@ from stitch.ops.reduction import SPREAD_FROM, inverse_deviation, row_chunks, sta
 from stitch.ops.steps import CHUNK_SIZE, along, copy_steps, fill_step, scalar, workspace
 from stitch.program import Array, DataType, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Batching of normalizations: lanes are rows, samples, or channels where these have numbers.
+# Batching (the batch becomes rows, samples or channels) -------------------------------------------
 
 
 def batch_mean_variance(c: BatchingContext) -> Sequence[Any]:
@@ -55,7 +54,7 @@ def batch_layer(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_layer_gradient(c: BatchingContext) -> Sequence[Any]:
-    """The operand's gradient by rows; those of scale and shift sum the rows of one lane."""
+    """The operand's gradient by rows; those of scale and shift sum the rows of one example."""
     axis, data_type = c.axis_behind(c.int_of("axis"), 1), c.type_of(1).data_type
     gradient, x, mean, inverse = (c.wide(c.broadcast(i)) for i in range(4))
     scale, scaled = c.wide(c.operands[4]), gradient
@@ -78,16 +77,15 @@ def _over_rows(c: BatchingContext, value: Any, axis: int) -> Any:
 
 
 def batch_by_channel(c: BatchingContext) -> Sequence[Any]:
-    """Instance- and GroupNormalization: lanes are samples, or channels if their numbers differ."""
+    """Fold the batch into samples, or into channels if scale or shift vary."""
     if not c.varies(1, 2):
         return (c.split(c.with_first(c.folded(0))[0]),)
     groups = c.attributes.get("num_groups")
-    more = {"num_groups": groups * c.lanes} if isinstance(groups, int) else {}
+    more = {"num_groups": groups * c.batch_size} if isinstance(groups, int) else {}
     return (c.split(c.again(c.folded(0, 1), c.folded(1), c.folded(2), **more)[0], 1),)
 
 
-# --------------------------------------------------------------------------------------------------
-# Gradients of normalizations: statistics' own slopes folded into two means per row.
+# Gradients ----------------------------------------------------------------------------------------
 
 
 def mean_over(context: GradientContext, value: Any, axes: Sequence[int]) -> Any:
@@ -432,8 +430,7 @@ def _mean_variance(arguments: KernelArguments) -> Sequence[Thunk]:
 _LAYER = declared(axis=-1, epsilon=EPSILON, stash_type=1)
 
 
-# --------------------------------------------------------------------------------------------------
-# `stitch.LayerNormalizationGradient`: operand's, scale's and shift's gradients of a layer.
+# stitch.LayerNormalizationGradient ----------------------------------------------------------------
 
 
 def _infer(context: InferenceContext) -> tuple[ValueType, ...]:

@@ -1,16 +1,10 @@
-"""The activation functions that RNN, LSTM and GRU name in their attributes.
+"""Recurrent layers RNN, GRU and LSTM: one or both directions, sequences of any length.
 
-Source: the section on activation functions of ONNX's RNN. Values of `activation_alpha` and
-`activation_beta` are consumed in order, by those functions that have such a parameter.
-
-Recurrent layers: RNN, GRU and LSTM, in one or both directions, with sequences of any length.
-
-What all steps share (the product with the input weights) is computed for all of them at once.
-Rows beyond a sequence's length are 0 in Y; Y_h and Y_c hold the state after its last element, and
-the reverse direction begins at that element. A length that is less than 0 or more than the steps
-raises `TaskError`. Source: ONNX's RNN, GRU, LSTM.
-
-Recurrent layers: RNN, GRU, LSTM, in either direction or both.
+The product with the input weights is computed for all steps at once. Rows beyond a sequence's
+length are 0 in Y; Y_h and Y_c hold the state after its last element, where the reverse direction
+begins. A length below 0 or above the number of steps raises `TaskError`. `activation_alpha` and
+`activation_beta` are consumed in order by the functions that have such a parameter. Source: ONNX's
+RNN, GRU and LSTM.
 """
 
 from __future__ import annotations
@@ -39,8 +33,7 @@ from stitch.ops.inference import Attributes, InferenceContext, int_of, string_of
 from stitch.ops.steps import check_range
 from stitch.program import Array, DataType, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# The activation functions that RNN, LSTM and GRU name in their attributes.
+# Activation functions -----------------------------------------------------------------------------
 
 #: Takes values and gives new ones of the same shape.
 Gate = Callable[[Array], Array]
@@ -132,11 +125,7 @@ def _numbers(attributes: Attributes, name: str) -> list[float]:
     return [float(value) for value in given] if isinstance(given, tuple) else []
 
 
-# --------------------------------------------------------------------------------------------------
-# Recurrent layers: RNN, GRU and LSTM, in one or both directions, with sequences of any length.
-
-# --------------------------------------------------------------------------------------------------
-# Batching of recurrent layers: lanes are sequences, where they share the weights.
+# Batching -----------------------------------------------------------------------------------------
 
 #: Weights, recurrent weights, biases, peepholes.
 _WEIGHTS = (1, 2, 3, 7)
@@ -159,8 +148,7 @@ def recurrent(c: BatchingContext) -> Sequence[Any] | None:
     return tuple(c.split(r, axis) for r, axis in zip(results, axes, strict=False))
 
 
-# --------------------------------------------------------------------------------------------------
-# Backpropagation through the cells of RNN, GRU and LSTM, one direction at a time, unrolled.
+# Backpropagation through the cells ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,8 +327,7 @@ def lstm_flow(d: Direction) -> Flow:
     return Flow(of_steps, of_steps, flowing, in_cell)
 
 
-# --------------------------------------------------------------------------------------------------
-# Gradients of RNN, GRU and LSTM: directions, layouts, and the products over all steps.
+# Gradients ----------------------------------------------------------------------------------------
 
 _CELLS = {"RNN": rnn_flow, "GRU": gru_flow, "LSTM": lstm_flow}
 _DEFAULTS = {"RNN": ("tanh",), "GRU": ("sigmoid", "tanh"), "LSTM": ("sigmoid", "tanh", "tanh")}

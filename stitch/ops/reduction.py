@@ -1,23 +1,13 @@
-"""Batching of reductions, extremes' places, running totals and counts: over the axes behind.
+"""Reductions over axes, ArgMax, ArgMin, running totals and n-gram counts.
 
-Running totals along one axis: CumSum, CumProd.
+Axes are an operand and must be known at compile time; without axes all are reduced, or none if
+`noop_with_empty_axes` (the steps around the reduction still run). Normalizations use the means and
+variances of rows.
 
-Counting n-grams of whole numbers: TfIdfVectorizer.
-
-An n-gram occurs where its items stand in a row in order, each `skip` places after the one before;
-single items are counted once, as no skip changes them. A weight is that of the n-gram at the same
-place of the pool, whatever its column. Nothing is looked for that the row is too short for, so rows
-and pool bound the work, whatever the attributes say.
-Source: ONNX's TfIdfVectorizer.
-
-Means and variances of the rows of two-dimensional arrays, for normalizations.
-
-Many elements become one: sums, means, extremes, norms, running totals, counts.
-
-Reductions over axes, ArgMax and ArgMin.
-
-Axes are an operand and must be known at compile time; without axes everything is reduced, or
-nothing (`noop_with_empty_axes`), in which case the steps around the reduction still happen.
+TfIdfVectorizer: an n-gram occurs where its items follow each other, each `skip` places after the
+one before; single items are counted once, since no skip changes them. A weight belongs to the
+n-gram at the same place of the pool, whatever its column. N-grams longer than a row are not
+searched, so rows and pool bound the work. Source: ONNX's TfIdfVectorizer.
 """
 
 from __future__ import annotations
@@ -48,19 +38,18 @@ from stitch.ops.inference import Attributes, InferenceContext, int_of, ints_of, 
 from stitch.ops.steps import CHUNK_SIZE, fill_step, reciprocal_step, scalar, stretches
 from stitch.program import Array, DataType, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Batching of reductions, extremes' places, running totals and counts: over the axes behind.
+# Batching -----------------------------------------------------------------------------------------
 
 
 def batch_reduction(c: BatchingContext) -> Sequence[Any]:
-    """Without axes all are meant but that of the lanes."""
+    """Without axes, reduce all axes except the batch axis."""
     listed = c.ints_at(1) or ()
     if listed or c.int_of("noop_with_empty_axes"):
         return c.again(c.operands[0], [c.axis_behind(axis) for axis in listed])
     if c.rank():
         return c.again(c.operands[0], list(range(1, c.rank() + 1)))
     # No axes at all would again mean all.
-    return c.again(c.shaped(c.operands[0], (c.lanes, 1)), [1], keepdims=0)
+    return c.again(c.shaped(c.operands[0], (c.batch_size, 1)), [1], keepdims=0)
 
 
 def batch_running(c: BatchingContext) -> Sequence[Any]:
@@ -70,13 +59,12 @@ def batch_running(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_counts(c: BatchingContext) -> Sequence[Any]:
-    """Rows are counted one by one: a lane is one, or some more of them."""
+    """Rows are counted independently: the batch axis adds rows."""
     rows = c.operands[0] if c.rank() == 1 else c.folded(0)
-    return (c.shaped(c.again(rows)[0], (c.lanes, *c.result_shape())),)
+    return (c.shaped(c.again(rows)[0], (c.batch_size, *c.result_shape())),)
 
 
-# --------------------------------------------------------------------------------------------------
-# Running totals along one axis: CumSum, CumProd.
+# CumSum and CumProd -------------------------------------------------------------------------------
 
 
 def _infer_running(context: InferenceContext) -> tuple[ValueType, ...]:
@@ -145,8 +133,7 @@ def _operator(
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------
-# Counting n-grams of whole numbers: TfIdfVectorizer.
+# TfIdfVectorizer ----------------------------------------------------------------------------------
 
 _MODES = ("TF", "IDF", "TFIDF")
 Gram = tuple[int, ...]
@@ -240,8 +227,7 @@ def _kernel(arguments: KernelArguments) -> Sequence[Thunk]:
 _NUMBER, _NUMBERS = Attribute("int", required=True), Attribute("ints", required=True)
 
 
-# --------------------------------------------------------------------------------------------------
-# Means and variances of the rows of two-dimensional arrays, for normalizations.
+# Means and variances of rows ----------------------------------------------------------------------
 
 #: From this many chunks of rows on, a row of weights is spread over a chunk.
 SPREAD_FROM = 4
@@ -295,11 +281,7 @@ def standardize(
     ]
 
 
-# --------------------------------------------------------------------------------------------------
-# Reductions over axes, ArgMax and ArgMin.
-
-# --------------------------------------------------------------------------------------------------
-# Gradients of reductions: what became one is spread over what it was made of.
+# Gradients ----------------------------------------------------------------------------------------
 
 
 def _axes(context: GradientContext) -> tuple[int, ...]:

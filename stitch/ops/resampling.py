@@ -40,8 +40,7 @@ from stitch.ops.inference import (
 from stitch.ops.steps import along, copy_steps, workspace
 from stitch.program import Array, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Batching of sampling: lanes are images; shared regions look at all lanes' channels at once.
+# Batching -----------------------------------------------------------------------------------------
 
 
 def batch_resize(c: BatchingContext) -> Sequence[Any]:
@@ -55,8 +54,8 @@ def batch_resize(c: BatchingContext) -> Sequence[Any]:
 def batch_deform_conv(c: BatchingContext) -> Sequence[Any] | None:
     if not c.varies(1, 3):
         return in_first_axis(1, 3)(c)
-    # Filters of a lane are groups of their own, and so are its offsets.
-    words = {name: c.int_of(name) * c.lanes for name in ("group", "offset_group")}
+    # The filters and offsets of each example are groups of their own.
+    words = {name: c.int_of(name) * c.batch_size for name in ("group", "offset_group")}
     operands = (c.folded(0, 1), c.folded(1), c.folded(2, 1), c.folded(3), c.folded(4, 1))
     (result,) = c.again(*operands[: len(c.operands)], **words)
     return (c.split(result, 1),)
@@ -67,14 +66,14 @@ def batch_roi_align(c: BatchingContext) -> Sequence[Any]:
         return (c.split(c.again(c.folded(0, 1), *c.operands[1:])[0], 1),)
     if not c.varies(0):
         return (c.split(c.again(c.operands[0], c.folded(1), c.folded(2))[0]),)
-    # Regions of a lane must not look at the image of another: an index that is out of range for
-    # one lane stays so for all.
+    # A region must not read another example's image: an index out of range for one example stays
+    # out of range in the folded axis.
     count = c.shape()[0]
     index = c.broadcast(2)
     inside = c.apply("And", c.apply("Less", index, count), c.apply("GreaterOrEqual", index, -count))
     whole = c.apply("Where", c.apply("Less", index, 0), c.apply("Add", index, count), index)
-    own = c.apply("Add", whole, c.lane_numbers(1, count))
-    nowhere = c.constant(np.array(-1 - count * c.lanes))
+    own = c.apply("Add", whole, c.example_indices(1, count))
+    nowhere = c.constant(np.array(-1 - count * c.batch_size))
     beyond = c.apply("Where", inside, own, nowhere)
     return (c.split(c.again(c.folded(0), c.folded(1), c.merged(beyond))[0]),)
 

@@ -1,11 +1,9 @@
-"""`Scan`: a body that runs once for each element of sequences, states going from round to round.
+"""`Scan`: an operator whose body runs once per element of its sequences, carrying states.
 
-The body is bound twice, to fixed arrays: states lie in two buffers that take turns, one of which is
-the result itself; elements of sequences are copied in, those of results are copied out. So a round
-makes no objects but views, and costs its copies beside its kernels. With a condition, which of the
-two the last round writes is known when it has run; what lies in the other is copied then.
-
-Control: operators whose body runs in rounds.
+The body is bound twice, to fixed arrays: states alternate between two buffers, one of which is the
+result; sequence elements are copied in, elements of results are copied out. A round allocates only
+views. With a condition, the buffer that the last round wrote is known only afterwards; if it is not
+the result, it is copied.
 """
 
 from __future__ import annotations
@@ -28,9 +26,6 @@ from stitch.ops.definition import (
 from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import copy_steps, workspace
 from stitch.program import SCAN, Array, ScanForm, ValueType
-
-# --------------------------------------------------------------------------------------------------
-# `Scan`: a body that runs once for each element of sequences, states going from round to round.
 
 #: The steps of a round, and where what it gives lies then.
 _Round = tuple[tuple[Thunk, ...], list[Array]]

@@ -102,7 +102,7 @@ def _kernel(states: int, step: Step, arguments: KernelArguments) -> Sequence[Thu
 
 
 def _batching(context: BatchingContext) -> Sequence[Any] | None:
-    """Parameters of all lanes at once, if they share the rate and the number of the step."""
+    """Update the parameters of all examples at once if they share rate and step number."""
     if context.varies(0, 1):
         return None
     return context.again(*context.operands[:2], *context.all_broadcast()[2:])

@@ -1,36 +1,23 @@
-"""Batching of conversions and of quantization, whose scales may be one for each lane.
+"""Conversions between data types: Cast, CastLike, QuantizeLinear, DequantizeLinear.
 
-The last step to types of eight bits and fewer: how each rounds, and what it does with the rest.
+`Cast` and copies between layouts share these conversions, so they agree bit for bit. NumPy's cast
+is used except where it differs from the wanted result:
 
-Source: ONNX's Cast (opset 25), whose tables name two cases each: * float8: rounds to nearest even;
-beyond the largest number, infinity too, it saturates, or without `saturate` becomes infinite, or
-NaN where the type has no infinity. NaN stays NaN. * float8_e8m0, powers of two without sign or
-zero: up, down, or to the nearest. Without `saturate` what lies outside, 0 too, becomes NaN. A
-negative number is unspecified: its size counts. * float4 saturates always; NaN, which it lacks,
-becomes -0 (as ml_dtypes has it). * int4 and int2 keep the low bits of the whole number, as ONNX's
-own tests have it; a floating number is one of 32 bits first, so NaN becomes 0.
+* Double rounding: float64 and integers of 32 and 64 bits are converted to float16, bfloat16 and
+  block formats through float32, which is rounded to odd so that only the second rounding counts
+  (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
+  rounding to odd", 2008).
+* Floating to integer truncates toward zero. ONNX's Cast leaves values out of range, infinity and
+  NaN undefined, and processors differ: here values saturate and NaN becomes 0.
+* Types of 8 bits and fewer follow ONNX's Cast (opset 25). float8 rounds to nearest even; beyond the
+  largest number, and for infinity, it saturates, or without `saturate` becomes infinite, or NaN if
+  the type has no infinity; NaN stays NaN. float8_e8m0 (powers of two without sign or zero) rounds
+  up, down or to nearest; without `saturate` values out of range and 0 become NaN; the sign of
+  negative numbers is ignored. float4 always saturates; NaN becomes -0, as in ml_dtypes. int4 and
+  int2 keep the low bits of the integer, as ONNX's tests do; a float is first converted through 32
+  bits, so NaN becomes 0.
 
-How numbers of one compute type become numbers of another: the one place that decides it.
-
-`Cast` and the copies between layouts both use it, so they agree bit for bit. NumPy's own cast is
-right but for two cases:
-
-* Rounding twice: float64 and integers of 32 and 64 bits go to float16, bfloat16 and the block
-  formats by way of float32. There float32 is rounded to odd, so that only the second rounding
-  counts (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms
-  using rounding to odd", 2008).
-* Floating to integer: it truncates toward zero. ONNX's Cast leaves numbers out of range, infinity
-  and NaN undefined, and processors differ. Here what is out of range saturates and NaN becomes 0.
-
-Types of eight bits and fewer that NumPy lacks have rules of their own: `narrow_conversions`.
-
-Integers and float8 that stand for real numbers: QuantizeLinear, DequantizeLinear.
-
-A real number is (integer - zero point) * scale.
-
-Changes of data type: casts, and numbers kept as scaled integers.
-
-Changes of data type: Cast and CastLike.
+A quantized number represents (integer - zero point) * scale.
 """
 
 from __future__ import annotations
@@ -56,8 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# --------------------------------------------------------------------------------------------------
-# Batching of conversions and of quantization, whose scales may be one for each lane.
+# Batching -----------------------------------------------------------------------------------------
 
 
 def batch_cast_like(c: BatchingContext) -> Sequence[Any]:
@@ -76,8 +62,8 @@ def batch_quantized(c: BatchingContext) -> Sequence[Any]:
             return c.again(*c.all_broadcast(), axis=behind)
         return c.again(c.operands[0], c.operands[1], zero, axis=behind)
     if is_one:
-        # A number for each lane: for each place of the first axis.
-        numbers = [c.shaped(c.broadcast(i), (c.lanes,)) for i in (1, 2) if c.has(i)]
+        # One number per example: one per index of the first axis.
+        numbers = [c.shaped(c.broadcast(i), (c.batch_size,)) for i in (1, 2) if c.has(i)]
         return c.again(c.broadcast(0), *numbers, axis=0, block_size=0)
     if c.int_of("block_size"):
         return c.again(*c.all_broadcast(), axis=behind)
@@ -86,8 +72,7 @@ def batch_quantized(c: BatchingContext) -> Sequence[Any]:
     return (c.split(c.again(c.folded(0, axis), *numbers, axis=axis)[0], axis),)
 
 
-# --------------------------------------------------------------------------------------------------
-# The last step to types of eight bits and fewer: how each rounds, and what it does with the rest.
+# Rounding to types of 8 bits and fewer ------------------------------------------------------------
 
 _FLOAT32 = np.dtype(np.float32)
 _E8M0 = DataType.FLOAT8_E8M0.dtype
@@ -199,8 +184,7 @@ def _exponent_steps(
     return [run]
 
 
-# --------------------------------------------------------------------------------------------------
-# How numbers of one compute type become numbers of another: the one place that decides it.
+# Conversion steps ---------------------------------------------------------------------------------
 
 _FLOAT64 = np.dtype(np.float64)
 #: What rounding to odd leaves of float64: 14 bits of fraction. The types rounded to next have at
@@ -346,8 +330,7 @@ def _numbers_and_mask(workspace: NDArray[np.uint8], size: int) -> tuple[Array, A
     return workspace[:split].view(_FLOAT64), workspace[split : split + size].view(np.bool_)
 
 
-# --------------------------------------------------------------------------------------------------
-# Integers and float8 that stand for real numbers: QuantizeLinear, DequantizeLinear.
+# QuantizeLinear and DequantizeLinear --------------------------------------------------------------
 
 _E8M0_quantization = frozenset({DataType.FLOAT8_E8M0})
 QUANTIZED = BYTES | {DataType.INT16, DataType.UINT16} | (NARROW - _E8M0_quantization)
@@ -499,8 +482,7 @@ def _dequantize(arguments: KernelArguments) -> Sequence[Thunk]:
 _AXIS = declared(axis=1, block_size=0)
 
 
-# --------------------------------------------------------------------------------------------------
-# Changes of data type: Cast and CastLike.
+# Cast and CastLike --------------------------------------------------------------------------------
 
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 _MODES = ("up", "down", "nearest")

@@ -160,8 +160,7 @@ def estimated_steps(
     return touched + sums_of_products(operation, inputs, outputs)
 
 
-# --------------------------------------------------------------------------------------------------
-# What a run of a program computes and carries, operation by operation.
+# Work of an operation and of a program ------------------------------------------------------------
 
 #: Families that move elements and compute nothing.
 _MOVING = frozenset(

@@ -238,8 +238,7 @@ def largest_sum(sizes: Sequence[int], room: int) -> list[int]:
     return taken
 
 
-# --------------------------------------------------------------------------------------------------
-# Spans: ranges `[start, end)` of addresses, joined and taken from each other.
+# Spans of addresses -------------------------------------------------------------------------------
 
 #: (start, end), the end not included.
 Span = tuple[int, int]

@@ -19,8 +19,7 @@ import numpy as np
 
 from stitch.errors import UsageError
 
-# --------------------------------------------------------------------------------------------------
-# Intervals: buffers with known lifetimes, what a packing of them is, and the bound below it.
+# Intervals ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,7 @@ def components(intervals: Sequence[Interval]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-# --------------------------------------------------------------------------------------------------
-# Skyline packing: the search for a lower peak where simple orders leave holes.
+# Skyline search -----------------------------------------------------------------------------------
 
 _SEED = 20
 #: How far a change puts an interval forward, at most, and others, in the mean, as shares of all.
@@ -323,8 +321,7 @@ class _Skyline:
         self._heights[:] = [by_moment[m] for m in edges]
 
 
-# --------------------------------------------------------------------------------------------------
-# Exact packing of few intervals: all packings in which each rests on another, or on the floor.
+# Exact search -------------------------------------------------------------------------------------
 
 
 class ExactSearch:

@@ -23,8 +23,7 @@ from stitch.program.operation import (
 )
 from stitch.program.scans import ScanForm, is_scan
 
-# --------------------------------------------------------------------------------------------------
-# Nesting: what bodies within bodies come to, counted before anything is written out or bound.
+# Limits of nesting --------------------------------------------------------------------------------
 
 #: Operations, values and constants that the bodies of one program may come to: written out, and a
 #: scan's as often as executors bind it.

@@ -11,8 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
-# --------------------------------------------------------------------------------------------------
-# Arrays that are only to be read: views that stay so, and whether an array can still change.
+# Read-only views ----------------------------------------------------------------------------------
 
 Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 

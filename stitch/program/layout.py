@@ -230,8 +230,7 @@ class TensorDesc:
         return "".join(f"{d}x" for d in self.shape) + self.layout.text()
 
 
-# --------------------------------------------------------------------------------------------------
-# The rule of links: may a value that is described like this be read as described like that?
+# Links between tensors ----------------------------------------------------------------------------
 
 
 def link_problem(

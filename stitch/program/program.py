@@ -29,8 +29,7 @@ from stitch.program.operation import (
     Value,
 )
 
-# --------------------------------------------------------------------------------------------------
-# Seams: where the parts of a linked program begin, so that each can be computed as before.
+# Seams --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +328,7 @@ def body_lines(
         yield f"  output {output.name}: {name_of(body.values, output.value)}{extra}"
 
 
-# --------------------------------------------------------------------------------------------------
-# Names of which no two are alike: what is asked for where it is free, else numbered.
+# Unique names -------------------------------------------------------------------------------------
 
 
 class FreeNames:

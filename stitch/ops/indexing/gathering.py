@@ -38,8 +38,7 @@ from stitch.ops.steps import (
 )
 from stitch.program import Array, DataType, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Batching of reading and writing by index: lanes that have data of their own are one more index.
+# Batching (of Gather and Scatter) -----------------------------------------------------------------
 
 
 def batch_gather(c: BatchingContext) -> Sequence[Any]:
@@ -49,12 +48,12 @@ def batch_gather(c: BatchingContext) -> Sequence[Any]:
         return c.again(data, indices, axis=axis + 1)
     if not c.varies(0):
         return (c.in_front(c.again(data, indices, axis=axis)[0], axis),)
-    # Each lane's indices into its own data: rows of the axis that is brought behind the lanes.
+    # Each example indexes its own data: rows of the gathered axis, moved behind the batch axis.
     rank, picked = c.rank(), c.rank(1)
     if axis:
         order = [0, axis + 1, *(a for a in range(1, rank + 1) if a != axis + 1)]
         data = c.apply("Transpose", data, perm=order)
-    rows = c.shaped(c.in_type(indices, DataType.INT64), (c.lanes, *c.shape(1), 1))
+    rows = c.shaped(c.in_type(indices, DataType.INT64), (c.batch_size, *c.shape(1), 1))
     result = c.apply("GatherND", data, rows, batch_dims=1)
     if not axis:
         return (result,)
@@ -64,7 +63,7 @@ def batch_gather(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_gather_rows(c: BatchingContext) -> Sequence[Any]:
-    """GatherND: lanes are batch axes; data that all share needs none, if it has none yet."""
+    """GatherND: the batch is one of its batch axes; shared data without batch axes needs none."""
     batch = c.int_of("batch_dims")
     if not batch and not c.varies(0):
         return c.again(*c.operands)
@@ -82,23 +81,23 @@ def batch_top(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_cache(c: BatchingContext) -> Sequence[Any]:
-    """TensorScatter: lanes are samples. Its axis is none of these, and stays where it is."""
+    """TensorScatter: examples become samples; its axis does not move."""
     axis = c.int_of("axis") % c.rank()
     operands = (c.folded(i) for i in range(len(c.operands)))
     return (c.split(c.again(*operands, axis=axis)[0]),)
 
 
 def batch_scatter_rows(c: BatchingContext) -> Sequence[Any]:
-    """ScatterND: the lane is one more part of each index, in front."""
+    """ScatterND: prepend the example to each index."""
     shape = c.shape(1)
-    numbers = c.lane_numbers(len(shape))
-    lane = c.apply("Expand", numbers, [c.lanes, *shape[:-1], 1])
-    rows = c.apply("Concat", lane, c.broadcast(1), axis=-1)
+    numbers = c.example_indices(len(shape))
+    example = c.apply("Expand", numbers, [c.batch_size, *shape[:-1], 1])
+    rows = c.apply("Concat", example, c.broadcast(1), axis=-1)
     return c.again(c.broadcast(0), rows, c.broadcast(2))
 
 
 def batch_one_hot(c: BatchingContext) -> Sequence[Any]:
-    """Where the two values differ from lane to lane, these are chosen by truth values."""
+    """If the two values vary over the batch, select them by a boolean one-hot."""
     rank = c.rank() + 1
     axis = c.int_of("axis") % rank
     behind = axis + 1 if c.varies(0) else axis
@@ -106,14 +105,13 @@ def batch_one_hot(c: BatchingContext) -> Sequence[Any]:
         return c.again(*c.operands, axis=behind)
     hit = c.again(c.operands[0], c.operands[1], np.array([False, True]), axis=behind)[0]
     off, on = (
-        c.shaped(c.apply("Slice", c.operands[2], [i], [i + 1], [1]), (c.lanes, *(1,) * rank))
+        c.shaped(c.apply("Slice", c.operands[2], [i], [i + 1], [1]), (c.batch_size, *(1,) * rank))
         for i in range(2)
     )
     return (c.apply("Where", hit, on, off),)
 
 
-# --------------------------------------------------------------------------------------------------
-# Gradients of reading and writing by index: what one does, the other undoes.
+# Gradients (of Gather and Scatter) ----------------------------------------------------------------
 
 
 def gather_gradient(context: GradientContext) -> Sequence[Any]:

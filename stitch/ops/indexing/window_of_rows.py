@@ -29,8 +29,7 @@ from stitch.ops.inference import InferenceContext
 from stitch.ops.steps import along
 from stitch.program import Array, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Which rows a window has whose first row, and strides along its axes, are known.
+# Row indices --------------------------------------------------------------------------------------
 
 
 def reached_rows(base: int, strides: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
@@ -78,8 +77,7 @@ def windowed(data: Array, base: int, strides: Sequence[int], lengths: Sequence[i
     return np.lib.stride_tricks.as_strided(first, shape, (*moved, *data.strides[1:]))
 
 
-# --------------------------------------------------------------------------------------------------
-# Copies of elements that lie apart, as copies of the runs of bytes that they lie in.
+# Copies of strided elements as runs of bytes ------------------------------------------------------
 
 #: A last axis of so few short runs, with many times as many in front of it, is copied place by
 #: place: a loop of NumPy's for three of them takes longer than to copy them. But memory beyond the
@@ -121,8 +119,7 @@ def _goes_on(
     return length == 1 or there[axis] == nbytes == taken[axis]
 
 
-# --------------------------------------------------------------------------------------------------
-# The gradient of `stitch.Window`, and windows for many lanes.
+# Gradient and batching ----------------------------------------------------------------------------
 
 
 def gradient(c: GradientContext) -> Sequence[Any]:
@@ -148,7 +145,7 @@ def gradient(c: GradientContext) -> Sequence[Any]:
 def _computed_rows(
     c: GradientContext | BatchingContext, base: Any, strides: Any, lengths: Sequence[int]
 ) -> Any:
-    """Rows by number of windows whose first row and strides are values, with lanes or without."""
+    """Row indices of windows whose first row and strides are values, batched or not."""
     rank, leading = len(lengths), strides.shape[:-1]
     rows = c.shaped(base, (*base.shape, *(1,) * rank))
     for axis, length in enumerate(lengths):
@@ -172,20 +169,20 @@ def batching(c: BatchingContext) -> Sequence[Any]:
         and steps is not None
         and are_in_range(int(first), steps.tolist(), lengths, count)
     ):
-        # The lanes are one more axis of the window, over the rows of all.
-        rows = c.shaped(data, (c.lanes * count, *leaf))
+        # The batch is one more axis of the window, over the rows of all examples.
+        rows = c.shaped(data, (c.batch_size * count, *leaf))
         joined = np.array([count, *steps.tolist()], np.int64)
-        return c.again(rows, base, joined, lengths=(c.lanes, *lengths))
-    # Each row with what it is in all lanes: no lane's rows follow another's.
+        return c.again(rows, base, joined, lengths=(c.batch_size, *lengths))
+    # Move the batch axis into each row: rows of one example are not consecutive otherwise.
     order = [1, 0, *range(2, len(leaf) + 2)]
     (found,) = c.again(c.apply("Transpose", data, perm=order), base, strides)
     return (c.in_front(found, len(lengths)),)
 
 
 def _own_windows(c: BatchingContext, lengths: Sequence[int]) -> Any:
-    """Windows that lie elsewhere in each lane: rows by number."""
+    """Windows whose start varies over the batch: gather rows by index."""
     data, base, strides = c.operands
-    count, whole = c.shape()[0], (c.lanes, *lengths)
+    count, whole = c.shape()[0], (c.batch_size, *lengths)
     # Far outside is outside; of numbers that are cut no sum is too large for its type.
     base = c.apply("Clip", base, np.array(-1), np.array(count))
     strides = c.apply("Clip", strides, np.array(-count), np.array(count))

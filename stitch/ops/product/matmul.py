@@ -33,8 +33,7 @@ from stitch.ops.inference import InferenceContext, Shape, float_of, int_of
 from stitch.ops.steps import fill_step, scalar
 from stitch.program import Array, DataType, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Batching of products: of more rows where lanes share the other side, else of stacks.
+# Batching (of all products) -----------------------------------------------------------------------
 
 
 def _matrix_shape(shape: Shape, is_left: bool) -> Shape:
@@ -52,7 +51,7 @@ def sides_of(c: BatchingContext, right: int, left_varies: bool, right_varies: bo
     for index, shape, varies in zip((0, right), shapes, (left_varies, right_varies), strict=True):
         ones = (1,) * (rank - len(shape))
         value = c.broadcast(index) if varies else c.operands[index]
-        sides.append(c.shaped(value, (c.lanes, *ones, *shape) if varies else shape))
+        sides.append(c.shaped(value, (c.batch_size, *ones, *shape) if varies else shape))
     return sides
 
 
@@ -61,27 +60,27 @@ def batch_matmul(c: BatchingContext) -> Sequence[Any]:
     if not c.varies(1) and c.rank(1) <= 2:
         return c.again(a, b)
     if not c.varies(0) and c.rank(1) == 1:
-        # A column for each lane.
+        # One column per example.
         product = c.again(a, c.apply("Transpose", b, perm=[1, 0]))[0]
         return (c.in_front(product, c.rank(0) - 1),)
     if c.varies(0) and c.varies(1) and c.rank(0) > 2 and c.rank(1) == 2:
-        # All that is multiplied by the matrix of a lane is one matrix.
+        # Rows that share one example's matrix form one matrix.
         rows, width = math.prod(c.shape(0)[:-1]), c.shape(0)[-1]
-        product = c.again(c.shaped(a, (c.lanes, rows, width)), b)[0]
-        return (c.shaped(product, (c.lanes, *c.result_shape())),)
+        product = c.again(c.shaped(a, (c.batch_size, rows, width)), b)[0]
+        return (c.shaped(product, (c.batch_size, *c.result_shape())),)
     product = c.again(*sides_of(c, 1, c.varies(0), c.varies(1)))[0]
-    return (c.shaped(product, (c.lanes, *c.result_shape())),)
+    return (c.shaped(product, (c.batch_size, *c.result_shape())),)
 
 
 def batch_gemm(c: BatchingContext) -> Sequence[Any]:
-    """Rows of all lanes as one matrix, if the rest is shared; else a MatMul, scaled and shifted."""
+    """Stack the rows of all examples if the rest is shared; else a scaled and shifted MatMul."""
     shared_bias = not c.has(2) or (not c.varies(2) and c.shape(2)[:-1] in ((), (1,)))
     if not c.varies(1) and shared_bias:
         a = c.operands[0]
         if c.int_of("transA"):
             a = c.apply("Transpose", a, perm=[0, 2, 1])
         (result,) = c.again(c.merged(a), *c.operands[1:], transA=0)
-        return (c.shaped(result, (c.lanes, *c.result_shape())),)
+        return (c.shaped(result, (c.batch_size, *c.result_shape())),)
     alpha, beta = c.float_of("alpha"), c.float_of("beta")
     data_type = c.type_of(0).data_type
     sides = []
@@ -123,9 +122,9 @@ def batch_einsum(c: BatchingContext) -> Sequence[Any] | None:
         named = left.replace(",", "").replace(".", "")
         right = "".join(sorted(x for x in set(named) if named.count(x) == 1))
         right = ("..." if "." in left else "") + right
-    lane = free[0]
-    marked = [lane + t if varies else t for t, varies in zip(terms, c.batched, strict=True)]
-    return c.again(*c.operands, equation=f"{','.join(marked)}->{lane}{right}")
+    batch_letter = free[0]
+    marked = [batch_letter + t if varies else t for t, varies in zip(terms, c.batched, strict=True)]
+    return c.again(*c.operands, equation=f"{','.join(marked)}->{batch_letter}{right}")
 
 
 def batch_dft(c: BatchingContext) -> Sequence[Any]:

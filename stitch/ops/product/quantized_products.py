@@ -21,13 +21,12 @@ from stitch.ops.types import REALS
 from stitch.ops.window import CONVOLUTION
 from stitch.program import Array, DataType, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Batching of products of integers that stand for real numbers.
+# Batching -----------------------------------------------------------------------------------------
 
 
 def _batched_points(c: BatchingContext, index: int, side: Shape, axis: int, varies: bool) -> Any:
     """Zero points or scales of a side of this shape: one number, or one for each row (axis -2) or
-    column (axis -1), of each lane if the side has lanes."""
+    column (axis -1), and per example if the side is batched."""
     if not c.has(index):
         return None
     shape = c.shape(index)
@@ -39,7 +38,7 @@ def _batched_points(c: BatchingContext, index: int, side: Shape, axis: int, vari
     last = (1,) if len(shape) == 1 and axis == -2 else ()
     own = (*shape, *last)
     ones = (1,) * (len(side) - 1 - len(own))
-    value = c.shaped(c.broadcast(index), (c.lanes, *ones, *own))
+    value = c.shaped(c.broadcast(index), (c.batch_size, *ones, *own))
     wide = list(side)
     wide[-1 if axis == -2 else -2] = 1
     return c.apply("Expand", value, wide)
@@ -51,7 +50,7 @@ def batch_matmul_integer(c: BatchingContext) -> Sequence[Any]:
         _batched_points(c, 2, left.shape, -2, c.varies(0, 2)),
         _batched_points(c, 3, right.shape, -1, c.varies(1, 3)),
     )
-    return (c.shaped(c.again(left, right, *points)[0], (c.lanes, *c.result_shape())),)
+    return (c.shaped(c.again(left, right, *points)[0], (c.batch_size, *c.result_shape())),)
 
 
 def batch_qlinear_matmul(c: BatchingContext) -> Sequence[Any]:
@@ -64,7 +63,7 @@ def batch_qlinear_matmul(c: BatchingContext) -> Sequence[Any]:
     b = [_batched_points(c, i, right.shape, -1, varies[1]) for i in (4, 5)]
     y = [_batched_points(c, i, result, -2, True) for i in (6, 7)]
     (made,) = c.again(left, *a, right, *b, *y)
-    return (c.shaped(made, (c.lanes, *c.result_shape())),)
+    return (c.shaped(made, (c.batch_size, *c.result_shape())),)
 
 
 def batch_conv_integer(c: BatchingContext) -> Sequence[Any] | None:
@@ -74,20 +73,20 @@ def batch_conv_integer(c: BatchingContext) -> Sequence[Any] | None:
     if c.varies(2):
         return None
     point = c.operands[2] if c.has(2) else None
-    group = c.int_of("group") * c.lanes
+    group = c.int_of("group") * c.batch_size
     points = _batched_per_filter(c, 3, 1)
     return (c.split(c.again(c.folded(0, 1), c.folded(1), point, points, group=group)[0], 1),)
 
 
 def _batched_per_filter(c: BatchingContext, index: int, weights: int) -> Any:
-    """One number per filter of each lane; as it is where it is one number for all."""
+    """One number per filter and example; unchanged if it is one number for all."""
     if not c.has(index):
         return None
     filters = c.shape(weights)[0]
     if not c.varies(index) and math.prod(c.shape(index)) == 1:
         return c.operands[index]
-    numbers = c.shaped(c.broadcast(index), (c.lanes, math.prod(c.shape(index))))
-    return c.merged(c.apply("Expand", numbers, [c.lanes, filters]))
+    numbers = c.shaped(c.broadcast(index), (c.batch_size, math.prod(c.shape(index))))
+    return c.merged(c.apply("Expand", numbers, [c.batch_size, filters]))
 
 
 def batch_qlinear_conv(c: BatchingContext) -> Sequence[Any] | None:
@@ -98,7 +97,7 @@ def batch_qlinear_conv(c: BatchingContext) -> Sequence[Any] | None:
     one, two, six, seven = (c.operands[i] for i in (1, 2, 6, 7))
     scale, point = (_batched_per_filter(c, i, 3) for i in (4, 5))
     bias = c.folded(8) if c.has(8) else None
-    group = c.int_of("group") * c.lanes
+    group = c.int_of("group") * c.batch_size
     operands = (c.folded(0, 1), one, two, c.folded(3), scale, point, six, seven, bias)
     return (c.split(c.again(*operands, group=group)[0], 1),)
 

@@ -27,8 +27,7 @@ from stitch.ops.shape import reshaping
 from stitch.ops.steps import copy_steps, fill_step
 from stitch.program import ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Gradients of operators that only move, repeat or drop elements.
+# Gradients ----------------------------------------------------------------------------------------
 
 
 def transpose(context: GradientContext) -> Sequence[Any]:

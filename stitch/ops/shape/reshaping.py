@@ -21,13 +21,12 @@ from stitch.ops.inference import Inference, InferenceContext, Shape, same_as_fir
 from stitch.ops.steps import copy_steps, fill_step
 from stitch.program import Array, DataType, Operation, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Batching of what moves elements or lists shapes: axes lie one further behind, counts get a lane.
+# Batching -----------------------------------------------------------------------------------------
 
 
 def batch_same_order(c: BatchingContext) -> Sequence[Any]:
-    """Reshape, Flatten, Squeeze, Unsqueeze: the result's shape in a lane says all."""
-    return (c.shaped(c.operands[0], (c.lanes, *c.result_shape())),)
+    """Reshape, Flatten, Squeeze, Unsqueeze: reshape to the batch size and the result's shape."""
+    return (c.shaped(c.operands[0], (c.batch_size, *c.result_shape())),)
 
 
 def batch_dropout(c: BatchingContext) -> Sequence[Any]:
@@ -37,7 +36,7 @@ def batch_dropout(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_shape(c: BatchingContext) -> Sequence[Any]:
-    """Shape: the same in all lanes."""
+    """Shape: the same for all examples."""
     shape = c.shape()
     end = c.attributes.get("end")
     assert end is None or isinstance(end, int)
@@ -50,7 +49,7 @@ def batch_size(c: BatchingContext) -> Sequence[Any]:
 
 
 def batch_expect(c: BatchingContext) -> Sequence[Any]:
-    """All lanes are checked at once."""
+    """Check all examples at once."""
     checked = c.varies(1, 2)
     return c.again(c.broadcast(0), *(c.broadcast(i) if checked else c.operands[i] for i in (1, 2)))
 
@@ -76,7 +75,7 @@ def batch_slice(c: BatchingContext) -> Sequence[Any]:
 
 def batch_expand(c: BatchingContext) -> Sequence[Any]:
     shape = c.result_shape()
-    return c.again(c.aligned(0, len(shape)), [c.lanes, *shape])
+    return c.again(c.aligned(0, len(shape)), [c.batch_size, *shape])
 
 
 def batch_tile(c: BatchingContext) -> Sequence[Any]:
@@ -90,12 +89,12 @@ def batch_pad(c: BatchingContext) -> Sequence[Any]:
     value = c.operands[2] if c.has(2) else None
     if not c.varies(2) or c.string_of("mode") != "constant":
         return c.again(c.broadcast(0), c.operands[1], None if c.varies(2) else value, behind)
-    # A number for each lane: what is padded is told apart by padding truth values.
+    # One pad value per example: pad a mask to find the padded elements.
     inside = c.filled(True, c.shape(), DataType.BOOL)
     mask = c.apply("Pad", inside, c.operands[1], np.array(False), list(axes))
     # One after the other: what is batched has an axis more in front.
     padded = c.again(c.operands[0], c.operands[1], None, behind if c.varies(0) else list(axes))[0]
-    number = c.shaped(value, (c.lanes, *(1,) * c.rank()))
+    number = c.shaped(value, (c.batch_size, *(1,) * c.rank()))
     return (c.apply("Where", mask, padded, number),)
 
 

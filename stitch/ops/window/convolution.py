@@ -49,8 +49,7 @@ from stitch.ops.window.windows import (
 )
 from stitch.program import Array, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Columns: what every window of a convolution sees, gathered for a few samples at a time.
+# Columns (im2col) ---------------------------------------------------------------------------------
 
 
 class Columns:
@@ -130,9 +129,7 @@ class Columns:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# Gradients of convolutions: a convolution and a transposed one are each other's; that of the
-# weights is an operator, `stitch.ConvWeightGradient`, a product of unfolded columns.
+# Gradients ----------------------------------------------------------------------------------------
 
 #: Columns are gathered for as many samples at a time as fit in this many bytes, or in those of the
 #: result (at least one).

@@ -45,8 +45,7 @@ from stitch.ops.window.windows import (
 )
 from stitch.program import Array, DataType, ValueType
 
-# --------------------------------------------------------------------------------------------------
-# Where the maximum of every window is: the first place of several, in row-major order.
+# Positions of maxima ------------------------------------------------------------------------------
 
 #: The steps of a stretch of planes take up to so many times what the longest of these takes.
 TIMES = 14
@@ -235,9 +234,7 @@ def _planes_viewed(windows: Windows, planes: int) -> int:
     return max(1, min(planes, _VIEWED // max(1, math.prod(windows.output))))
 
 
-# --------------------------------------------------------------------------------------------------
-# Gradients of pools: averages are separable, so they go back one axis at a time; those of maxima
-# are an operator (`max_pool_gradient_operator`).
+# Gradients ----------------------------------------------------------------------------------------
 
 #: Up to so many windows times places of an axis, the shares are a constant matrix.
 MOST_SHARES = 1 << 22
@@ -517,8 +514,7 @@ def _global_max(arguments: KernelArguments) -> Sequence[Thunk]:
     return (partial(np.maximum.reduce, flat, 2, None, result),)
 
 
-# --------------------------------------------------------------------------------------------------
-# `stitch.MaxPoolGradient`: each gradient goes to the first place that holds its window's maximum.
+# stitch.MaxPoolGradient ---------------------------------------------------------------------------
 
 #: As many samples are handled at a time as have inputs of this many bytes (at least one).
 SAMPLES_NBYTES = 1 << 18

@@ -206,16 +206,15 @@ def window_view(padded: Array, windows: Windows) -> Array:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Batching of windows that slide: lanes are samples; where weights differ, they are groups.
+# Batching (examples become samples, or groups if the weights vary) --------------------------------
 
 #: Of operands that all have samples in front, or of one.
 by_sample = in_first_axis()
 _with_weights = in_first_axis(1, 2)
 
 
-def _conv_of_lanes(c: BatchingContext, bias: Any, weights_axis: int) -> Any:
-    """Weights of each lane: a lane's channels are a group of their own, or several.
+def _batch_conv(c: BatchingContext, bias: Any, weights_axis: int) -> Any:
+    """Convolve with weights that vary: the channels of each example form one group or more.
 
     `weights_axis` is where filters are; an image that is shared needs no groups for that.
     """
@@ -223,13 +222,13 @@ def _conv_of_lanes(c: BatchingContext, bias: Any, weights_axis: int) -> Any:
     if not c.varies(0) and group == 1:
         (result,) = c.again(c.operands[0], c.folded(1, weights_axis), bias)
     else:
-        (result,) = c.again(c.folded(0, 1), c.folded(1), bias, group=group * c.lanes)
+        (result,) = c.again(c.folded(0, 1), c.folded(1), bias, group=group * c.batch_size)
     return c.split(result, 1)
 
 
 def _conv(c: BatchingContext, weights_axis: int) -> Sequence[Any] | None:
     if c.varies(1):
-        return (_conv_of_lanes(c, c.folded(2), weights_axis),)
+        return (_batch_conv(c, c.folded(2), weights_axis),)
     if not c.varies(2):
         return _with_weights(c)
     data_type = c.type_of(0).data_type
@@ -237,7 +236,7 @@ def _conv(c: BatchingContext, weights_axis: int) -> Sequence[Any] | None:
     (result,) = c.again(c.wide(image), c.wide(c.operands[1]))
     if c.varies(0):
         result = c.split(result)
-    bias = c.shaped(c.operands[2], (c.lanes, 1, *c.shape(2), *(1,) * (c.rank() - 2)))
+    bias = c.shaped(c.operands[2], (c.batch_size, 1, *c.shape(2), *(1,) * (c.rank() - 2)))
     return (c.in_type(c.apply("Add", result, c.wide(bias)), data_type),)
 
 
@@ -251,8 +250,8 @@ def conv_transpose(c: BatchingContext) -> Sequence[Any] | None:
 
 
 def conv_weight_gradient(c: BatchingContext) -> Sequence[Any]:
-    """No sum goes over lanes: each is groups of its own."""
-    group = c.int_of("group") * c.lanes
+    """Fold the batch into groups: no sum crosses examples."""
+    group = c.int_of("group") * c.batch_size
     (result,) = c.again(c.folded(0, 1), c.folded(1, 1), group=group)
     return (c.split(result),)
 
@@ -262,7 +261,7 @@ def max_pool(c: BatchingContext) -> Sequence[Any]:
     results = [c.split(result) for result in c.again(c.folded(0))]
     if len(results) == 1:
         return results
-    before = c.lane_numbers(c.rank(), math.prod(c.shape()))
+    before = c.example_indices(c.rank(), math.prod(c.shape()))
     none = c.apply("Less", results[1], 0)
     own = c.apply("Sub", results[1], before)
     return results[0], c.apply("Where", none, results[1], own)
@@ -282,18 +281,17 @@ def max_unpool(c: BatchingContext) -> Sequence[Any]:
         for i, s in enumerate(c.shape()[2:])
     ]
     count = math.prod((*c.shape()[:2], *size))
-    # A place beyond a lane must not fall into the next.
+    # A position beyond one example must not fall into the next.
     places, nowhere = c.broadcast(1), c.constant(np.array(-1))
     inside = c.apply("And", c.apply("Less", places, count), c.apply("GreaterOrEqual", places, 0))
-    own = c.apply("Add", places, c.lane_numbers(c.rank(), count))
+    own = c.apply("Add", places, c.example_indices(c.rank(), count))
     places = c.apply("Where", inside, own, nowhere)
     shape = c.ints_at(2)
-    wanted = [] if shape is None else [[shape[0] * c.lanes, *shape[1:]]]
+    wanted = [] if shape is None else [[shape[0] * c.batch_size, *shape[1:]]]
     return (c.split(c.again(c.folded(0), c.merged(places), *wanted)[0]),)
 
 
-# --------------------------------------------------------------------------------------------------
-# Sliding windows along the axes of a batch: what a ufunc makes of each, without padding anything.
+# Sliding-window reductions ------------------------------------------------------------------------
 
 #: Arrays between two axes, and running results, are at most of this many bytes (or of one plane,
 #: and one line, where these are larger).
