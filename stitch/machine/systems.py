@@ -4,9 +4,9 @@ Figures that a descriptor lacks (speed of copies and programs, bytes reserved fo
 taken from the shipped machine of the chip's architecture; the machine's sources say so.
 
 The order of fields depends on the version that wrote the file: fields are added and removed in the
-middle, so a slot has no meaning without the version. Known up to release 4013. Source:
-`include/ttmlir/Target/Common/types.fbs` and `system_desc.fbs` in tenstorrent/tt-mlir; the release of
-a version is the number of commits since its tag v0.0.
+middle, so a slot has no meaning without the version. Known up to release 4013.
+Source: `include/ttmlir/Target/Common/types.fbs` and `system_desc.fbs` in tenstorrent/tt-mlir; the
+release of a version is the number of commits since its tag v0.0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activation functions: Relu and its variants, Gelu, Softmax; kernels, gradients and batching rules.
+"""Activation functions (Relu and its variants, Gelu, Softmax) with gradients and batching rules.
 
 Kernels are chains of NumPy steps over cache-sized chunks, each chunk read before it is overwritten.
 A gradient uses the result if the slope follows from it, else the operand. `stitch.GeluGradient` is

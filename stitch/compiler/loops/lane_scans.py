@@ -96,7 +96,7 @@ def lanes_of_lanes(
     )  # fmt: skip
     alone = scan_of_lanes(within, scan, bodies, operation, inner, unliftable)
     body = within.build([result for result in alone if result is not None])
-    operands, batched, lanes = context.operands, context.batched, context.lanes
+    operands, batched, lanes = context.operands, context.batched, context.batch_size
     made = iter(lift(body, operands, batched, lanes, builder, unliftable).results)
     return [
         None if result is None

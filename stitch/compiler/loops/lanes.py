@@ -54,7 +54,7 @@ def lifted_scan(
         for t, is_batched in zip(last, varies, strict=True)
     ]
     results += [
-        in_lanes(builder, _swapped(builder, t) if is_batched else t, is_batched, context.lanes)
+        in_lanes(builder, _swapped(builder, t) if is_batched else t, is_batched, context.batch_size)
         for t, is_batched in zip(collected, given, strict=True)
     ]
     return tuple(results)
@@ -117,10 +117,10 @@ def by_itself(
             ),
         )  # fmt: skip
     body = bodies[operation.body]
-    made = lift(body, context.operands, context.batched, context.lanes, builder, unliftable).results
+    made = lift(body, context.operands, context.batched, context.batch_size, builder, unliftable).results
     if not any(context.batched):
         return [r.tensor for r in made]
-    return [in_lanes(builder, r.tensor, r.is_batched, context.lanes) for r in made]
+    return [in_lanes(builder, r.tensor, r.is_batched, context.batch_size) for r in made]
 
 
 def states_that_vary(body: Body, form: ScanForm, batched: Sequence[bool]) -> list[bool]:

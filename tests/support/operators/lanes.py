@@ -185,7 +185,7 @@ def lifted_program(program: Program, varying: Sequence[int], lanes: int) -> tupl
 def one_after_the_other(operation: Operation, context: BatchingContext) -> list[Any]:
     """What has no rule: each lane's operands, cut out, and the results joined."""
     joined: list[list[Any]] = []
-    for lane in range(context.lanes):
+    for lane in range(context.batch_size):
         own = []
         for index, operand in enumerate(context.operands):
             if operand is not None and context.batched[index]:
