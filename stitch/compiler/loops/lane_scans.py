@@ -75,7 +75,7 @@ def scan_of_lanes(
         operands=tuple([
             at[v] if isinstance(v, int) else builder.constant(v) for v in scan.operands
         ]),
-        batched=scan.batched, lanes=scan.lanes, constants=(None,) * len(scan.operands),
+        batched=scan.batched, batch_size=scan.lanes, constants=(None,) * len(scan.operands),
     )  # fmt: skip
     results = lifted_scan(builder, body, scan.form, inner, unliftable)
     made = dict(zip(scan.results, results, strict=True))
@@ -91,7 +91,7 @@ def lanes_of_lanes(
     within = BodyBuilder("body", builder)
     types = [kind for kind in context.input_types if kind is not None]
     inner = replace(
-        context, builder=within, batched=(False,) * len(types), lanes=1,
+        context, builder=within, batched=(False,) * len(types), batch_size=1,
         operands=tuple([within.input(f"input_{i}", kind) for i, kind in enumerate(types)]),
     )  # fmt: skip
     alone = scan_of_lanes(within, scan, bodies, operation, inner, unliftable)

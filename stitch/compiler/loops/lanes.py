@@ -36,10 +36,10 @@ def lifted_scan(
 
     def round_(inside: BodyBuilder, before: Sequence[Any], elements: Sequence[Any]) -> Any:
         lifted = lift(
-            body, [*before, *elements, *shared], flags, context.lanes, inside, unliftable
+            body, [*before, *elements, *shared], flags, context.batch_size, inside, unliftable
         ).results
         after = [
-            in_lanes(inside, r.tensor, r.is_batched, context.lanes) if wanted else r.tensor
+            in_lanes(inside, r.tensor, r.is_batched, context.batch_size) if wanted else r.tensor
             for r, wanted in zip(lifted, varies, strict=False)
         ]
         given[:] = [r.is_batched for r in lifted[form.states :]]
@@ -50,7 +50,7 @@ def lifted_scan(
         taken_backward=form.taken_backward, given_backward=form.given_backward,
     )  # fmt: skip
     results = [
-        in_lanes(builder, t, is_batched, context.lanes)
+        in_lanes(builder, t, is_batched, context.batch_size)
         for t, is_batched in zip(last, varies, strict=True)
     ]
     results += [
@@ -117,7 +117,8 @@ def by_itself(
             ),
         )  # fmt: skip
     body = bodies[operation.body]
-    made = lift(body, context.operands, context.batched, context.batch_size, builder, unliftable).results
+    size = context.batch_size
+    made = lift(body, context.operands, context.batched, size, builder, unliftable).results
     if not any(context.batched):
         return [r.tensor for r in made]
     return [in_lanes(builder, r.tensor, r.is_batched, context.batch_size) for r in made]
