@@ -32,8 +32,7 @@ from stitch.ops.definition import (
 )
 from stitch.ops.element_types import data_type_of_code, onnx_code
 from stitch.ops.gradient import Gradient, GradientBuilder, GradientContext
-from stitch.ops.indexing import are_in_range, windowed
-from stitch.ops.indexing.window_of_rows import row_copies
+from stitch.ops.indexing import are_in_range, row_copies, windowed
 from stitch.ops.inference import Inference, InferenceContext, float_of, int_of, string_of
 from stitch.ops.recurrent import recurrent_activations
 from stitch.ops.registry import (

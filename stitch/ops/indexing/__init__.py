@@ -2,9 +2,9 @@
 
 from stitch.ops.definition import OpDef
 from stitch.ops.indexing import gathering, scattering, window_of_rows
-from stitch.ops.indexing.window_of_rows import are_in_range, windowed
+from stitch.ops.indexing.window_of_rows import are_in_range, row_copies, windowed
 
-__all__ = ["OPERATORS", "are_in_range", "windowed"]
+__all__ = ["OPERATORS", "are_in_range", "row_copies", "windowed"]
 
 OPERATORS: tuple[OpDef, ...] = (
     *gathering.OPERATORS,

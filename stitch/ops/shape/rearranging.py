@@ -23,7 +23,13 @@ from stitch.ops.definition import (
 from stitch.ops.element_types import EVERY, INDICES, INT64, MOVED
 from stitch.ops.gradient import GradientContext
 from stitch.ops.inference import Attributes, InferenceContext, Shape, ints_of
-from stitch.ops.shape import reshaping
+from stitch.ops.shape.reshaping import (
+    batch_expand,
+    batch_slice,
+    batch_split,
+    batch_tile,
+    batch_transpose,
+)
 from stitch.ops.steps import copy_steps, fill_step
 from stitch.program import ValueType
 
@@ -399,7 +405,7 @@ OPERATORS = (
     OpDef(
         "Transpose", (1, 1), _infer_transpose, _transpose,
         attributes=declared(perm=Attribute("ints")), gradient=transpose,
-        batching=reshaping.batch_transpose, workspace=few,
+        batching=batch_transpose, workspace=few,
     ),
     OpDef(
         "Concat", (1, -1), _infer_concat, _concat,
@@ -409,19 +415,19 @@ OPERATORS = (
     OpDef(
         "Split", (1, 2), _infer_split, _split, outputs=(1, -1),
         attributes=declared(axis=0, num_outputs=Attribute("int")), gradient=split,
-        batching=reshaping.batch_split, workspace=few,
+        batching=batch_split, workspace=few,
     ),
     OpDef(
         "Slice", (3, 5), _infer_slice, _slice, gradient=slice_,
-        batching=reshaping.batch_slice, workspace=few,
+        batching=batch_slice, workspace=few,
     ),
     OpDef(
         "Expand", (2, 2), _infer_expand, _expand, gradient=expand,
-        batching=reshaping.batch_expand, workspace=few,
+        batching=batch_expand, workspace=few,
     ),
     OpDef(
         "Tile", (2, 2), _infer_tile, _tile, gradient=tile,
-        batching=reshaping.batch_tile, workspace=few,
+        batching=batch_tile, workspace=few,
     ),
     OpDef(
         "DepthToSpace", (1, 1), partial(_infer_blocks, False), _depth_to_space,
