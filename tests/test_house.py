@@ -55,11 +55,11 @@ def relative(file: Path) -> str:
 
 #: For each contract, by its id: a file, a line there that breaks it, and what is then said.
 BREACHES = {
-    "rooms": ("compiler/options.py", "import stitch.runtime",
+    "packages": ("compiler/options.py", "import stitch.runtime",
               "stitch.compiler is not allowed to import stitch.runtime"),
-    "runtime floors": ("runtime/values/effects.py", "import stitch.runtime.recording",
+    "runtime layers": ("runtime/values/effects.py", "import stitch.runtime.recording",
                        "stitch.runtime.values is not allowed to import stitch.runtime.recording"),
-    "circles": ("machine/shape.py", "import stitch.machine.description",
+    "cycles": ("machine/shape.py", "import stitch.machine.description",
                 "No cycles are allowed in stitch.machine."),
     "front ends": ("frontend/yaml.py", "import stitch.frontend.torch",
                    "stitch.frontend.yaml is not allowed to import stitch.frontend.torch"),
@@ -67,7 +67,7 @@ BREACHES = {
                 "stitch.planner.checker is not allowed to import stitch.planner.mover"),
     "checker's own packing": ("planner/checker/plan_check.py", "import stitch.packing",
                               "stitch.planner.checker is not allowed to import stitch.packing"),
-    "face": ("report/explanation.py", "import stitch",
+    "public API": ("report/explanation.py", "import stitch",
              "stitch.report.explanation is not allowed to import stitch"),
     "flatbuffers": ("flatbuffer/verify.py", "import flatbuffers",
                     "stitch.flatbuffer.verify -> flatbuffers"),

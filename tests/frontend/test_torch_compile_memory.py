@@ -292,8 +292,9 @@ def test_in_the_steady_state_nothing_is_planned_bound_or_written(target: str) ->
         runs = after.windows - before.windows
         assert after == replace(before, windows=after.windows, replays=after.replays)
         assert after.replays >= before.replays + 50
-        # By way of the queue goes only what copies anew what the optimizer wrote.
-        assert runs == (50 if step is train and target != "host" else 0)
+        # Through the queue go only programs that copy anew what the optimizer wrote: of a step the
+        # forward program, and the backward program where it reads a weight that was copied for it.
+        assert runs in ((50, 100) if step is train and target != "host" else (0,))
 
 
 @pytest.mark.parametrize("target", every(2, TARGETS))
