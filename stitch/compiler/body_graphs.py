@@ -4,12 +4,67 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from stitch.compiler.output_values import give_outputs_their_values
-from stitch.graph import ComputationGraph, LayerMethods, SymbolicTensor
-from stitch.program import ABSENT, Body, BodyPool, InputSlot, Operation, OutputSlot, Value
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, LayerMethods, SymbolicTensor
+from stitch.program import (
+    ABSENT,
+    Body,
+    BodyPool,
+    FreeNames,
+    InputSlot,
+    Operation,
+    OutputSlot,
+    Value,
+)
+
+# --------------------------------------------------------------------------------------------------
+# Output values: each output gets a value of its own, made by an operation, read as it is written.
+
+
+def give_outputs_their_values(
+    graph: ComputationGraph, rounded: Collection[int] = ()
+) -> ComputationGraph:
+    """The graph with an `Identity` before each output that needs one.
+
+    `rounded` holds the indices of outputs whose storage type differs from their logical type.
+    """
+    produced = {v for operation in graph.operations for v in operation.outputs}
+    read = {v for operation in graph.operations for v in operation.inputs}
+    # The value itself goes to the output that nothing rounds; a rounded one would spoil it.
+    shared = {slot.value for i, slot in enumerate(graph.outputs) if i not in rounded}
+    values, operations = list(graph.values), list(graph.operations)
+    outputs: list[OutputSlot] = []
+    taken: set[int] = set()
+    for i, slot in enumerate(graph.outputs):
+        spoils = i in rounded and (slot.value in read or slot.value in shared)
+        if slot.value in produced and slot.value not in taken and not spoils:
+            taken.add(slot.value)
+            outputs.append(slot)
+            continue
+        fresh = len(values)
+        values.append(Value(slot.name, graph.values[slot.value].type))
+        location = f"output {slot.name}"
+        operations.append(Operation("Identity", (slot.value,), (fresh,), location=location))
+        outputs.append(replace(slot, value=fresh))
+    return replace(
+        graph, values=tuple(values), operations=tuple(operations), outputs=tuple(outputs)
+    )
+
+
+def give_unique_names(values: Sequence[Value]) -> tuple[Value, ...]:
+    """The values with names that are neither empty nor taken by an earlier value."""
+    # A name that a value has from the start is never given to another.
+    own = {value.name: index for index, value in reversed(list(enumerate(values)))}
+    names = FreeNames(own)
+    return tuple([
+        value
+        if value.name and own[value.name] == index
+        else replace(value, name=names.free(value.name or f"v{index}"))
+        for index, value in enumerate(values)
+    ])  # fmt: skip
 
 
 def operand_name(index: int) -> str:
@@ -89,3 +144,26 @@ def write_operation(
                 operation.op, operation.domain, body, present, operation.attributes
             )
     return {v: tensor for v, tensor in zip(outputs, made, strict=True) if v != ABSENT}
+
+
+def rewritten(
+    graph: ComputationGraph, builder: ComputationGraphBuilder,
+    results_of: Callable[[Sequence[Any]], Sequence[Any]],
+) -> ComputationGraph:  # fmt: skip
+    """The graph in which the results of a graph are what a function writes for its inputs."""
+    given = [
+        builder.input(
+            slot.name, graph.input_type(i).shape, graph.input_type(i).data_type, slot.kind,
+            slot.ownership,
+        )
+        for i, slot in enumerate(graph.inputs)
+    ]  # fmt: skip
+    for slot, result in zip(graph.outputs, results_of(given), strict=True):
+        builder.output(slot.name, result, aliases_input=slot.aliases_input)
+    builder.place(*graph.placement)
+    return builder.build()
+
+
+def renumbered(operations: Sequence[Operation], now: Mapping[int, int]) -> tuple[Operation, ...]:
+    """Operations that carry the bodies of another list."""
+    return tuple(o if o.body == ABSENT else replace(o, body=now[o.body]) for o in operations)

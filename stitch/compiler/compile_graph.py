@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stitch.compiler.aliasing import free_aliases, prove_aliases
+from stitch.compiler.body_graphs import give_outputs_their_values
 from stitch.compiler.loops import LoopNote, schedule_loops
 from stitch.compiler.options import Compilation, CompileOptions
-from stitch.compiler.output_values import give_outputs_their_values
 from stitch.compiler.passes import (
     fold_constants,
     fold_transposes,
@@ -21,8 +20,13 @@ from stitch.compiler.passes import (
     remove_identities,
     turn_products,
 )
-from stitch.compiler.placement import place
-from stitch.compiler.slot_wishes import apply_kinds, slot_placement
+from stitch.compiler.placement import (
+    apply_kinds,
+    free_aliases,
+    place,
+    prove_aliases,
+    slot_placement,
+)
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph, check_types
 from stitch.linker import drop_unused_values, remove_dead_code

@@ -17,16 +17,22 @@ Defaults, in order:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from stitch.compiler.aliasing import Pairs
+from stitch.compiler.body_graphs import give_unique_names
 from stitch.compiler.options import CompileOptions, CompileWarning
-from stitch.compiler.output_values import give_unique_names
-from stitch.compiler.slot_wishes import ByField, SlotPlacement
-from stitch.errors import LayoutError, OutOfMemoryError
-from stitch.graph import ComputationGraph, PlacementError, PlacementOption, requested_layout
+from stitch.errors import CompileError, LayoutError, OutOfMemoryError
+from stitch.graph import (
+    LAYOUT_FIELDS,
+    ComputationGraph,
+    PlacementError,
+    PlacementOption,
+    requested_layout,
+)
 from stitch.linker import (
+    AliasProofs,
     Demand,
     ScratchPlan,
     address_problems,
@@ -42,9 +48,11 @@ from stitch.packing import gaps_between, pack
 from stitch.program import (
     BLOCK_ELEMENTS,
     TILE_SHAPE,
+    DataType,
     InputKind,
     Layout,
     MemoryLayout,
+    Ownership,
     Program,
     Scratch,
     ShardSpec,
@@ -53,6 +61,192 @@ from stitch.program import (
     Value,
     ValueType,
 )
+
+# --------------------------------------------------------------------------------------------------
+# Placement options → choices: what was asked for each slot, checked, before anything is placed.
+
+ByField = Mapping[str, PlacementOption]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlacement:
+    """The placement options about layouts, by field, for each input and output; and the aliases
+    asked for.
+
+    `aliases` pairs an output's index with an input's. Two slots that share a buffer share placement
+    options.
+    """
+
+    inputs: tuple[ByField, ...]
+    outputs: tuple[ByField, ...]
+    aliases: tuple[tuple[int, int], ...]
+
+    def rounded_outputs(self, graph: ComputationGraph) -> frozenset[int]:
+        """The outputs whose storage type differs from their logical type."""
+        return frozenset(
+            i
+            for i, placement in enumerate(self.outputs)
+            if "data_type" in placement
+            and placement["data_type"].value is not graph.output_type(i).data_type
+        )
+
+
+def apply_kinds(graph: ComputationGraph) -> ComputationGraph:
+    """The graph with the requested kinds and ownership on its input slots."""
+    slots = list(graph.inputs)
+    for i, asked in enumerate(graph.placement_by_slot("input")):
+        for option in asked:
+            if isinstance(option.value, InputKind):
+                slots[i] = replace(slots[i], kind=option.value)
+            elif isinstance(option.value, Ownership):
+                slots[i] = replace(slots[i], ownership=option.value)
+    return replace(graph, inputs=tuple(slots))
+
+
+def slot_placement(graph: ComputationGraph) -> SlotPlacement:
+    """The layout placement options of each slot; raises `CompileError` with all that contradict a
+    type.
+    """
+    inputs = [_layout_options(asked) for asked in graph.placement_by_slot("input")]
+    outputs = [_layout_options(asked) for asked in graph.placement_by_slot("output")]
+    aliases = _asked_aliases(graph)
+    problems = [
+        problem
+        for side, by_slot, type_of in (
+            ("input", inputs, graph.input_type),
+            ("output", outputs, graph.output_type),
+        )
+        for i, placement in enumerate(by_slot)
+        if (problem := _type_problem(f"{side} {i}", placement, type_of(i))) is not None
+    ]
+    for output, source in aliases:
+        merged = dict(inputs[source])
+        for name, option in outputs[output].items():
+            if name in merged and merged[name].value != option.value:
+                problems.append(
+                    f"{option.text()} contradicts {merged[name].text()}: the output takes the "
+                    "input's buffer"
+                )
+            merged.setdefault(name, option)
+        inputs[source] = outputs[output] = merged
+    if problems:
+        raise CompileError(
+            "these placement options cannot be met: " + "; ".join(problems),
+            where=f"graph {graph.name!r}",
+        )
+    return SlotPlacement(tuple(inputs), tuple(outputs), aliases)
+
+
+def _layout_options(placement: tuple[PlacementOption, ...]) -> dict[str, PlacementOption]:
+    return {option.field: option for option in placement if option.field in LAYOUT_FIELDS}
+
+
+def _type_problem(slot: str, placement: ByField, kind: ValueType) -> str | None:
+    if "data_type" not in placement:
+        return None
+    option = placement["data_type"]
+    stored = option.value
+    if not isinstance(stored, DataType) or stored is kind.data_type:
+        return None
+    if stored.is_floating and kind.data_type.is_floating:
+        return None
+    return (
+        f"{option.text()}: {slot} is {kind.text()}, and only floating types may be stored "
+        "in another floating type; add a Cast to the module"
+    )
+
+
+def _asked_aliases(graph: ComputationGraph) -> tuple[tuple[int, int], ...]:
+    names = [slot.name for slot in graph.inputs]
+    pairs: dict[int, int] = {
+        i: slot.aliases_input
+        for i, slot in enumerate(graph.outputs)
+        if slot.aliases_input is not None
+    }
+    for i, asked in enumerate(graph.placement_by_slot("output")):
+        for option in asked:
+            if option.field == "alias":
+                pairs[i] = (
+                    option.value
+                    if isinstance(option.value, int)
+                    else names.index(str(option.value))
+                )
+    twice = {i for i, times in Counter(pairs.values()).items() if times > 1}
+    if twice:
+        listed = ", ".join(repr(names[i]) for i in sorted(twice))
+        raise CompileError(
+            f"two outputs are to take the buffer of the same input: {listed}",
+            where=f"graph {graph.name!r}",
+            remedy="let only one of the outputs alias it",
+        )
+    return tuple(sorted(pairs.items()))
+
+
+# --------------------------------------------------------------------------------------------------
+# Aliasing: which outputs take the buffer of a donated input, each with its proof.
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def prove_aliases(graph: ComputationGraph, asked: Pairs) -> None:
+    """Raises `CompileError` with every pair that was asked for and does not hold."""
+    proofs = AliasProofs(graph)
+    problems = [p for pair in asked if (p := _obstacle(graph, proofs, *pair)) is not None]
+    if problems:
+        raise CompileError(
+            "an output cannot take the buffer of an input: " + "; ".join(problems),
+            where=f"graph {graph.name!r}",
+            expected=(
+                "a donated input of the same type, whose last reader is the elementwise "
+                "operation that writes the output"
+            ),
+            remedy="drop the alias (the two buffers then take turns), or change the module",
+        )
+
+
+def free_aliases(graph: ComputationGraph, placement: SlotPlacement) -> Pairs:
+    """More pairs that hold: donated inputs that no placement option names, and outputs without a
+    placement option.
+
+    Each input goes to the first output that can prove its claim. An output that takes the buffer
+    of an input that is stored rounded would be rounded too; such inputs are left alone.
+    """
+    taken = {i for _, i in placement.aliases}
+    busy = {o for o, _ in placement.aliases}
+    pairs = []
+    proofs = AliasProofs(graph)
+    #: The outputs that can prove a claim on a value at all: their writer reads it.
+    claimants: dict[int, list[int]] = {}
+    for o in range(len(graph.outputs)):
+        for value in set(proofs.read_by_writer(o)):
+            claimants.setdefault(value, []).append(o)
+    for i, slot in enumerate(graph.inputs):
+        if (
+            slot.ownership is not Ownership.DONATE
+            or i in taken
+            or "data_type" in placement.inputs[i]
+        ):
+            continue
+        for o in claimants.get(slot.value, ()):
+            free = o not in busy and not placement.outputs[o]
+            if free and _obstacle(graph, proofs, o, i) is None:
+                pairs.append((o, i))
+                busy.add(o)
+                break
+    return tuple(pairs)
+
+
+def _obstacle(graph: ComputationGraph, proofs: AliasProofs, output: int, source: int) -> str | None:
+    name, given = graph.outputs[output].name, graph.inputs[source]
+    pair = f"output {name!r} over input {given.name!r}"
+    if given.ownership is not Ownership.DONATE:
+        return f"{pair}: the input is not donated (--set input.{given.name}.ownership=donate)"
+    ours, theirs = graph.output_type(output), graph.input_type(source)
+    if ours != theirs:
+        return f"{pair}: {ours.text()} is not {theirs.text()}"
+    obstacle = proofs.obstacle(output, source)
+    return None if obstacle is None else f"{pair}: {obstacle}"
+
 
 # --------------------------------------------------------------------------------------------------
 # Slot layouts: the layout that one slot gets in a given space, by default and by its placement

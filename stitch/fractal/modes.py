@@ -26,7 +26,6 @@ from stitch.fractal.current import (
 from stitch.fractal.eager import EagerBuilder
 from stitch.fractal.fractal_tensor import FractalTensor
 from stitch.fractal.kept_programs import Kept, KeptPrograms
-from stitch.fractal.sequential import Sequential, check_bool
 from stitch.fractal.tracing import (
     CallInputs,
     GraphMeaning,
@@ -35,6 +34,7 @@ from stitch.fractal.tracing import (
     NestWork,
     Traced,
 )
+from stitch.fractal.user_function import Sequential, check_bool
 from stitch.fractal.value_forms import ValueForm
 from stitch.fractal.zipped import Nest, Zipped
 from stitch.graph import ComputationGraph, NoDataError, SymbolicTensor

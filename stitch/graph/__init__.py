@@ -1,16 +1,27 @@
 """Computation graphs: operators and logical tensors, before anything is placed."""
 
-from stitch.graph.builder import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph, check_types
-from stitch.graph.conditions import choose, repeat_while
 from stitch.graph.constant_pool import array_of
+from stitch.graph.control_flow import (
+    BodyBuilder,
+    choose,
+    repeat_while,
+    scan,
+    scan_in_body,
+    scan_of,
+    trace_body,
+)
 from stitch.graph.emitter import Given, Written
-from stitch.graph.json_form import as_data, as_json, from_json
-from stitch.graph.json_reader import JsonObject, objects_without_duplicates, shortened
+from stitch.graph.graph_json import (
+    JsonObject,
+    as_data,
+    as_json,
+    from_json,
+    objects_without_duplicates,
+    shortened,
+)
 from stitch.graph.known_values import MAX_KNOWN_ELEMENTS, KnownValues
-from stitch.graph.lifting import Lifted, LiftedValue, Operations, Unliftable, lift
-from stitch.graph.loops import BodyBuilder, scan, scan_in_body, scan_of, trace_body
-from stitch.graph.methods import LayerMethods
+from stitch.graph.layer_methods import LayerMethods
 from stitch.graph.numpy_functions import call_function, call_ufunc
 from stitch.graph.placement import (
     LAYOUT_FIELDS,
@@ -26,7 +37,8 @@ from stitch.graph.placement import (
 )
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import NoDataError, SymbolicTensor
-from stitch.graph.tracing import trace
+from stitch.graph.tracing import ComputationGraphBuilder, trace
+from stitch.graph.vmap import Lifted, LiftedValue, Operations, Unliftable, lift
 
 __all__ = [
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "PLACEMENT_FIELDS", "BodyBuilder", "ComputationGraph",

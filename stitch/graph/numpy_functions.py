@@ -16,7 +16,7 @@ import numpy as np
 
 from stitch.graph import numpy_ufuncs as ufuncs
 from stitch.graph.emitter import axes_of, axis_of
-from stitch.graph.methods import LayerMethods
+from stitch.graph.layer_methods import LayerMethods
 from stitch.graph.numpy_reductions import (
     accumulation,
     arg_extreme,

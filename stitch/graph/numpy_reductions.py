@@ -13,7 +13,7 @@ import numpy as np
 
 from stitch.graph import numpy_ufuncs as ufuncs
 from stitch.graph.emitter import axes_of, axis_of
-from stitch.graph.methods import LayerMethods
+from stitch.graph.layer_methods import LayerMethods
 from stitch.graph.numpy_ufuncs import SUM, apply_ufunc, as_tensor, as_truth, static, without_out
 from stitch.graph.symbolic import SymbolicTensor
 from stitch.program import DataType

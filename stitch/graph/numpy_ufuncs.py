@@ -16,7 +16,7 @@ import numpy as np
 from stitch.errors import CompileError, LayoutError
 from stitch.graph.constant_pool import array_of
 from stitch.graph.emitter import axes_of, axis_of, data_type_of
-from stitch.graph.methods import LayerMethods
+from stitch.graph.layer_methods import LayerMethods
 from stitch.graph.source_location import mistake, user_location
 from stitch.graph.symbolic import NoDataError, SymbolicTensor
 from stitch.program import Array, DataType

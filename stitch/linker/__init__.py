@@ -6,17 +6,22 @@ programs is loaded when it is asked for.
 
 from typing import TYPE_CHECKING
 
-from stitch.linker.alias_proofs import AliasProofs
-from stitch.linker.body_programs import program_of_body, repeated_outputs
 from stitch.linker.capacity import (
+    AliasProofs,
     Demand,
     address_problems,
     check_capacity,
     demands,
     use_problems,
 )
-from stitch.linker.dead_code import drop_unused_values, remove_dead_code, with_used_bodies
-from stitch.linker.expansion import expanded, expansion_nbytes, inlined
+from stitch.linker.expansion import (
+    drop_unused_values,
+    expanded,
+    expansion_nbytes,
+    inlined,
+    remove_dead_code,
+    with_used_bodies,
+)
 from stitch.linker.link_check import LinkReport, check_link, handed_on, wire
 from stitch.linker.scratch import (
     SCRATCH_ALIGNMENT,
@@ -24,6 +29,8 @@ from stitch.linker.scratch import (
     choose_scratch,
     pack_scratch,
     place_intermediates,
+    program_of_body,
+    repeated_outputs,
 )
 from stitch.linker.wires import Port, Wire, chain_wires, check_wire
 from stitch.linker.wiring import (
@@ -39,14 +46,18 @@ from stitch.linker.wiring import (
 from stitch.on_demand import names_on_demand
 
 if TYPE_CHECKING:
-    from stitch.linker.linked_tasks import link_merged, link_tasks, linked_inputs, wiring_of
-    from stitch.linker.static import link_programs
+    from stitch.linker.static import (
+        link_merged,
+        link_programs,
+        link_tasks,
+        linked_inputs,
+        wiring_of,
+    )
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "linked_tasks": "link_merged link_tasks linked_inputs wiring_of",
-            "static": "link_programs",
+            "static": "link_merged link_programs link_tasks linked_inputs wiring_of",
         },
     )
 

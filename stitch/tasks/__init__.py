@@ -7,8 +7,7 @@ they are asked for.
 from typing import TYPE_CHECKING
 
 from stitch.on_demand import names_on_demand
-from stitch.tasks.repeats import SHORTEST, Cut, cuts_of
-from stitch.tasks.task_sequence import NumberedTask, TaskSequence
+from stitch.tasks.task_sequence import SHORTEST, Cut, NumberedTask, TaskSequence, cuts_of
 from stitch.tasks.transformation import Transformation, TransformationKind, transformation_of
 
 if TYPE_CHECKING:
@@ -20,31 +19,32 @@ if TYPE_CHECKING:
         TaskRow,
         program_agent,
     )
-    from stitch.tasks.composition import aggregate, compose, merge_rows
+    from stitch.tasks.composition import (
+        aggregate,
+        compose,
+        groups_of,
+        members_of,
+        merge_rows,
+        order_of_groups,
+    )
     from stitch.tasks.future import OUTSIDE, Future, Task
-    from stitch.tasks.grouping import groups_of, members_of, order_of_groups
     from stitch.tasks.host_calls import HostCall, InputPlace, OutputPlace, host_call
-    from stitch.tasks.host_functions import Handle, HostFunction, host_function, task
-    from stitch.tasks.permissions import Permission
+    from stitch.tasks.host_functions import Handle, HostFunction, Permission, host_function, task
     from stitch.tasks.task_graph import TaskGraph
-    from stitch.tasks.task_order import edges_of
     from stitch.tasks.task_table import NamedValue, TaskTable
-    from stitch.tasks.validation import problems_of, run_problems
+    from stitch.tasks.validation import edges_of, problems_of, run_problems
 else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "composition": "aggregate compose merge_rows",
-            "grouping": "groups_of members_of order_of_groups",
+            "composition": "aggregate compose groups_of members_of merge_rows order_of_groups",
             "agents": "Agent CopyAgent MergedAgent ProgramAgent TaskRow program_agent",
             "host_calls": "HostCall InputPlace OutputPlace host_call",
-            "host_functions": "Handle HostFunction host_function task",
-            "permissions": "Permission",
+            "host_functions": "Handle HostFunction Permission host_function task",
             "future": "OUTSIDE Future Task",
             "task_graph": "TaskGraph",
-            "task_order": "edges_of",
             "task_table": "NamedValue TaskTable",
-            "validation": "problems_of run_problems",
+            "validation": "edges_of problems_of run_problems",
         },
     )
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from stitch.errors import UsageError
 from stitch.program import Array, TensorDesc
-from stitch.tasks.host_functions import HostFunction
-from stitch.tasks.permissions import Permission
+from stitch.tasks.host_functions import HostFunction, Permission
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,13 +315,14 @@ class TaskGraph:
         """
         return check_table(self._table())
 
-    # -- as text, written by `graph_form` ----------------------------------------------------------
+    # -- as text, written by `task_graph_json`
+    # ----------------------------------------------------------
 
     @property
     def programs(self) -> dict[str, ProgramSource]:
         """What it calls, by the names of its text: a second program of one name is `name#2`."""
         with late_import():
-            from stitch.tasks.graph_form import AgentNames
+            from stitch.tasks.task_graph_json import AgentNames
 
         return {name: agent.source for name, agent in AgentNames(self._table()).programs.items()}
 
@@ -329,18 +330,18 @@ class TaskGraph:
     def functions(self) -> dict[str, HostFunction]:
         """Its host functions by the names of its text."""
         with late_import():
-            from stitch.tasks.graph_form import AgentNames
+            from stitch.tasks.task_graph_json import AgentNames
 
         return AgentNames(self._table()).functions
 
     def as_json(self) -> str:
-        """The graph as JSON for `TaskGraph.from_json` (form: `stitch.tasks.graph_form`).
+        """The graph as JSON for `TaskGraph.from_json` (form: `stitch.tasks.task_graph_json`).
 
         Programs and functions are named, not held. Raises `UsageError` for arguments of host
         functions that JSON cannot hold.
         """
         with late_import():
-            from stitch.tasks.graph_form import table_as_json
+            from stitch.tasks.task_graph_json import table_as_json
 
         return table_as_json(self._table())
 
@@ -360,21 +361,21 @@ class TaskGraph:
         every defect, `UsageError` for what is no program or function.
         """
         with late_import():
-            from stitch.tasks.graph_form import table_from_json
+            from stitch.tasks.task_graph_json import table_from_json
 
         return TaskGraph.of(table_from_json(text, programs or {}, functions or {}))
 
     def text(self) -> str:
         """The graph as readable text: one line for each input, task and output."""
         with late_import():
-            from stitch.tasks.graph_form import table_text
+            from stitch.tasks.task_graph_json import table_text
 
         return table_text(self._table())
 
     def to_dot(self) -> str:
         """The graph in Graphviz's language, for `dot -Tsvg`."""
         with late_import():
-            from stitch.tasks.graph_form import table_dot
+            from stitch.tasks.task_graph_json import table_dot
 
         return table_dot(self._table())
 

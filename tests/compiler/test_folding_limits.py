@@ -11,7 +11,7 @@ import pytest
 
 from stitch import ops
 from stitch.compiler import compile_graph
-from stitch.compiler.passes.constant_folding import FREE_STEPS, fold_constants
+from stitch.compiler.passes.simplification import FREE_STEPS, fold_constants
 from stitch.errors import CompileError, FormatError
 from stitch.frontend import module_from_text
 from stitch.graph import ComputationGraph

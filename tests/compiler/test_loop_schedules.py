@@ -12,8 +12,7 @@ import pytest
 
 import stitch
 from stitch.compiler import SCHEDULES, CompileOptions, compile_graph
-from stitch.compiler.loops.executor_rates import rates_of
-from stitch.compiler.loops.loop_costs import LoopCosts
+from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan
 from stitch.machine import load_machine
 from stitch.program import Body, DataType, Operation, Value, ValueType

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from stitch import ops
 from stitch.compiler import optimize
-from stitch.compiler.output_values import give_outputs_their_values, give_unique_names
-from stitch.compiler.passes.constant_folding import fold_constants, is_repeatable
-from stitch.compiler.passes.redundancy import merge_common_subexpressions, remove_identities
+from stitch.compiler.body_graphs import give_outputs_their_values, give_unique_names
+from stitch.compiler.passes.simplification import (
+    fold_constants,
+    is_repeatable,
+    merge_common_subexpressions,
+    remove_identities,
+)
 from stitch.graph import ComputationGraphBuilder
 from stitch.graph.computation_graph import ComputationGraph
 from stitch.linker import remove_dead_code

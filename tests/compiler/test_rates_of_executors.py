@@ -12,8 +12,7 @@ import pytest
 import stitch
 from stitch import fractal as ops
 from stitch.compiler import RATED_EXECUTORS, CompileOptions, compile_graph
-from stitch.compiler.loops.executor_rates import rates_of
-from stitch.compiler.loops.loop_costs import LoopCosts
+from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
 from stitch.errors import UsageError
 from stitch.fractal import FractalTensor
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, scan

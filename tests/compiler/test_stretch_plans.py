@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stitch.compiler.loops.merged.stretch_plan import planned
+from stitch.compiler.loops.ragged_segments import planned
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8])

@@ -19,9 +19,8 @@ import stitch
 from examples.fractal import stacked_lstm
 from stitch import fractal as ops
 from stitch.errors import CompileError, LinkError, UsageError
-from stitch.fractal import FractalTensor
+from stitch.fractal import FractalTensor, programs
 from stitch.fractal.modes import MODES
-from stitch.fractal.programs import programs_as_functions
 from stitch.frontend import read_graph
 from stitch.graph import ComputationGraphBuilder
 from stitch.program import Array
@@ -409,7 +408,7 @@ def test_a_module_is_captured_once_for_each_type(
         captured.append(kinds)
         return read_graph(module, kinds)
 
-    monkeypatch.setattr(programs_as_functions, "read_graph", counting)
+    monkeypatch.setattr(programs, "read_graph", counting)
     module = torch.nn.Linear(4, 3)
     xs = real(7, 4)
     rows = FractalTensor([list(real(n, 2, 4, seed=n)) for n in (3, 1, 4)])
@@ -479,7 +478,7 @@ def test_a_module_that_is_as_it_was_is_captured_once(
         captured.append(kinds)
         return read(module, kinds)
 
-    monkeypatch.setattr(programs_as_functions, "read_graph", counting)
+    monkeypatch.setattr(programs, "read_graph", counting)
     module = make().eval()
     for _ in range(3):
         ops.map(module, FractalTensor(real(2, 3, 4)))

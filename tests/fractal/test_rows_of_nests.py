@@ -104,7 +104,7 @@ def test_two_parts_of_one_nest_keep_apart(programs: Callable[[], int]) -> None:
 def test_a_part_that_is_long_is_seen_and_not_copied(
     programs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stitch.fractal.tracing.call_inputs.MAX_PART_NBYTES", 4 * 8)
+    monkeypatch.setattr("stitch.fractal.tracing.MAX_PART_NBYTES", 4 * 8)
     xs = FractalTensor(DATA)
     for begin in range(3):
         for length in (4, 5):

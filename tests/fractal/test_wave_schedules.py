@@ -14,7 +14,7 @@ import stitch
 from stitch import fractal as ops
 from stitch.compiler import SCHEDULES
 from stitch.compiler.loops import loop_schedules
-from stitch.compiler.loops.executor_rates import rates_of
+from stitch.compiler.loops.loop_costs import rates_of
 from stitch.fractal import FractalTensor
 from stitch.machine import load_machine
 from stitch.program import ScanForm, is_scan

@@ -10,7 +10,7 @@ import pytest
 
 from stitch.errors import CompileError
 from stitch.graph import ComputationGraph
-from stitch.graph.json_form import as_json, from_json
+from stitch.graph.graph_json import as_json, from_json
 from stitch.program import (
     MAX_EXPANSION,
     Body,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stitch.errors import TaskError, UsageError
 from stitch.tasks import MergedAgent, TaskGraph, aggregate, compose, edges_of, task
-from stitch.tasks.grouping import groups_of
+from stitch.tasks.composition import groups_of
 from tests.support.small_programs import HOST, program
 from tests.support.task_graphs import inputs_of, interpreted, random_graph, same
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import stitch.graph.json_reader
-import stitch.tasks.graph_form.graph_reader
+import stitch.graph.graph_json
+import stitch.tasks.task_graph_json
 from stitch.errors import FormatError, closest
-from stitch.graph.json_reader import MAX_CHARACTERS, MAX_PROBLEMS
+from stitch.graph.graph_json import MAX_CHARACTERS, MAX_PROBLEMS
 from stitch.tasks import TaskGraph, aggregate
 from tests.support.task_graphs import random_graph
 
@@ -56,7 +56,7 @@ def looked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         words.append(word)
         return closest(word, known, before)
 
-    for reader in (stitch.graph.json_reader, stitch.tasks.graph_form.graph_reader):
+    for reader in (stitch.graph.graph_json, stitch.tasks.task_graph_json):
         monkeypatch.setattr(reader, "closest", counted)
     return words
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stitch.program import DataType, TensorDesc, host_layout
 from stitch.tasks import SHORTEST, Cut, TaskSequence, Transformation, TransformationKind, cuts_of
-from stitch.tasks.repeats import LEAST_PIECES, PIECE
+from stitch.tasks.task_sequence import LEAST_PIECES, PIECE
 
 DESC = TensorDesc((2,), host_layout(DataType.FLOAT32))
 KINDS = [

@@ -8,7 +8,7 @@ import pytest
 import stitch
 from stitch.errors import FormatError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder
-from stitch.graph.json_form import as_json, from_json
+from stitch.graph.graph_json import as_json, from_json
 from stitch.program import DataType
 from stitch.ttb import encode, load
 from tests.support.grids import in_turn, named

@@ -3,7 +3,6 @@ too.
 """
 
 from stitch.compiler.gradients.autodiff import differentiate
-from stitch.compiler.gradients.differentiated import Differentiated
-from stitch.compiler.gradients.recomputing import Recomputation, Recompute
+from stitch.compiler.gradients.forward_values import Differentiated, Recomputation, Recompute
 
 __all__ = ["Differentiated", "Recomputation", "Recompute", "differentiate"]

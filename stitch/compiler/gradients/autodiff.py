@@ -15,9 +15,12 @@ import numpy as np
 from stitch import ops
 from stitch.compiler.compile_graph import optimize
 from stitch.compiler.dependence import dependents, needed
-from stitch.compiler.gradients.differentiated import Differentiated
-from stitch.compiler.gradients.forward_values import ForwardValues
-from stitch.compiler.gradients.recomputing import Recomputation, Recompute
+from stitch.compiler.gradients.forward_values import (
+    Differentiated,
+    ForwardValues,
+    Recomputation,
+    Recompute,
+)
 from stitch.compiler.gradients.scan_gradients import ScanGradient, zeros
 from stitch.compiler.passes import (
     fold_transposes,

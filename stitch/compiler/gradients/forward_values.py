@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from stitch import ops
 from stitch.compiler.body_graphs import body_of_graph, write_operation
-from stitch.compiler.gradients.recomputing import Recompute
+from stitch.errors import UsageError
 from stitch.graph import ComputationGraph, ComputationGraphBuilder, KnownValues, SymbolicTensor
 from stitch.linker import drop_unused_values
 from stitch.program import (
     ABSENT,
+    MAX_ROUNDS,
     BodyPool,
     InputKind,
     Operation,
@@ -21,6 +23,48 @@ from stitch.program import (
     ValueType,
     result_types,
 )
+
+# --------------------------------------------------------------------------------------------------
+# Recomputing: what backward computes again, as a word says it.
+
+#: What backward computes again: nothing, what costs no more than reading it, or everything.
+Recompute = Literal["none", "cheap", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """What backward computes again. Of scans all rounds, but for the states before each stretch of
+    `every` rounds, where that is told."""
+
+    kind: Recompute
+    every: int | None = None
+
+    @staticmethod
+    def parse(word: str) -> Recomputation:
+        """What `none`, `cheap`, `all` or `every 8` says; raises `UsageError` for other words.
+
+        >>> Recomputation.parse("every 8")
+        Recomputation(kind='none', every=8)
+        """
+        for kind in get_args(Recompute):
+            if word == kind:
+                return Recomputation(kind)
+        first, *rest = word.split(" ")
+        if first != "every":
+            raise UsageError(
+                "recompute is none, cheap or all, or every and a number of rounds", got=repr(word)
+            )
+        number = rest[0] if len(rest) == 1 else ""
+        # Python reads no number of any length.
+        known = number.isascii() and number.isdecimal() and len(number) <= len(str(MAX_ROUNDS))
+        if not known or not 1 <= int(number) <= MAX_ROUNDS:
+            raise UsageError(
+                "a scan keeps the states before every so many rounds",
+                expected=f"every and a number from 1 to {MAX_ROUNDS}, as in 'every 8'",
+                got=repr(word),
+            )
+        return Recomputation("none", int(number))
+
 
 #: Besides elementwise operators: those that only rearrange.
 _CHEAP = ops.RESHAPING | {"Cast", "Concat", "Expand", "Slice", "Split", "Transpose"}
@@ -212,3 +256,23 @@ class ForwardValues:
         grown = self.grown.get(operation.outputs, operation)
         more = set(grown.outputs) - set(operation.outputs)
         return operation if self.saved.keys().isdisjoint(more) else grown
+
+
+# --------------------------------------------------------------------------------------------------
+# `Differentiated`: a forward graph that saves, its backward graph, and how their slots belong.
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiated:
+    """A forward graph and its backward graph, and which slots belong together.
+
+    Inputs of `backward` carry the names of the forward slots that they are: inputs keep theirs,
+    `saved` are outputs of `forward`. `seeds` pairs forward outputs with the backward inputs for
+    their gradients; `gradients` pairs forward inputs with the backward outputs.
+    """
+
+    forward: ComputationGraph
+    backward: ComputationGraph
+    saved: tuple[str, ...]
+    seeds: tuple[tuple[str, str], ...]
+    gradients: tuple[tuple[str, str], ...]

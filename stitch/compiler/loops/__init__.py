@@ -1,13 +1,13 @@
 """Loops: how the scans of a graph run, chosen by what their schedules cost on a machine."""
 
-from stitch.compiler.loops.executor_rates import (
+from stitch.compiler.loops.loop_costs import (
     RATED_EXECUTORS,
     check_executor,
     rated_executor,
 )
-from stitch.compiler.loops.loop_notes import LoopNote
 from stitch.compiler.loops.loop_schedules import (
     SCHEDULES,
+    LoopNote,
     ScheduledLoops,
     check_schedule,
     schedule_loops,

@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stitch import ops
-from stitch.compiler.loops.executor_rates import rates_of
-from stitch.compiler.loops.lane_scans import lane_scan_of, lanes_of_lanes
-from stitch.compiler.loops.lanes import by_itself, lane_by_lane, lifted_scan
-from stitch.compiler.loops.loop_costs import LoopCosts
-from stitch.compiler.loops.loop_notes import LoopNote
-from stitch.compiler.loops.merged import STRETCHES, MergedRows, merge_loops
-from stitch.compiler.loops.rewriting import renumbered, rewritten
+from stitch.compiler.body_graphs import renumbered, rewritten
+from stitch.compiler.loops.batch_axes import (
+    by_itself,
+    lane_by_lane,
+    lane_scan_of,
+    lanes_of_lanes,
+    lifted_scan,
+)
+from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
+from stitch.compiler.loops.merged_loops import STRETCHES, MergedRows, merge_loops
 from stitch.compiler.loops.schedules import (
     TABLE,
     Candidate,
@@ -27,6 +30,49 @@ from stitch.errors import UsageError, closest
 from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, lift
 from stitch.machine import LoopRates, Machine
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
+
+# --------------------------------------------------------------------------------------------------
+# Notes: how a loop of a graph runs, for those who ask.
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNote:
+    """How a loop runs: where it was written, its rounds, the schedule, the seconds that this is
+    estimated to take and those of the schedules that were not taken, operators without a batching
+    rule, how many rounds are computed at once, where the schedule is `blocks`; `merged`: what loops
+    run together; `executor`: by whose rates the schedule was taken."""
+
+    where: str
+    count: int
+    schedule: str
+    costs: tuple[tuple[str, float], ...] = ()
+    without_rule: tuple[str, ...] = ()
+    lanes: int = 0
+    merged: str = ""
+    executor: str = ""
+
+    def text(self) -> str:
+        """One line.
+
+        >>> costs = (("hoisted", 1e-3), ("rounds", 2e-3))
+        >>> LoopNote("net.py:3", 64, "hoisted", costs, executor="numpy").text()
+        'loop of 64 rounds at net.py:3: hoisted (1 ms by numpy); not rounds (2 ms)'
+        >>> LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3),), lanes=16).text()
+        'loop of 64 rounds at net.py:3: blocks of 16 (1 ms)'
+        """
+        costs = {name: f"{seconds * 1e3:.3g} ms" for name, seconds in self.costs}
+        size = f" of {self.lanes}" if self.lanes else ""
+        by = f" by {self.executor}" if self.executor else ""
+        taken = f" ({costs.pop(self.schedule)}{by})" if self.schedule in costs else ""
+        others = ", ".join(f"{name} ({text})" for name, text in costs.items())
+        rules = ", ".join(self.without_rule)
+        rounds = f"{self.count} round{'s' * (self.count != 1)}"
+        return (
+            f"loop of {rounds} at {self.where or 'an unknown line'}: {self.schedule}{size}"
+            f"{self.merged and f', {self.merged}'}{taken}{f'; not {others}' if others else ''}"
+            f"{f'; without a batching rule, one by one: {rules}' if rules else ''}"
+        )
+
 
 # --------------------------------------------------------------------------------------------------
 # Writing: what the operations of a graph that carry bodies, or have no batching rule, become.

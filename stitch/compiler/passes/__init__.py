@@ -4,13 +4,18 @@ A pass knows the graph and the operators; it must not know placement, gradients 
 files.
 """
 
-from stitch.compiler.passes.axis_orders import axis_order, exchange
-from stitch.compiler.passes.constant_folding import fold_constants, is_repeatable
 from stitch.compiler.passes.horizontal_fusion import horizontal_fusion
 from stitch.compiler.passes.matrix_products import fold_transposes, turn_products
-from stitch.compiler.passes.redundancy import merge_common_subexpressions, remove_identities
 from stitch.compiler.passes.scan_bodies import optimize_bodies
-from stitch.compiler.passes.smaller_activations import sink_relu_below_max_pool
+from stitch.compiler.passes.simplification import (
+    axis_order,
+    exchange,
+    fold_constants,
+    is_repeatable,
+    merge_common_subexpressions,
+    remove_identities,
+    sink_relu_below_max_pool,
+)
 
 __all__ = [
     "axis_order", "horizontal_fusion", "exchange", "fold_constants", "fold_transposes",

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stitch.compiler.passes.axis_orders import axis_order, exchange
+from stitch.compiler.passes.simplification import axis_order, exchange
 from stitch.graph import ComputationGraph
 from stitch.linker import remove_dead_code
 from stitch.program import Constant, DataType, Operation, Value, ValueType

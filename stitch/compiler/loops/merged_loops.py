@@ -1,0 +1,425 @@
+"""Merged loops: the scans of a graph that run one cell, and need nothing of each other, become
+stretches of rounds in which the same rows run, where that costs less than each by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stitch import ops
+from stitch.compiler.body_graphs import renumbered, rewritten
+from stitch.compiler.loops.batch_axes import (
+    LaneScan,
+    by_itself,
+    in_rounds,
+    lane_by_lane,
+    lane_scan_of,
+    lanes_of_lanes,
+    lifted_scan,
+    scan_of_lanes,
+)
+from stitch.compiler.loops.hoisting import hoisted, hoisted_form
+from stitch.compiler.loops.loop_costs import LoopCosts
+from stitch.compiler.loops.ragged_segments import (
+    Merging,
+    StretchPlan,
+    planned,
+    rows_that_vary,
+    written_stretches,
+)
+from stitch.compiler.loops.schedules import can_fail
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, lift
+from stitch.machine import LoopRates
+from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
+
+# --------------------------------------------------------------------------------------------------
+# Merged loops: the scans of a graph that run one cell, and need nothing of each other, become
+# stretches of rounds in which the same rows run, where that costs less than each by itself.
+
+# --------------------------------------------------------------------------------------------------
+# Alike scans: which scans of a list of operations run the same cell and need nothing of each
+# other.
+
+#: Constants up to this many bytes are compared by content.
+_COMPARED_NBYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeScans:
+    """Groups of scans of one cell, each longest first, by how many scans they come after; and that
+    number of each operation."""
+
+    groups: tuple[tuple[int, tuple[LaneScan, ...]], ...]
+    stages: tuple[int, ...]
+
+
+def alike_scans(
+    holder: Body, bodies: Sequence[Body], lane_bodies: Collection[int]
+) -> AlikeScans:  # fmt: skip
+    """The groups of at least two scans of a body, or of a graph as one."""
+    names = _equal_values(holder)
+    read = {v for o in holder.operations for v in o.inputs} | set(holder.outputs)
+    keys: dict[int, Hashable] = {}
+    scans: dict[int, LaneScan] = {}
+    for number, operation in enumerate(holder.operations):
+        if not is_scan(operation):
+            continue
+        found = lane_scan_of(operation, bodies, lane_bodies)
+        if found.form.states and found.form.count and not found.form.has_condition:
+            wanted = tuple([v if v in read else ABSENT for v in found.results])
+            scans[number] = LaneScan(
+                operation, found.body, found.form, found.lanes, found.operands, found.batched,
+                wanted,
+            )  # fmt: skip
+            keys[number] = _cell(found, names)
+    many = {key for key, times in Counter(keys.values()).items() if times > 1}
+    after: dict[int, int] = {}
+    stages: list[int] = []
+    groups: dict[tuple[Hashable, int], list[LaneScan]] = {}
+    for number, operation in enumerate(holder.operations):
+        stage = max((after.get(v, 0) for v in operation.inputs), default=0)
+        stages.append(stage)
+        is_one = keys.get(number) in many
+        after.update({v: stage + is_one for v in operation.outputs if v != ABSENT})
+        if is_one:
+            groups.setdefault((keys[number], stage), []).append(scans[number])
+    listed = [
+        (stage, tuple(sorted(group, key=lambda scan: -scan.form.count)))
+        for (_, stage), group in groups.items()
+        if len(group) > 1
+    ]
+    return AlikeScans(tuple(listed), tuple(stages))
+
+
+def _cell(scan: LaneScan, names: Mapping[int, Hashable]) -> Hashable:
+    """Equal for scans of one cell: what all their rounds share is the same, where it is the same
+    for all lanes."""
+    form, first = scan.form, scan.form.states + scan.form.sequences
+    shared = [
+        None if batched else names.get(v, v) if isinstance(v, int) else data_name(v)
+        for v, batched in zip(scan.operands[first:], scan.batched[first:], strict=True)
+    ]
+    return scan.body, form.states, form.sequences, form.collected, tuple(shared)
+
+
+def same_operands(scans: Sequence[LaneScan], data: Mapping[int, Array]) -> tuple[bool, ...]:
+    """Which operands are one value in all scans of a group; `data`: of constants."""
+    form = scans[0].form
+    found = []
+    for operand in range(len(scans[0].operands)):
+        sources = [scan.operands[operand] for scan in scans]
+        known = [data.get(v, v) if isinstance(v, int) else v for v in sources]
+        names = {v if isinstance(v, int) else data_name(v) for v in known}
+        # What all rounds share is of one cell: the same, or computed in the same way.
+        is_one = len(names) == 1 or operand >= form.states + form.sequences
+        found.append(is_one and not any(scan.batched[operand] for scan in scans))
+    return tuple(found)
+
+
+def data_name(data: Array) -> Hashable:
+    """Equal for equal data; large data is compared by identity."""
+    content = data.tobytes() if data.nbytes <= _COMPARED_NBYTES else id(data)
+    return data.dtype.str, data.shape, content
+
+
+def _equal_values(holder: Body) -> dict[int, Hashable]:
+    """Of values that are computed in the same way, or are the same data, one name."""
+    names: dict[int, Hashable] = {c.value: data_name(c.data) for c in holder.constants}
+    known: dict[Hashable, int] = {}
+    for operation in holder.operations:
+        way = (
+            operation.op, operation.domain, operation.body,
+            tuple([(k, repr(v)) for k, v in sorted(operation.attributes.items())]),
+            tuple([names.get(v, v) for v in operation.inputs]), len(operation.outputs),
+        )  # fmt: skip
+        first = known.setdefault(way, len(known))
+        made = [(i, value) for i, value in enumerate(operation.outputs) if value != ABSENT]
+        names.update({value: ("made", first, i) for i, value in made})
+    return names
+
+
+# --------------------------------------------------------------------------------------------------
+# What scans of one cell cost, each length by itself and in stretches.
+
+#: The most stretches of one group, and the most operations that they may be written as.
+MOST_STRETCHES, MOST_WRITTEN = 32, 2048
+#: Operations beside its body that a stretch is, for each state, sequence and result.
+_BESIDE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class CellCosts:
+    """Seconds of a cell for many rows; `fixed`: its inputs that are constants."""
+
+    estimate: LoopCosts
+    body: Body
+    form: ScanForm
+    batched: tuple[bool, ...]
+    fixed: tuple[int, ...]
+
+    def by_schedule(self, scans: Iterable[tuple[int, int]]) -> dict[str, float]:
+        """What scans of so many rounds and rows each cost, as they are and, if that can be, with
+        what reads no state computed before."""
+        form = self.form
+        parts = hoisted(self.body, form) if form.sequences else None
+        costs = {"rounds": 0.0} | ({} if parts is None else {"hoisted": 0.0})
+        for count, rows in scans:
+            its = replace(form, count=count)
+            costs["rounds"] += self._scan(self.body, its, rows)
+            if parts is not None:
+                takes = parts.before.inputs[: form.sequences]
+                costs["hoisted"] += self.estimate.round(
+                    parts.before, count * rows, takes, self.fixed
+                ) + self._scan(parts.rest, hoisted_form(parts, its), rows)
+        return costs
+
+    def stretches(
+        self, lengths: Sequence[int], read: Collection[int], *, may_run_on: bool
+    ) -> tuple[StretchPlan, float] | None:
+        """The cheapest plan for rows of these lengths, longest first, and what it costs; None where
+        there is none. `read`: the results of the body that somebody reads of all rounds."""
+        rates, body = self.estimate.rates, self.body
+        sides = len(body.inputs) + len(body.outputs)
+        most = MOST_WRITTEN // (len(body.operations) + _BESIDE * sides)
+        kept = sum(body.values[v].type.nbytes for v in body.outputs[: self.form.states])
+        found = planned(
+            lengths,
+            lambda rows: self.estimate.turn(body, self.form, rows, self._varies(body), self.fixed),
+            rates.loop_seconds + _BESIDE * sides * rates.movement_seconds,
+            kept / rates.near_bytes_per_second,
+            max(1, min(MOST_STRETCHES, most)),
+            may_run_on=may_run_on,
+        )
+        if found is None:
+            return None
+        plan, seconds = found
+        for each in plan.stretches:
+            costs = self.by_schedule([(each.count, each.rows)])
+            seconds += min(costs.values()) - costs["rounds"]
+        return plan, seconds + self._moving(plan, read)
+
+    def _scan(self, cell: Body, form: ScanForm, rows: int) -> float:
+        return self.estimate.scan(cell, form, rows, self._varies(cell), self.fixed)
+
+    def _varies(self, cell: Body) -> list[int]:
+        """What of a cell differs from row to row; it takes elements more than the body does,
+        perhaps, after the others."""
+        first = self.form.states + self.form.sequences
+        more = len(cell.inputs) - len(self.batched)
+        flags = [*self.batched[:first], *[True] * more, *self.batched[first:]]
+        return [v for v, flag in zip(cell.inputs, flags, strict=True) if flag]
+
+    def _moving(self, plan: StretchPlan, read: Collection[int]) -> float:
+        """What it takes to bring elements into the order of rounds, and results back."""
+        body, form = self.body, self.form
+        moved = [*body.inputs[form.states : form.states + form.sequences]]
+        moved += [body.outputs[result] for result in read]
+        nbytes = sum(body.values[v].type.nbytes for v in moved) * plan.size
+        return 2 * nbytes / self.estimate.rates.far_bytes_per_second
+
+
+#: The name of the schedule.
+STRETCHES = "stretches"
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRows:
+    """What became of scans of one cell: the rounds of the longest, the schedule that they have, how
+    many rows they are, of how many lengths, in how many stretches they run (none: each length by
+    itself), and by whose rates."""
+
+    where: str
+    count: int
+    schedule: str
+    rows: int
+    lengths: int
+    stretches: int
+    costs: tuple[tuple[str, float], ...]
+    executor: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergedLoops:
+    """A graph, and what became of the groups of scans in it."""
+
+    graph: ComputationGraph
+    rows: tuple[MergedRows, ...]
+
+
+def merge_loops(
+    graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
+    lane_bodies: Collection[int],
+) -> MergedLoops:  # fmt: skip
+    """The graph with scans of one cell merged where that costs less, or where `asked`, a schedule,
+    says so; loops whose body is among `lane_bodies` are scans of all their lanes after it."""
+    lists = (whole_graph(graph), *graph.bodies)
+    if lane_bodies or any(alike_scans(each, graph.bodies, ()).groups for each in lists):
+        return _Merging(graph, rates, asked, lane_bodies).run()
+    return MergedLoops(graph, ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A group that is merged, and after how many others it comes."""
+
+    stage: int
+    merging: Merging
+
+
+class _Merging:
+    def __init__(
+        self, graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
+        lane_bodies: Collection[int],
+    ) -> None:  # fmt: skip
+        self.builder = ComputationGraphBuilder(graph.name)
+        # Those of the graph come first, then those that are written.
+        now = self.builder.bodies.add_all(graph.bodies)
+        self.bodies: Sequence[Body] = self.builder.bodies.bodies
+        self.graph = replace(graph, operations=renumbered(graph.operations, now))
+        self.lane_bodies = {now[body] for body in lane_bodies}
+        self.asked = asked
+        self.estimates = [LoopCosts(each, self.bodies) for each in rates]
+        self.rows: list[MergedRows] = []
+
+    def run(self) -> MergedLoops:
+        holder, builder = whole_graph(self.graph), self.builder
+        graph = rewritten(
+            self.graph, builder, lambda given: self._written(holder, given, builder)
+        )  # fmt: skip
+        return MergedLoops(graph, tuple(dict.fromkeys(self.rows)))
+
+    # Lists of operations -----------------------------------------------------------------------
+
+    def _written(self, holder: Body, given: Sequence[Any], builder: Any) -> list[Any]:
+        """The outputs of a body on these operands."""
+        alike = alike_scans(holder, self.bodies, self.lane_bodies)
+        chosen = [
+            _Chosen(stage, merging)
+            for stage, group in alike.groups
+            if (merging := self._merging(group, holder)) is not None
+        ]
+        if not chosen:
+            results = lift(holder, given, [False] * len(given), 1, builder, self._lifted).results
+            return [result.tensor for result in results]
+        merged = {id(scan.operation) for each in chosen for scan in each.merging.scans}
+        data = {constant.value: constant.data for constant in holder.constants}
+        at = dict(zip(holder.inputs, given, strict=True))
+
+        def tensor(source: Any) -> Any:
+            """A value as far as it is written, or data."""
+            if not isinstance(source, int):
+                return builder.constant(source)
+            if source not in at:
+                at[source] = builder.constant(data[source])
+            return at[source]
+
+        for stage in range(max(alike.stages) + 1):
+            operations = tuple(
+                [
+                    operation
+                    for operation, its in zip(holder.operations, alike.stages, strict=True)
+                    if its == stage and id(operation) not in merged
+                ]
+            )
+            made = [v for o in operations for v in o.outputs if v != ABSENT]
+            inside = set(made)
+            needs = dict.fromkeys(
+                v for o in operations for v in o.inputs if v != ABSENT and v not in inside
+            )
+            part = Body(tuple(needs), tuple(made), holder.values, operations)
+            taken = [tensor(v) for v in needs]
+            results = lift(part, taken, [False] * len(taken), 1, builder, self._lifted).results
+            at |= dict(zip(made, [result.tensor for result in results], strict=True))
+            for each in chosen:
+                if each.stage == stage:
+                    at |= self._stretches(each.merging, tensor, builder)
+        return [tensor(v) for v in holder.outputs]
+
+    def _stretches(self, merging: Merging, tensor: Any, builder: Any) -> dict[int, Any]:
+        """The results of merged scans, by their values."""
+        operands = [list(map(tensor, scan.operands)) for scan in merging.scans]
+        with builder.at(merging.scans[0].operation.location):
+            results = written_stretches(builder, merging, operands, self._lifted)
+        return {
+            v: result
+            for scan, each in zip(merging.scans, results, strict=True)
+            for v, result in zip(scan.results, each, strict=True)
+            if v != ABSENT
+        }
+
+    def _lifted(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
+        """An operation with a body, or without a rule, for the lanes of a context."""
+        builder: Any = context.builder
+        builder = builder.innermost(context.operands)
+        bodies = self.bodies
+        if not is_scan(operation):
+            return by_itself(builder, operation, bodies, context, self._lifted)
+        form, body = ScanForm.of(operation), bodies[operation.body]
+        if operation.body in self.lane_bodies:
+            scan = lane_scan_of(operation, bodies, self.lane_bodies)
+            write = lanes_of_lanes if any(context.batched) else scan_of_lanes
+            return write(builder, scan, bodies, operation, context, self._lifted)
+        if any(context.batched) and form.has_condition:
+            return lane_by_lane(
+                builder, context,
+                lambda operands, inside: in_rounds(
+                    inside, body, form, operands,
+                    lambda given, within: self._written(body, given, within),
+                ),
+            )  # fmt: skip
+        if any(context.batched):
+            return lifted_scan(builder, body, form, context, self._lifted)
+        return in_rounds(
+            builder, body, form, context.operands,
+            lambda given, inside: self._written(body, given, inside),
+        )  # fmt: skip
+
+    # Choice ------------------------------------------------------------------------------------
+
+    def _merging(self, scans: tuple[LaneScan, ...], holder: Body) -> Merging | None:
+        """How a group is merged; None where each by itself costs less, or is asked for."""
+        bodies, form = self.bodies, scans[0].form
+        body, first = bodies[scans[0].body], form.states + form.sequences
+        data = {constant.value: constant.data for constant in holder.constants}
+        same = same_operands(scans, data)
+        batched = rows_that_vary(scans, body, same)
+        shared = zip(body.inputs[first:], scans[0].operands[first:], strict=True)
+        fixed = tuple([v for v, source in shared if not isinstance(source, int) or source in data])
+        lengths = [scan.form.count for scan in scans for _ in range(scan.rows)]
+        read = {i for scan in scans for i, v in enumerate(scan.results) if v != ABSENT}
+        gives = [i for i in read if i >= form.states]
+        may_run_on = not can_fail(body, form, bodies, elements=False)
+        costs: dict[str, float] = {}
+        by: dict[str, str] = {}
+        plan: StretchPlan | None = None
+        for estimate in self.estimates:
+            cell = CellCosts(estimate, body, form, batched, fixed)
+            its = cell.by_schedule((scan.form.count, scan.rows) for scan in scans)
+            found = cell.stretches(lengths, gives, may_run_on=may_run_on)
+            if found is not None:
+                its[STRETCHES] = found[1]
+            for name, seconds in its.items():
+                if seconds < costs.get(name, math.inf):
+                    costs[name], by[name] = seconds, estimate.rates.executor
+                    plan = found[0] if found is not None and name == STRETCHES else plan
+        taken = min(costs, key=lambda name: (costs[name], name))
+        taken = self.asked if self.asked in costs else taken
+        plan = plan if taken == STRETCHES else None
+        many = 0 if plan is None else len(plan.stretches)
+        if many or len(set(lengths)) > 1:
+            listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
+            where, each = scans[0].operation.location, len(set(lengths))
+            self.rows.append(
+                MergedRows(where, form.count, taken, len(lengths), each, many, listed, by[taken])
+            )
+        return None if plan is None else Merging(scans, body, same, batched, plan)
+
+
+def whole_graph(graph: ComputationGraph) -> Body:
+    """A graph as a body."""
+    inputs, outputs = ([slot.value for slot in slots] for slots in (graph.inputs, graph.outputs))
+    return Body(tuple(inputs), tuple(outputs), graph.values, graph.operations, graph.constants)

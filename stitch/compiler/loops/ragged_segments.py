@@ -1,0 +1,406 @@
+"""The plan of stretches: between which rounds the same rows run together.
+
+Rows are numbered longest first, so that those still running are the first. A stretch may run on for
+rows that end in it: what these compute past their end nobody reads.
+
+Stretches, written down: scans of one cell as one scan for each stretch of rounds in which the
+same rows run.
+
+Elements are taken so that those of a round lie together, for all rounds at once; what the rounds
+give is brought back in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stitch.compiler.loops.batch_axes import LaneScan, in_lanes, states_that_vary
+from stitch.graph import BodyBuilder, Unliftable, lift, scan_in_body
+from stitch.program import ABSENT, Array, Body, ScanForm
+
+# --------------------------------------------------------------------------------------------------
+# The plan of stretches: between which rounds the same rows run together.
+
+#: Of more lengths than that, only so many are weighed as ends of stretches.
+MOST_LENGTHS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RowStretch:
+    """Some rounds of the first rows; of these the first `going_on` are not at their end after it.
+
+    `is_exact`: all others end with its last round.
+    """
+
+    first: int
+    count: int
+    rows: int
+    going_on: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StretchPlan:
+    """The lengths of the rows, longest first, and the stretches."""
+
+    lengths: tuple[int, ...]
+    stretches: tuple[RowStretch, ...]
+
+    @property
+    def size(self) -> int:
+        """Rounds of rows, those past the end of a row among them."""
+        return sum(s.count * s.rows for s in self.stretches)
+
+    def round_of(self) -> tuple[Array, Array]:
+        """In the order in which stretches run, the row and the round of each round of a row.
+
+        >>> plan = StretchPlan((3, 1), (RowStretch(0, 1, 2, 1, True), RowStretch(1, 2, 1, 0, True)))
+        >>> [each.tolist() for each in plan.round_of()]
+        [[0, 1, 0, 0], [0, 0, 1, 2]]
+        """
+        rows = [np.tile(np.arange(s.rows), s.count) for s in self.stretches]
+        rounds = [s.first + np.repeat(np.arange(s.count), s.rows) for s in self.stretches]
+        return np.concatenate(rows), np.concatenate(rounds)
+
+    def places(self, rows: Array, rounds: Array) -> Array:
+        """Where in that order rounds of rows are."""
+        firsts = np.array([s.first for s in self.stretches])
+        widths = np.array([s.rows for s in self.stretches])
+        sizes = np.array([s.count * s.rows for s in self.stretches])
+        at = np.searchsorted(firsts, rounds, side="right") - 1
+        found: Array = (np.cumsum(sizes) - sizes)[at] + (rounds - firsts[at]) * widths[at] + rows
+        return found
+
+
+def planned(
+    lengths: Sequence[int], round_seconds: Callable[[int], float], stretch_seconds: float,
+    kept_seconds: float, most: int, *, may_run_on: bool,
+) -> tuple[StretchPlan, float] | None:  # fmt: skip
+    """The cheapest plan of at most so many stretches for rows of these lengths, longest first, and
+    what it costs; None where there is none.
+
+    `round_seconds`: of a round of so many rows; `stretch_seconds`: what each stretch takes beside
+    its rounds; `kept_seconds`: what a row takes more for a round of a stretch in which some end.
+    """
+    ends = np.unique(np.array(lengths))
+    if len(ends) > most and not may_run_on:
+        return None
+    if len(ends) > MOST_LENGTHS:
+        ends = ends[np.linspace(0, len(ends) - 1, MOST_LENGTHS).round().astype(int)]
+    if ends[0] <= 0:
+        return None
+    falling = np.array(lengths)
+    begins = np.concatenate([[0], ends[:-1]])
+    running = [int(np.sum(falling > begin)) for begin in begins]
+    each = np.array([round_seconds(n) for n in running])
+    inexact = np.array([len(np.unique(falling[falling > begin])) for begin in begins])
+    # By first round and end: what a stretch costs, infinite where it would end before it begins.
+    spans = (ends[None, :] - begins[:, None]).astype(float)
+    after = np.array([len(np.unique(falling[falling > end])) for end in ends])
+    ending = inexact[:, None] - after[None, :]
+    cost = spans * (each[:, None] + kept_seconds * np.array(running)[:, None] * (ending > 1))
+    cost = np.where((spans > 0) & ((ending <= 1) | may_run_on), cost + stretch_seconds, np.inf)
+    chosen = _cheapest(cost, most)
+    if chosen is None:
+        return None
+    stretches, total, at = [], 0.0, 0
+    for end in chosen:
+        total += float(cost[at, end])
+        going_on = running[end + 1] if end + 1 < len(ends) else 0
+        stretches.append(
+            RowStretch(
+                int(begins[at]), int(spans[at, end]), running[at], going_on,
+                bool(ending[at, end] <= 1),
+            )
+        )  # fmt: skip
+        at = end + 1
+    return StretchPlan(tuple(map(int, lengths)), tuple(stretches)), total
+
+
+def _cheapest(cost: Array, most: int) -> list[int] | None:
+    """The ends of the stretches of the cheapest way from the first round to the last, of at most so
+    many; `cost[i, j]`: of one from begin i to end j."""
+    many = len(cost)
+    best = np.full(many + 1, np.inf)
+    best[0] = 0.0
+    ways: list[Array] = []
+    found: tuple[float, int] = (np.inf, 0)
+    for number in range(1, min(most, many) + 1):
+        whole = best[:many, None] + cost
+        ways.append(np.argmin(whole, axis=0))
+        best = np.concatenate([[np.inf], np.min(whole, axis=0)])
+        found = min(found, (float(best[many]), number))
+    if not np.isfinite(found[0]):
+        return None
+    ends, at = [], many
+    for way in reversed(ways[: found[1]]):
+        ends.append(at - 1)
+        at = int(way[at - 1])
+    return ends[::-1]
+
+
+# --------------------------------------------------------------------------------------------------
+# Stretches, written down: scans of one cell as one scan for each stretch of rounds in which the
+# same rows run.
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """Scans of one body, longest first, in stretches; which operands are one value in all scans;
+    which inputs of the body differ from row to row."""
+
+    scans: tuple[LaneScan, ...]
+    body: Body
+    same: tuple[bool, ...]
+    batched: tuple[bool, ...]
+    plan: StretchPlan
+
+    @property
+    def form(self) -> ScanForm:
+        """That of the longest scan."""
+        return self.scans[0].form
+
+    def starts(self) -> list[int]:
+        """The number of the first row of each scan, and how many rows there are."""
+        return [0, *np.cumsum([scan.rows for scan in self.scans]).tolist()]
+
+
+def rows_that_vary(scans: Sequence[LaneScan], body: Body, same: Sequence[bool]) -> tuple[bool, ...]:
+    """Which inputs of the body differ from row to row; `same`: operands that are one value in all
+    scans."""
+    form = scans[0].form
+    first = form.states + form.sequences
+    differs = [not each for each in same]
+    differs[form.states : first] = [True] * form.sequences
+    return (*states_that_vary(body, form, differs), *differs[form.states :])
+
+
+def written_stretches(
+    builder: Any, merging: Merging, operands: Sequence[Sequence[Any]], unliftable: Unliftable
+) -> list[list[Any]]:
+    """The results of each scan on its operands, None where nobody reads them."""
+    return _StretchWriting(builder, merging, operands, unliftable).run()
+
+
+class _StretchWriting:
+    """One group of scans under way."""
+
+    def __init__(
+        self, builder: Any, merging: Merging, operands: Sequence[Sequence[Any]],
+        unliftable: Unliftable,
+    ) -> None:  # fmt: skip
+        self.builder, self.merging, self.unliftable = builder, merging, unliftable
+        self.operands = operands
+        self.scans, self.plan, self.form = merging.scans, merging.plan, merging.form
+        self.starts = merging.starts()
+        self.rows = self.starts[-1]
+        self.lengths = np.array(self.plan.lengths)
+        wanted = [
+            any(scan.results[i] != ABSENT for scan in self.scans)
+            for i in range(self.form.states + self.form.collected)
+        ]
+        self.wants_last, self.wants = wanted[: self.form.states], wanted[self.form.states :]
+        self.kept = _kept_states(merging.body, self.form)
+
+    def run(self) -> list[list[Any]]:
+        form = self.form
+        first = form.states + form.sequences
+        states = [self._row_operand(i) for i in range(form.states)]
+        elements = [self._packed(i) for i in range(form.states, first)]
+        shared = [self._row_operand(i) for i in range(first, len(self.merging.batched))]
+        given: list[Mapping[int, Any]] = []
+        ends: list[list[Any]] = []
+        at = 0
+        for stretch in self.plan.stretches:
+            size = stretch.count * stretch.rows
+            taken = [self._part(e, at, at + size, stretch) for e in elements]
+            after, collected = self._stretch(stretch, states, taken, shared)
+            at += size
+            given.append(collected)
+            ends.append(self._ends(stretch, after, collected))
+            states = [self._first(s, i, stretch.going_on) for i, s in enumerate(after)]
+            shared = [self._first(s, first + i, stretch.going_on) for i, s in enumerate(shared)]
+        lasts = [self._lasts(i, ends) for i in range(form.states)]
+        results = [self._unpacked(j, given) for j in range(form.collected)]
+        return [
+            [self._of_scan(lasts[i], n, scan) for i in range(form.states)]
+            + [result[n] for result in results]
+            for n, scan in enumerate(self.scans)
+        ]
+
+    # What rounds take --------------------------------------------------------------------------
+
+    def _row_operand(self, index: int) -> Any:
+        """What all rounds of a row share, or its first state, for all rows."""
+        if not self.merging.batched[index]:
+            return self.operands[0][index]
+        if self.merging.same[index]:
+            return in_lanes(self.builder, self.operands[0][index], False, self.rows)
+        rows = [
+            in_lanes(self.builder, given[index], scan.batched[index], scan.rows)
+            for scan, given in zip(self.scans, self.operands, strict=True)
+        ]
+        return self.builder.concat(rows, 0) if len(rows) > 1 else rows[0]
+
+    def _packed(self, index: int) -> Any:
+        """A sequence of all rows in the order in which rounds take its elements."""
+        rows, rounds = self.plan.round_of()
+        # Past its end a row takes its last element again.
+        rounds = np.minimum(rounds, self.lengths[rows] - 1)
+        begins, parts, base = np.zeros(self.rows, np.int64), [], 0
+        is_backward = np.zeros(self.rows, bool)
+        for number, scan in enumerate(self.scans):
+            lanes = slice(self.starts[number], self.starts[number + 1])
+            given, count = self.operands[number][index], scan.form.count
+            is_backward[lanes] = scan.form.taken_backward[index - self.form.states]
+            if scan.batched[index]:
+                given = self.builder.reshape(given, (scan.lanes * count, *given.shape[2:]))
+                begins[lanes] = base + np.arange(scan.lanes) * count
+            else:
+                begins[lanes] = base
+            parts.append(given)
+            base += given.shape[0]
+        numbers = begins[rows] + np.where(
+            is_backward[rows], self.lengths[rows] - 1 - rounds, rounds
+        )  # fmt: skip
+        whole = self.builder.concat(parts, 0) if len(parts) > 1 else parts[0]
+        return self._taken(whole, numbers)
+
+    def _part(self, packed: Any, first: int, end: int, stretch: RowStretch) -> Any:
+        """The elements of a stretch: [rounds, rows, *element]."""
+        part = packed if end - first == packed.shape[0] else packed[first:end]
+        return self.builder.reshape(part, (stretch.count, stretch.rows, *packed.shape[1:]))
+
+    def _first(self, tensor: Any, index: int, rows: int) -> Any:
+        """Of what differs from row to row, the first rows."""
+        if not self.merging.batched[index] or tensor.shape[0] == rows:
+            return tensor
+        return self.builder.index(tensor, slice(0, rows))
+
+    # Rounds ------------------------------------------------------------------------------------
+
+    def _stretch(
+        self, stretch: RowStretch, states: Sequence[Any], elements: Sequence[Any],
+        shared: Sequence[Any],
+    ) -> tuple[Sequence[Any], Mapping[int, Any]]:  # fmt: skip
+        """The states after a stretch, and what is read of its rounds, by result of the body."""
+        form, batched = self.form, self.merging.batched
+        many = form.states
+        flags = [*batched[:many], *[True] * len(elements), *batched[many + form.sequences :]]
+        read = [many + j for j, wanted in enumerate(self.wants) if wanted]
+        if not stretch.is_exact:
+            read += [self.kept[i] for i, wanted in enumerate(self.wants_last) if wanted]
+        read = sorted(set(read))
+
+        def round_(inside: BodyBuilder, before: Sequence[Any], taken: Sequence[Any]) -> Any:
+            results = lift(
+                self.merging.body,
+                [*before, *taken, *shared],
+                flags,
+                stretch.rows,
+                inside,
+                self.unliftable,
+            ).results
+            every = [in_lanes(inside, r.tensor, r.is_batched, stretch.rows) for r in results]
+            after = [
+                whole if varies else r.tensor
+                for whole, r, varies in zip(every, results, batched[:many], strict=False)
+            ]
+            return after, [every[number] for number in read]
+
+        after, given = scan_in_body(self.builder, round_, states, elements, count=stretch.count)
+        return after, dict(zip(read, given, strict=True))
+
+    # What comes out ----------------------------------------------------------------------------
+
+    def _ends(
+        self, stretch: RowStretch, after: Sequence[Any], given: Mapping[int, Any]
+    ) -> list[Any]:  # fmt: skip
+        """The last states of the rows that end in a stretch, None where nobody reads them."""
+        found: list[Any] = []
+        ended = np.arange(stretch.going_on, stretch.rows)
+        for i, state in enumerate(after):
+            if not self.wants_last[i]:
+                found.append(None)
+            elif stretch.is_exact:
+                whole = in_lanes(self.builder, state, self.merging.batched[i], stretch.rows)
+                found.append(whole[stretch.going_on :] if stretch.going_on else whole)
+            else:
+                each = given[self.kept[i]]
+                flat = self.builder.reshape(
+                    each, (stretch.count * stretch.rows, *each.shape[2:])
+                )  # fmt: skip
+                rounds = self.lengths[ended] - 1 - stretch.first
+                found.append(self._taken(flat, rounds * stretch.rows + ended))
+        return found
+
+    def _lasts(self, state: int, ends: Sequence[Sequence[Any]]) -> Any:
+        """A last state of all rows; those that run longest come first."""
+        if not self.wants_last[state]:
+            return None
+        parts = [each[state] for each in reversed(ends)]
+        return self.builder.concat(parts, 0) if len(parts) > 1 else parts[0]
+
+    def _of_scan(self, rows: Any, number: int, scan: LaneScan) -> Any:
+        """What is of one scan, of a tensor with all rows."""
+        if rows is None:
+            return None
+        first, end = self.starts[number], self.starts[number + 1]
+        part = rows if end - first == self.rows else rows[first:end]
+        return part if scan.lanes else self.builder.reshape(part, part.shape[1:])
+
+    def _unpacked(self, collected: int, given: Sequence[Mapping[int, Any]]) -> list[Any]:
+        """What rounds give, by scan."""
+        if not self.wants[collected]:
+            return [None] * len(self.scans)
+        each_part = [each[self.form.states + collected] for each in given]
+        parts = [
+            self.builder.reshape(part, (s.count * s.rows, *part.shape[2:]))
+            for s, part in zip(self.plan.stretches, each_part, strict=True)
+        ]
+        whole = self.builder.concat(parts, 0) if len(parts) > 1 else parts[0]
+        places = []
+        for number, scan in enumerate(self.scans):
+            rows = np.arange(self.starts[number], self.starts[number + 1])
+            rounds = np.arange(scan.form.count)
+            if scan.form.given_backward[collected]:
+                rounds = rounds[::-1]
+            places.append(
+                self.plan.places(np.repeat(rows, len(rounds)), np.tile(rounds, len(rows)))
+            )
+        found = self._taken(whole, np.concatenate(places))
+        results, at = [], 0
+        for scan, each in zip(self.scans, places, strict=True):
+            part = found if len(each) == found.shape[0] else found[at : at + len(each)]
+            at += len(each)
+            lanes = (scan.lanes,) if scan.lanes else ()
+            results.append(
+                self.builder.reshape(part, (*lanes, scan.form.count, *found.shape[1:]))
+            )  # fmt: skip
+        return results
+
+    def _taken(self, whole: Any, numbers: Array) -> Any:
+        """Some of the first axis."""
+        if np.array_equal(numbers, np.arange(whole.shape[0])):
+            return whole
+        return self.builder.gather(whole, numbers.astype(np.int64), 0)
+
+
+def _kept_states(body: Body, form: ScanForm) -> list[int]:
+    """The result that each state is, or one that is collected and the same."""
+    same = {
+        o.outputs[0]: o.inputs[0] for o in body.operations if o.op == "Identity" and not o.domain
+    }
+
+    def source(result: int) -> int:
+        value = body.outputs[result]
+        while value in same:
+            value = same[value]
+        return value
+
+    collected = {source(j): j for j in range(form.states, len(body.outputs))}
+    return [collected.get(source(i), i) for i in range(form.states)]

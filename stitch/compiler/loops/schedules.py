@@ -1,0 +1,585 @@
+"""What a schedule is told of a loop, and what it tells: whether it can be, what it costs, how it is
+written.
+
+`rounds`: a loop as it is, the loops in its body scheduled.
+
+`batch`: a loop without states is one computation for all its rounds, by the operators' batching
+rules; an operator without one is a loop of its own.
+
+`blocks`: a loop without states, so many of its rounds at a time as cost least; those that are
+left over by themselves.
+
+`hoisted`: what does not read the states is computed before the loop, for all rounds.
+
+Waves: a loop in a loop, each layer over what the layer before made, runs along its diagonals.
+
+The first rounds hold layers back that have nothing to read yet; what layers compute past the end of
+the sequence nobody reads, so that no operation may be among it that can fail there.
+
+`wave`: the anti-diagonals of a loop in a loop are one loop.
+
+`rows`: a short loop around loops is written out, a loop for each of its rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from stitch import ops
+from stitch.compiler.dependence import reached
+from stitch.compiler.loops.batch_axes import (
+    elements_in_order,
+    from_last_to_first,
+    in_lanes,
+    in_rounds,
+    results_in_order,
+)
+from stitch.compiler.loops.hoisting import Hoisted, hoisted, hoisted_form
+from stitch.compiler.loops.loop_costs import LoopCosts
+from stitch.graph import BodyBuilder, Lifted, Unliftable, lift, scan, scan_in_body
+from stitch.ops import RESHAPING, definition_of
+from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
+
+# --------------------------------------------------------------------------------------------------
+# What a schedule is told of a loop, and what it tells: whether it can be, what it costs, how it
+# is written.
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A scan; `fixed` are the inputs of its body that are constants, `copies` is how often it is
+    written, since loops around it are written out."""
+
+    body: Body
+    form: ScanForm
+    fixed: tuple[int, ...] = ()
+    copies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenLoop:
+    """The results of a loop, and the operators in it that have no batching rule."""
+
+    results: tuple[Any, ...]
+    without_rule: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way in which a loop may run: the seconds that this is estimated to take, what writes it to
+    a builder, for operands, and how many rounds are one, where that is a choice."""
+
+    seconds: float
+    write: Callable[[Any, Sequence[Any]], WrittenLoop]
+    lanes: int = 0
+
+
+class Surroundings(Protocol):
+    """The graph that a loop is part of, on the way from one without schedules to one with them."""
+
+    @property
+    def estimate(self) -> LoopCosts:
+        """What bodies cost, by the executor that is being asked."""
+
+    @property
+    def bodies(self) -> Sequence[Body]:
+        """The bodies that operations carry."""
+
+    def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
+        """An operation with a body, or without a batching rule, for the lanes of a context."""
+
+    def least_seconds(self, loop: Loop) -> float:
+        """What a loop costs that is scheduled as it will be."""
+
+    def copied(self, times: int) -> AbstractContextManager[None]:
+        """What is written meanwhile is written so many times."""
+
+
+# --------------------------------------------------------------------------------------------------
+# `rounds`: a loop as it is, the loops in its body scheduled.
+
+
+def rounds(loop: Loop, around: Surroundings) -> Candidate:
+    """Every loop can run so."""
+    return Candidate(
+        around.estimate.scan(loop.body, loop.form, fixed=loop.fixed),
+        lambda builder, operands: WrittenLoop(
+            written_rounds(builder, loop.body, loop.form, operands, around)
+        ),
+    )
+
+
+def written_rounds(
+    builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], around: Surroundings
+) -> tuple[Any, ...]:
+    """The results of a loop that stays one."""
+
+    def written(given: Sequence[Any], inside: BodyBuilder) -> Sequence[Any]:
+        results = lift(body, given, [False] * len(given), 1, inside, around.written).results
+        return [r.tensor for r in results]
+
+    return tuple(in_rounds(builder, body, form, operands, written))
+
+
+# --------------------------------------------------------------------------------------------------
+# `batch`: a loop without states is one computation for all its rounds, by the operators' batching
+# rules; an operator without one is a loop of its own.
+
+
+def batch(loop: Loop, around: Surroundings) -> Candidate | None:
+    """None for loops with states."""
+    body, form = loop.body, loop.form
+    if form.states:
+        return None
+
+    def write(builder: Any, operands: Sequence[Any]) -> WrittenLoop:
+        ordered = elements_in_order(builder, form, operands)
+        shared = operands[form.sequences :]
+        flags = [*[True] * len(ordered), *[False] * len(shared)]
+        lifted = lift(body, [*ordered, *shared], flags, form.count, builder, around.written)
+        results = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in lifted.results]
+        return WrittenLoop(
+            tuple(results_in_order(builder, form, results)),
+            tuple(sorted({o.op for o in lifted.without_rule if o.body < 0})),
+        )
+
+    takes = body.inputs[: form.sequences]
+    return Candidate(around.estimate.round(body, form.count, takes, loop.fixed), write)
+
+
+# --------------------------------------------------------------------------------------------------
+# `blocks`: a loop without states, so many of its rounds at a time as cost least; those that are
+# left over by themselves.
+
+
+def blocks(loop: Loop, around: Surroundings) -> Candidate | None:
+    """None for loops with states, or of the same in all rounds, or of too few."""
+    form = loop.form
+    if form.states or not form.sequences or form.count < 3:
+        return None
+    costs = {lanes: _seconds(loop, lanes, around) for lanes in _sizes(form.count)}
+    # Of two that cost the same, the one that needs less memory.
+    lanes = min(costs, key=lambda each: (costs[each], each))
+    return Candidate(costs[lanes], lambda b, o: written_blocks(b, loop, lanes, o, around), lanes)
+
+
+def _sizes(count: int) -> Sequence[int]:
+    """Powers of two, and for each the divisors of a count that are nearest to it: they leave no
+    rest."""
+    low = [n for n in range(1, math.isqrt(count) + 1) if count % n == 0]
+    divisors = [n for n in (*low, *(count // n for n in low)) if 1 < n < count]
+    sizes = set()
+    for power in range(1, (count - 1).bit_length()):
+        size = 1 << power
+        near = [n for n in divisors if size <= n * math.sqrt(2) and n <= size * math.sqrt(2)]
+        sizes.update([size, *sorted(near, key=lambda n: abs(n - size))[:2]])
+    return sorted(sizes)
+
+
+def _seconds(loop: Loop, lanes: int, around: Surroundings) -> float:
+    """What a loop costs that is computed so many rounds at a time."""
+    form, estimate = loop.form, around.estimate
+    takes = loop.body.inputs[: form.sequences]
+    groups, rest = divmod(form.count, lanes)
+    scan = ScanForm(groups, 0, form.sequences, form.collected, (), ())
+    seconds = estimate.scan(loop.body, scan, lanes, takes, loop.fixed)
+    if rest:
+        seconds += estimate.round(loop.body, rest, takes, loop.fixed)
+    return seconds
+
+
+def written_blocks(
+    builder: Any, loop: Loop, lanes: int, operands: Sequence[Any], around: Surroundings
+) -> WrittenLoop:
+    """A loop over groups of rounds, and what is left."""
+    body, form = loop.body, loop.form
+    groups, rest = divmod(form.count, lanes)
+    sequences, shared = elements_in_order(builder, form, operands), operands[form.sequences :]
+    flags = [*[True] * len(sequences), *[False] * len(shared)]
+    without: set[str] = set()
+
+    def lifted(inside: Any, elements: Sequence[Any], count: int) -> list[Any]:
+        made: Lifted = lift(body, [*elements, *shared], flags, count, inside, around.written)
+        without.update(o.op for o in made.without_rule if o.body < 0)
+        return [in_lanes(inside, r.tensor, r.is_batched, count) for r in made.results]
+
+    def group(inside: BodyBuilder, _: Any, elements: Sequence[Any]) -> Any:
+        return [], lifted(inside, elements, lanes)
+
+    whole = groups * lanes
+    heads = [builder.index(s, slice(0, whole)) if rest else s for s in sequences]
+    grouped = [builder.reshape(s, (groups, lanes, *s.shape[1:])) for s in heads]
+    _, collected = scan_in_body(builder, group, [], grouped)
+    results = [builder.reshape(r, (whole, *r.shape[2:])) for r in collected]
+    if rest:
+        left = [builder.index(s, slice(whole, None)) for s in sequences]
+        tails = lifted(builder, left, rest)
+        results = [builder.concat(pair, 0) for pair in zip(results, tails, strict=True)]
+    return WrittenLoop(tuple(results_in_order(builder, form, results)), tuple(sorted(without)))
+
+
+# --------------------------------------------------------------------------------------------------
+# `hoisted`: what does not read the states is computed before the loop, for all rounds.
+
+
+def hoisted_before(loop: Loop, around: Surroundings) -> Candidate | None:
+    """None where no product reads no state."""
+    form, estimate = loop.form, around.estimate
+    if not form.states or form.count < 2 or not form.sequences:
+        return None
+    parts = hoisted(loop.body, form)
+    if parts is None:
+        return None
+    takes = parts.before.inputs[: form.sequences]
+    return Candidate(
+        estimate.round(parts.before, form.count, takes, loop.fixed)
+        + estimate.scan(parts.rest, hoisted_form(parts, form), fixed=loop.fixed),
+        lambda builder, operands: WrittenLoop(_written(builder, parts, form, operands, around)),
+    )
+
+
+def _written(
+    builder: Any, parts: Hoisted, form: ScanForm, operands: Sequence[Any], around: Surroundings
+) -> tuple[Any, ...]:
+    """What reads no state beforehand, for all rounds, and then the rest."""
+    states, first = operands[: form.states], form.states + form.sequences
+    sequences, shared = operands[form.states : first], operands[first:]
+    ordered = [
+        from_last_to_first(builder, s) if back else s
+        for s, back in zip(sequences, form.taken_backward, strict=True)
+    ]
+    flags = [*[True] * len(ordered), *[False] * len(shared)]
+    before = lift(
+        parts.before, [*ordered, *shared], flags, form.count, builder, around.written
+    ).results
+    passed = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in before]
+    taken = [*states, *ordered, *passed, *shared]
+    return written_rounds(builder, parts.rest, hoisted_form(parts, form), taken, around)
+
+
+# --------------------------------------------------------------------------------------------------
+# Waves: a loop in a loop, each layer over what the layer before made, runs along its diagonals.
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """The inner scan of an outer body, which of its operands is the sequence that the layer before
+    made, and which of its results the one for the next; `rest` makes its other operands."""
+
+    inner: Operation
+    form: ScanForm
+    taken: int
+    given: int
+    rest: Body
+    #: The order of the state's axes in which it is that sequence, where it is another one.
+    turned: tuple[int, ...] = ()
+
+
+def wave_of(body: Body, form: ScanForm) -> Wave | None:
+    """The wave that an outer scan is; None if it is none."""
+    scans = [o for o in body.operations if is_scan(o) and ScanForm.of(o).states]
+    if form.states != 1 or form.count < 2 or len(scans) != 1 or any(form.taken_backward):
+        return None
+    inner, inside = scans[0], ScanForm.of(scans[0])
+    same, first = _same_values(body), inside.states
+    state, final = body.inputs[0], same.get(body.outputs[0], body.outputs[0])
+    if (
+        inside.sequences != 1 or any(inside.taken_backward) or any(inside.given_backward)
+        or any(form.given_backward) or not inside.count or inside.has_condition
+    ):  # fmt: skip
+        return None
+    read, after = same.get(inner.inputs[first], inner.inputs[first]), final
+    turned: tuple[int, ...] = ()
+    if read != state:
+        ways = _there_and_back(body, same, read, final)
+        if ways is None or ways[0] != state:
+            return None
+        _, after, turned = ways
+    # All that is collected around is the sequence itself, and nothing else of the inner scan is
+    # read.
+    if after not in inner.outputs[first:] or any(same.get(v, v) != final for v in body.outputs):
+        return None
+    depends, handed = {state}, {state, read, after, final}
+    others = []
+    for operation in body.operations:
+        if operation is inner:
+            depends.update(v for v in operation.outputs if v != ABSENT)
+        elif depends.isdisjoint(operation.inputs):
+            others.append(operation)
+        elif all(same.get(v, v) in handed for v in operation.outputs):
+            depends.update(operation.outputs)
+        else:
+            return None
+    wanted = [v for i, v in enumerate(inner.inputs) if i != first]
+    if not depends.isdisjoint(wanted):
+        return None
+    made = {v for o in others for v in o.outputs}
+    rest = Body(
+        body.inputs[1:], tuple(dict.fromkeys(v for v in wanted if v in made)), body.values,
+        tuple(others), body.constants,
+    )  # fmt: skip
+    return Wave(inner, inside, first, inner.outputs.index(after) - first, rest, turned)
+
+
+def _there_and_back(
+    body: Body, same: dict[int, int], read: int, final: int
+) -> tuple[int, int, tuple[int, ...]] | None:
+    """What is read with its axes in another order, what is made before they are put back, and the
+    order; None where it is not so: lanes stand around a sequence, and inside its elements."""
+    makers = {v: o for o in body.operations for v in o.outputs}
+    there, back = makers.get(read), makers.get(final)
+    if (
+        there is None
+        or back is None
+        or {(there.domain, there.op), (back.domain, back.op)} != {("", "Transpose")}
+    ):
+        return None
+    order, other = (o.attributes.get("perm") for o in (there, back))
+    if not isinstance(order, tuple) or not isinstance(other, tuple):
+        return None
+    if [order[int(axis)] for axis in other] != list(range(len(order))):
+        return None
+    source, made = there.inputs[0], back.inputs[0]
+    return same.get(source, source), same.get(made, made), tuple(map(int, order))
+
+
+def _same_values(body: Body) -> dict[int, int]:
+    """Values that are others under another name, or in another shape and back."""
+    same: dict[int, int] = {}
+    for operation in body.operations:
+        if operation.domain or operation.op not in RESHAPING:
+            continue
+        source = operation.inputs[0]
+        source, result = same.get(source, source), operation.outputs[0]
+        if body.values[source].type == body.values[result].type:
+            same[result] = source
+    return same
+
+
+def can_fail(inner: Body, form: ScanForm, bodies: Sequence[Body], *, elements: bool = True) -> bool:
+    """Whether a round of an inner scan may raise where the sequence has ended: some operation looks
+    at data, an index say, that differs from round to round; in states alone, without `elements`."""
+    differs = inner.inputs[: form.states + form.sequences * elements]
+    return _looks(inner, set(differs), bodies)
+
+
+def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
+    """Whether any operation looks at data of which some `differs`."""
+    differs = reached(body.operations, differs)
+    for operation in body.operations:
+        if differs.isdisjoint(operation.inputs):
+            continue
+        if operation.body != ABSENT:
+            inside = bodies[operation.body]
+            if _looks(inside, set(inside.inputs), bodies):
+                return True
+        # No operator looks at what its first operand holds.
+        elif definition_of(operation).checks and not differs.isdisjoint(operation.inputs[1:]):
+            return True
+    return False
+
+
+def written_wave(
+    builder: Any, wave: Wave, inner: Body, form: ScanForm, operands: Sequence[Any],
+    unliftable: Unliftable,
+) -> list[Any]:  # fmt: skip
+    """The results of the outer scan, of this form, on these operands."""
+    depth, length = form.count, wave.form.count
+    sequence, elements = operands[0], operands[1 : 1 + form.sequences]
+    if wave.turned:
+        sequence = builder.transpose(sequence, wave.turned)
+    back = [int(axis) for axis in np.argsort(wave.turned)]
+    shared = operands[1 + form.sequences :]
+    flags = [*[True] * len(elements), *[False] * len(shared)]
+    made = lift(wave.rest, [*elements, *shared], flags, depth, builder, unliftable).results
+    known: dict[int, tuple[Any, bool]] = {
+        v: (r.tensor, r.is_batched) for v, r in zip(wave.rest.outputs, made, strict=True)
+    }
+    for value, tensor, flag in zip(wave.rest.inputs, [*elements, *shared], flags, strict=True):
+        known[value] = (tensor, flag)
+    for constant in wave.rest.constants:
+        known.setdefault(constant.value, (constant.data, False))
+    inputs = [
+        known[v] for i, v in enumerate(wave.inner.inputs) if i != wave.taken
+    ]  # fmt: skip
+    states = [in_lanes(builder, *each, depth) for each in inputs[: wave.form.states]]
+    weights = inputs[wave.form.states :]
+    leaf = sequence.shape[1:]
+    register = in_lanes(builder, builder.index(sequence, 0), False, depth)
+    padding = in_lanes(builder, builder.index(sequence, length - 1), False, depth - 1)
+    padded = builder.concat([sequence, padding], 0)
+    body_flags = [*[True] * (wave.form.states + 1), *[batched for _, batched in weights]]
+    everything = form.collected > 0
+
+    def cells(before: Sequence[Any], x: Any, mask: Any | None) -> Any:
+        inside: Any = before[0].builder
+        *held, made_before = before
+        shifted = inside.concat([inside.unsqueeze(x, 0), inside.index(
+            made_before, slice(0, depth - 1))], 0)  # fmt: skip
+        results = lift(
+            inner, [*held, shifted, *[w for w, _ in weights]], body_flags, depth, inside, unliftable
+        ).results
+        tensors = [in_lanes(inside, r.tensor, r.is_batched, depth) for r in results]
+        after = tensors[: wave.form.states]
+        if mask is not None:
+            after = [
+                inside.where(inside.reshape(mask, (depth, *[1] * (len(t.shape) - 1))), t, old)
+                for t, old in zip(after, held, strict=True)
+            ]
+        made_now = tensors[wave.form.states + wave.given]
+        given = [made_now] if everything or mask is not None else [inside.index(made_now, -1)]
+        return [*after, made_now], given
+
+    held = [*states, register]
+    lanes = np.arange(depth)
+    masks = builder.constant(lanes[None, :] <= np.arange(depth - 1)[:, None])
+    after_ramp, ramp = scan(
+        builder, lambda s, x: cells(s, x[0], x[1]), held,
+        [builder.index(padded, slice(0, depth - 1)), masks],
+    )  # fmt: skip
+    _, main = scan(
+        builder, lambda s, x: cells(s, x[0], None), list(after_ramp),
+        [builder.index(padded, slice(depth - 1, None))],
+    )  # fmt: skip
+    if not everything:
+        return [builder.transpose(main[0], back) if back else main[0]]
+    rows = builder.reshape(builder.concat([ramp[0], main[0]], 0), (-1, *leaf))
+    places = (np.arange(length)[None, :] + lanes[:, None]) * depth + lanes[:, None]
+    layers = builder.reshape(builder.gather(rows, places.ravel(), 0), (depth, length, *leaf))
+    if back:
+        layers = builder.transpose(layers, [0, *(axis + 1 for axis in back)])
+    return [builder.index(layers, -1), *[layers] * form.collected]
+
+
+# --------------------------------------------------------------------------------------------------
+# `wave`: the anti-diagonals of a loop in a loop are one loop.
+
+
+def wave(loop: Loop, around: Surroundings) -> Candidate | None:
+    """None for loops that are no wave."""
+    found = wave_of(loop.body, loop.form)
+    if found is None:
+        return None
+    cell, depth = around.bodies[found.inner.body], loop.form.count
+    if can_fail(cell, found.form, around.bodies):
+        return None
+    diagonals = replace(found.form, count=found.form.count + depth - 1)
+    return Candidate(
+        around.estimate.scan(cell, diagonals, depth),
+        lambda builder, operands: WrittenLoop(
+            tuple(written_wave(builder, found, cell, loop.form, operands, around.written))
+        ),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# `rows`: a short loop around loops is written out, a loop for each of its rounds.
+
+#: A loop of more rounds than that, those of loops around it that are written out counted with
+#: them, is not written out.
+MOST_ROWS = 64
+#: Nor is a loop whose rows would be more operations than that, loops in it counted as one.
+MOST_WRITTEN = 2048
+
+
+def rows(loop: Loop, around: Surroundings) -> Candidate | None:
+    """None for loops that are around none, are too long, or have no states."""
+    body, form = loop.body, loop.form
+    copies = form.count * loop.copies
+    if (
+        not form.states or not 0 < copies <= MOST_ROWS
+        or copies * len(body.operations) > MOST_WRITTEN
+        or not any(is_scan(o) for o in body.operations)
+    ):  # fmt: skip
+        return None
+    return Candidate(
+        form.count * _row_seconds(loop, copies, around),
+        lambda builder, operands: WrittenLoop(
+            _written_rows_written(builder, loop, operands, around)
+        ),
+    )
+
+
+def _row_seconds(loop: Loop, copies: int, around: Surroundings) -> float:
+    """What one round of a loop around loops costs, these as they will be, on weights that are
+    constants."""
+    body = loop.body
+    beside = replace(body, operations=tuple(o for o in body.operations if not is_scan(o)))
+    seconds = around.estimate.round(beside, fixed=body.inputs[1:])
+    for operation in body.operations:
+        if is_scan(operation):
+            inner, form = around.bodies[operation.body], ScanForm.of(operation)
+            shared = inner.inputs[form.states + form.sequences :]
+            seconds += around.least_seconds(Loop(inner, form, shared, copies))
+    return seconds
+
+
+def _written_rows_written(
+    builder: Any, loop: Loop, operands: Sequence[Any], around: Surroundings
+) -> tuple[Any, ...]:
+    """A loop written out, one round after the other."""
+    form = loop.form
+    states, first = list(operands[: form.states]), form.states + form.sequences
+    sequences, shared = operands[form.states : first], list(operands[first:])
+    known = [builder.known_data(sequence) for sequence in sequences]
+    given: list[list[Any]] = []
+    with around.copied(form.count):
+        for round_ in range(form.count):
+            elements = []
+            for sequence, data, back in zip(sequences, known, form.taken_backward, strict=True):
+                at = form.count - 1 - round_ if back else round_
+                # What is constant stays so, at the place where it is.
+                elements.append(
+                    builder.index(sequence, at) if data is None
+                    else builder.parameter(f"{sequence.name}_{at}", data[at])
+                )  # fmt: skip
+            inside = [*states, *elements, *shared]
+            made = lift(
+                loop.body, inside, [False] * len(inside), 1, builder, around.written
+            ).results
+            tensors = [result.tensor for result in made]
+            states = tensors[: form.states]
+            given.append(tensors[form.states :])
+    collected = [
+        builder.stack([each[i] for each in (given[::-1] if back else given)])
+        for i, back in enumerate(form.given_backward)
+    ]
+    return (*states, *collected)
+
+
+# --------------------------------------------------------------------------------------------------
+# The table of schedules.
+
+#: What of a loop is a candidate, None where it cannot run so.
+Schedule = Callable[[Loop, Surroundings], Candidate | None]
+TABLE: Mapping[str, Schedule] = MappingProxyType(
+    {
+        "batch": batch,
+        "blocks": blocks,
+        "hoisted": hoisted_before,
+        "rounds": rounds,
+        "rows": rows,
+        "wave": wave,
+    }
+)  # fmt: skip
+
+
+def candidates_for(loop: Loop, around: Surroundings) -> dict[str, Candidate]:
+    """The schedules that a loop may have, by name. Where data end it, nothing that it would not
+    have computed is computed beforehand."""
+    if loop.form.has_condition:
+        return {"rounds": rounds(loop, around)}
+    found = {name: schedule(loop, around) for name, schedule in TABLE.items()}
+    return {name: candidate for name, candidate in found.items() if candidate is not None}
+
+
+def least_seconds(loop: Loop, around: Surroundings) -> float:
+    """What a loop costs that is scheduled as it costs least."""
+    return min(candidate.seconds for candidate in candidates_for(loop, around).values())

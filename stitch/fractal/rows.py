@@ -1,0 +1,479 @@
+"""The index tree: how long every list of a nest is, and which lists a choice of elements keeps.
+
+A nest's depth is the same everywhere, its lengths may differ ("ragged").
+
+Index maps: which row of its data each leaf of a nest is.
+
+There are three forms, the narrowest that says it is used: *affine* (a first row and a stride for
+each depth: nests whose lists are equally long), *rows* (each innermost list is a run of rows), and
+a *list*. Access functions only make maps of maps.
+
+Rows of a value of a graph: the leaves of a nest over it, an element by a number of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stitch.errors import UsageError
+from stitch.graph import SymbolicTensor
+from stitch.runtime import Tensor
+
+# --------------------------------------------------------------------------------------------------
+# The index tree: how long every list of a nest is, and which lists a choice of elements keeps.
+
+Numbers: TypeAlias = NDArray[np.int64]
+#: Of all lists at one depth: their one length, or each its own.
+Lengths: TypeAlias = "int | Numbers"
+#: So many numbers of lists or leaves are written down at most.
+MAX_NUMBERS = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexTree:
+    """The lengths of a nest by depth, the outermost first: `[[a, b], [c]]` has 2, and (2, 1).
+
+    >>> tree = IndexTree.of([[2], [2, 1]])
+    >>> tree.depth, tree.numel, tree.uniform, tree.counts
+    (2, 3, None, (1, 2, 3))
+    """
+
+    #: By depth. Equal lengths are one number, so equal trees look alike.
+    lengths: tuple[Lengths, ...]
+    #: Counted once: `counts`, and `offsets` by depth.
+    _counted: list[tuple[int, ...]] = field(default_factory=list, repr=False)
+    _offsets: dict[int, Numbers] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(lengths: Sequence[Lengths | Sequence[int]]) -> IndexTree:
+        """The tree of these lengths by depth; lists of equal length are told by one number."""
+        return IndexTree(tuple([_alike(each) for each in lengths]))
+
+    @property
+    def depth(self) -> int:
+        """How many lists stand around a leaf."""
+        return len(self.lengths)
+
+    @property
+    def length(self) -> int:
+        """The length of the outermost list."""
+        (outer,) = np.atleast_1d(self.lengths[0])
+        return int(outer)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many lists there are by depth, the one outermost first; at the end: leaves."""
+        if self._counted:
+            return self._counted[0]
+        counts = [1]
+        for lengths in self.lengths:
+            if isinstance(lengths, int):
+                counts.append(counts[-1] * lengths)
+            else:
+                counts.append(int(np.sum(lengths)))
+        self._counted.append(tuple(counts))
+        return self._counted[0]
+
+    @property
+    def numel(self) -> int:
+        """How many leaves there are."""
+        return self.counts[-1]
+
+    @property
+    def uniform(self) -> tuple[int, ...] | None:
+        """The lengths by depth, where all lists of one depth are equally long; else None."""
+        lengths = [each for each in self.lengths if isinstance(each, int)]
+        return tuple(lengths) if len(lengths) == self.depth else None
+
+    def offsets(self, depth: int) -> Numbers:
+        """Where the elements of each list at a depth begin among all of that depth, and their end.
+
+        >>> IndexTree.of([[2], [2, 1]]).offsets(1).tolist()
+        [0, 2, 3]
+        """
+        known = self._offsets.get(depth)
+        if known is None:
+            lengths, count = self.lengths[depth], check_count(self.counts[depth])
+            if isinstance(lengths, int):
+                known = np.arange(count + 1, dtype=np.int64) * lengths
+            else:
+                known = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            self._offsets[depth] = known
+        return known
+
+    def widths(self, depth: int) -> list[int]:
+        """The length of each list at a depth; negative depths count from the leaves (0 outermost).
+
+        >>> IndexTree.of([[3], [3, 2, 4]]).widths(1)
+        [3, 2, 4]
+        """
+        return [int(n) for n in np.diff(self.offsets(depth % self.depth))]
+
+    def elements(self, chosen: Numbers, depth: int = 0) -> Numbers:
+        """The numbers, among all of the next depth, of the elements of these lists of a depth."""
+        lengths = self.lengths[depth]
+        if isinstance(lengths, int):
+            return spread(chosen * lengths, lengths, 1)
+        return runs(self.offsets(depth)[chosen], lengths[chosen])
+
+    def inside(self) -> IndexTree:
+        """The lists of the outermost one, one after the other, as if they were one.
+
+        >>> IndexTree.of([[2], [2, 1]]).inside().lengths
+        (3,)
+        """
+        return IndexTree.of([self.counts[2], *self.lengths[2:]])
+
+    def taken(self, chosen: Numbers) -> tuple[IndexTree, tuple[Numbers, ...]]:
+        """The tree of some elements of the outermost list, in this order, perhaps repeated; and
+        which lists of each deeper depth these are, at the end: which leaves."""
+        kept, below = [chosen], chosen
+        lengths: list[Lengths] = [len(chosen)]
+        for depth in range(1, self.depth):
+            each = self.lengths[depth]
+            lengths.append(each if isinstance(each, int) else each[below])
+            below = self.elements(below, depth)
+            kept.append(below)
+        return IndexTree.of(lengths), tuple(kept)
+
+    def grouped(self, sizes: Lengths | Sequence[int], count: int) -> IndexTree:
+        """The outermost list cut into `count` lists of these sizes: a nest deeper by one."""
+        return IndexTree.of([count, sizes, *self.lengths[1:]])
+
+    def path(self, number: int, depth: int) -> str:
+        """How an element of a depth is reached: the third of `[[a], [b, c]]` by `[1][1]`.
+
+        >>> IndexTree.of([[2], [1, 2]]).path(2, 2)
+        '[1][1]'
+        """
+        steps = []
+        for above in range(depth - 1, -1, -1):
+            offsets = self.offsets(above)
+            parent = int(np.searchsorted(offsets, number, side="right")) - 1
+            steps.append(number - int(offsets[parent]))
+            number = parent
+        return "".join(f"[{step}]" for step in reversed(steps))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IndexTree):
+            return NotImplemented
+        return self.depth == other.depth and all(
+            np.array_equal(a, b) for a, b in zip(self.lengths, other.lengths, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.counts)
+
+
+def runs(starts: Numbers, lengths: Numbers) -> Numbers:
+    """From each start so many numbers, one after the other.
+
+    >>> runs(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    before = np.cumsum(lengths) - lengths
+    total = check_count(int(np.sum(lengths)))
+    return np.repeat(starts - before, lengths) + np.arange(total, dtype=np.int64)
+
+
+def spread(starts: Numbers, length: int, stride: int) -> Numbers:
+    """From each start so many numbers, `stride` apart, one after the other.
+
+    >>> spread(np.array([5, 0]), 2, 3).tolist()
+    [5, 8, 0, 3]
+    """
+    if not len(starts) or not length:
+        return np.empty(0, np.int64)
+    check_count(len(starts) * length)
+    each = np.arange(length, dtype=np.int64) * (stride if length > 1 else 0)
+    return (starts[:, None] + each).ravel()
+
+
+def check_count(count: int) -> int:
+    """So many numbers may be written down; raises `UsageError` for more."""
+    if count > MAX_NUMBERS:
+        raise UsageError(
+            "a nest has too many lists or leaves to be numbered one by one",
+            expected=f"at most {MAX_NUMBERS}", got=str(count),
+        )  # fmt: skip
+    return count
+
+
+def strides_of(lengths: Sequence[int]) -> tuple[int, ...]:
+    """By how much the number of a leaf grows with each index, where lists are equally long.
+
+    >>> strides_of((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple([prod(lengths[depth + 1 :]) for depth in range(len(lengths))])
+
+
+def _alike(lengths: Lengths | Sequence[int]) -> Lengths:
+    if isinstance(lengths, int):
+        return lengths
+    each = np.asarray(lengths, dtype=np.int64)
+    first = int(each[0]) if len(each) else 0
+    return first if np.all(each == first) else each
+
+
+# --------------------------------------------------------------------------------------------------
+# Index maps: which row of its data each leaf of a nest is.
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Leaf (i, j, …) is row `base + i * strides[0] + j * strides[1] + …`."""
+
+    base: int
+    strides: tuple[int, ...]
+
+    def reached(self, lengths: Sequence[int]) -> tuple[int, int]:
+        """The least and the greatest row of a nest that has leaves.
+
+        >>> Affine(3, (2, -1)).reached((4, 3))
+        (1, 9)
+        """
+        spans = [(n - 1) * stride for n, stride in zip(lengths, self.strides, strict=True)]
+        return self.base + sum(min(s, 0) for s in spans), self.base + sum(max(s, 0) for s in spans)
+
+    def rows(self, tree: IndexTree) -> Numbers:
+        """The row of each leaf, in order."""
+        return self.rows_of(tree, np.arange(check_count(tree.numel), dtype=np.int64))
+
+    def rows_of(self, tree: IndexTree, leaves: Numbers) -> Numbers:
+        """The rows of some leaves by number."""
+        lengths = tree.uniform
+        assert lengths is not None, "lists are equally long"
+        rows = np.full(len(leaves), self.base, np.int64)
+        for length, span, stride in zip(lengths, strides_of(lengths), self.strides, strict=True):
+            if length > 1:
+                rows += leaves // span % length * stride
+        return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The leaves of each innermost list lie in rows one after the other, from its start on."""
+
+    starts: Numbers
+
+    def rows(self, tree: IndexTree) -> Numbers:
+        """The row of each leaf, in order."""
+        return runs(self.starts, np.diff(tree.offsets(tree.depth - 1)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listed:
+    """Each leaf has a row of its own choice."""
+
+    numbers: Numbers
+
+    def rows(self, tree: IndexTree) -> Numbers:
+        """The row of each leaf, in order."""
+        return self.numbers
+
+
+IndexMap: TypeAlias = Affine | Rows | Listed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Indexed:
+    """A nest of rows: its lengths, and which row each leaf is."""
+
+    tree: IndexTree
+    map: IndexMap
+
+    @staticmethod
+    def whole(tree: IndexTree) -> Indexed:
+        """Rows in their order, one for each leaf."""
+        if tree.uniform is not None:
+            return Indexed(tree, Affine(0, strides_of(tree.uniform)))
+        return Indexed(tree, Rows(tree.offsets(tree.depth - 1)[:-1]))
+
+    def rows(self) -> Numbers:
+        """The row of each leaf, in order."""
+        return self.map.rows(self.tree)
+
+    def narrowed(self) -> Indexed:
+        """The same in the narrowest form: affine, else rows, else a list."""
+        tree, rows = self.tree, self.rows()
+        if tree.uniform is not None and len(rows):
+            shaped = rows.reshape(tree.uniform)
+            strides = tuple([
+                int(np.take(shaped, 1, axis).flat[0]) - int(rows[0]) if length > 1 else 0
+                for axis, length in enumerate(tree.uniform)
+            ])  # fmt: skip
+            affine = Affine(int(rows[0]), strides)
+            if np.array_equal(affine.rows(tree), rows):
+                return Indexed(tree, affine)
+        offsets = tree.offsets(tree.depth - 1)
+        if len(rows) and np.all(np.diff(offsets)):
+            starts = rows[offsets[:-1]]
+            if np.array_equal(Rows(starts).rows(tree), rows):
+                return Indexed(tree, Rows(starts))
+        return Indexed(tree, Listed(rows))
+
+    def element(self, index: int) -> Indexed:
+        """One element of the outermost list of a nest of lists; 0 ≤ index < length."""
+        if isinstance(self.map, Affine):
+            base = self.map.base + index * self.map.strides[0]
+            return Indexed(IndexTree.of(self.tree.lengths[1:]), Affine(base, self.map.strides[1:]))
+        one = self.taken(np.array([index], np.int64))
+        return Indexed(one.tree.inside(), one.map)
+
+    def row(self, index: int) -> int:
+        """The row of one element of a nest of depth 1; 0 ≤ index < length."""
+        match self.map:
+            case Affine(base, (stride,)):
+                return base + index * stride
+            case Rows(starts):
+                return int(starts[0]) + index
+            case Listed(numbers):
+                return int(numbers[index])
+        raise AssertionError("depth 1")
+
+    def sliced(self, chosen: range) -> Indexed:
+        """Elements of the outermost list at equal distances: what is affine stays so."""
+        if len(chosen) < 2:
+            chosen = range(chosen.start, chosen.start + len(chosen)) if chosen else range(0)
+        if isinstance(self.map, Affine):
+            first, *rest = self.map.strides
+            base = self.map.base + chosen.start * first if chosen else self.map.base
+            lengths = [len(chosen), *self.tree.lengths[1:]]
+            return Indexed(IndexTree.of(lengths), Affine(base, (first * chosen.step, *rest)))
+        if self.tree.depth == 1 and isinstance(self.map, Rows) and chosen.step == 1:
+            return Indexed(IndexTree.of([len(chosen)]), Rows(self.map.starts + chosen.start))
+        check_count(len(chosen))
+        return self.taken(np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64))
+
+    def taken(self, chosen: Numbers) -> Indexed:
+        """Elements of the outermost list in this order, perhaps repeated."""
+        tree, kept = self.tree.taken(chosen)
+        match self.map:
+            case Rows(starts) if self.tree.depth > 1:
+                return Indexed(tree, Rows(starts[kept[-2]]))
+            case Affine(base, (*outer, 1)) if outer:
+                lists = IndexTree.of(self.tree.lengths[:-1])
+                return Indexed(tree, Rows(Affine(base, tuple(outer)).rows_of(lists, kept[-2])))
+            case Affine():
+                return Indexed(tree, Listed(self.map.rows_of(self.tree, kept[-1])))
+        return Indexed(tree, Listed(self.rows()[kept[-1]]))
+
+    def windows(self, count: int, size: int, stride: int, dilation: int) -> Indexed:
+        """`count` windows of `size` elements of the outermost list, `dilation` apart, that begin
+        `stride` apart: a nest deeper by one."""
+        if isinstance(self.map, Affine):
+            first, *rest = self.map.strides
+            lengths = [count, size, *self.tree.lengths[1:]]
+            strides = (first * stride, first * dilation, *rest)
+            return Indexed(IndexTree.of(lengths), Affine(self.map.base, strides))
+        begins = np.arange(check_count(count), dtype=np.int64) * (stride if count > 1 else 0)
+        return self.grouped(spread(begins, size, dilation), size, count)
+
+    def repeated(self, times: int) -> Indexed:
+        """The nest so many times: a nest deeper by one."""
+        if isinstance(self.map, Affine):
+            return Indexed(
+                IndexTree.of([times, *self.tree.lengths]),
+                replace(self.map, strides=(0, *self.map.strides)),
+            )
+        check_count(times * max(1, self.tree.length))
+        chosen = np.tile(np.arange(self.tree.length, dtype=np.int64), times)
+        return self.grouped(chosen, self.tree.length, times)
+
+    def spread(self, times: int) -> Indexed:
+        """Each element of the outermost list so many times: a nest deeper by one.
+
+        >>> Indexed.whole(IndexTree.of([2])).spread(3).rows().tolist()
+        [0, 0, 0, 1, 1, 1]
+        """
+        if isinstance(self.map, Affine):
+            first, *rest = self.map.strides
+            lengths = [self.tree.length, times, *self.tree.lengths[1:]]
+            return Indexed(IndexTree.of(lengths), Affine(self.map.base, (first, 0, *rest)))
+        check_count(times * max(1, self.tree.length))
+        chosen = np.repeat(np.arange(self.tree.length, dtype=np.int64), times)
+        return self.grouped(chosen, times, self.tree.length)
+
+    def flattened(self) -> Indexed:
+        """The elements of the lists in the outermost one, one after the other: less deep by one."""
+        return Indexed(self.tree.inside(), Listed(self.rows())).narrowed()
+
+    def grouped(self, chosen: Numbers, sizes: int | Sequence[int], count: int) -> Indexed:
+        """Elements of the outermost list in `count` lists of these sizes: a nest deeper by one."""
+        taken = self.taken(chosen)
+        return Indexed(taken.tree.grouped(sizes, count), taken.map)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of a value of a graph: the leaves of a nest over it, an element by a number of the graph.
+
+
+def leaf_rows(data: SymbolicTensor, index: Indexed) -> SymbolicTensor:
+    """The leaves that an index names, one after the other: `[numel, *leaf]`."""
+    builder: Any = data.builder
+    index = index if isinstance(index.map, Affine) else index.narrowed()
+    where, lengths, numel = index.map, index.tree.uniform, index.tree.numel
+    if not isinstance(where, Affine) or lengths is None:
+        rows = index.rows()
+        is_whole = len(rows) == data.shape[0] and np.array_equal(rows, np.arange(len(rows)))
+        found: SymbolicTensor = data if is_whole else builder.gather(data, rows)
+        return found
+    axes = _axes(lengths, where.strides)
+    if not numel or not axes or (len(axes) == 1 and axes[0][1] == 1):
+        first, last = where.base, where.base + numel
+        return data if (first, last) == (0, data.shape[0]) else data[first:last]
+    window = builder.window_rows(data, where.base, [s for _, s in axes], [n for n, _ in axes])
+    leaves: SymbolicTensor = window.reshape(numel, *data.shape[1:])
+    return leaves
+
+
+def looked_up(
+    data: Any, index: Indexed, number: SymbolicTensor
+) -> tuple[SymbolicTensor, IndexTree | None]:
+    """The element that a number of a graph names: all its leaves, and their lengths where it is a
+    nest. Raises `UsageError` for what is no whole number, and lists that differ in length."""
+    if number.shape or number.dtype.kind not in "iu":
+        raise UsageError(
+            "an element of a FractalTensor is chosen by one whole number",
+            got=f"{number.dtype}{list(number.shape)}",
+            remedy="map over several numbers: ops.map(lambda i: xs[i], numbers)",
+        )
+    lengths = index.tree.uniform
+    if lengths is None:
+        raise UsageError(
+            "of lists that differ in length none is chosen by a number that is not known yet",
+            remedy="choose by a number of Python's, or give the lists one length",
+        )
+    builder: Any = number.builder
+    builder = builder.innermost([number, data])
+    if number.dtype.name not in ("int32", "int64"):
+        number = number.cast("int64")  # Bytes and the like are no indices of `Gather`.
+    rows = leaf_rows(builder.tensor(data.numpy() if isinstance(data, Tensor) else data), index)
+    if index.tree.depth == 1:
+        return builder.gather(rows, number, 0), None
+    inside = IndexTree.of(lengths[1:])
+    shaped = rows.reshape(lengths[0], inside.numel, *rows.shape[1:])
+    return builder.gather(shaped, number, 0), inside
+
+
+def _axes(lengths: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Lengths and strides of a nest, as few as say the same.
+
+    >>> _axes((2, 1, 3, 4), (12, 99, 4, 1)), _axes((2, 3), (1, 2))
+    ([(24, 1)], [(2, 1), (3, 2)])
+    """
+    axes: list[tuple[int, int]] = []
+    for length, stride in zip(lengths, strides, strict=True):
+        if length == 1:
+            continue
+        if axes and axes[-1][1] == length * stride:
+            length *= axes.pop()[0]
+        axes.append((length, stride))
+    return axes

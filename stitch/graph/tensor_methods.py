@@ -1,0 +1,621 @@
+"""Elementwise operators as methods: arithmetic, comparison, activations.
+
+Operators that move elements, as methods: reshape, transpose, slices, concat, gather, top-k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from stitch.errors import CompileError
+from stitch.graph.emitter import Emitter, TypeName, axes_of, axis_of, data_type_of
+from stitch.graph.source_location import mistake
+from stitch.graph.symbolic import Operand, SymbolicTensor
+from stitch.graph.tensor_operations import Axes
+from stitch.program import Array, DataType
+
+# --------------------------------------------------------------------------------------------------
+# Elementwise operators as methods: arithmetic, comparison, activations.
+
+
+def _unary(op: str, says: str) -> Callable[[Any, Operand], SymbolicTensor]:
+    """The method that applies an operator to one operand."""
+
+    def method(self: Emitter, x: Operand) -> SymbolicTensor:
+        return self._one(op, x)
+
+    method.__doc__ = says
+    return method
+
+
+def _binary(op: str, says: str) -> Callable[[Any, Operand, Operand], SymbolicTensor]:
+    """The method that applies an operator to two operands."""
+
+    def method(self: Emitter, a: Operand, b: Operand) -> SymbolicTensor:
+        return self._one(op, *self._pair(op, a, b))
+
+    method.__doc__ = says
+    return method
+
+
+def _logical(op: str, says: str) -> Callable[[Any, Operand, Operand], SymbolicTensor]:
+    """The method that applies an operator to truth values, or its bitwise form to integers."""
+
+    def method(self: Emitter, a: Operand, b: Operand) -> SymbolicTensor:
+        x, y = self._pair(op, a, b)
+        return self._one(op if x.data_type is DataType.BOOL else f"Bitwise{op}", x, y)
+
+    method.__doc__ = f"{says}: logical on booleans, bitwise on integers."
+    return method
+
+
+class ElementwiseMethods(Emitter):
+    """One element at a time; two operands broadcast as in NumPy, their types must agree."""
+
+    __slots__ = ()
+
+    # Arithmetic --------------------------------------------------------------------------------
+
+    add = _binary("Add", "a + b.")
+    sub = _binary("Sub", "a - b.")
+    mul = _binary("Mul", "a * b.")
+
+    def div(self, a: Operand, b: Operand) -> SymbolicTensor:
+        """a / b; raises `CompileError` for integers, whose ONNX Div truncates."""
+        x, y = self._pair("Div", a, b)
+        if not x.data_type.is_floating:
+            raise mistake(
+                f"a true division of {x.data_type.value} has no exact type in ONNX",
+                remedy="use // for whole numbers, or cast both sides to float32",
+            )
+        return self._one("Div", x, y)
+
+    true_div = div
+
+    def floordiv(self, a: Operand, b: Operand) -> SymbolicTensor:
+        """a // b, rounded towards minus infinity as in Python."""
+        x, y = self._pair("FloorDiv", a, b)
+        quotient = self._one("Div", x, y)
+        if x.data_type.is_floating:
+            return self._one("Floor", quotient)
+        if x.data_type.value.startswith("uint"):
+            return quotient
+        remainder = self._one("Sub", x, self._one("Mul", quotient, y))
+        too_high = self._signs_differ(remainder, y)
+        return self._one("Sub", quotient, self.cast(too_high, x.data_type))
+
+    def mod(self, a: Operand, b: Operand) -> SymbolicTensor:
+        """a % b with the sign of b, as in Python."""
+        x, y = self._pair("Mod", a, b)
+        if not x.data_type.is_floating:
+            return self._one("Mod", x, y)
+        remainder = self._one("Mod", x, y, fmod=1)
+        shifted = self._one("Add", remainder, y)
+        return self._one("Where", self._signs_differ(remainder, y), shifted, remainder)
+
+    def _signs_differ(self, remainder: SymbolicTensor, divisor: SymbolicTensor) -> SymbolicTensor:
+        """Where a remainder is not zero and its sign is not the divisor's."""
+        different = self.logical_xor(self.less(remainder, 0), self.less(divisor, 0))
+        return self.logical_and(self.not_equal(remainder, 0), different)
+
+    pow = _binary("Pow", "a ** b; the result has the type of a.")
+    maximum = _binary("Max", "The greater of two; NaN if either is.")
+    minimum = _binary("Min", "The lesser of two; NaN if either is.")
+
+    # FlexFlow's names for a tensor and a number.
+    scalar_add, scalar_sub, scalar_multiply = add, sub, mul
+    scalar_true_div, scalar_floor_div = div, floordiv
+
+    # Comparison and logic ----------------------------------------------------------------------
+
+    equal = _binary("Equal", "a == b, as booleans.")
+
+    def not_equal(self, a: Operand, b: Operand) -> SymbolicTensor:
+        """a != b, as booleans."""
+        return self._one("Not", self.equal(a, b))
+
+    less = _binary("Less", "a < b, as booleans.")
+    less_or_equal = _binary("LessOrEqual", "a <= b, as booleans.")
+    greater = _binary("Greater", "a > b, as booleans.")
+    greater_or_equal = _binary("GreaterOrEqual", "a >= b, as booleans.")
+    logical_and = _logical("And", "a & b")
+    logical_or = _logical("Or", "a | b")
+    logical_xor = _logical("Xor", "a ^ b")
+
+    def logical_not(self, x: Operand) -> SymbolicTensor:
+        """~x: logical on booleans, bitwise on integers."""
+        tensor = self.tensor(x)
+        is_bool = tensor.data_type is DataType.BOOL
+        return self._one("Not" if is_bool else "BitwiseNot", tensor)
+
+    def where(self, condition: Operand, a: Operand, b: Operand) -> SymbolicTensor:
+        """a where the condition holds, else b."""
+        return self._one("Where", self.tensor(condition), *self._pair("Where", a, b))
+
+    # Unary -------------------------------------------------------------------------------------
+
+    identity = _unary("Identity", "x as a value of its own.")
+    noop = identity
+    neg = _unary("Neg", "-x.")
+    abs = _unary("Abs", "|x|.")
+    sign = _unary("Sign", "-1, 0 or 1.")
+    exp = _unary("Exp", "e to the x.")
+    log = _unary("Log", "The natural logarithm.")
+    sqrt = _unary("Sqrt", "The square root.")
+    reciprocal = _unary("Reciprocal", "1 / x.")
+
+    def rsqrt(self, x: Operand) -> SymbolicTensor:
+        """1 / sqrt(x)."""
+        return self._one("Reciprocal", self._one("Sqrt", x))
+
+    def square(self, x: Operand) -> SymbolicTensor:
+        """x * x."""
+        tensor = self.tensor(x)
+        return self._one("Mul", tensor, tensor)
+
+    sin = _unary("Sin", "The sine.")
+    cos = _unary("Cos", "The cosine.")
+    floor = _unary("Floor", "The greatest whole number that is not above x.")
+    ceil = _unary("Ceil", "The least whole number that is not below x.")
+    round = _unary("Round", "The nearest whole number, halves to even.")
+    erf = _unary("Erf", "The error function.")
+
+    def clip(
+        self, x: Operand, low: Operand | None = None, high: Operand | None = None
+    ) -> SymbolicTensor:
+        """x within [low, high]; either bound may be absent."""
+        tensor = self.tensor(x)
+        bounds = [None if b is None else self.tensor(b, tensor) for b in (low, high)]
+        if any(b is not None and b.shape != () for b in bounds):
+            clipped = tensor if low is None else self.maximum(tensor, low)
+            return clipped if high is None else self.minimum(clipped, high)
+        return self._one("Clip", tensor, *bounds)
+
+    # Activations -------------------------------------------------------------------------------
+
+    relu = _unary("Relu", "max(x, 0).")
+
+    def leaky_relu(self, x: Operand, alpha: float = 0.01) -> SymbolicTensor:
+        """x where positive, else alpha x."""
+        return self._one("LeakyRelu", x, alpha=alpha)
+
+    def gelu(self, x: Operand, approximate: str = "none") -> SymbolicTensor:
+        """x times the normal distribution function of x; approximate: `none` or `tanh`."""
+        return self._one("Gelu", x, approximate=None if approximate == "none" else approximate)
+
+    sigmoid = _unary("Sigmoid", "1 / (1 + exp(-x)).")
+    tanh = _unary("Tanh", "The hyperbolic tangent.")
+
+    def elu(self, x: Operand, alpha: float = 1.0) -> SymbolicTensor:
+        """x where positive, else alpha (exp(x) - 1)."""
+        return self._one("Elu", x, alpha=None if alpha == 1.0 else alpha)
+
+    def silu(self, x: Operand) -> SymbolicTensor:
+        """x sigmoid(x)."""
+        tensor = self.tensor(x)
+        return self._one("Mul", tensor, self._one("Sigmoid", tensor))
+
+    softplus = _unary("Softplus", "log(1 + exp(x)).")
+
+    def dropout(self, x: Operand, rate: float = 0.5) -> SymbolicTensor:
+        """Dropout at inference: x itself; the rate stays on record for training."""
+        return self._one("Dropout", x, np.float32(rate))
+
+    def cast(self, x: Operand, data_type: TypeName) -> SymbolicTensor:
+        """x with another data type: a `DataType`, its name, or a NumPy type."""
+        tensor, wanted = self.tensor(x), data_type_of(data_type)
+        if tensor.data_type is wanted:
+            return tensor
+        return self._one("Cast", tensor, to=wanted)
+
+    def type_as(self, x: Operand, other: Operand) -> SymbolicTensor:
+        """x with the data type of another tensor."""
+        return self.cast(x, self.tensor(other).data_type)
+
+    def activation(self, x: Operand, name: str | None) -> SymbolicTensor:
+        """The activation of that name (relu, gelu, sigmoid, tanh, elu, identity), or none."""
+        allowed = {
+            "relu": self.relu, "gelu": self.gelu, "sigmoid": self.sigmoid, "tanh": self.tanh,
+            "elu": self.elu, "silu": self.silu, "identity": self.identity,
+        }  # fmt: skip
+        if name is None or name == "none":
+            return self.tensor(x)
+        if name not in allowed:
+            raise mistake(f"unknown activation {name!r}", expected=", ".join([*allowed, "none"]))
+        return allowed[name](x)
+
+
+# --------------------------------------------------------------------------------------------------
+# Operators that move elements, as methods: reshape, transpose, slices, concat, gather, top-k.
+
+# --------------------------------------------------------------------------------------------------
+# Indexing: what `tensor[key]` selects, worked out from the shape alone, as NumPy selects it.
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One slice per sliced axis, then elements by index arrays, dropped axes, new axes.
+
+    `axes`, `starts`, `ends` and `steps` are ONNX Slice's; `dropped` counts axes of the sliced
+    tensor, `new_axes` axes of the result; `gathered` has axes of the sliced tensor, each with its
+    indices, whose own axes stand before result axis `place`.
+    """
+
+    axes: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    steps: tuple[int, ...]
+    dropped: tuple[int, ...]
+    new_axes: tuple[int, ...]
+    gathered: tuple[tuple[int, Any], ...]
+    place: int
+
+
+def selection_of(shape: tuple[int, ...], key: object) -> Selection:
+    """What a key selects from a tensor of that shape; raises `CompileError` if it cannot."""
+    parts = _expanded(key if isinstance(key, tuple) else (key,), shape)
+    # Beside index arrays, whole numbers are such arrays (of no axes), as NumPy has it.
+    has_arrays = any(not _is_basic(part) for part in parts)
+    slices: list[tuple[int, int, int, int]] = []
+    dropped: list[int] = []
+    new_axes: list[int] = []
+    gathered: list[tuple[int, Any]] = []
+    at: list[int] = []
+    axis = position = kept = 0
+    for number, part in enumerate(parts):
+        if part is None:
+            new_axes.append(position)
+            position += 1
+            continue
+        length = shape[axis]
+        if isinstance(part, slice):
+            start, end, step = _slice(part, length)
+            if (start, end, step) != (0, length, 1):
+                slices.append((axis, start, end, step))
+            position, kept = position + 1, kept + 1
+        elif _is_basic(part) and not has_arrays:
+            place = _place(int(part), length, axis)  # type: ignore[call-overload]
+            slices.append((axis, place, place + 1, 1))
+            dropped.append(axis)
+        else:
+            gathered.append((axis, _indices(part, length, axis)))
+            at.append(number)
+            if len(at) == 1:
+                before, first = position, kept
+        axis += 1
+    place = 0
+    if gathered:
+        is_together = at[-1] - at[0] == len(at) - 1
+        place = first if is_together else 0
+        rank = len(np.broadcast_shapes(*[tuple(indices.shape) for _, indices in gathered]))
+        begin = before if is_together else 0
+        new_axes = [n + rank if n >= begin else n for n in new_axes]
+    axes, starts, ends, steps = (tuple(part[i] for part in slices) for i in range(4))
+    return Selection(
+        axes, starts, ends, steps, tuple(dropped), tuple(new_axes), tuple(gathered), place
+    )
+
+
+def _is_basic(part: object) -> bool:
+    """Whether a part of a key is no index array."""
+    is_number = isinstance(part, int | np.integer) and not isinstance(part, bool | np.bool_)
+    return part is None or isinstance(part, slice) or is_number
+
+
+def _expanded(key: tuple[object, ...], shape: tuple[int, ...]) -> list[object]:
+    """The key with `...` and masks written out, so that every axis has its part."""
+    written: list[object] = []
+    for part in key:
+        array = np.asarray(part) if isinstance(part, list | np.ndarray) else None
+        if array is not None and array.dtype == np.bool_ and array.ndim > 1:
+            used = sum(1 for p in written if p is not None and not isinstance(p, EllipsisType))
+            if array.shape != shape[used : used + array.ndim] or EllipsisType in map(type, written):
+                raise _refused(f"a mask of shape {list(array.shape)}", "give it the tensor's shape")
+            written.extend(np.nonzero(array))
+        else:
+            written.append(part)
+    return _with_dots(tuple(written), len(shape))
+
+
+def _with_dots(key: tuple[object, ...], rank: int) -> list[object]:
+    """The key with `...` written out, so that every axis has its part."""
+    dots = [i for i, part in enumerate(key) if isinstance(part, EllipsisType)]
+    used = sum(1 for part in key if part is not None and not isinstance(part, EllipsisType))
+    if len(dots) > 1 or used > rank:
+        raise mistake(
+            "this key does not fit the tensor",
+            expected=f"at most {rank} indices and one '...'",
+            got=repr(key),
+        )
+    at = dots[0] if dots else len(key)
+    return [*key[:at], *[slice(None)] * (rank - used), *key[at + 1 :]]
+
+
+def _slice(part: slice, length: int) -> tuple[int, int, int]:
+    """Start, end and step in ONNX's terms: an end before the first element is -length - 1."""
+    try:
+        start, end, step = part.indices(length)
+    except (TypeError, ValueError) as error:
+        raise _refused(f"the slice {part!r}", f"use whole numbers ({error})") from error
+    if len(range(start, end, step)) == 0:
+        return 0, 0, 1
+    return start, (end if end >= 0 else -length - 1), step
+
+
+def _place(index: int, length: int, axis: int) -> int:
+    if not -length <= index < length:
+        raise mistake(
+            f"index {index} is outside axis {axis}",
+            expected=f"{-length} to {length - 1}" if length else "an axis that is not empty",
+        )
+    return index % length
+
+
+def _indices(part: object, length: int, axis: int) -> Any:
+    """Index lists as checked int64 arrays; symbolic indices (integers) as they are."""
+    if isinstance(part, SymbolicTensor):
+        if part.dtype.kind in "iu":
+            return part
+        raise _refused(
+            f"an index of type {part.data_type.value}",
+            "a mask's result has no static shape: use where(mask, x, 0), or cast to int64",
+        )
+    if _is_basic(part):
+        return np.asarray(_place(int(part), length, axis), np.int64)  # type: ignore[call-overload]
+    if not isinstance(part, np.ndarray | Sequence) or isinstance(part, str):
+        raise _refused(f"the index {part!r}", "index with integers, slices, '...', None or lists")
+    indices: Array = np.asarray(part)
+    if indices.size == 0:
+        indices = indices.astype(np.int64)
+    if indices.dtype == np.bool_ and indices.shape == (length,):
+        indices = np.flatnonzero(indices)
+    if indices.dtype.kind not in "iu":
+        raise _refused(f"an index of type {indices.dtype}", "index with integers")
+    for index in indices.reshape(-1):
+        _place(int(index), length, axis)
+    return np.where(indices < 0, indices.astype(np.int64) + length, indices).astype(np.int64)
+
+
+def _refused(what: str, remedy: str) -> CompileError:
+    return mistake(f"{what} cannot be used to index a tensor", remedy=remedy)
+
+
+class ShapeMethods(ElementwiseMethods):
+    """Elements keep their values and change their places."""
+
+    __slots__ = ()
+
+    def reshape(self, x: Operand, shape: int | Sequence[int]) -> SymbolicTensor:
+        """The same elements under another shape; one dimension may be -1."""
+        tensor = self.tensor(x)
+        wanted = [int(d) for d in ([shape] if isinstance(shape, int) else shape)]
+        rest = math.prod(d for d in wanted if d != -1)
+        if wanted.count(-1) == 1 and rest > 0 and tensor.size % rest == 0:
+            wanted[wanted.index(-1)] = tensor.size // rest
+        if min(wanted, default=0) < 0 or math.prod(wanted) != tensor.size:
+            raise mistake(
+                "a reshape keeps the number of elements",
+                expected=f"{tensor.size} elements, as in {list(tensor.shape)}",
+                got=str(list(shape) if isinstance(shape, Sequence) else shape),
+            )
+        if tuple(wanted) == tensor.shape:
+            return tensor
+        return self._one("Reshape", tensor, wanted, allowzero=1 if 0 in wanted else None)
+
+    view = reshape
+
+    def flat(self, x: Operand) -> SymbolicTensor:
+        """All but the first axis joined: NxCxHxW becomes N x (C H W)."""
+        return self._one("Flatten", x)
+
+    def flatten(self, x: Operand, start: int = 1, end: int = -1) -> SymbolicTensor:
+        """The axes from `start` to `end`, inclusive, joined into one: by default all but the
+        batch's, as a layer does it."""
+        tensor = self.tensor(x)
+        rank = len(tensor.shape)
+        if rank == 0:
+            return self.reshape(tensor, (1,))
+        if rank == 1 and start == 1:
+            return tensor
+        first, last = axis_of(start, rank, "flatten"), axis_of(end, rank, "flatten")
+        joined = math.prod(tensor.shape[first : last + 1])
+        return self.reshape(tensor, (*tensor.shape[:first], joined, *tensor.shape[last + 1 :]))
+
+    def transpose(self, x: Operand, axes: Sequence[int] | None = None) -> SymbolicTensor:
+        """The axes in the given order, or reversed."""
+        tensor = self.tensor(x)
+        rank = len(tensor.shape)
+        order = axes_of(axes, rank, "transpose") if axes is not None else tuple(range(rank))[::-1]
+        if len(order) != rank:
+            raise mistake("a transpose names every axis", expected=f"{rank} axes", got=str(axes))
+        return self._one("Transpose", tensor, perm=order) if rank > 1 else tensor
+
+    permute = transpose
+
+    def swapaxes(self, x: Operand, first: int, second: int) -> SymbolicTensor:
+        """Two axes exchanged (torch's transpose)."""
+        tensor = self.tensor(x)
+        rank = len(tensor.shape)
+        order = list(range(rank))
+        a, b = axis_of(first, rank, "swapaxes"), axis_of(second, rank, "swapaxes")
+        order[a], order[b] = order[b], order[a]
+        return self.transpose(tensor, order)
+
+    def squeeze(self, x: Operand, axis: Axes = None) -> SymbolicTensor:
+        """Without the given axes of length 1, or without any such axis."""
+        tensor = self.tensor(x)
+        rank = len(tensor.shape)
+        if axis is None:
+            axes = tuple(i for i, d in enumerate(tensor.shape) if d == 1)
+        else:
+            axes = axes_of(axis, rank, "squeeze")
+        return self._one("Squeeze", tensor, list(axes)) if axes else tensor
+
+    def unsqueeze(self, x: Operand, axis: int | Sequence[int]) -> SymbolicTensor:
+        """With new axes of length 1, counted in the result."""
+        tensor = self.tensor(x)
+        count = 1 if isinstance(axis, int) else len(axis)
+        axes = axes_of(axis, len(tensor.shape) + count, "unsqueeze")
+        return self._one("Unsqueeze", tensor, list(axes))
+
+    def expand(self, x: Operand, shape: Sequence[int]) -> SymbolicTensor:
+        """Repeated to a shape; -1 keeps a dimension (torch's expand)."""
+        tensor = self.tensor(x)
+        lead = len(shape) - len(tensor.shape)
+        wanted = [
+            tensor.shape[i - lead] if d == -1 and i >= lead else int(d) for i, d in enumerate(shape)
+        ]
+        return self.broadcast(tensor, wanted)
+
+    def broadcast(self, x: Operand, shape: Sequence[int]) -> SymbolicTensor:
+        """Repeated to a shape by NumPy's rule; raises `CompileError` if it would shrink."""
+        tensor, wanted = self.tensor(x), tuple(int(d) for d in shape)
+        padded = (1,) * (len(wanted) - len(tensor.shape)) + tensor.shape
+        if len(padded) != len(wanted) or any(
+            d not in (1, w) or w < 0 for d, w in zip(padded, wanted, strict=True)
+        ):
+            raise mistake(
+                "a tensor broadcasts only along axes of length 1",
+                expected=f"a shape that ends like {list(tensor.shape)}",
+                got=str(list(wanted)),
+            )
+        return tensor if wanted == tensor.shape else self._one("Expand", tensor, list(wanted))
+
+    def concat(self, tensors: Sequence[Operand], axis: int = 0) -> SymbolicTensor:
+        """Tensors joined along an axis; their types must agree."""
+        like = next((t for t in tensors if isinstance(t, SymbolicTensor)), None)
+        parts = [self.tensor(t, like) for t in tensors]
+        if not parts:
+            raise mistake("a concat needs at least one tensor")
+        self._same_type("Concat", parts)
+        return self._one("Concat", *parts, axis=axis_of(axis, len(parts[0].shape), "concat"))
+
+    def stack(self, tensors: Sequence[Operand], axis: int = 0) -> SymbolicTensor:
+        """Tensors of one shape joined along a new axis."""
+        return self.concat([self.unsqueeze(t, axis) for t in tensors], axis)
+
+    def split(
+        self, x: Operand, sizes: int | Sequence[int], axis: int = 0
+    ) -> tuple[SymbolicTensor, ...]:
+        """Cut along an axis: into parts of these sizes, or of `sizes` each (torch's split)."""
+        tensor = self.tensor(x)
+        place = axis_of(axis, len(tensor.shape), "split")
+        length = tensor.shape[place]
+        if isinstance(sizes, int):
+            whole = max(1, sizes)
+            sizes = [min(whole, length - start) for start in range(0, length, whole)] or [0]
+        if sum(sizes) != length or min(sizes, default=-1) < 0:
+            raise mistake(
+                "the parts of a split make up the whole axis",
+                expected=f"sizes that add up to {length}",
+                got=str(list(sizes)),
+            )
+        return self.apply("Split", [tensor, list(sizes)], len(sizes), {"axis": place})
+
+    def chunk(self, x: Operand, count: int, axis: int = 0) -> tuple[SymbolicTensor, ...]:
+        """Cut along an axis into `count` parts, the last perhaps smaller (torch's chunk)."""
+        tensor = self.tensor(x)
+        length = tensor.shape[axis_of(axis, len(tensor.shape), "chunk")]
+        return self.split(tensor, -(-length // max(1, count)), axis)
+
+    def gather(self, x: Operand, indices: Operand, axis: int = 0) -> SymbolicTensor:
+        """The slices along an axis that the indices name (ONNX Gather, `numpy.take`)."""
+        tensor = self.tensor(x)
+        return self._one(
+            "Gather",
+            tensor,
+            self._indices(indices),
+            axis=axis_of(axis, len(tensor.shape), "gather"),
+        )
+
+    def window_rows(
+        self, x: Operand, base: Operand, strides: Operand | Sequence[int], lengths: Sequence[int]
+    ) -> SymbolicTensor:
+        """Rows at equal distances: row `base + i * strides[0] + j * strides[1] + ...` for each
+        index of `[*lengths]`; rows out of range raise `TaskError` when it runs."""
+        operands = [x, self._indices(base), self._indices(strides)]
+        words = {"lengths": [int(n) for n in lengths]}
+        return self.apply("Window", operands, 1, words, "stitch")[0]
+
+    def gather_elements(self, x: Operand, indices: Operand, axis: int = 0) -> SymbolicTensor:
+        """One element per index, along an axis (ONNX GatherElements, torch's gather)."""
+        tensor = self.tensor(x)
+        place = axis_of(axis, len(tensor.shape), "gather_elements")
+        return self._one("GatherElements", tensor, self._indices(indices), axis=place)
+
+    def _indices(self, indices: Operand | Sequence[int]) -> SymbolicTensor:
+        if isinstance(indices, SymbolicTensor):
+            return indices
+        return self.tensor(np.asarray(indices, np.int64))
+
+    def slice(
+        self,
+        x: Operand,
+        starts: Sequence[int],
+        ends: Sequence[int],
+        axes: Sequence[int] | None = None,
+        steps: Sequence[int] | None = None,
+    ) -> SymbolicTensor:
+        """From `starts` up to `ends` along some axes (ONNX Slice)."""
+        places = list(range(len(starts))) if axes is None else list(axes)
+        return self._one("Slice", x, list(starts), list(ends), places, list(steps or ()) or None)
+
+    def reverse(self, x: Operand, axis: Axes = 0) -> SymbolicTensor:
+        """Back to front along one or more axes."""
+        tensor = self.tensor(x)
+        axes = axes_of(axis, len(tensor.shape), "reverse")
+        if not axes:
+            return tensor
+        ends = [-tensor.shape[a] - 1 for a in axes]
+        return self.slice(tensor, [-1] * len(axes), ends, axes, [-1] * len(axes))
+
+    def topk(
+        self, x: Operand, k: int, axis: int = -1, largest: bool = True, sorted: bool = True
+    ) -> tuple[SymbolicTensor, SymbolicTensor]:
+        """The k largest (or smallest) elements along an axis, and their places (int64)."""
+        tensor = self.tensor(x)
+        attributes = {
+            "axis": axis_of(axis, len(tensor.shape), "topk"),
+            "largest": int(largest),
+            "sorted": int(sorted),
+        }
+        values, places = self.apply("TopK", [tensor, [k]], 2, dict(attributes))
+        return values, places
+
+    def index(self, x: SymbolicTensor, key: object) -> SymbolicTensor:
+        """What `x[key]` selects; see `selection_of`."""
+        chosen = selection_of(x.shape, key)
+        result = x
+        if chosen.axes:
+            steps = chosen.steps if set(chosen.steps) != {1} else None
+            result = self.slice(result, chosen.starts, chosen.ends, chosen.axes, steps)
+        if chosen.gathered:
+            result = self._elements(result, chosen.gathered, chosen.place)
+        if chosen.dropped:
+            result = self._one("Squeeze", result, list(chosen.dropped))
+        if chosen.new_axes:
+            result = self._one("Unsqueeze", result, list(chosen.new_axes))
+        return result
+
+    def _elements(
+        self, x: SymbolicTensor, gathered: Sequence[tuple[int, Operand]], place: int
+    ) -> SymbolicTensor:
+        """The elements that index arrays name together, their axes before axis `place` of the
+        others."""
+        numbers = [self.cast(self._indices(indices), DataType.INT64) for _, indices in gathered]
+        if len(numbers) == 1:
+            return self._one("Gather", x, numbers[0], axis=gathered[0][0])
+        named = [axis for axis, _ in gathered]
+        wide = np.broadcast_shapes(*[each.shape for each in numbers])
+        together = self.stack([self.broadcast(each, wide) for each in numbers], len(wide))
+        others = [axis for axis in range(len(x.shape)) if axis not in named]
+        found = self._one("GatherND", self.transpose(x, [*named, *others]), together)
+        rank, count = len(wide), len(wide) + len(others)
+        order = [*range(rank, rank + place), *range(rank), *range(rank + place, count)]
+        return self.transpose(found, order) if place and rank else found
