@@ -35,8 +35,8 @@ from stitch.graph import (
     NoDataError,
     Operations,
     SymbolicTensor,
-    Unliftable,
-    lift,
+    WriteUnbatched,
+    vmap,
 )
 from stitch.ops import BatchingContext, onnx_code
 from stitch.program import (
@@ -228,7 +228,7 @@ def write_operations(
     """What the operations of a graph or body give for values of a graph, written there; `bodies`
     are those that they carry."""
 
-    def writer(numbers: Mapping[int, int]) -> Unliftable:
+    def writer(numbers: Mapping[int, int]) -> WriteUnbatched:
         """Writes operations that carry a body; `numbers`: of their bodies, in this graph."""
 
         def write(operation: Operation, context: BatchingContext) -> Sequence[Any]:
@@ -237,14 +237,14 @@ def write_operations(
             if is_scan(operation):
                 return list(here.carry(operation.op, operation.domain, body, list(operands),
                                        operation.attributes))  # fmt: skip
-            inside = lift(body, operands, [False] * len(operands), 1, here, writer(same))
+            inside = vmap(body, operands, [False] * len(operands), 1, here, writer(same))
             return [result.tensor for result in inside.results]
 
         return write
 
     numbers = builder.bodies.add_all(bodies)
     same = {number: number for number in range(len(builder.bodies.bodies))}
-    made = lift(holder, operands, [False] * len(operands), 1, builder, writer(numbers))
+    made = vmap(holder, operands, [False] * len(operands), 1, builder, writer(numbers))
     return tuple([result.tensor for result in made.results])
 
 

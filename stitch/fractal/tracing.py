@@ -11,7 +11,7 @@ Functions over nests in a graph under construction: each becomes loops, its func
 for each form of its elements.
 
 A `map` is a scan without states, whose cells may run at the same time; a `scan` or `fold` is a scan
-over each stretch of elements and states of one form; a `reduce` joins neighbours, all pairs at a
+over each segment of elements and states of one form; a `reduce` joins neighbours, all pairs at a
 time.
 
 Calls of functions over nests become graphs, their data the inputs.
@@ -316,7 +316,7 @@ def alike(xs: Nest) -> list[Sequence[int]]:
     return list(groups.values())
 
 
-def first_stretch(xs: Nest, order: Sequence[int]) -> Sequence[int]:
+def first_segment(xs: Nest, order: Sequence[int]) -> Sequence[int]:
     """The first elements of an order, as long as they have one form."""
     if is_uniform(xs):
         return order
@@ -444,7 +444,7 @@ class Traced:
         return joined(call, pieces)
 
     def scanned(self, call: NestCall, xs: Nest, initializer: Any, *, from_right: bool) -> Any:
-        """One loop for each stretch of one form, whose rounds give their states."""
+        """One loop for each segment of one form, whose rounds give their states."""
         return joined(call, self._rounds(call, xs, initializer, from_right, keeps=True)[1])
 
     def folded(
@@ -528,11 +528,11 @@ class Traced:
             state = function.result(initializer)
         asks = False
         while order:
-            stretch, round_ = first_stretch(xs, order), len(xs) - len(order)
+            segment, round_ = first_segment(xs, order), len(xs) - len(order)
             done = None
-            if len(stretch) > 1 and not asks:
+            if len(segment) > 1 and not asks:
                 try:
-                    done = self._stretch(call, xs, state, stretch, round_, from_right, keeps)
+                    done = self._segment(call, xs, state, segment, round_, from_right, keeps)
                 except NoDataError:  # It asks for numbers, and will in other rounds.
                     if not has_numbers(xs) or len(xs) > MAX_WRITTEN_OUT:
                         raise
@@ -540,16 +540,16 @@ class Traced:
             if done is not None:
                 state, piece = done
             else:  # By itself, and what follows is looked at anew.
-                stretch, before = order[:1], state
-                where = f"round {round_}, element {stretch[0]}"
-                state = self._round(call, xs, before, stretch[0], asks)
+                segment, before = order[:1], state
+                where = f"round {round_}, element {segment[0]}"
+                state = self._round(call, xs, before, segment[0], asks)
                 check_state(call, before, state, where)
                 form, tensors = self.flat(state)
                 tensors = [self.builder.unsqueeze(t, 0) for t in tensors]
-                piece = LoopPiece(stretch, form, tensors)
+                piece = LoopPiece(segment, form, tensors)
             if keeps:
                 pieces.append(piece)
-            order = order[len(stretch) :]
+            order = order[len(segment) :]
         return state, pieces
 
     def _round(self, call: NestCall, xs: Nest, state: Any, number: int, asks: bool) -> Any:
@@ -564,7 +564,7 @@ class Traced:
         with using(shown):
             return UserFunction(call, shown, xs, states=1)(state, xs[number])
 
-    def _stretch(
+    def _segment(
         self,
         call: NestCall,
         xs: Nest,

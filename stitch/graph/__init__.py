@@ -1,5 +1,6 @@
 """Computation graphs: operators and logical tensors, before anything is placed."""
 
+from stitch.graph.batching import BatchedValue, Operations, VmapResult, WriteUnbatched, vmap
 from stitch.graph.computation_graph import ComputationGraph, check_types
 from stitch.graph.constant_pool import array_of
 from stitch.graph.control_flow import (
@@ -38,16 +39,15 @@ from stitch.graph.placement import (
 from stitch.graph.source_location import user_location
 from stitch.graph.symbolic import NoDataError, SymbolicTensor
 from stitch.graph.tracing import ComputationGraphBuilder, trace
-from stitch.graph.vmap import Lifted, LiftedValue, Operations, Unliftable, lift
 
 __all__ = [
     "LAYOUT_FIELDS", "MAX_KNOWN_ELEMENTS", "PLACEMENT_FIELDS", "BodyBuilder", "ComputationGraph",
-    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "Lifted",
-    "LiftedValue", "NoDataError", "Operations", "Side", "PlacementError", "PlacementOption",
-    "SymbolicTensor", "Unliftable",
+    "ComputationGraphBuilder", "Given", "JsonObject", "KnownValues", "LayerMethods", "VmapResult",
+    "BatchedValue", "NoDataError", "Operations", "Side", "PlacementError", "PlacementOption",
+    "SymbolicTensor", "WriteUnbatched",
     "PlacementValue", "Written", "array_of", "as_data", "as_json", "call_function",
     "call_ufunc", "check_types", "choose",
-    "from_json", "lift", "objects_without_duplicates", "parse_placement", "repeat_while", "scan",
+    "from_json", "vmap", "objects_without_duplicates", "parse_placement", "repeat_while", "scan",
     "scan_in_body",
     "scan_of", "shortened", "trace", "trace_body", "user_location", "requested_layout",
     "placement_between", "placement_of",

@@ -11,7 +11,7 @@ import pytest
 from stitch.compiler import compile_graph
 from stitch.errors import StitchError, TaskError
 from stitch.frontend.onnx.protos import READABLE_OPSET
-from stitch.graph import ComputationGraphBuilder, lift
+from stitch.graph import ComputationGraphBuilder, vmap
 from stitch.program import Array, Program
 from stitch.runtime.executors import make_executor
 from tests.support.onnx import node_tests as suite
@@ -58,12 +58,12 @@ def other(array: Array) -> Array:
 @pytest.mark.campaign("onnx")
 @pytest.mark.parametrize("part", range(4))
 def test_a_case_for_two_lanes_is_the_case_twice(part: int) -> None:
-    lifted = 0
+    vmapped = 0
     for case in chosen()[part::4]:
         for program, given in programs_of(case):
             check(case.name, program, given)
-            lifted += 1
-    assert lifted > 75
+            vmapped += 1
+    assert vmapped > 75
 
 
 def check(name: str, program: Program, given: list[Array]) -> None:
@@ -102,7 +102,7 @@ def lifted_program(program: Program, batched: list[bool]) -> tuple[Program, list
         kind = program.values[slot.value].type
         shape = (LANES, *kind.shape) if varies else kind.shape
         operands.append(builder.input(slot.name, shape, kind.data_type))
-    done = lift(program, operands, batched, LANES, builder, one_after_the_other)
+    done = vmap(program, operands, batched, LANES, builder, one_after_the_other)
     for index, result in enumerate(done.results):
         builder.output(f"y{index}", result.tensor)
     return compile_graph(builder.build(), HOST).program, [r.is_batched for r in done.results]

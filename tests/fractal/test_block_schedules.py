@@ -105,8 +105,8 @@ def test_none_at_a_time_of_no_rounds() -> None:
 def test_the_report_says_how_many_rounds_are_computed_at_a_time() -> None:
     nest = compiled(96)
     note = of_the_map(nest, 96)
-    assert 1 < note.lanes < 96
-    assert f": blocks of {note.lanes} (" in nest.explain()
+    assert 1 < note.batch_size < 96
+    assert f": blocks of {note.batch_size} (" in nest.explain()
 
 
 @pytest.mark.parametrize("count", [3, 6, 7, 13])
@@ -138,7 +138,7 @@ def size_for(
     """How many rounds of the loop of so many are computed at a time."""
     loops = compile_graph(graph, machine, CompileOptions(schedule=schedule)).loops
     (note,) = [n for n in loops if n.count == count]
-    return int(note.lanes) if note.schedule == "blocks" else count
+    return int(note.batch_size) if note.schedule == "blocks" else count
 
 
 def test_the_smaller_the_cache_the_fewer_rounds_are_computed_at_a_time() -> None:

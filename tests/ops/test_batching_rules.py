@@ -76,7 +76,7 @@ def test_any_number_of_lanes(lanes: int) -> None:
 
 
 def check(way: Way) -> None:
-    for ours, theirs in zip(way.lifted, way.expected, strict=True):
+    for ours, theirs in zip(way.vmapped, way.expected, strict=True):
         assert ours.dtype == theirs.dtype, way.row
         assert ours.shape == theirs.shape, (way.row, way.varying)
         if way.row.op in PRODUCTS:

@@ -101,34 +101,34 @@ def cut_parts(
 
 
 # --------------------------------------------------------------------------------------------------
-# Stretches: a scan becomes a scan of stretches, each a scan of some rounds.
+# Segments: a scan becomes a scan of segments, each a scan of some rounds.
 
 
 @dataclass(frozen=True, slots=True)
-class Stretched:
-    """A graph, what its scans of stretches make, and the parts of sequences that they take."""
+class Segmented:
+    """A graph, what its scans of segments make, and the parts of sequences that they take."""
 
     graph: ComputationGraph
     scans: frozenset[tuple[int, ...]] = frozenset()
     parts: frozenset[int] = frozenset()
 
 
-def in_stretches(graph: ComputationGraph, path: Collection[int], every: int) -> Stretched:
-    """The graph with its scans that make some of these values in stretches of `every` rounds."""
+def in_segments(graph: ComputationGraph, path: Collection[int], every: int) -> Segmented:
+    """The graph with its scans that make some of these values in segments of `every` rounds."""
     writing = _Writing(graph, every)
     for operation in graph.operations:
         if is_scan(operation) and not set(path).isdisjoint(operation.outputs):
-            writing.stretch(operation)
+            writing.segment(operation)
         else:
             writing.operations.append(operation)
-    stretched = replace(
+    segmented = replace(
         graph,
         values=tuple(writing.values),
         operations=tuple(writing.operations),
         constants=tuple(writing.constants),
         bodies=tuple(writing.bodies.bodies),
     )
-    return Stretched(stretched, frozenset(writing.scans), frozenset(writing.parts))
+    return Segmented(segmented, frozenset(writing.scans), frozenset(writing.parts))
 
 
 class _Writing:
@@ -144,8 +144,8 @@ class _Writing:
         self.scans: list[tuple[int, ...]] = []
         self.parts: list[int] = []
 
-    def stretch(self, operation: Operation) -> None:
-        """Write a scan in stretches."""
+    def segment(self, operation: Operation) -> None:
+        """Write a scan in segments."""
         form = ScanForm.of(operation)
         whole, rest = divmod(form.count, self.every)
         parts = [(whole, self.every)] * (whole > 0) + [(1, rest)] * (rest > 0)
@@ -165,7 +165,7 @@ class _Writing:
                 self._elements(v, operation, (form.count, begin, end), rounds, backward)
                 for v, backward in zip(sequences, form.taken_backward, strict=True)
             ]
-            # The last stretches make the last states themselves.
+            # The last segments make the last states themselves.
             ends = operation.outputs[: form.states] if end == form.count else ()
             operands = (*states, *elements, *shared)
             results = self._scan(operation, form, operands, (many, rounds), ends)
@@ -191,7 +191,7 @@ class _Writing:
         self, near: Operation, form: ScanForm, operands: tuple[int, ...], part: tuple[int, int],
         ends: Sequence[int],
     ) -> tuple[int, ...]:  # fmt: skip
-        """What a scan of many stretches makes, of so many rounds each; `ends` are its last states
+        """What a scan of many segments makes, of so many rounds each; `ends` are its last states
         where these have values already."""
         many, rounds = part
         body = self.bodies.bodies[near.body]
@@ -202,7 +202,7 @@ class _Writing:
         inputs = tuple(range(len(takes)))
         outputs = tuple(range(len(takes), len(values)))
         scan = replace(near, inputs=inputs, outputs=outputs, attributes=inner.attributes)
-        stretch = self.bodies.add(Body(inputs, outputs, values, (scan,)))
+        segment = self.bodies.add(Body(inputs, outputs, values, (scan,)))
         results: list[int] = []
         for i, kind in enumerate(outer.result_types(makes)):
             assert kind is not None
@@ -214,7 +214,7 @@ class _Writing:
         made = tuple(results)
         attributes = outer.attributes
         self.operations.append(
-            replace(near, inputs=operands, outputs=made, attributes=attributes, body=stretch)
+            replace(near, inputs=operands, outputs=made, attributes=attributes, body=segment)
         )
         self.scans.append(made)
         return made
@@ -222,7 +222,7 @@ class _Writing:
     def _elements(
         self, value: int, near: Operation, span: tuple[int, int, int], rounds: int, backward: bool
     ) -> int:
-        """What some rounds take of a sequence, in stretches: of `count` those from `begin` on to
+        """What some rounds take of a sequence, in segments: of `count` those from `begin` on to
         `end`."""
         count, begin, end = span
         if backward:
@@ -294,11 +294,11 @@ def differentiate(
     _check_names(graph, wanted, inputs, "input")
     _check_names(graph, outputs, results, "output")
     again = Recomputation.parse(recompute)
-    stretched = Stretched(graph)
+    segmented = Segmented(graph)
     if again.every is not None:
         targets = {slot.value for slot in graph.inputs if slot.name in wanted}
-        stretched = in_stretches(graph, _path(graph, targets, outputs), again.every)
-    walk = _Backward(stretched, again.kind)
+        segmented = in_segments(graph, _path(graph, targets, outputs), again.every)
+    walk = _Backward(segmented, again.kind)
     return walk.run(wanted, outputs, with_zeros=zeros)
 
 
@@ -334,11 +334,11 @@ def _check_names(
 class _Backward:
     """One backward graph under construction."""
 
-    def __init__(self, stretched: Stretched, recompute: Recompute) -> None:
-        self.graph = graph = stretched.graph
-        self.stretched = stretched.scans
+    def __init__(self, segmented: Segmented, recompute: Recompute) -> None:
+        self.graph = graph = segmented.graph
+        self.segmented = segmented.scans
         self.builder = ComputationGraphBuilder(f"{graph.name}_backward")
-        self.forward = ForwardValues(graph, self.builder, recompute, stretched.parts)
+        self.forward = ForwardValues(graph, self.builder, recompute, segmented.parts)
         self.parts: dict[int, list[Any]] = {}
         self.scans: dict[tuple[int, ...], ScanGradient] = {}
 
@@ -391,10 +391,10 @@ class _Backward:
                         where=operation.location or None,
                         remedy="a loop of a known count, whose rounds choose by Where",
                     )
-                is_stretched = operation.outputs in self.stretched
-                body = self._stretch if is_stretched else self._round
+                is_segmented = operation.outputs in self.segmented
+                body = self._segment if is_segmented else self._round
                 self.scans[operation.outputs] = ScanGradient(
-                    operation, self.forward, path, body, adds_up=is_stretched
+                    operation, self.forward, path, body, adds_up=is_segmented
                 )
 
     def _round(
@@ -402,15 +402,15 @@ class _Backward:
     ) -> Differentiated:
         """The gradients of a round. Where a whole scan is computed again, no round is."""
         recompute: Recompute = "none" if self.forward.recompute == "all" else self.forward.recompute
-        return _Backward(Stretched(_prepared(graph)), recompute).run(
+        return _Backward(Segmented(_prepared(graph)), recompute).run(
             wanted, outputs, with_zeros=False
         )
 
-    def _stretch(
+    def _segment(
         self, graph: ComputationGraph, wanted: tuple[str, ...], outputs: tuple[str, ...]
     ) -> Differentiated:
-        """The gradients of a stretch of rounds, which is computed again as a whole."""
-        walk = _Backward(Stretched(_prepared(graph)), "all")
+        """The gradients of a segment of rounds, which is computed again as a whole."""
+        walk = _Backward(Segmented(_prepared(graph)), "all")
         return walk.run(wanted, outputs, with_zeros=False)
 
     def _check_rules(self, path: set[int]) -> None:

@@ -33,7 +33,7 @@ Recompute = Literal["none", "cheap", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Recomputation:
-    """What backward computes again. Of scans all rounds, but for the states before each stretch of
+    """What backward computes again. Of scans all rounds, but for the states before each segment of
     `every` rounds, where that is told."""
 
     kind: Recompute

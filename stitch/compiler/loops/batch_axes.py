@@ -1,10 +1,10 @@
-"""Scans written into another graph, as they are or for many lanes at once: then with the body
-lifted, states and elements with a lane axis in front.
+"""Scans written into another graph, as they are or for a whole batch at once: then with the body
+batched, states and elements with a batch axis in front.
 
-What differs between no two lanes is computed once.
+What differs between no two batch elements is computed once.
 
-Loops over lanes that are no more than a scan for each: such a scan for all lanes, by itself or
-for the lanes of others.
+Loops over a batch that are no more than a scan for each: such a scan for the whole batch, by itself
+or for the batch elements of others.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ import numpy as np
 
 from stitch import ops
 from stitch.compiler.dependence import in_some_round, reached
-from stitch.graph import BodyBuilder, SymbolicTensor, Unliftable, lift, scan, scan_in_body
+from stitch.graph import BodyBuilder, SymbolicTensor, WriteUnbatched, scan, scan_in_body, vmap
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
 
 # --------------------------------------------------------------------------------------------------
-# Scans written into another graph, as they are or for many lanes at once: then with the body
-# lifted, states and elements with a lane axis in front.
+# Scans written into another graph, as they are or for a whole batch at once: then with the body
+# batched, states and elements with a batch axis in front.
 
 
-def lifted_scan(
-    builder: Any, body: Body, form: ScanForm, context: ops.BatchingContext, unliftable: Unliftable
+def vmap_scan(
+    builder: Any,
+    body: Body,
+    form: ScanForm,
+    context: ops.BatchingContext,
+    write_unbatched: WriteUnbatched,
 ) -> tuple[SymbolicTensor, ...]:
-    """The results of a scan for all lanes."""
+    """The results of a scan for the whole batch."""
     first = form.states + form.sequences
     varies = states_that_vary(body, form, context.batched)
     states = [
@@ -43,26 +47,28 @@ def lifted_scan(
     given: list[bool] = []
 
     def round_(inside: BodyBuilder, before: Sequence[Any], elements: Sequence[Any]) -> Any:
-        lifted = lift(
-            body, [*before, *elements, *shared], flags, context.batch_size, inside, unliftable
+        vmapped = vmap(
+            body, [*before, *elements, *shared], flags, context.batch_size, inside, write_unbatched
         ).results
         after = [
-            in_lanes(inside, r.tensor, r.is_batched, context.batch_size) if wanted else r.tensor
-            for r, wanted in zip(lifted, varies, strict=False)
+            with_batch_axis(inside, r.tensor, r.is_batched, context.batch_size) if wanted else r.tensor
+            for r, wanted in zip(vmapped, varies, strict=False)
         ]
-        given[:] = [r.is_batched for r in lifted[form.states :]]
-        return after, [r.tensor for r in lifted[form.states :]]
+        given[:] = [r.is_batched for r in vmapped[form.states :]]
+        return after, [r.tensor for r in vmapped[form.states :]]
 
     last, collected = scan_in_body(
         builder, round_, states, sequences, count=form.count,
         taken_backward=form.taken_backward, given_backward=form.given_backward,
     )  # fmt: skip
     results = [
-        in_lanes(builder, t, is_batched, context.batch_size)
+        with_batch_axis(builder, t, is_batched, context.batch_size)
         for t, is_batched in zip(last, varies, strict=True)
     ]
     results += [
-        in_lanes(builder, _swapped(builder, t) if is_batched else t, is_batched, context.batch_size)
+        with_batch_axis(
+            builder, _swapped(builder, t) if is_batched else t, is_batched, context.batch_size
+        )
         for t, is_batched in zip(collected, given, strict=True)
     ]
     return tuple(results)
@@ -91,15 +97,16 @@ def in_rounds(
     return (*last, *collected)
 
 
-def lane_by_lane(
+def loop_over_batch(
     builder: Any, context: ops.BatchingContext,
     written: Callable[[Sequence[Any], Any], Sequence[Any]],
 ) -> Sequence[SymbolicTensor]:  # fmt: skip
-    """A loop over the lanes of a context, in which `written` writes an operation on the operands of
-    one lane; all results have the lane axis in front."""
-    lanes = [o for o, batched in zip(context.operands, context.batched, strict=True) if batched]
+    """A loop over the batch elements of a context, in which `written` writes an operation on the
+    operands of one batch element; all results have the batch axis in front.
+    """
+    stacked = [o for o, batched in zip(context.operands, context.batched, strict=True) if batched]
 
-    def lane(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
+    def element(_: Any, elements: Sequence[SymbolicTensor]) -> Any:
         inside: Any = elements[0].builder
         rest = iter(elements)
         operands = [
@@ -108,32 +115,35 @@ def lane_by_lane(
         ]
         return [], written(operands, inside)
 
-    _, results = scan(builder, lane, [], lanes)
+    _, results = scan(builder, element, [], stacked)
     return results
 
 
 def by_itself(
     builder: Any, operation: Operation, bodies: Sequence[Body], context: ops.BatchingContext,
-    unliftable: Unliftable,
+    write_unbatched: WriteUnbatched,
 ) -> Sequence[Any]:  # fmt: skip
-    """An operator without a rule: a loop over the lanes; a body that is no loop: what it is."""
+    """An operator without a rule: a loop over the batch elements; a body that is no loop: what it
+    is.
+    """
     if operation.body < 0:
-        return lane_by_lane(
+        return loop_over_batch(
             builder, context, lambda operands, inside: inside.repeat(
                 operation, operands, [operation.op.lower()] * len(operation.outputs),
                 context.output_types,
             ),
         )  # fmt: skip
     body = bodies[operation.body]
-    size = context.batch_size
-    made = lift(body, context.operands, context.batched, size, builder, unliftable).results
+    made = vmap(
+        body, context.operands, context.batched, context.batch_size, builder, write_unbatched
+    ).results
     if not any(context.batched):
         return [r.tensor for r in made]
-    return [in_lanes(builder, r.tensor, r.is_batched, context.batch_size) for r in made]
+    return [with_batch_axis(builder, r.tensor, r.is_batched, context.batch_size) for r in made]
 
 
 def states_that_vary(body: Body, form: ScanForm, batched: Sequence[bool]) -> list[bool]:
-    """Which states differ from lane to lane: at first, or after some round."""
+    """Which states differ within the batch: at first, or after some round."""
     varies, _ = in_some_round(
         [i for i, flag in enumerate(batched) if flag], body.inputs, body.outputs, form.states,
         lambda of: reached(body.operations, of),
@@ -142,18 +152,18 @@ def states_that_vary(body: Body, form: ScanForm, batched: Sequence[bool]) -> lis
 
 
 def _swapped(builder: Any, tensor: SymbolicTensor) -> SymbolicTensor:
-    """Lanes and rounds in the other order."""
+    """Batch elements and rounds in the other order."""
     order = [1, 0, *range(2, len(tensor.shape))]
     swapped: SymbolicTensor = builder.transpose(tensor, order)
     return swapped
 
 
-def in_lanes(builder: Any, tensor: Any, is_batched: bool, lanes: int) -> Any:
-    """A tensor with a lane axis in front, also where it is the same for all lanes."""
+def with_batch_axis(builder: Any, tensor: Any, is_batched: bool, batch_size: int) -> Any:
+    """A tensor with a batch axis in front, also where it is the same for the whole batch."""
     if is_batched:
         return tensor
     given = builder.tensor(tensor)
-    return builder.apply("Expand", [given, [lanes, *given.shape]], 1, {})[0]
+    return builder.apply("Expand", [given, [batch_size, *given.shape]], 1, {})[0]
 
 
 def from_last_to_first(builder: Any, tensor: Any) -> Any:
@@ -186,22 +196,23 @@ def _is_backward(form: ScanForm) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Loops over lanes that are no more than a scan for each: such a scan for all lanes, by itself or
-# for the lanes of others.
+# Loops over a batch that are no more than a scan for each: such a scan for the whole batch, by
+# itself or for the batch elements of others.
 
 #: An operand of a scan: a value of the list that the scan stands in, or data.
 Source = int | Array
 
 
 @dataclass(frozen=True, slots=True)
-class LaneScan:
-    """A scan for so many lanes; none where it has no lane axis. `batched` operands have one in
-    front, and so have all results: `results` are their values, `ABSENT` where they are unread."""
+class BatchedScan:
+    """A scan for a batch of that size; none where it has no batch axis. `batched` operands have one
+    in front, and so have all results: `results` are their values, `ABSENT` where they are unread.
+    """
 
     operation: Operation
     body: int
     form: ScanForm
-    lanes: int
+    batch_size: int
     operands: tuple[Source, ...]
     batched: tuple[bool, ...]
     results: tuple[int, ...]
@@ -209,17 +220,18 @@ class LaneScan:
     @property
     def rows(self) -> int:
         """How many scans of the cell it is."""
-        return max(1, self.lanes)
+        return max(1, self.batch_size)
 
 
-def lane_scan_of(
-    operation: Operation, bodies: Sequence[Body], lane_bodies: Collection[int]
-) -> LaneScan:
-    """The scan that an operation is: as such, or the one for the lanes of a loop whose body is
-    among `lane_bodies`."""
+def batched_scan_of(
+    operation: Operation, bodies: Sequence[Body], batched_bodies: Collection[int]
+) -> BatchedScan:
+    """The scan that an operation is: as such, or the one for the batch elements of a loop whose
+    body is among `batched_bodies`.
+    """
     form = ScanForm.of(operation)
-    if operation.body not in lane_bodies:
-        return LaneScan(
+    if operation.body not in batched_bodies:
+        return BatchedScan(
             operation, operation.body, form, 0, operation.inputs, (False,) * len(operation.inputs),
             operation.outputs,
         )  # fmt: skip
@@ -229,7 +241,7 @@ def lane_scan_of(
     places = {v: i for i, v in enumerate(around.inputs)}
     renamed = {o.inputs[0]: o.outputs[0] for o in around.operations if o is not inner}
     given = dict(zip(around.outputs, operation.outputs, strict=True))
-    return LaneScan(
+    return BatchedScan(
         operation, inner.body, ScanForm.of(inner), form.count,
         tuple([operation.inputs[places[v]] if v in places else data[v] for v in inner.inputs]),
         tuple([places.get(v, form.sequences) < form.sequences for v in inner.inputs]),
@@ -237,11 +249,11 @@ def lane_scan_of(
     )  # fmt: skip
 
 
-def scan_of_lanes(
-    builder: Any, scan: LaneScan, bodies: Sequence[Body], operation: Operation,
-    context: ops.BatchingContext, unliftable: Unliftable,
+def batched_scan(
+    builder: Any, scan: BatchedScan, bodies: Sequence[Body], operation: Operation,
+    context: ops.BatchingContext, write_unbatched: WriteUnbatched,
 ) -> Sequence[Any]:  # fmt: skip
-    """The results of a loop over lanes, which `scan` is, from that one; None for what is unread."""
+    """Return the results of the loop that `scan` batches; None for results without readers."""
     at = dict(zip(operation.inputs, context.operands, strict=True))
     body = bodies[scan.body]
     inner = replace(
@@ -251,31 +263,32 @@ def scan_of_lanes(
         operands=tuple([
             at[v] if isinstance(v, int) else builder.constant(v) for v in scan.operands
         ]),
-        batched=scan.batched, lanes=scan.lanes, constants=(None,) * len(scan.operands),
+        batched=scan.batched, batch_size=scan.batch_size, constants=(None,) * len(scan.operands),
     )  # fmt: skip
-    results = lifted_scan(builder, body, scan.form, inner, unliftable)
+    results = vmap_scan(builder, body, scan.form, inner, write_unbatched)
     made = dict(zip(scan.results, results, strict=True))
     return [made[v] if v != ABSENT else None for v in operation.outputs]
 
 
-def lanes_of_lanes(
-    builder: Any, scan: LaneScan, bodies: Sequence[Body], operation: Operation,
-    context: ops.BatchingContext, unliftable: Unliftable,
+def nested_batch(
+    builder: Any, scan: BatchedScan, bodies: Sequence[Body], operation: Operation,
+    context: ops.BatchingContext, write_unbatched: WriteUnbatched,
 ) -> Sequence[Any]:  # fmt: skip
-    """The results of a loop over lanes for the lanes of a context: from one scan for its own lanes,
-    which is then for those."""
+    """The results of a loop over a batch for the batch of a context: from one scan for its own
+    batch elements, which is then for those.
+    """
     within = BodyBuilder("body", builder)
     types = [kind for kind in context.input_types if kind is not None]
     inner = replace(
-        context, builder=within, batched=(False,) * len(types), lanes=1,
+        context, builder=within, batched=(False,) * len(types), batch_size=1,
         operands=tuple([within.input(f"input_{i}", kind) for i, kind in enumerate(types)]),
     )  # fmt: skip
-    alone = scan_of_lanes(within, scan, bodies, operation, inner, unliftable)
+    alone = batched_scan(within, scan, bodies, operation, inner, write_unbatched)
     body = within.build([result for result in alone if result is not None])
-    operands, batched, lanes = context.operands, context.batched, context.lanes
-    made = iter(lift(body, operands, batched, lanes, builder, unliftable).results)
+    operands, batched, batch_size = context.operands, context.batched, context.batch_size
+    made = iter(vmap(body, operands, batched, batch_size, builder, write_unbatched).results)
     return [
         None if result is None
-        else in_lanes(builder, (given := next(made)).tensor, given.is_batched, lanes)
+        else with_batch_axis(builder, (given := next(made)).tensor, given.is_batched, batch_size)
         for result in alone
     ]  # fmt: skip

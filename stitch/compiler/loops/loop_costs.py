@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cache
 
 from stitch.compiler.dependence import reached
-from stitch.compiler.loops.batch_axes import lane_scan_of, states_that_vary
+from stitch.compiler.loops.batch_axes import batched_scan_of, states_that_vary
 from stitch.errors import UsageError, closest
 from stitch.machine import LOOP_EXECUTORS, LoopRates, Machine, load_machine
 from stitch.ops import RESHAPING, is_elementwise, multiply_adds
@@ -67,27 +67,31 @@ def passed_over(operation: Operation, rates: LoopRates) -> Iterator[int]:
 
 
 class LoopCosts:
-    """Seconds of bodies, by the rates of one machine; loops over lanes whose body is among
-    `lane_bodies` will be scans for all of them."""
+    """Seconds of bodies, by the rates of one machine; loops over a batch whose body is among
+    `batched_bodies` will be scans for all of them."""
 
     def __init__(
-        self, rates: LoopRates, bodies: Sequence[Body], lane_bodies: Collection[int] = ()
+        self, rates: LoopRates, bodies: Sequence[Body], batched_bodies: Collection[int] = ()
     ) -> None:
-        self.rates, self.bodies, self.lane_bodies = rates, bodies, lane_bodies
-        #: Of loops in bodies: by body, form, lanes, and which inputs differ or are constants.
+        self.rates, self.bodies, self.batched_bodies = rates, bodies, batched_bodies
+        #: Of loops in bodies: by body, form, batch elements, and which inputs differ or are
+        #: constants.
         self._known: dict[Hashable, float] = {}
 
     def scan(
-        self, body: Body, form: ScanForm, lanes: int = 1, batched: Collection[int] | None = None,
+        self, body: Body, form: ScanForm, batch_size: int = 1,
+        batched: Collection[int] | None = None,
         fixed: Collection[int] = (),
     ) -> float:  # fmt: skip
-        """All rounds of a scan, for so many lanes; `batched`: the inputs of the body that differ
-        from lane to lane (all); `fixed`: those that are constants."""
-        turns = form.likely_rounds * self.turn(body, form, lanes, batched, fixed)
-        return self.rates.loop_seconds + turns + self._streaming(body, form, lanes, batched)
+        """All rounds of a scan, for a batch of that size; `batched`: the inputs of the body that
+        differ within the batch (all); `fixed`: those that are constants.
+        """
+        turns = form.likely_rounds * self.turn(body, form, batch_size, batched, fixed)
+        return self.rates.loop_seconds + turns + self._streaming(body, form, batch_size, batched)
 
     def turn(
-        self, body: Body, form: ScanForm, lanes: int = 1, batched: Collection[int] | None = None,
+        self, body: Body, form: ScanForm, batch_size: int = 1,
+        batched: Collection[int] | None = None,
         fixed: Collection[int] = (),
     ) -> float:  # fmt: skip
         """One round of a scan, but for the bytes of its sequences."""
@@ -95,16 +99,17 @@ class LoopCosts:
         elements = body.inputs[form.states : form.states + form.sequences]
         moved = len(read.intersection(elements)) + len(body.outputs[form.states :])
         around = self.rates.round_seconds + moved * self.rates.element_seconds
-        return around + self.round(body, lanes, batched, fixed)
+        return around + self.round(body, batch_size, batched, fixed)
 
     def round(
-        self, body: Body, lanes: int = 1, batched: Collection[int] | None = None,
+        self, body: Body, batch_size: int = 1, batched: Collection[int] | None = None,
         fixed: Collection[int] = (),
     ) -> float:  # fmt: skip
-        """One round of a body for so many lanes; `batched`: the inputs that differ from lane to
-        lane (all); `fixed`: those that are constants."""
+        """One round of a body for a batch of that size; `batched`: the inputs that differ from
+        batch element to batch element (all); `fixed`: those that are constants.
+        """
         varies = reached(
-            body.operations, (body.inputs if batched is None else batched) if lanes > 1 else ()
+            body.operations, (body.inputs if batched is None else batched) if batch_size > 1 else ()
         )
         constant = {*fixed, *(c.value for c in body.constants)}
         touched: dict[int, int] = {}
@@ -119,7 +124,7 @@ class LoopCosts:
             if operation.inputs and constant.issuperset(operation.inputs):
                 constant.update(operation.outputs)  # Computed beforehand, or before the loop.
                 continue
-            times = lanes if any(v in varies for v in operation.outputs) else 1
+            times = batch_size if any(v in varies for v in operation.outputs) else 1
             if is_scan(operation):
                 seconds += self._carried(operation, times, varies, constant)
                 continue
@@ -129,47 +134,54 @@ class LoopCosts:
             for value in passed_over(operation, self.rates):
                 if is_kept:
                     kept.add(value)
-                touched[value] = _nbytes(body, value) * (lanes if value in varies else 1)
+                touched[value] = _nbytes(body, value) * (batch_size if value in varies else 1)
                 passes[value] += 1
             if times > 1 and operation.op == "Concat" and not self.rates.has_views:
-                # What is the same for all lanes is there for each, before it is joined to others.
+                # What is the same for the whole batch is there for each, before it is joined to
+                # others.
                 same = [v for v in operation.inputs if v not in varies]
                 spread += 3 * sum(_nbytes(body, v) * times for v in same)
         seconds += self._passing(spread, spread - self.rates.near_nbytes)
         return seconds + self._carrying(touched, passes, made, kept)
 
     def _carried(
-        self, operation: Operation, lanes: int, varies: Collection[int], constant: Collection[int]
+        self,
+        operation: Operation,
+        batch_size: int,
+        varies: Collection[int],
+        constant: Collection[int],
     ) -> float:
-        """A loop in a body, of which some operands differ from lane to lane, or are constants."""
-        scan = lane_scan_of(operation, self.bodies, self.lane_bodies)
-        form, body, lanes = scan.form, self.bodies[scan.body], lanes * scan.rows
+        """A loop in a body, of which some operands differ within the batch, or are constants."""
+        scan = batched_scan_of(operation, self.bodies, self.batched_bodies)
+        form, body, batch_size = scan.form, self.bodies[scan.body], batch_size * scan.rows
         known = [not isinstance(v, int) or v in constant for v in scan.operands]
         differ = [
-            lanes > 1 and (inside or (isinstance(v, int) and v in varies))
+            batch_size > 1 and (inside or (isinstance(v, int) and v in varies))
             for v, inside in zip(scan.operands, scan.batched, strict=True)
         ]
         fixed = tuple([i for i, flag in enumerate(known) if flag and not differ[i]])
-        key = scan.body, form, lanes, tuple(differ), fixed
+        key = scan.body, form, batch_size, tuple(differ), fixed
         if key not in self._known:
-            if lanes > 1:
+            if batch_size > 1:
                 differ[: form.states] = states_that_vary(body, form, differ)
             batched = [v for v, flag in zip(body.inputs, differ, strict=True) if flag]
             first = form.states + form.sequences
             constants = [body.inputs[i] for i in fixed if i >= first]
-            self._known[key] = self.scan(body, form, lanes, batched, constants)
+            self._known[key] = self.scan(body, form, batch_size, batched, constants)
         return self._known[key]
 
     def _streaming(
-        self, body: Body, form: ScanForm, lanes: int, batched: Collection[int] | None
+        self, body: Body, form: ScanForm, batch_size: int, batched: Collection[int] | None
     ) -> float:
         """What elements and what is collected take beside a round, which reads or writes them:
         where there is much of all, they are far; some executors copy them, near to each round."""
         elements = body.inputs[form.states : form.states + form.sequences]
         nbytes = 0
         for value in (*elements, *body.outputs[form.states :]):
-            differs = lanes > 1 and (batched is None or value not in elements or value in batched)
-            nbytes += form.count * _nbytes(body, value) * (lanes if differs else 1)
+            differs = batch_size > 1 and (
+                batched is None or value not in elements or value in batched
+            )
+            nbytes += form.count * _nbytes(body, value) * (batch_size if differs else 1)
         passes = 3 if self.rates.copies_elements else 1
         far = nbytes - self.rates.near_nbytes
         return self._passing(passes * nbytes, far) - self._passing(nbytes, 0)

@@ -10,14 +10,14 @@ from typing import Any
 from stitch import ops
 from stitch.compiler.body_graphs import renumbered, rewritten
 from stitch.compiler.loops.batch_axes import (
+    batched_scan_of,
     by_itself,
-    lane_by_lane,
-    lane_scan_of,
-    lanes_of_lanes,
-    lifted_scan,
+    loop_over_batch,
+    nested_batch,
+    vmap_scan,
 )
 from stitch.compiler.loops.loop_costs import LoopCosts, rates_of
-from stitch.compiler.loops.merged_loops import STRETCHES, MergedRows, merge_loops
+from stitch.compiler.loops.merged_loops import SEGMENTS, MergedRows, merge_loops
 from stitch.compiler.loops.schedules import (
     TABLE,
     Candidate,
@@ -27,7 +27,7 @@ from stitch.compiler.loops.schedules import (
     written_rounds,
 )
 from stitch.errors import UsageError, closest
-from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, lift
+from stitch.graph import BodyBuilder, ComputationGraph, ComputationGraphBuilder, vmap
 from stitch.machine import LoopRates, Machine
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
@@ -47,7 +47,7 @@ class LoopNote:
     schedule: str
     costs: tuple[tuple[str, float], ...] = ()
     without_rule: tuple[str, ...] = ()
-    lanes: int = 0
+    batch_size: int = 0
     merged: str = ""
     executor: str = ""
 
@@ -57,11 +57,11 @@ class LoopNote:
         >>> costs = (("hoisted", 1e-3), ("rounds", 2e-3))
         >>> LoopNote("net.py:3", 64, "hoisted", costs, executor="numpy").text()
         'loop of 64 rounds at net.py:3: hoisted (1 ms by numpy); not rounds (2 ms)'
-        >>> LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3),), lanes=16).text()
+        >>> LoopNote("net.py:3", 64, "blocks", (("blocks", 1e-3),), batch_size=16).text()
         'loop of 64 rounds at net.py:3: blocks of 16 (1 ms)'
         """
         costs = {name: f"{seconds * 1e3:.3g} ms" for name, seconds in self.costs}
-        size = f" of {self.lanes}" if self.lanes else ""
+        size = f" of {self.batch_size}" if self.batch_size else ""
         by = f" by {self.executor}" if self.executor else ""
         taken = f" ({costs.pop(self.schedule)}{by})" if self.schedule in costs else ""
         others = ", ".join(f"{name} ({text})" for name, text in costs.items())
@@ -82,16 +82,17 @@ WriteLoop = Callable[[Any, Body, ScanForm, Sequence[Any], str], Sequence[Any]]
 
 
 class Writing:
-    """Writes operations for lanes, in which others may be; `write_loop` is for loops that are
-    wanted once. `lane_bodies` takes up the bodies of loops over lanes, each no more than a scan
-    that is for all of them, until it is said how such run together; None: it is said."""
+    """Writes operations for batch elements, in which others may be; `write_loop` is for loops that
+    are wanted once. `batched_bodies` takes up the bodies of loops over a batch, each no more than a
+    scan that is for all of them, until it is said how such run together; None: it is said.
+    """
 
     def __init__(
         self, bodies: Sequence[Body], estimates: Sequence[LoopCosts],
         write_loop: WriteLoop | None = None,
-        lane_bodies: set[int] | None = None,
+        batched_bodies: set[int] | None = None,
     ) -> None:  # fmt: skip
-        self.bodies, self.lane_bodies = bodies, lane_bodies
+        self.bodies, self.batched_bodies = bodies, batched_bodies
         #: By the rates of each executor that may compute; and the one that is being asked.
         self.estimates, self.estimate = estimates, estimates[0]
         self._write_loop = write_loop or self.unscheduled
@@ -99,29 +100,29 @@ class Writing:
         self.copies = 1
 
     def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
-        """An operation with a body, or without a rule, for the lanes of a context."""
+        """An operation with a body, or without a rule, for the batch of a context."""
         builder: Any = context.builder
         builder = builder.innermost(context.operands)
-        bodies, kept = self.bodies, self.lane_bodies
+        bodies, kept = self.bodies, self.batched_bodies
         if not is_scan(operation):
             return by_itself(builder, operation, bodies, context, self.written)
         form, body = ScanForm.of(operation), bodies[operation.body]
         if kept is not None and operation.body in kept:
             if any(context.batched):
-                scan = lane_scan_of(operation, bodies, kept)
-                return lanes_of_lanes(builder, scan, bodies, operation, context, self.written)
+                scan = batched_scan_of(operation, bodies, kept)
+                return nested_batch(builder, scan, bodies, operation, context, self.written)
             results = self.unscheduled(builder, body, form, context.operands)
         elif not any(context.batched):
             return self._write_loop(builder, body, form, context.operands, context.location)
         elif form.has_condition:
-            return lane_by_lane(
+            return loop_over_batch(
                 builder, context,
                 lambda operands, inside: self.unscheduled(inside, body, form, operands),
             )  # fmt: skip
         elif kept is None or not form.states or not form.count:
-            return lifted_scan(builder, body, form, context, self.written)
+            return vmap_scan(builder, body, form, context, self.written)
         else:
-            results = lane_by_lane(
+            results = loop_over_batch(
                 builder, context,
                 lambda operands, inside: self.unscheduled(inside, body, form, operands),
             )  # fmt: skip
@@ -149,7 +150,7 @@ class Writing:
 
 
 #: The names that a schedule may be asked for by.
-SCHEDULES = tuple(sorted([*TABLE, STRETCHES]))
+SCHEDULES = tuple(sorted([*TABLE, SEGMENTS]))
 
 
 def check_schedule(schedule: str | None) -> None:
@@ -182,12 +183,12 @@ def schedule_loops(
     """
     notes: list[LoopNote] = []
     rates = rates_of(machine, executor)
-    lane_bodies: set[int] = set()
+    batched_bodies: set[int] = set()
     if any(not form.states for form in _loops(graph)):
-        scheduled = _innermost_first(graph, rates, schedule, lane_bodies)
+        scheduled = _innermost_first(graph, rates, schedule, batched_bodies)
         graph, notes = scheduled.graph, [*scheduled.notes]
     if any(form.states for form in _loops(graph)):
-        merged = merge_loops(graph, rates, schedule, lane_bodies)
+        merged = merge_loops(graph, rates, schedule, batched_bodies)
         scheduled = _outermost_first(merged.graph, rates, schedule)
         graph, notes = scheduled.graph, [*notes, *map(_merged_note, merged.rows), *scheduled.notes]
     return ScheduledLoops(graph, tuple(dict.fromkeys(notes)))
@@ -195,8 +196,8 @@ def schedule_loops(
 
 def _merged_note(rows: MergedRows) -> LoopNote:
     """How loops of one cell run together, or that they do not."""
-    loops = f"in {rows.stretches} loop{'s' * (rows.stretches != 1)}"
-    how = f"{rows.rows} rows of {rows.lengths} lengths {loops if rows.stretches else 'by length'}"
+    loops = f"in {rows.segments} loop{'s' * (rows.segments != 1)}"
+    how = f"{rows.rows} rows of {rows.lengths} lengths {loops if rows.segments else 'by length'}"
     return LoopNote(
         rows.where, rows.count, rows.schedule, rows.costs, merged=how, executor=rows.executor
     )
@@ -209,21 +210,22 @@ def _loops(graph: ComputationGraph) -> Iterator[ScanForm]:
 
 
 def _innermost_first(
-    graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None, lane_bodies: set[int]
+    graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None, batched_bodies: set[int]
 ) -> ScheduledLoops:
     """The loops without states, those around others knowing what became of these. Loops with
-    states that are in them stay loops over lanes: `lane_bodies` takes up their bodies."""
+    states that are in them stay loops over a batch: `batched_bodies` takes up their bodies."""
     builder = ComputationGraphBuilder(graph.name)
     bodies = builder.bodies.bodies
     inside = Writing(
-        bodies, [LoopCosts(each, bodies, lane_bodies) for each in rates], lane_bodies=lane_bodies
+        bodies, [LoopCosts(each, bodies, batched_bodies) for each in rates],
+        batched_bodies=batched_bodies,
     )  # fmt: skip
     notes: list[LoopNote] = []
     now = {ABSENT: ABSENT}
 
     def writing() -> tuple[_Choices, Writing]:
         choices = _Choices(asked, inside, has_states=False)
-        return choices, Writing(bodies, inside.estimates, choices.written, lane_bodies)
+        return choices, Writing(bodies, inside.estimates, choices.written, batched_bodies)
 
     # A body comes after those that its operations carry.
     for index, body in enumerate(graph.bodies):
@@ -235,13 +237,13 @@ def _innermost_first(
                 None if v == ABSENT else within.input(body.values[v].name, body.values[v].type)
                 for v in body.inputs
             ]
-            made = lift(body, given, [False] * len(given), 1, within, its.written)
+            made = vmap(body, given, [False] * len(given), 1, within, its.written)
             body = within.build([result.tensor for result in made.results])
         now[index] = builder.bodies.add(body)
         notes[:0] = choices.notes
     moved = replace(graph, operations=renumbered(graph.operations, now), bodies=tuple(bodies))
     choices, its = writing()
-    return ScheduledLoops(_lifted(moved, builder, its), (*choices.notes, *notes))
+    return ScheduledLoops(_vmapped(moved, builder, its), (*choices.notes, *notes))
 
 
 def _outermost_first(
@@ -254,17 +256,17 @@ def _outermost_first(
     )  # fmt: skip
     choices.inside = writing
     builder = ComputationGraphBuilder(graph.name)
-    return ScheduledLoops(_lifted(graph, builder, writing), tuple(choices.notes))
+    return ScheduledLoops(_vmapped(graph, builder, writing), tuple(choices.notes))
 
 
-def _lifted(
+def _vmapped(
     graph: ComputationGraph, builder: ComputationGraphBuilder, writing: Writing
 ) -> ComputationGraph:
     """A graph with what becomes of its loops."""
 
     def results_of(given: Sequence[Any]) -> Sequence[Any]:
-        lifted = lift(graph, given, [False] * len(given), 1, builder, writing.written)
-        return [result.tensor for result in lifted.results]
+        vmapped = vmap(graph, given, [False] * len(given), 1, builder, writing.written)
+        return [result.tensor for result in vmapped.results]
 
     return rewritten(graph, builder, results_of)
 
@@ -297,7 +299,7 @@ class _Choices:
         # Loops come before those in them.
         self.notes.insert(
             at, LoopNote(where, form.count, taken, tuple(costs), written.without_rule,
-                         candidates[taken].lanes, executor=by[taken]),
+                         candidates[taken].batch_size, executor=by[taken]),
         )  # fmt: skip
         return written.results
 

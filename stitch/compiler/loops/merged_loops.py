@@ -1,5 +1,5 @@
 """Merged loops: the scans of a graph that run one cell, and need nothing of each other, become
-stretches of rounds in which the same rows run, where that costs less than each by itself.
+segments of rounds in which the same rows run, where that costs less than each by itself.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any
 from stitch import ops
 from stitch.compiler.body_graphs import renumbered, rewritten
 from stitch.compiler.loops.batch_axes import (
-    LaneScan,
+    BatchedScan,
+    batched_scan,
+    batched_scan_of,
     by_itself,
     in_rounds,
-    lane_by_lane,
-    lane_scan_of,
-    lanes_of_lanes,
-    lifted_scan,
-    scan_of_lanes,
+    loop_over_batch,
+    nested_batch,
+    vmap_scan,
 )
 from stitch.compiler.loops.hoisting import hoisted, hoisted_form
 from stitch.compiler.loops.loop_costs import LoopCosts
 from stitch.compiler.loops.ragged_segments import (
     Merging,
-    StretchPlan,
+    SegmentPlan,
     planned,
     rows_that_vary,
-    written_stretches,
+    written_segments,
 )
 from stitch.compiler.loops.schedules import can_fail
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, lift
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, vmap
 from stitch.machine import LoopRates
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
 
 # --------------------------------------------------------------------------------------------------
 # Merged loops: the scans of a graph that run one cell, and need nothing of each other, become
-# stretches of rounds in which the same rows run, where that costs less than each by itself.
+# segments of rounds in which the same rows run, where that costs less than each by itself.
 
 # --------------------------------------------------------------------------------------------------
 # Alike scans: which scans of a list of operations run the same cell and need nothing of each
@@ -53,33 +53,33 @@ class AlikeScans:
     """Groups of scans of one cell, each longest first, by how many scans they come after; and that
     number of each operation."""
 
-    groups: tuple[tuple[int, tuple[LaneScan, ...]], ...]
+    groups: tuple[tuple[int, tuple[BatchedScan, ...]], ...]
     stages: tuple[int, ...]
 
 
 def alike_scans(
-    holder: Body, bodies: Sequence[Body], lane_bodies: Collection[int]
+    holder: Body, bodies: Sequence[Body], batched_bodies: Collection[int]
 ) -> AlikeScans:  # fmt: skip
     """The groups of at least two scans of a body, or of a graph as one."""
     names = _equal_values(holder)
     read = {v for o in holder.operations for v in o.inputs} | set(holder.outputs)
     keys: dict[int, Hashable] = {}
-    scans: dict[int, LaneScan] = {}
+    scans: dict[int, BatchedScan] = {}
     for number, operation in enumerate(holder.operations):
         if not is_scan(operation):
             continue
-        found = lane_scan_of(operation, bodies, lane_bodies)
+        found = batched_scan_of(operation, bodies, batched_bodies)
         if found.form.states and found.form.count and not found.form.has_condition:
             wanted = tuple([v if v in read else ABSENT for v in found.results])
-            scans[number] = LaneScan(
-                operation, found.body, found.form, found.lanes, found.operands, found.batched,
+            scans[number] = BatchedScan(
+                operation, found.body, found.form, found.batch_size, found.operands, found.batched,
                 wanted,
             )  # fmt: skip
             keys[number] = _cell(found, names)
     many = {key for key, times in Counter(keys.values()).items() if times > 1}
     after: dict[int, int] = {}
     stages: list[int] = []
-    groups: dict[tuple[Hashable, int], list[LaneScan]] = {}
+    groups: dict[tuple[Hashable, int], list[BatchedScan]] = {}
     for number, operation in enumerate(holder.operations):
         stage = max((after.get(v, 0) for v in operation.inputs), default=0)
         stages.append(stage)
@@ -95,9 +95,9 @@ def alike_scans(
     return AlikeScans(tuple(listed), tuple(stages))
 
 
-def _cell(scan: LaneScan, names: Mapping[int, Hashable]) -> Hashable:
+def _cell(scan: BatchedScan, names: Mapping[int, Hashable]) -> Hashable:
     """Equal for scans of one cell: what all their rounds share is the same, where it is the same
-    for all lanes."""
+    for the whole batch."""
     form, first = scan.form, scan.form.states + scan.form.sequences
     shared = [
         None if batched else names.get(v, v) if isinstance(v, int) else data_name(v)
@@ -106,7 +106,7 @@ def _cell(scan: LaneScan, names: Mapping[int, Hashable]) -> Hashable:
     return scan.body, form.states, form.sequences, form.collected, tuple(shared)
 
 
-def same_operands(scans: Sequence[LaneScan], data: Mapping[int, Array]) -> tuple[bool, ...]:
+def same_operands(scans: Sequence[BatchedScan], data: Mapping[int, Array]) -> tuple[bool, ...]:
     """Which operands are one value in all scans of a group; `data`: of constants."""
     form = scans[0].form
     found = []
@@ -143,11 +143,11 @@ def _equal_values(holder: Body) -> dict[int, Hashable]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What scans of one cell cost, each length by itself and in stretches.
+# What scans of one cell cost, each length by itself and in segments.
 
-#: The most stretches of one group, and the most operations that they may be written as.
-MOST_STRETCHES, MOST_WRITTEN = 32, 2048
-#: Operations beside its body that a stretch is, for each state, sequence and result.
+#: The most segments of one group, and the most operations that they may be written as.
+MOST_SEGMENTS, MOST_WRITTEN = 32, 2048
+#: Operations beside its body that a segment is, for each state, sequence and result.
 _BESIDE = 2
 
 
@@ -177,9 +177,9 @@ class CellCosts:
                 ) + self._scan(parts.rest, hoisted_form(parts, its), rows)
         return costs
 
-    def stretches(
+    def segments(
         self, lengths: Sequence[int], read: Collection[int], *, may_run_on: bool
-    ) -> tuple[StretchPlan, float] | None:
+    ) -> tuple[SegmentPlan, float] | None:
         """The cheapest plan for rows of these lengths, longest first, and what it costs; None where
         there is none. `read`: the results of the body that somebody reads of all rounds."""
         rates, body = self.estimate.rates, self.body
@@ -191,13 +191,13 @@ class CellCosts:
             lambda rows: self.estimate.turn(body, self.form, rows, self._varies(body), self.fixed),
             rates.loop_seconds + _BESIDE * sides * rates.movement_seconds,
             kept / rates.near_bytes_per_second,
-            max(1, min(MOST_STRETCHES, most)),
+            max(1, min(MOST_SEGMENTS, most)),
             may_run_on=may_run_on,
         )
         if found is None:
             return None
         plan, seconds = found
-        for each in plan.stretches:
+        for each in plan.segments:
             costs = self.by_schedule([(each.count, each.rows)])
             seconds += min(costs.values()) - costs["rounds"]
         return plan, seconds + self._moving(plan, read)
@@ -213,7 +213,7 @@ class CellCosts:
         flags = [*self.batched[:first], *[True] * more, *self.batched[first:]]
         return [v for v, flag in zip(cell.inputs, flags, strict=True) if flag]
 
-    def _moving(self, plan: StretchPlan, read: Collection[int]) -> float:
+    def _moving(self, plan: SegmentPlan, read: Collection[int]) -> float:
         """What it takes to bring elements into the order of rounds, and results back."""
         body, form = self.body, self.form
         moved = [*body.inputs[form.states : form.states + form.sequences]]
@@ -223,13 +223,13 @@ class CellCosts:
 
 
 #: The name of the schedule.
-STRETCHES = "stretches"
+SEGMENTS = "segments"
 
 
 @dataclass(frozen=True, slots=True)
 class MergedRows:
     """What became of scans of one cell: the rounds of the longest, the schedule that they have, how
-    many rows they are, of how many lengths, in how many stretches they run (none: each length by
+    many rows they are, of how many lengths, in how many segments they run (none: each length by
     itself), and by whose rates."""
 
     where: str
@@ -237,7 +237,7 @@ class MergedRows:
     schedule: str
     rows: int
     lengths: int
-    stretches: int
+    segments: int
     costs: tuple[tuple[str, float], ...]
     executor: str
 
@@ -252,13 +252,15 @@ class MergedLoops:
 
 def merge_loops(
     graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
-    lane_bodies: Collection[int],
+    batched_bodies: Collection[int],
 ) -> MergedLoops:  # fmt: skip
     """The graph with scans of one cell merged where that costs less, or where `asked`, a schedule,
-    says so; loops whose body is among `lane_bodies` are scans of all their lanes after it."""
+    says so; loops whose body is among `batched_bodies` are scans of all their batch elements after
+    it.
+    """
     lists = (whole_graph(graph), *graph.bodies)
-    if lane_bodies or any(alike_scans(each, graph.bodies, ()).groups for each in lists):
-        return _Merging(graph, rates, asked, lane_bodies).run()
+    if batched_bodies or any(alike_scans(each, graph.bodies, ()).groups for each in lists):
+        return _Merging(graph, rates, asked, batched_bodies).run()
     return MergedLoops(graph, ())
 
 
@@ -273,14 +275,14 @@ class _Chosen:
 class _Merging:
     def __init__(
         self, graph: ComputationGraph, rates: Sequence[LoopRates], asked: str | None,
-        lane_bodies: Collection[int],
+        batched_bodies: Collection[int],
     ) -> None:  # fmt: skip
         self.builder = ComputationGraphBuilder(graph.name)
         # Those of the graph come first, then those that are written.
         now = self.builder.bodies.add_all(graph.bodies)
         self.bodies: Sequence[Body] = self.builder.bodies.bodies
         self.graph = replace(graph, operations=renumbered(graph.operations, now))
-        self.lane_bodies = {now[body] for body in lane_bodies}
+        self.batched_bodies = {now[body] for body in batched_bodies}
         self.asked = asked
         self.estimates = [LoopCosts(each, self.bodies) for each in rates]
         self.rows: list[MergedRows] = []
@@ -296,14 +298,14 @@ class _Merging:
 
     def _written(self, holder: Body, given: Sequence[Any], builder: Any) -> list[Any]:
         """The outputs of a body on these operands."""
-        alike = alike_scans(holder, self.bodies, self.lane_bodies)
+        alike = alike_scans(holder, self.bodies, self.batched_bodies)
         chosen = [
             _Chosen(stage, merging)
             for stage, group in alike.groups
             if (merging := self._merging(group, holder)) is not None
         ]
         if not chosen:
-            results = lift(holder, given, [False] * len(given), 1, builder, self._lifted).results
+            results = vmap(holder, given, [False] * len(given), 1, builder, self._vmapped).results
             return [result.tensor for result in results]
         merged = {id(scan.operation) for each in chosen for scan in each.merging.scans}
         data = {constant.value: constant.data for constant in holder.constants}
@@ -332,18 +334,18 @@ class _Merging:
             )
             part = Body(tuple(needs), tuple(made), holder.values, operations)
             taken = [tensor(v) for v in needs]
-            results = lift(part, taken, [False] * len(taken), 1, builder, self._lifted).results
+            results = vmap(part, taken, [False] * len(taken), 1, builder, self._vmapped).results
             at |= dict(zip(made, [result.tensor for result in results], strict=True))
             for each in chosen:
                 if each.stage == stage:
-                    at |= self._stretches(each.merging, tensor, builder)
+                    at |= self._segments(each.merging, tensor, builder)
         return [tensor(v) for v in holder.outputs]
 
-    def _stretches(self, merging: Merging, tensor: Any, builder: Any) -> dict[int, Any]:
+    def _segments(self, merging: Merging, tensor: Any, builder: Any) -> dict[int, Any]:
         """The results of merged scans, by their values."""
         operands = [list(map(tensor, scan.operands)) for scan in merging.scans]
         with builder.at(merging.scans[0].operation.location):
-            results = written_stretches(builder, merging, operands, self._lifted)
+            results = written_segments(builder, merging, operands, self._vmapped)
         return {
             v: result
             for scan, each in zip(merging.scans, results, strict=True)
@@ -351,20 +353,20 @@ class _Merging:
             if v != ABSENT
         }
 
-    def _lifted(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
-        """An operation with a body, or without a rule, for the lanes of a context."""
+    def _vmapped(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
+        """An operation with a body, or without a rule, for the batch of a context."""
         builder: Any = context.builder
         builder = builder.innermost(context.operands)
         bodies = self.bodies
         if not is_scan(operation):
-            return by_itself(builder, operation, bodies, context, self._lifted)
+            return by_itself(builder, operation, bodies, context, self._vmapped)
         form, body = ScanForm.of(operation), bodies[operation.body]
-        if operation.body in self.lane_bodies:
-            scan = lane_scan_of(operation, bodies, self.lane_bodies)
-            write = lanes_of_lanes if any(context.batched) else scan_of_lanes
-            return write(builder, scan, bodies, operation, context, self._lifted)
+        if operation.body in self.batched_bodies:
+            scan = batched_scan_of(operation, bodies, self.batched_bodies)
+            write = nested_batch if any(context.batched) else batched_scan
+            return write(builder, scan, bodies, operation, context, self._vmapped)
         if any(context.batched) and form.has_condition:
-            return lane_by_lane(
+            return loop_over_batch(
                 builder, context,
                 lambda operands, inside: in_rounds(
                     inside, body, form, operands,
@@ -372,7 +374,7 @@ class _Merging:
                 ),
             )  # fmt: skip
         if any(context.batched):
-            return lifted_scan(builder, body, form, context, self._lifted)
+            return vmap_scan(builder, body, form, context, self._vmapped)
         return in_rounds(
             builder, body, form, context.operands,
             lambda given, inside: self._written(body, given, inside),
@@ -380,7 +382,7 @@ class _Merging:
 
     # Choice ------------------------------------------------------------------------------------
 
-    def _merging(self, scans: tuple[LaneScan, ...], holder: Body) -> Merging | None:
+    def _merging(self, scans: tuple[BatchedScan, ...], holder: Body) -> Merging | None:
         """How a group is merged; None where each by itself costs less, or is asked for."""
         bodies, form = self.bodies, scans[0].form
         body, first = bodies[scans[0].body], form.states + form.sequences
@@ -395,21 +397,21 @@ class _Merging:
         may_run_on = not can_fail(body, form, bodies, elements=False)
         costs: dict[str, float] = {}
         by: dict[str, str] = {}
-        plan: StretchPlan | None = None
+        plan: SegmentPlan | None = None
         for estimate in self.estimates:
             cell = CellCosts(estimate, body, form, batched, fixed)
             its = cell.by_schedule((scan.form.count, scan.rows) for scan in scans)
-            found = cell.stretches(lengths, gives, may_run_on=may_run_on)
+            found = cell.segments(lengths, gives, may_run_on=may_run_on)
             if found is not None:
-                its[STRETCHES] = found[1]
+                its[SEGMENTS] = found[1]
             for name, seconds in its.items():
                 if seconds < costs.get(name, math.inf):
                     costs[name], by[name] = seconds, estimate.rates.executor
-                    plan = found[0] if found is not None and name == STRETCHES else plan
+                    plan = found[0] if found is not None and name == SEGMENTS else plan
         taken = min(costs, key=lambda name: (costs[name], name))
         taken = self.asked if self.asked in costs else taken
-        plan = plan if taken == STRETCHES else None
-        many = 0 if plan is None else len(plan.stretches)
+        plan = plan if taken == SEGMENTS else None
+        many = 0 if plan is None else len(plan.segments)
         if many or len(set(lengths)) > 1:
             listed = tuple(sorted(costs.items(), key=lambda item: item[1]))
             where, each = scans[0].operation.location, len(set(lengths))

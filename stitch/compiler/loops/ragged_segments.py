@@ -1,9 +1,9 @@
-"""The plan of stretches: between which rounds the same rows run together.
+"""The plan of segments: between which rounds the same rows run together.
 
-Rows are numbered longest first, so that those still running are the first. A stretch may run on for
+Rows are numbered longest first, so that those still running are the first. A segment may run on for
 rows that end in it: what these compute past their end nobody reads.
 
-Stretches, written down: scans of one cell as one scan for each stretch of rounds in which the
+Segments, written down: scans of one cell as one scan for each segment of rounds in which the
 same rows run.
 
 Elements are taken so that those of a round lie together, for all rounds at once; what the rounds
@@ -18,19 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from stitch.compiler.loops.batch_axes import LaneScan, in_lanes, states_that_vary
-from stitch.graph import BodyBuilder, Unliftable, lift, scan_in_body
+from stitch.compiler.loops.batch_axes import BatchedScan, states_that_vary, with_batch_axis
+from stitch.graph import BodyBuilder, WriteUnbatched, scan_in_body, vmap
 from stitch.program import ABSENT, Array, Body, ScanForm
 
 # --------------------------------------------------------------------------------------------------
-# The plan of stretches: between which rounds the same rows run together.
+# The plan of segments: between which rounds the same rows run together.
 
-#: Of more lengths than that, only so many are weighed as ends of stretches.
+#: Of more lengths than that, only so many are weighed as ends of segments.
 MOST_LENGTHS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class RowStretch:
+class RowSegment:
     """Some rounds of the first rows; of these the first `going_on` are not at their end after it.
 
     `is_exact`: all others end with its last round.
@@ -44,47 +44,47 @@ class RowStretch:
 
 
 @dataclass(frozen=True, slots=True)
-class StretchPlan:
-    """The lengths of the rows, longest first, and the stretches."""
+class SegmentPlan:
+    """The lengths of the rows, longest first, and the segments."""
 
     lengths: tuple[int, ...]
-    stretches: tuple[RowStretch, ...]
+    segments: tuple[RowSegment, ...]
 
     @property
     def size(self) -> int:
         """Rounds of rows, those past the end of a row among them."""
-        return sum(s.count * s.rows for s in self.stretches)
+        return sum(s.count * s.rows for s in self.segments)
 
     def round_of(self) -> tuple[Array, Array]:
-        """In the order in which stretches run, the row and the round of each round of a row.
+        """In the order in which segments run, the row and the round of each round of a row.
 
-        >>> plan = StretchPlan((3, 1), (RowStretch(0, 1, 2, 1, True), RowStretch(1, 2, 1, 0, True)))
+        >>> plan = SegmentPlan((3, 1), (RowSegment(0, 1, 2, 1, True), RowSegment(1, 2, 1, 0, True)))
         >>> [each.tolist() for each in plan.round_of()]
         [[0, 1, 0, 0], [0, 0, 1, 2]]
         """
-        rows = [np.tile(np.arange(s.rows), s.count) for s in self.stretches]
-        rounds = [s.first + np.repeat(np.arange(s.count), s.rows) for s in self.stretches]
+        rows = [np.tile(np.arange(s.rows), s.count) for s in self.segments]
+        rounds = [s.first + np.repeat(np.arange(s.count), s.rows) for s in self.segments]
         return np.concatenate(rows), np.concatenate(rounds)
 
     def places(self, rows: Array, rounds: Array) -> Array:
         """Where in that order rounds of rows are."""
-        firsts = np.array([s.first for s in self.stretches])
-        widths = np.array([s.rows for s in self.stretches])
-        sizes = np.array([s.count * s.rows for s in self.stretches])
+        firsts = np.array([s.first for s in self.segments])
+        widths = np.array([s.rows for s in self.segments])
+        sizes = np.array([s.count * s.rows for s in self.segments])
         at = np.searchsorted(firsts, rounds, side="right") - 1
         found: Array = (np.cumsum(sizes) - sizes)[at] + (rounds - firsts[at]) * widths[at] + rows
         return found
 
 
 def planned(
-    lengths: Sequence[int], round_seconds: Callable[[int], float], stretch_seconds: float,
+    lengths: Sequence[int], round_seconds: Callable[[int], float], segment_seconds: float,
     kept_seconds: float, most: int, *, may_run_on: bool,
-) -> tuple[StretchPlan, float] | None:  # fmt: skip
-    """The cheapest plan of at most so many stretches for rows of these lengths, longest first, and
+) -> tuple[SegmentPlan, float] | None:  # fmt: skip
+    """The cheapest plan of at most so many segments for rows of these lengths, longest first, and
     what it costs; None where there is none.
 
-    `round_seconds`: of a round of so many rows; `stretch_seconds`: what each stretch takes beside
-    its rounds; `kept_seconds`: what a row takes more for a round of a stretch in which some end.
+    `round_seconds`: of a round of so many rows; `segment_seconds`: what each segment takes beside
+    its rounds; `kept_seconds`: what a row takes more for a round of a segment in which some end.
     """
     ends = np.unique(np.array(lengths))
     if len(ends) > most and not may_run_on:
@@ -98,31 +98,31 @@ def planned(
     running = [int(np.sum(falling > begin)) for begin in begins]
     each = np.array([round_seconds(n) for n in running])
     inexact = np.array([len(np.unique(falling[falling > begin])) for begin in begins])
-    # By first round and end: what a stretch costs, infinite where it would end before it begins.
+    # By first round and end: what a segment costs, infinite where it would end before it begins.
     spans = (ends[None, :] - begins[:, None]).astype(float)
     after = np.array([len(np.unique(falling[falling > end])) for end in ends])
     ending = inexact[:, None] - after[None, :]
     cost = spans * (each[:, None] + kept_seconds * np.array(running)[:, None] * (ending > 1))
-    cost = np.where((spans > 0) & ((ending <= 1) | may_run_on), cost + stretch_seconds, np.inf)
+    cost = np.where((spans > 0) & ((ending <= 1) | may_run_on), cost + segment_seconds, np.inf)
     chosen = _cheapest(cost, most)
     if chosen is None:
         return None
-    stretches, total, at = [], 0.0, 0
+    segments, total, at = [], 0.0, 0
     for end in chosen:
         total += float(cost[at, end])
         going_on = running[end + 1] if end + 1 < len(ends) else 0
-        stretches.append(
-            RowStretch(
+        segments.append(
+            RowSegment(
                 int(begins[at]), int(spans[at, end]), running[at], going_on,
                 bool(ending[at, end] <= 1),
             )
         )  # fmt: skip
         at = end + 1
-    return StretchPlan(tuple(map(int, lengths)), tuple(stretches)), total
+    return SegmentPlan(tuple(map(int, lengths)), tuple(segments)), total
 
 
 def _cheapest(cost: Array, most: int) -> list[int] | None:
-    """The ends of the stretches of the cheapest way from the first round to the last, of at most so
+    """The ends of the segments of the cheapest way from the first round to the last, of at most so
     many; `cost[i, j]`: of one from begin i to end j."""
     many = len(cost)
     best = np.full(many + 1, np.inf)
@@ -144,20 +144,20 @@ def _cheapest(cost: Array, most: int) -> list[int] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Stretches, written down: scans of one cell as one scan for each stretch of rounds in which the
+# Segments, written down: scans of one cell as one scan for each segment of rounds in which the
 # same rows run.
 
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """Scans of one body, longest first, in stretches; which operands are one value in all scans;
+    """Scans of one body, longest first, in segments; which operands are one value in all scans;
     which inputs of the body differ from row to row."""
 
-    scans: tuple[LaneScan, ...]
+    scans: tuple[BatchedScan, ...]
     body: Body
     same: tuple[bool, ...]
     batched: tuple[bool, ...]
-    plan: StretchPlan
+    plan: SegmentPlan
 
     @property
     def form(self) -> ScanForm:
@@ -169,7 +169,9 @@ class Merging:
         return [0, *np.cumsum([scan.rows for scan in self.scans]).tolist()]
 
 
-def rows_that_vary(scans: Sequence[LaneScan], body: Body, same: Sequence[bool]) -> tuple[bool, ...]:
+def rows_that_vary(
+    scans: Sequence[BatchedScan], body: Body, same: Sequence[bool]
+) -> tuple[bool, ...]:
     """Which inputs of the body differ from row to row; `same`: operands that are one value in all
     scans."""
     form = scans[0].form
@@ -179,21 +181,24 @@ def rows_that_vary(scans: Sequence[LaneScan], body: Body, same: Sequence[bool]) 
     return (*states_that_vary(body, form, differs), *differs[form.states :])
 
 
-def written_stretches(
-    builder: Any, merging: Merging, operands: Sequence[Sequence[Any]], unliftable: Unliftable
+def written_segments(
+    builder: Any,
+    merging: Merging,
+    operands: Sequence[Sequence[Any]],
+    write_unbatched: WriteUnbatched,
 ) -> list[list[Any]]:
     """The results of each scan on its operands, None where nobody reads them."""
-    return _StretchWriting(builder, merging, operands, unliftable).run()
+    return _SegmentWriting(builder, merging, operands, write_unbatched).run()
 
 
-class _StretchWriting:
+class _SegmentWriting:
     """One group of scans under way."""
 
     def __init__(
         self, builder: Any, merging: Merging, operands: Sequence[Sequence[Any]],
-        unliftable: Unliftable,
+        write_unbatched: WriteUnbatched,
     ) -> None:  # fmt: skip
-        self.builder, self.merging, self.unliftable = builder, merging, unliftable
+        self.builder, self.merging, self.write_unbatched = builder, merging, write_unbatched
         self.operands = operands
         self.scans, self.plan, self.form = merging.scans, merging.plan, merging.form
         self.starts = merging.starts()
@@ -215,15 +220,15 @@ class _StretchWriting:
         given: list[Mapping[int, Any]] = []
         ends: list[list[Any]] = []
         at = 0
-        for stretch in self.plan.stretches:
-            size = stretch.count * stretch.rows
-            taken = [self._part(e, at, at + size, stretch) for e in elements]
-            after, collected = self._stretch(stretch, states, taken, shared)
+        for segment in self.plan.segments:
+            size = segment.count * segment.rows
+            taken = [self._part(e, at, at + size, segment) for e in elements]
+            after, collected = self._segment(segment, states, taken, shared)
             at += size
             given.append(collected)
-            ends.append(self._ends(stretch, after, collected))
-            states = [self._first(s, i, stretch.going_on) for i, s in enumerate(after)]
-            shared = [self._first(s, first + i, stretch.going_on) for i, s in enumerate(shared)]
+            ends.append(self._ends(segment, after, collected))
+            states = [self._first(s, i, segment.going_on) for i, s in enumerate(after)]
+            shared = [self._first(s, first + i, segment.going_on) for i, s in enumerate(shared)]
         lasts = [self._lasts(i, ends) for i in range(form.states)]
         results = [self._unpacked(j, given) for j in range(form.collected)]
         return [
@@ -239,9 +244,9 @@ class _StretchWriting:
         if not self.merging.batched[index]:
             return self.operands[0][index]
         if self.merging.same[index]:
-            return in_lanes(self.builder, self.operands[0][index], False, self.rows)
+            return with_batch_axis(self.builder, self.operands[0][index], False, self.rows)
         rows = [
-            in_lanes(self.builder, given[index], scan.batched[index], scan.rows)
+            with_batch_axis(self.builder, given[index], scan.batched[index], scan.rows)
             for scan, given in zip(self.scans, self.operands, strict=True)
         ]
         return self.builder.concat(rows, 0) if len(rows) > 1 else rows[0]
@@ -254,14 +259,14 @@ class _StretchWriting:
         begins, parts, base = np.zeros(self.rows, np.int64), [], 0
         is_backward = np.zeros(self.rows, bool)
         for number, scan in enumerate(self.scans):
-            lanes = slice(self.starts[number], self.starts[number + 1])
+            own_rows = slice(self.starts[number], self.starts[number + 1])
             given, count = self.operands[number][index], scan.form.count
-            is_backward[lanes] = scan.form.taken_backward[index - self.form.states]
+            is_backward[own_rows] = scan.form.taken_backward[index - self.form.states]
             if scan.batched[index]:
-                given = self.builder.reshape(given, (scan.lanes * count, *given.shape[2:]))
-                begins[lanes] = base + np.arange(scan.lanes) * count
+                given = self.builder.reshape(given, (scan.batch_size * count, *given.shape[2:]))
+                begins[own_rows] = base + np.arange(scan.batch_size) * count
             else:
-                begins[lanes] = base
+                begins[own_rows] = base
             parts.append(given)
             base += given.shape[0]
         numbers = begins[rows] + np.where(
@@ -270,10 +275,10 @@ class _StretchWriting:
         whole = self.builder.concat(parts, 0) if len(parts) > 1 else parts[0]
         return self._taken(whole, numbers)
 
-    def _part(self, packed: Any, first: int, end: int, stretch: RowStretch) -> Any:
-        """The elements of a stretch: [rounds, rows, *element]."""
+    def _part(self, packed: Any, first: int, end: int, segment: RowSegment) -> Any:
+        """The elements of a segment: [rounds, rows, *element]."""
         part = packed if end - first == packed.shape[0] else packed[first:end]
-        return self.builder.reshape(part, (stretch.count, stretch.rows, *packed.shape[1:]))
+        return self.builder.reshape(part, (segment.count, segment.rows, *packed.shape[1:]))
 
     def _first(self, tensor: Any, index: int, rows: int) -> Any:
         """Of what differs from row to row, the first rows."""
@@ -283,59 +288,59 @@ class _StretchWriting:
 
     # Rounds ------------------------------------------------------------------------------------
 
-    def _stretch(
-        self, stretch: RowStretch, states: Sequence[Any], elements: Sequence[Any],
+    def _segment(
+        self, segment: RowSegment, states: Sequence[Any], elements: Sequence[Any],
         shared: Sequence[Any],
     ) -> tuple[Sequence[Any], Mapping[int, Any]]:  # fmt: skip
-        """The states after a stretch, and what is read of its rounds, by result of the body."""
+        """The states after a segment, and what is read of its rounds, by result of the body."""
         form, batched = self.form, self.merging.batched
         many = form.states
         flags = [*batched[:many], *[True] * len(elements), *batched[many + form.sequences :]]
         read = [many + j for j, wanted in enumerate(self.wants) if wanted]
-        if not stretch.is_exact:
+        if not segment.is_exact:
             read += [self.kept[i] for i, wanted in enumerate(self.wants_last) if wanted]
         read = sorted(set(read))
 
         def round_(inside: BodyBuilder, before: Sequence[Any], taken: Sequence[Any]) -> Any:
-            results = lift(
+            results = vmap(
                 self.merging.body,
                 [*before, *taken, *shared],
                 flags,
-                stretch.rows,
+                segment.rows,
                 inside,
-                self.unliftable,
+                self.write_unbatched,
             ).results
-            every = [in_lanes(inside, r.tensor, r.is_batched, stretch.rows) for r in results]
+            every = [with_batch_axis(inside, r.tensor, r.is_batched, segment.rows) for r in results]
             after = [
                 whole if varies else r.tensor
                 for whole, r, varies in zip(every, results, batched[:many], strict=False)
             ]
             return after, [every[number] for number in read]
 
-        after, given = scan_in_body(self.builder, round_, states, elements, count=stretch.count)
+        after, given = scan_in_body(self.builder, round_, states, elements, count=segment.count)
         return after, dict(zip(read, given, strict=True))
 
     # What comes out ----------------------------------------------------------------------------
 
     def _ends(
-        self, stretch: RowStretch, after: Sequence[Any], given: Mapping[int, Any]
+        self, segment: RowSegment, after: Sequence[Any], given: Mapping[int, Any]
     ) -> list[Any]:  # fmt: skip
-        """The last states of the rows that end in a stretch, None where nobody reads them."""
+        """The last states of the rows that end in a segment, None where nobody reads them."""
         found: list[Any] = []
-        ended = np.arange(stretch.going_on, stretch.rows)
+        ended = np.arange(segment.going_on, segment.rows)
         for i, state in enumerate(after):
             if not self.wants_last[i]:
                 found.append(None)
-            elif stretch.is_exact:
-                whole = in_lanes(self.builder, state, self.merging.batched[i], stretch.rows)
-                found.append(whole[stretch.going_on :] if stretch.going_on else whole)
+            elif segment.is_exact:
+                whole = with_batch_axis(self.builder, state, self.merging.batched[i], segment.rows)
+                found.append(whole[segment.going_on :] if segment.going_on else whole)
             else:
                 each = given[self.kept[i]]
                 flat = self.builder.reshape(
-                    each, (stretch.count * stretch.rows, *each.shape[2:])
+                    each, (segment.count * segment.rows, *each.shape[2:])
                 )  # fmt: skip
-                rounds = self.lengths[ended] - 1 - stretch.first
-                found.append(self._taken(flat, rounds * stretch.rows + ended))
+                rounds = self.lengths[ended] - 1 - segment.first
+                found.append(self._taken(flat, rounds * segment.rows + ended))
         return found
 
     def _lasts(self, state: int, ends: Sequence[Sequence[Any]]) -> Any:
@@ -345,13 +350,13 @@ class _StretchWriting:
         parts = [each[state] for each in reversed(ends)]
         return self.builder.concat(parts, 0) if len(parts) > 1 else parts[0]
 
-    def _of_scan(self, rows: Any, number: int, scan: LaneScan) -> Any:
+    def _of_scan(self, rows: Any, number: int, scan: BatchedScan) -> Any:
         """What is of one scan, of a tensor with all rows."""
         if rows is None:
             return None
         first, end = self.starts[number], self.starts[number + 1]
         part = rows if end - first == self.rows else rows[first:end]
-        return part if scan.lanes else self.builder.reshape(part, part.shape[1:])
+        return part if scan.batch_size else self.builder.reshape(part, part.shape[1:])
 
     def _unpacked(self, collected: int, given: Sequence[Mapping[int, Any]]) -> list[Any]:
         """What rounds give, by scan."""
@@ -360,7 +365,7 @@ class _StretchWriting:
         each_part = [each[self.form.states + collected] for each in given]
         parts = [
             self.builder.reshape(part, (s.count * s.rows, *part.shape[2:]))
-            for s, part in zip(self.plan.stretches, each_part, strict=True)
+            for s, part in zip(self.plan.segments, each_part, strict=True)
         ]
         whole = self.builder.concat(parts, 0) if len(parts) > 1 else parts[0]
         places = []
@@ -377,9 +382,9 @@ class _StretchWriting:
         for scan, each in zip(self.scans, places, strict=True):
             part = found if len(each) == found.shape[0] else found[at : at + len(each)]
             at += len(each)
-            lanes = (scan.lanes,) if scan.lanes else ()
+            batch = (scan.batch_size,) if scan.batch_size else ()
             results.append(
-                self.builder.reshape(part, (*lanes, scan.form.count, *found.shape[1:]))
+                self.builder.reshape(part, (*batch, scan.form.count, *found.shape[1:]))
             )  # fmt: skip
         return results
 

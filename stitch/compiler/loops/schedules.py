@@ -37,13 +37,13 @@ from stitch.compiler.dependence import reached
 from stitch.compiler.loops.batch_axes import (
     elements_in_order,
     from_last_to_first,
-    in_lanes,
     in_rounds,
     results_in_order,
+    with_batch_axis,
 )
 from stitch.compiler.loops.hoisting import Hoisted, hoisted, hoisted_form
 from stitch.compiler.loops.loop_costs import LoopCosts
-from stitch.graph import BodyBuilder, Lifted, Unliftable, lift, scan, scan_in_body
+from stitch.graph import BodyBuilder, VmapResult, WriteUnbatched, scan, scan_in_body, vmap
 from stitch.ops import RESHAPING, definition_of
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
@@ -78,7 +78,7 @@ class Candidate:
 
     seconds: float
     write: Callable[[Any, Sequence[Any]], WrittenLoop]
-    lanes: int = 0
+    batch_size: int = 0
 
 
 class Surroundings(Protocol):
@@ -93,7 +93,7 @@ class Surroundings(Protocol):
         """The bodies that operations carry."""
 
     def written(self, operation: Operation, context: ops.BatchingContext) -> Sequence[Any]:
-        """An operation with a body, or without a batching rule, for the lanes of a context."""
+        """An operation with a body, or without a batching rule, for the batch of a context."""
 
     def least_seconds(self, loop: Loop) -> float:
         """What a loop costs that is scheduled as it will be."""
@@ -122,7 +122,7 @@ def written_rounds(
     """The results of a loop that stays one."""
 
     def written(given: Sequence[Any], inside: BodyBuilder) -> Sequence[Any]:
-        results = lift(body, given, [False] * len(given), 1, inside, around.written).results
+        results = vmap(body, given, [False] * len(given), 1, inside, around.written).results
         return [r.tensor for r in results]
 
     return tuple(in_rounds(builder, body, form, operands, written))
@@ -143,11 +143,13 @@ def batch(loop: Loop, around: Surroundings) -> Candidate | None:
         ordered = elements_in_order(builder, form, operands)
         shared = operands[form.sequences :]
         flags = [*[True] * len(ordered), *[False] * len(shared)]
-        lifted = lift(body, [*ordered, *shared], flags, form.count, builder, around.written)
-        results = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in lifted.results]
+        vmapped = vmap(body, [*ordered, *shared], flags, form.count, builder, around.written)
+        results = [
+            with_batch_axis(builder, r.tensor, r.is_batched, form.count) for r in vmapped.results
+        ]
         return WrittenLoop(
             tuple(results_in_order(builder, form, results)),
-            tuple(sorted({o.op for o in lifted.without_rule if o.body < 0})),
+            tuple(sorted({o.op for o in vmapped.without_rule if o.body < 0})),
         )
 
     takes = body.inputs[: form.sequences]
@@ -164,10 +166,12 @@ def blocks(loop: Loop, around: Surroundings) -> Candidate | None:
     form = loop.form
     if form.states or not form.sequences or form.count < 3:
         return None
-    costs = {lanes: _seconds(loop, lanes, around) for lanes in _sizes(form.count)}
+    costs = {batch_size: _seconds(loop, batch_size, around) for batch_size in _sizes(form.count)}
     # Of two that cost the same, the one that needs less memory.
-    lanes = min(costs, key=lambda each: (costs[each], each))
-    return Candidate(costs[lanes], lambda b, o: written_blocks(b, loop, lanes, o, around), lanes)
+    batch_size = min(costs, key=lambda each: (costs[each], each))
+    return Candidate(
+        costs[batch_size], lambda b, o: written_blocks(b, loop, batch_size, o, around), batch_size
+    )
 
 
 def _sizes(count: int) -> Sequence[int]:
@@ -183,44 +187,44 @@ def _sizes(count: int) -> Sequence[int]:
     return sorted(sizes)
 
 
-def _seconds(loop: Loop, lanes: int, around: Surroundings) -> float:
+def _seconds(loop: Loop, batch_size: int, around: Surroundings) -> float:
     """What a loop costs that is computed so many rounds at a time."""
     form, estimate = loop.form, around.estimate
     takes = loop.body.inputs[: form.sequences]
-    groups, rest = divmod(form.count, lanes)
+    groups, rest = divmod(form.count, batch_size)
     scan = ScanForm(groups, 0, form.sequences, form.collected, (), ())
-    seconds = estimate.scan(loop.body, scan, lanes, takes, loop.fixed)
+    seconds = estimate.scan(loop.body, scan, batch_size, takes, loop.fixed)
     if rest:
         seconds += estimate.round(loop.body, rest, takes, loop.fixed)
     return seconds
 
 
 def written_blocks(
-    builder: Any, loop: Loop, lanes: int, operands: Sequence[Any], around: Surroundings
+    builder: Any, loop: Loop, batch_size: int, operands: Sequence[Any], around: Surroundings
 ) -> WrittenLoop:
     """A loop over groups of rounds, and what is left."""
     body, form = loop.body, loop.form
-    groups, rest = divmod(form.count, lanes)
+    groups, rest = divmod(form.count, batch_size)
     sequences, shared = elements_in_order(builder, form, operands), operands[form.sequences :]
     flags = [*[True] * len(sequences), *[False] * len(shared)]
     without: set[str] = set()
 
-    def lifted(inside: Any, elements: Sequence[Any], count: int) -> list[Any]:
-        made: Lifted = lift(body, [*elements, *shared], flags, count, inside, around.written)
+    def vmapped(inside: Any, elements: Sequence[Any], count: int) -> list[Any]:
+        made: VmapResult = vmap(body, [*elements, *shared], flags, count, inside, around.written)
         without.update(o.op for o in made.without_rule if o.body < 0)
-        return [in_lanes(inside, r.tensor, r.is_batched, count) for r in made.results]
+        return [with_batch_axis(inside, r.tensor, r.is_batched, count) for r in made.results]
 
     def group(inside: BodyBuilder, _: Any, elements: Sequence[Any]) -> Any:
-        return [], lifted(inside, elements, lanes)
+        return [], vmapped(inside, elements, batch_size)
 
-    whole = groups * lanes
+    whole = groups * batch_size
     heads = [builder.index(s, slice(0, whole)) if rest else s for s in sequences]
-    grouped = [builder.reshape(s, (groups, lanes, *s.shape[1:])) for s in heads]
+    grouped = [builder.reshape(s, (groups, batch_size, *s.shape[1:])) for s in heads]
     _, collected = scan_in_body(builder, group, [], grouped)
     results = [builder.reshape(r, (whole, *r.shape[2:])) for r in collected]
     if rest:
         left = [builder.index(s, slice(whole, None)) for s in sequences]
-        tails = lifted(builder, left, rest)
+        tails = vmapped(builder, left, rest)
         results = [builder.concat(pair, 0) for pair in zip(results, tails, strict=True)]
     return WrittenLoop(tuple(results_in_order(builder, form, results)), tuple(sorted(without)))
 
@@ -256,10 +260,10 @@ def _written(
         for s, back in zip(sequences, form.taken_backward, strict=True)
     ]
     flags = [*[True] * len(ordered), *[False] * len(shared)]
-    before = lift(
+    before = vmap(
         parts.before, [*ordered, *shared], flags, form.count, builder, around.written
     ).results
-    passed = [in_lanes(builder, r.tensor, r.is_batched, form.count) for r in before]
+    passed = [with_batch_axis(builder, r.tensor, r.is_batched, form.count) for r in before]
     taken = [*states, *ordered, *passed, *shared]
     return written_rounds(builder, parts.rest, hoisted_form(parts, form), taken, around)
 
@@ -332,7 +336,7 @@ def _there_and_back(
     body: Body, same: dict[int, int], read: int, final: int
 ) -> tuple[int, int, tuple[int, ...]] | None:
     """What is read with its axes in another order, what is made before they are put back, and the
-    order; None where it is not so: lanes stand around a sequence, and inside its elements."""
+    order; None where it is not so: the batch axis is outside of a sequence, inside of elements."""
     makers = {v: o for o in body.operations for v in o.outputs}
     there, back = makers.get(read), makers.get(final)
     if (
@@ -388,7 +392,7 @@ def _looks(body: Body, differs: set[int], bodies: Sequence[Body]) -> bool:
 
 def written_wave(
     builder: Any, wave: Wave, inner: Body, form: ScanForm, operands: Sequence[Any],
-    unliftable: Unliftable,
+    write_unbatched: WriteUnbatched,
 ) -> list[Any]:  # fmt: skip
     """The results of the outer scan, of this form, on these operands."""
     depth, length = form.count, wave.form.count
@@ -398,7 +402,7 @@ def written_wave(
     back = [int(axis) for axis in np.argsort(wave.turned)]
     shared = operands[1 + form.sequences :]
     flags = [*[True] * len(elements), *[False] * len(shared)]
-    made = lift(wave.rest, [*elements, *shared], flags, depth, builder, unliftable).results
+    made = vmap(wave.rest, [*elements, *shared], flags, depth, builder, write_unbatched).results
     known: dict[int, tuple[Any, bool]] = {
         v: (r.tensor, r.is_batched) for v, r in zip(wave.rest.outputs, made, strict=True)
     }
@@ -409,11 +413,11 @@ def written_wave(
     inputs = [
         known[v] for i, v in enumerate(wave.inner.inputs) if i != wave.taken
     ]  # fmt: skip
-    states = [in_lanes(builder, *each, depth) for each in inputs[: wave.form.states]]
+    states = [with_batch_axis(builder, *each, depth) for each in inputs[: wave.form.states]]
     weights = inputs[wave.form.states :]
     leaf = sequence.shape[1:]
-    register = in_lanes(builder, builder.index(sequence, 0), False, depth)
-    padding = in_lanes(builder, builder.index(sequence, length - 1), False, depth - 1)
+    register = with_batch_axis(builder, builder.index(sequence, 0), False, depth)
+    padding = with_batch_axis(builder, builder.index(sequence, length - 1), False, depth - 1)
     padded = builder.concat([sequence, padding], 0)
     body_flags = [*[True] * (wave.form.states + 1), *[batched for _, batched in weights]]
     everything = form.collected > 0
@@ -423,10 +427,15 @@ def written_wave(
         *held, made_before = before
         shifted = inside.concat([inside.unsqueeze(x, 0), inside.index(
             made_before, slice(0, depth - 1))], 0)  # fmt: skip
-        results = lift(
-            inner, [*held, shifted, *[w for w, _ in weights]], body_flags, depth, inside, unliftable
+        results = vmap(
+            inner,
+            [*held, shifted, *[w for w, _ in weights]],
+            body_flags,
+            depth,
+            inside,
+            write_unbatched,
         ).results
-        tensors = [in_lanes(inside, r.tensor, r.is_batched, depth) for r in results]
+        tensors = [with_batch_axis(inside, r.tensor, r.is_batched, depth) for r in results]
         after = tensors[: wave.form.states]
         if mask is not None:
             after = [
@@ -438,8 +447,8 @@ def written_wave(
         return [*after, made_now], given
 
     held = [*states, register]
-    lanes = np.arange(depth)
-    masks = builder.constant(lanes[None, :] <= np.arange(depth - 1)[:, None])
+    indices = np.arange(depth)
+    masks = builder.constant(indices[None, :] <= np.arange(depth - 1)[:, None])
     after_ramp, ramp = scan(
         builder, lambda s, x: cells(s, x[0], x[1]), held,
         [builder.index(padded, slice(0, depth - 1)), masks],
@@ -451,7 +460,7 @@ def written_wave(
     if not everything:
         return [builder.transpose(main[0], back) if back else main[0]]
     rows = builder.reshape(builder.concat([ramp[0], main[0]], 0), (-1, *leaf))
-    places = (np.arange(length)[None, :] + lanes[:, None]) * depth + lanes[:, None]
+    places = (np.arange(length)[None, :] + indices[:, None]) * depth + indices[:, None]
     layers = builder.reshape(builder.gather(rows, places.ravel(), 0), (depth, length, *leaf))
     if back:
         layers = builder.transpose(layers, [0, *(axis + 1 for axis in back)])
@@ -541,7 +550,7 @@ def _written_rows_written(
                     else builder.parameter(f"{sequence.name}_{at}", data[at])
                 )  # fmt: skip
             inside = [*states, *elements, *shared]
-            made = lift(
+            made = vmap(
                 loop.body, inside, [False] * len(inside), 1, builder, around.written
             ).results
             tensors = [result.tensor for result in made]

@@ -11,7 +11,7 @@ import numpy as np
 
 from stitch.compiler import compile_graph
 from stitch.errors import TaskError
-from stitch.graph import ComputationGraphBuilder, lift
+from stitch.graph import ComputationGraphBuilder, vmap
 from stitch.machine import load_machine
 from stitch.ops import BatchingContext
 from stitch.program import ABSENT, Array, Body, Operation, Program, Value
@@ -99,7 +99,7 @@ class Way:
     #: Which of the operation's operands differ.
     varying: tuple[int, ...]
     #: The results of all lanes, the lane axis in front.
-    lifted: Sequence[Array]
+    vmapped: Sequence[Array]
     expected: Sequence[Array]
     has_rule: bool
 
@@ -142,10 +142,10 @@ def ways_of(row: Row, lanes: int = LANES) -> Iterator[Way]:
             assert not isinstance(one_lane, TaskError), (row, one_lane)
             expected.append(one_lane)
         whole, has_rule = lifted_program(program, [open_[k] for k in pattern], lanes)
-        lifted = Binding(executor.prepare(whole, HOST.shape), whole).outcome(given)
-        assert not isinstance(lifted, TaskError), (row, pattern, lifted)
+        vmapped = Binding(executor.prepare(whole, HOST.shape), whole).outcome(given)
+        assert not isinstance(vmapped, TaskError), (row, pattern, vmapped)
         columns = [np.stack(column) for column in zip(*expected, strict=True)]
-        yield Way(row, tuple(open_[k] for k in pattern), lifted, columns, has_rule)
+        yield Way(row, tuple(open_[k] for k in pattern), vmapped, columns, has_rule)
 
 
 def _stacked(row: Row, index: int, array: Array, lanes: int) -> Array:
@@ -173,7 +173,7 @@ def lifted_program(program: Program, varying: Sequence[int], lanes: int) -> tupl
         kind = program.values[slot.value].type
         shape = (lanes, *kind.shape) if varies else kind.shape
         operands.append(builder.input(slot.name, shape, kind.data_type))
-    done = lift(body, operands, batched, lanes, builder, one_after_the_other)
+    done = vmap(body, operands, batched, lanes, builder, one_after_the_other)
     for index, result in enumerate(done.results):
         tensor = result.tensor
         if not result.is_batched:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stitch.errors import CompileError
-from stitch.graph import ComputationGraph, ComputationGraphBuilder, Lifted, lift, trace
+from stitch.graph import ComputationGraph, ComputationGraphBuilder, VmapResult, trace, vmap
 from stitch.ops import BatchingContext
 from stitch.program import ABSENT, Array, Body, DataType, Operation, Value, ValueType
 from tests.support.bodied_graphs import bodied_graph
@@ -27,16 +27,19 @@ def refused(operation: Operation, context: BatchingContext) -> Sequence[Any]:
     raise AssertionError(f"{operation.op} has a rule")
 
 
-def lifted(
-    graph: ComputationGraph, batched: Sequence[bool], unliftable: Any = refused, lanes: int = LANES
-) -> tuple[ComputationGraph, Lifted]:
-    builder = ComputationGraphBuilder("lifted")
+def vmapped(
+    graph: ComputationGraph,
+    batched: Sequence[bool],
+    write_unbatched: Any = refused,
+    lanes: int = LANES,
+) -> tuple[ComputationGraph, VmapResult]:
+    builder = ComputationGraphBuilder("vmapped")
     operands = []
     for slot, varies in zip(graph.inputs, batched, strict=True):
         kind = graph.values[slot.value].type
         shape = (lanes, *kind.shape) if varies else kind.shape
         operands.append(builder.input(slot.name, shape, kind.data_type))
-    done = lift(graph, operands, batched, lanes, builder, unliftable)
+    done = vmap(graph, operands, batched, lanes, builder, write_unbatched)
     for output, result in zip(graph.outputs, done.results, strict=True):
         builder.output(output.name, result.tensor)
     return builder.build(), done
@@ -73,7 +76,7 @@ def test_a_graph_for_many_lanes_is_the_graph_lane_by_lane(name: str, which: str,
     graph = trace(function, *arrays)
     last = len(arrays) - 1
     batched = [which == "all" or i == (0 if which == "first" else last) for i in range(last + 1)]
-    whole, done = lifted(graph, batched)
+    whole, done = vmapped(graph, batched)
     assert done.without_rule == ()
     stacks = [
         real(LANES, *a.shape, seed=9) if v else a for a, v in zip(arrays, batched, strict=True)
@@ -89,7 +92,7 @@ def test_a_graph_for_many_lanes_is_the_graph_lane_by_lane(name: str, which: str,
 
 def test_what_is_the_same_for_all_lanes_is_computed_once(run: Run) -> None:
     graph = trace(statistics, real(5, 8), real(8))
-    whole, done = lifted(graph, [True, False])
+    whole, done = vmapped(graph, [True, False])
     assert [result.is_batched for result in done.results] == [True, False]
     product = next(o for o in whole.operations if o.op == "Mul")
     assert whole.values[product.outputs[0]].type.shape == (8,)
@@ -100,7 +103,7 @@ def test_a_shape_is_known_and_the_same_in_all_lanes() -> None:
     x, y = b.input("x", (2, 6), "float32"), b.input("y", (3, 4), "float32")
     b.output("z", b.op("Reshape", x, b.op("Shape", y)))
     b.output("n", b.op("Size", y))
-    whole, done = lifted(b.build(), [True, True])
+    whole, done = vmapped(b.build(), [True, True])
     assert [result.is_batched for result in done.results] == [True, False]
     assert done.results[0].tensor.shape == (LANES, 3, 4)
     # An output is never a constant itself.
@@ -110,8 +113,8 @@ def test_a_shape_is_known_and_the_same_in_all_lanes() -> None:
 def test_operations_keep_the_lines_that_asked_for_them() -> None:
     graph = trace(layer, real(3, 8), real(8, 6), real(6))
     asked = {operation.location for operation in graph.operations}
-    assert all("test_lifting.py" in location for location in asked)
-    whole, _ = lifted(graph, [False, True, True])
+    assert all("test_vmap.py" in location for location in asked)
+    whole, _ = vmapped(graph, [False, True, True])
     assert {operation.location for operation in whole.operations} == asked
 
 
@@ -133,9 +136,9 @@ def test_an_operation_without_a_rule_is_the_callers(run: Run) -> None:
         asked.append(context)
         return one_after_the_other(operation, context)
 
-    _, done = lifted(graph, [True, False, False])
+    _, done = vmapped(graph, [True, False, False])
     assert done.without_rule == ()
-    whole, done = lifted(graph, [False, True, False], loop)
+    whole, done = vmapped(graph, [False, True, False], loop)
     assert [operation.op for operation in done.without_rule] == ["RNN"]
     (context,) = asked
     assert context.batched == (False, True, False)
@@ -160,7 +163,7 @@ def test_operations_with_bodies_are_the_callers() -> None:
         made = context.apply("Abs", first)
         return [None if v == ABSENT else made for v in operation.outputs]
 
-    _, done = lifted(graph, [False, True], inner)
+    _, done = vmapped(graph, [False, True], inner)
     assert seen == [(1, (False, True)), (1, (True, False)), (0, (False, False))]
     assert len(done.without_rule) == 2
     assert [result.is_batched for result in done.results] == [True, False]
@@ -174,9 +177,9 @@ def test_a_body_may_lack_operands_and_results(run: Run) -> None:
         Operation("Split", (0,), (1, ABSENT), {"axis": -1, "num_outputs": 2}),
         Operation("Clip", (0, 2), (3,)),
     ))  # fmt: skip
-    builder = ComputationGraphBuilder("lifted")
+    builder = ComputationGraphBuilder("vmapped")
     x, least = builder.input("x", (2, 6), "float32"), builder.input("least", (LANES,), "float32")
-    done = lift(body, [x, None, least], [False, False, True], LANES, builder, refused)
+    done = vmap(body, [x, None, least], [False, False, True], LANES, builder, refused)
     assert [result.is_batched for result in done.results] == [False, True]
     for index, result in enumerate(done.results):
         builder.output(f"y{index}", result.tensor)
@@ -188,16 +191,16 @@ def test_a_body_may_lack_operands_and_results(run: Run) -> None:
 
 def test_an_operand_of_another_type_is_refused() -> None:
     graph = trace(layer, real(3, 8), real(8, 6), real(6))
-    builder = ComputationGraphBuilder("lifted")
+    builder = ComputationGraphBuilder("vmapped")
     x, w, b = (builder.input(n, s, "float32") for n, s in (("x", (3, 3, 8)), ("w", (8, 6)),
                                                            ("b", (6,))))  # fmt: skip
-    with pytest.raises(CompileError, match="'x' does not fit 4 lanes") as raised:
-        lift(graph, [x, w, b], [True, False, False], LANES, builder, refused)
+    with pytest.raises(CompileError, match="'x' does not fit a batch of 4") as raised:
+        vmap(graph, [x, w, b], [True, False, False], LANES, builder, refused)
     assert "4x3x8xf32" in str(raised.value)
 
 
 def test_no_lanes_are_results_of_no_lanes(run: Run) -> None:
-    whole, done = lifted(recurrent(), [True, False, True], lanes=0)
+    whole, done = vmapped(recurrent(), [True, False, True], lanes=0)
     assert done.without_rule == ()
     ours = run(whole, real(0, 5, 2, 3), real(1, 4, 3), real(0, 1, 4, 4))
     assert [ours[name].shape for name in ("y", "h")] == [(0, 5, 1, 2, 4), (0, 1, 2, 4)]

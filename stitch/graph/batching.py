@@ -1,7 +1,7 @@
-"""Lifting: the operations of a body, or of a graph, for many lanes at once.
+"""Batching: the operations of a body, or of a graph, for a whole batch at once.
 
-What differs between no two lanes is computed once. How an operator is applied to all lanes its
-batching rule says.
+What differs between no two batch elements is computed once. How an operator is applied to all batch
+elements its batching rule says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stitch.graph.symbolic import SymbolicTensor
 from stitch.program import ABSENT, Constant, InputSlot, Operation, OutputSlot, Value, ValueType
 
 # --------------------------------------------------------------------------------------------------
-# Lifting: the operations of a body, or of a graph, for many lanes at once.
+# Batching: the operations of a body, or of a graph, for a whole batch at once.
 
 
 class Operations(Protocol):
@@ -41,57 +41,59 @@ class Operations(Protocol):
     def constants(self) -> Sequence[Constant]: ...
 
 
-#: Writes an operation that has no rule, or carries a body, for all lanes; gives its results as a
-#: batching rule does, the lane axis in front, None for those that are absent. Of an operation with
-#: a body no operand may differ from lane to lane: it is then wanted once, without that axis.
-Unliftable = Callable[[Operation, ops.BatchingContext], Sequence[Any]]
+#: Writes an operation that has no rule, or carries a body, for the whole batch; gives its results
+#: as a batching rule does, the batch axis in front, None for those that are absent. Of an operation
+#: with a body no operand may differ within the batch: it is then wanted once, without that axis.
+WriteUnbatched = Callable[[Operation, ops.BatchingContext], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class LiftedValue:
-    """A value, and whether it has a lane axis in front; if not, it is the same for all lanes."""
+class BatchedValue:
+    """A value, and whether it has a batch axis in front; if not, it is the same for the whole
+    batch.
+    """
 
     tensor: SymbolicTensor
     is_batched: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Lifted:
+class VmapResult:
     """What became of the outputs, and the operations that were written without a rule."""
 
-    results: tuple[LiftedValue, ...]
+    results: tuple[BatchedValue, ...]
     without_rule: tuple[Operation, ...]
 
 
-def lift(
+def vmap(
     holder: Operations,
     operands: Sequence[Given],
     batched: Sequence[bool],
-    lanes: int,
+    batch_size: int,
     builder: Emitter,
-    unliftable: Unliftable,
-) -> Lifted:
-    """Writes every operation of a body or graph to `builder`, for `lanes` lanes.
+    write_unbatched: WriteUnbatched,
+) -> VmapResult:
+    """Writes every operation of a body or graph to `builder`, for `batch_size` batch elements.
 
-    `operands[i]` stands for input i, None where it is absent: [lanes, *shape] if `batched[i]`, else
-    of the input's shape. Raises `CompileError` for operands of other types.
+    `operands[i]` stands for input i, None where it is absent: [batch elements, *shape] if
+    `batched[i]`, else of the input's shape. Raises `CompileError` for operands of other types.
     """
-    return _Lifting(holder, lanes, builder, unliftable).run(operands, batched)
+    return _Vmap(holder, batch_size, builder, write_unbatched).run(operands, batched)
 
 
-class _Lifting:
+class _Vmap:
     def __init__(
-        self, holder: Operations, lanes: int, builder: Emitter, unliftable: Unliftable
+        self, holder: Operations, batch_size: int, builder: Emitter, write_unbatched: WriteUnbatched
     ) -> None:
         self._holder = holder
-        self._lanes = lanes
+        self._batch_size = batch_size
         self._builder = builder
-        self._unliftable = unliftable
+        self._write_unbatched = write_unbatched
         self._constants = {constant.value: constant.data for constant in holder.constants}
-        self._values: dict[int, LiftedValue] = {}
+        self._values: dict[int, BatchedValue] = {}
         self._without_rule: list[Operation] = []
 
-    def run(self, operands: Sequence[Given], batched: Sequence[bool]) -> Lifted:
+    def run(self, operands: Sequence[Given], batched: Sequence[bool]) -> VmapResult:
         places = [_place(slot) for slot in self._holder.inputs]
         for place, operand, varies in zip(places, operands, batched, strict=True):
             if place != ABSENT:
@@ -100,40 +102,40 @@ class _Lifting:
             # Lines of the user's stay with what becomes of them.
             with self._builder.at(operation.location):
                 self._write(operation)
-        results = tuple(self._lifted(_place(slot)) for slot in self._holder.outputs)
-        return Lifted(results, tuple(self._without_rule))
+        results = tuple(self._vmapped(_place(slot)) for slot in self._holder.outputs)
+        return VmapResult(results, tuple(self._without_rule))
 
-    def _lifted(self, value: int) -> LiftedValue:
+    def _vmapped(self, value: int) -> BatchedValue:
         if value not in self._values:
             # Constants are written where they are first wanted: rules want some of them changed.
             tensor = self._builder.constant(self._constants[value])
-            self._values[value] = LiftedValue(tensor, False)
+            self._values[value] = BatchedValue(tensor, False)
         return self._values[value]
 
     def _keep(self, value: int, tensor: SymbolicTensor, varies: bool) -> None:
         kind = self._holder.values[value].type
-        expected = ValueType((self._lanes, *kind.shape), kind.data_type) if varies else kind
+        expected = ValueType((self._batch_size, *kind.shape), kind.data_type) if varies else kind
         if tensor.type != expected:
             raise CompileError(
-                f"{self._holder.values[value].name!r} does not fit {self._lanes} lanes",
+                f"{self._holder.values[value].name!r} does not fit a batch of {self._batch_size}",
                 expected=expected.text(), got=tensor.type.text(),
             )  # fmt: skip
-        self._values[value] = LiftedValue(tensor, varies)
+        self._values[value] = BatchedValue(tensor, varies)
 
     def _write(self, operation: Operation) -> None:
-        given = [None if v == ABSENT else self._lifted(v) for v in operation.inputs]
+        given = [None if v == ABSENT else self._vmapped(v) for v in operation.inputs]
         varies = any(one is not None and one.is_batched for one in given)
-        if varies and not self._lanes:
-            results = self._of_no_lanes(operation)
+        if varies and not self._batch_size:
+            results = self._of_empty_batch(operation)
         elif operation.body != ABSENT:
-            results = self._unliftable(operation, self._context(operation, given))
+            results = self._write_unbatched(operation, self._context(operation, given))
             self._without_rule += [operation] if varies else []
         elif not varies:
             results = self._as_it_is(operation, given)
         else:
             known = ops.known_by_type(operation, self._type(operation.inputs[0]))
             if known is not None:
-                # A shape is the same in all lanes, and what comes of it too.
+                # A shape is the same in the whole batch, and what comes of it too.
                 results, varies = (self._builder.constant(known),), False
             else:
                 results = self._by_rule(operation, self._context(operation, given))
@@ -142,8 +144,10 @@ class _Lifting:
                 assert result is not None, f"a result of {operation.op} is missing"
                 self._keep(value, result, varies)
 
-    def _of_no_lanes(self, operation: Operation) -> Sequence[SymbolicTensor | None]:
-        """Nothing, in the results' types; a rule could not tell lanes from what it puts beside."""
+    def _of_empty_batch(self, operation: Operation) -> Sequence[SymbolicTensor | None]:
+        """Nothing, in the results' types; a rule could not tell batch elements from what it puts
+        beside.
+        """
         kinds = map(self._type, operation.outputs)
         return [
             None
@@ -153,7 +157,7 @@ class _Lifting:
         ]
 
     def _as_it_is(
-        self, operation: Operation, given: Sequence[LiftedValue | None]
+        self, operation: Operation, given: Sequence[BatchedValue | None]
     ) -> Sequence[SymbolicTensor]:
         names = [
             operation.op.lower() if v == ABSENT else self._holder.values[v].name
@@ -168,11 +172,11 @@ class _Lifting:
         results = None if rule is None else rule(context)
         if results is None:
             self._without_rule.append(operation)
-            results = self._unliftable(operation, context)
+            results = self._write_unbatched(operation, context)
         return results
 
     def _context(
-        self, operation: Operation, given: Sequence[LiftedValue | None]
+        self, operation: Operation, given: Sequence[BatchedValue | None]
     ) -> ops.BatchingContext:
         attributes = operation.attributes
         if operation.body == ABSENT:
@@ -183,7 +187,7 @@ class _Lifting:
             output_types=tuple(map(self._type, operation.outputs)),
             operands=tuple(None if one is None else one.tensor for one in given),
             batched=tuple(one is not None and one.is_batched for one in given),
-            batch_size=self._lanes,
+            batch_size=self._batch_size,
             constants=tuple(
                 None if one is None or one.is_batched else self._builder.known_data(one.tensor)
                 for one in given

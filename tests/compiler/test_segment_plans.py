@@ -1,4 +1,4 @@
-"""Plans of stretches: every round of every row once, in as few loops as is cheapest."""
+"""Plans of segments: every round of every row once, in as few loops as is cheapest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_plan_holds_every_round_of_every_row_once(most: int, beginning: float)
     found = planned(lengths, lambda rows: 1.0 + rows, beginning, 0.1, most, may_run_on=True)
     assert found is not None
     plan, _ = found
-    assert 1 <= len(plan.stretches) <= most
+    assert 1 <= len(plan.segments) <= most
     rows, rounds = plan.round_of()
     assert len(rows) == plan.size
     ran = list(zip(rows.tolist(), rounds.tolist(), strict=True))
@@ -26,19 +26,19 @@ def test_a_plan_holds_every_round_of_every_row_once(most: int, beginning: float)
     assert np.array_equal(plan.places(rows, rounds), np.arange(plan.size))
 
 
-def test_stretches_are_as_many_as_is_cheapest() -> None:
+def test_segments_are_as_many_as_is_cheapest() -> None:
     lengths = [100, 50, 50, 49, 1]
 
-    def stretches(beginning: float, most: int = 9, *, may_run_on: bool = True) -> Any:
+    def segments(beginning: float, most: int = 9, *, may_run_on: bool = True) -> Any:
         found = planned(
             lengths, lambda rows: float(rows), beginning, 0.0, most, may_run_on=may_run_on
         )
-        return found and [(s.first, s.count, s.rows, s.is_exact) for s in found[0].stretches]
+        return found and [(s.first, s.count, s.rows, s.is_exact) for s in found[0].segments]
 
     exact = [(0, 1, 5, True), (1, 48, 4, True), (49, 1, 3, True), (50, 50, 1, True)]
-    assert stretches(0.0) == exact
-    assert stretches(3.0) == [(0, 1, 5, True), (1, 49, 4, False), (50, 50, 1, True)]
-    assert stretches(1e6) == [(0, 100, 5, False)]
-    assert stretches(0.0, most=3) == [(0, 1, 5, True), (1, 49, 4, False), (50, 50, 1, True)]
-    assert stretches(1e6, may_run_on=False) == exact
-    assert stretches(0.0, most=3, may_run_on=False) is None
+    assert segments(0.0) == exact
+    assert segments(3.0) == [(0, 1, 5, True), (1, 49, 4, False), (50, 50, 1, True)]
+    assert segments(1e6) == [(0, 100, 5, False)]
+    assert segments(0.0, most=3) == [(0, 1, 5, True), (1, 49, 4, False), (50, 50, 1, True)]
+    assert segments(1e6, may_run_on=False) == exact
+    assert segments(0.0, most=3, may_run_on=False) is None

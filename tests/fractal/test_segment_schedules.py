@@ -1,4 +1,4 @@
-"""Scans over rows of different lengths, merged into stretches: the same as row by row, which are
+"""Scans over rows of different lengths, merged into segments: the same as row by row, which are
 merged, and what `explain` says of it."""
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def test_rows_of_any_lengths_run_together(cell: Any, name: str) -> None:
     for lengths in LENGTHS:
         rows, _ = rows_of(lengths)
         nest = FractalTensor(rows)
-        compiled = ops.compile(lambda nest: states(ops, nest), nest, schedule="stretches")
-        assert "stretches" in schedules_of(compiled)
+        compiled = ops.compile(lambda nest: states(ops, nest), nest, schedule="segments")
+        assert "segments" in schedules_of(compiled)
         found, expected = lists_of(compiled(nest)), states(plain, rows)
         assert_same(found, expected, 1e-5 if cell is step else 0, str(lengths))
 
@@ -168,9 +168,9 @@ def test_whatever_rows_do_around_their_scans(row: Row, lengths: list[int]) -> No
     rows, own = rows_of(lengths)
     nests = FractalTensor(rows), FractalTensor(own)
     expected = network(plain, row, rows, own)
-    for schedule in ("stretches", None, "hoisted", "rounds"):
+    for schedule in ("segments", None, "hoisted", "rounds"):
         compiled = ops.compile(lambda *given: network(ops, row, *given), *nests, schedule=schedule)
-        assert ("stretches" in schedules_of(compiled)) >= (schedule == "stretches")
+        assert ("segments" in schedules_of(compiled)) >= (schedule == "segments")
         assert_same(lists_of(compiled(*nests)), expected, 1e-5, str(schedule))
 
 
@@ -192,11 +192,11 @@ def test_random_rows_are_the_same_in_both_modes_on_every_executor(
         with ops.mode("sequential", device=device):
             expected = lists_of(network(ops, row, *nests))
         assert_same(expected, network(plain, row, rows, own), 1e-5)
-        with ops.mode("parallel", device=device, schedule="stretches"):
+        with ops.mode("parallel", device=device, schedule="segments"):
             assert_same(lists_of(network(ops, row, *nests)), expected, 1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["stretches", "batch", "blocks", "rounds", None])
+@pytest.mark.parametrize("schedule", ["segments", "batch", "blocks", "rounds", None])
 def test_rows_in_rows_whose_inner_lanes_differ_in_length(schedule: str | None) -> None:
     """What is the scan of the inner lanes is then one for the outer lanes."""
     parts, own = rows_of([4, 2, 4, 3])
@@ -213,7 +213,7 @@ def test_rows_in_rows_whose_inner_lanes_differ_in_length(schedule: str | None) -
     assert_same(lists_of(compiled(*nests)), nested(plain, parts, lanes), 1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["stretches", None])
+@pytest.mark.parametrize("schedule", ["segments", None])
 def test_rows_whose_cell_runs_rows(schedule: str | None) -> None:
     rows, own = rows_of([5, 2, 5])
     inner, _ = rows_of([2, 3, 2])
@@ -243,7 +243,7 @@ def test_whole_numbers_are_the_same_to_the_last_bit() -> None:
         return o.map(lambda row: o.scanr(lambda h, x: (h * 3 + x) % 1009, row, start), rows)
 
     compiled = ops.compile(lambda rows: sums_of(ops, rows), nest)
-    assert "stretches" in schedules_of(compiled)
+    assert "segments" in schedules_of(compiled)
     assert_same(lists_of(compiled(nest)), sums_of(plain, rows), 0)
 
 
@@ -254,10 +254,10 @@ def test_scans_of_lists_that_no_map_is_around_run_together() -> None:
         return tuple([o.scanl(step, row, START) for row in rows])
 
     nests = [FractalTensor(row) for row in rows]
-    compiled = ops.compile(lambda *nests: scans(ops, nests), *nests, schedule="stretches")
+    compiled = ops.compile(lambda *nests: scans(ops, nests), *nests, schedule="segments")
     (note, *_) = compiled.loops
     assert (note.schedule, note.count, note.merged) == (
-        "stretches", 7, "4 rows of 3 lengths in 1 loop"
+        "segments", 7, "4 rows of 3 lengths in 1 loop"
     )  # fmt: skip
     assert_same(lists_of(compiled(*nests)), scans(plain, rows), 1e-5)
 
@@ -272,7 +272,7 @@ def test_what_reads_the_result_of_another_comes_after_it() -> None:
 
     nests = FractalTensor(rows), FractalTensor(own)
     compiled = ops.compile(
-        lambda *given: network(ops, two_layers, *given), *nests, schedule="stretches"
+        lambda *given: network(ops, two_layers, *given), *nests, schedule="segments"
     )
     merged = [note for note in compiled.loops if note.merged]
     assert [note.merged for note in merged] == ["5 rows of 4 lengths in 1 loop"] * len(merged)
@@ -292,7 +292,7 @@ def test_scans_of_other_weights_stay_apart() -> None:
         return run_of(a, w), run_of(b, u)
 
     nests = [FractalTensor(row) for row in rows]
-    compiled = ops.compile(scans, *nests, other, W, schedule="stretches")
+    compiled = ops.compile(scans, *nests, other, W, schedule="segments")
     assert not any(note.merged for note in compiled.loops)
 
 
@@ -302,7 +302,7 @@ def test_rows_without_elements_and_of_one() -> None:
                            for r in rows]), FractalTensor(own)  # fmt: skip
     for row in (last_state, two_last_states):
         compiled = ops.compile(
-            lambda *given, r=row: network(ops, r, *given), *nests, schedule="stretches"
+            lambda *given, r=row: network(ops, r, *given), *nests, schedule="segments"
         )
         assert_same(lists_of(compiled(*nests)), network(plain, row, rows, own), 1e-5)
 
@@ -311,7 +311,7 @@ def test_a_saved_nest_runs_from_the_shell(tmp_path: Any) -> None:
     rows, own = rows_of([3, 8, 5, 8])
     nests = FractalTensor(rows), FractalTensor(own)
     compiled = ops.compile(
-        lambda *given: network(ops, two_states, *given), *nests, schedule="stretches"
+        lambda *given: network(ops, two_states, *given), *nests, schedule="segments"
     )
     expected = network(plain, two_states, rows, own)
     compiled.save(tmp_path / "nest.ttb")
@@ -326,7 +326,7 @@ def test_a_saved_nest_runs_from_the_shell(tmp_path: Any) -> None:
     assert code == 0
 
 
-def test_gradients_through_stretches_are_those_of_pytorch() -> None:
+def test_gradients_through_segments_are_those_of_pytorch() -> None:
     lengths = [5, 9, 2, 14, 9, 3]
     index = FractalTensor(rows_of(lengths)[0]).index
     feeds = {"flat": drawn(sum(lengths), 1, WIDTH), "w": W, "u": U}
@@ -341,7 +341,7 @@ def test_gradients_through_stretches_are_those_of_pytorch() -> None:
     both = differentiate(graph, list(feeds))
     for part in (both.forward, both.backward):
         loops = stitch.compile(part, target="host").loops
-        assert "stretches" in [note.schedule for note in loops]
+        assert "segments" in [note.schedule for note in loops]
     results, seeds, found = loop_gradients(both, dict(zip(
         [slot.name for slot in graph.inputs], feeds.values(), strict=True)))  # fmt: skip
     tensors = [torch.tensor(each, requires_grad=True) for each in feeds.values()]
@@ -366,7 +366,7 @@ def test_many_lengths_are_few_loops() -> None:
     for many in (40, 120):
         rows = [np.zeros((n, 1, WIDTH), np.float32) for n in range(2, many + 2)]
         nest = FractalTensor([FractalTensor(row) for row in rows])
-        compiled = ops.compile(states_of, nest, schedule="stretches")
+        compiled = ops.compile(states_of, nest, schedule="segments")
         sizes.append(len(compiled.binary.programs[0].bodies))
     assert sizes[0] <= 33
     assert sizes[1] <= 33
@@ -378,5 +378,5 @@ def test_explain_names_rows_lengths_and_loops() -> None:
     compiled = ops.compile(states_of, nest, schedule="hoisted")
     assert "hoisted, 5 rows of 4 lengths by length" in compiled.explain()
     compiled = ops.compile(states_of, nest)
-    assert "stretches, 5 rows of 4 lengths in 1 loop (" in compiled.explain()
+    assert "segments, 5 rows of 4 lengths in 1 loop (" in compiled.explain()
     assert "; not hoisted (" in compiled.explain()
