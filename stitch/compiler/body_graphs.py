@@ -21,7 +21,7 @@ from stitch.program import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Output values: each output gets a value of its own, made by an operation, read as it is written.
+# Output values: one value per output, each produced by an operation.
 
 
 def give_outputs_their_values(

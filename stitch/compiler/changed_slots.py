@@ -63,7 +63,7 @@ def _placed_otherwise(before: Program, after: Program, machine: MachineShape) ->
     """Where the compiler might place other slots, or the scratch, otherwise than before.
 
     Which slots were requested for is not known here: whatever any placement options would do
-    counts. An opaque program was placed by another compiler, whose rules nobody knows here.
+    counts. An opaque program was placed by another compiler with unknown rules.
     """
     if machine.l1 is None or before.is_opaque:
         return

@@ -63,7 +63,7 @@ from stitch.program import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Placement options → choices: what was asked for each slot, checked, before anything is placed.
+# Placement options by slot, checked.
 
 ByField = Mapping[str, PlacementOption]
 
@@ -183,7 +183,7 @@ def _asked_aliases(graph: ComputationGraph) -> tuple[tuple[int, int], ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Aliasing: which outputs take the buffer of a donated input, each with its proof.
+# Aliasing: outputs that take the buffer of a donated input, each with its proof.
 
 Pairs = tuple[tuple[int, int], ...]
 

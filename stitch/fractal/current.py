@@ -87,7 +87,7 @@ def reporting(report: CallReport) -> Iterator[None]:
 
 
 def report_call(call: str, how: Callable[[], str]) -> None:
-    """Say how a call ran, where somebody asks."""
+    """Report how a call ran, if a report is being collected."""
     report = _report.get()
     if report is not None:
         report.add(call, how())

@@ -117,7 +117,7 @@ class EagerBuilder(LayerMethods):
         )
 
     def given(self, data: Array | Tensor | SymbolicTensor) -> SymbolicTensor:
-        """A tensor of this data, which nobody writes to."""
+        """A tensor of this data, which is not written to."""
         if isinstance(data, SymbolicTensor):
             return data
         array = data.numpy() if isinstance(data, Tensor) else np.asarray(data)

@@ -76,7 +76,7 @@ class FractalTensor:
 
     @classmethod
     def of(cls, data: Data, index: Indexed) -> FractalTensor:
-        """The nest of these rows of an array or tensor, which nobody writes to any more."""
+        """The nest of these rows of an array or tensor, which must not be written to any more."""
         nest = cls.__new__(cls)
         nest._data, nest._index = data, index
         return nest

@@ -19,7 +19,7 @@ _Held = TypeVar("_Held")
 
 
 class Kept(Generic[_Held]):
-    """At most so many, and so many bytes; what nobody asked for for longest goes first."""
+    """At most so many, and so many bytes; the least recently used entries are evicted first."""
 
     def __init__(self, most: int, most_nbytes: Callable[[], int]) -> None:
         self.most, self.most_nbytes, self.nbytes = most, most_nbytes, 0
@@ -39,7 +39,7 @@ class Kept(Generic[_Held]):
             return found[0]
 
     def put(self, key: Hashable, held: _Held, nbytes: int) -> None:
-        """Keep something, in place of what nobody asked for for longest."""
+        """Add an entry; evict the least recently used ones."""
         dropped = []  # They go once the lock is free.
         with self._lock:
             if key in self._held:

@@ -44,7 +44,7 @@ from stitch.ttb import Binary
 # --------------------------------------------------------------------------------------------------
 # In parallel: a call is traced into a graph, its loops are scheduled, and it runs as one program.
 
-#: Programs that a device keeps for graphs that come again.
+#: Size of a device's cache of programs by graph.
 MAX_PROGRAMS = 256
 #: Calls of which a device knows what they were traced into, and bytes of what tells them apart.
 MAX_CALLS, MAX_CALL_NBYTES = 1024, 1 << 26

@@ -271,7 +271,7 @@ def type_of(data: Data) -> np.dtype[Any]:
 
 
 def _kept(array: Array, dtype: Any) -> Array:
-    """An array that nobody else writes to."""
+    """Return an array without other writers."""
     DataType.from_dtype(array.dtype)
     kind = array.dtype if dtype is None else _type(dtype)
     with np.errstate(all="ignore"):

@@ -53,7 +53,7 @@ from stitch.program import (
 from stitch.runtime import LoadedProgram, Tensor
 
 # --------------------------------------------------------------------------------------------------
-# What a torch module computes with, to see whether it is still what it was.
+# The state of a torch module, to detect changes.
 
 #: What Python has in each class, or fills at its first use.
 _OF_PYTHON = frozenset({
@@ -166,7 +166,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Programs whose compiler knew nothing of the graph that is being written become part of it.
+# Inlining programs into a graph under construction.
 
 Source = Program | ComputationGraph
 
@@ -317,8 +317,7 @@ def _stored(source: Source, number: int) -> DataType | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Programs and torch modules as functions over nests: on tensors with data they are run, on values
-# of a graph under construction their operations are written in.
+# Programs and torch modules as functions over nests.
 
 #: Captures that are kept of one module.
 MAX_CAPTURED = 64
@@ -364,7 +363,8 @@ class ModuleFunction:
         self._module, self._builder = module, builder
         forward = getattr(module, "forward", None)
         self.__signature__ = None if forward is None else inspect.signature(forward)
-        #: What was captured in this call, by the types of what was given: nobody trains meanwhile.
+        #: What was captured in this call, by the types of what was given: no training runs during
+        #: the call.
         self._known: dict[Hashable, _Captured] = {}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

@@ -26,7 +26,7 @@ from stitch.graph import SymbolicTensor
 from stitch.runtime import Tensor
 
 # --------------------------------------------------------------------------------------------------
-# The index tree: how long every list of a nest is, and which lists a choice of elements keeps.
+# The index tree: lengths of the lists of a nest.
 
 Numbers: TypeAlias = NDArray[np.int64]
 #: Of all lists at one depth: their one length, or each its own.
@@ -223,7 +223,7 @@ def _alike(lengths: Lengths | Sequence[int]) -> Lengths:
 
 
 # --------------------------------------------------------------------------------------------------
-# Index maps: which row of its data each leaf of a nest is.
+# Index maps: the data row of each leaf of a nest.
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +412,7 @@ class Indexed:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of a value of a graph: the leaves of a nest over it, an element by a number of the graph.
+# Rows of a graph value.
 
 
 def leaf_rows(data: SymbolicTensor, index: Indexed) -> SymbolicTensor:

@@ -50,8 +50,7 @@ from stitch.program import Body, DataType, ValueType
 from stitch.runtime import Tensor
 
 # --------------------------------------------------------------------------------------------------
-# What a call is given, divided: data, which a program takes as its inputs, and the form of all
-# else, for which it was made.
+# Arguments of a call: data become program inputs; the structure is part of the key.
 
 #: Lists of so few whole numbers are part of a program.
 MAX_NUMBERS = 1024
@@ -201,8 +200,7 @@ def type_of_input(data: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# A call of a function over nests, before it is said how it runs: its value in a way, and the key
-# under which its trace is kept.
+# A pending call, and the key of its trace.
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +251,10 @@ class NestWork:
 
 
 # --------------------------------------------------------------------------------------------------
-# Functions over nests in a graph under construction: each becomes loops, its function is run once
-# for each form of its elements.
+# Functions over nests become loops; each function is traced once per element type.
 
 # --------------------------------------------------------------------------------------------------
-# User functions become bodies of loops: traced in a body of the builder's graph.
+# Tracing user functions into bodies of loops.
 
 Tensors: TypeAlias = Sequence[SymbolicTensor]
 #: From the builder of a body and its inputs: the form of the function's value, and its tensors.
@@ -292,7 +289,7 @@ def function_body(
 
 
 # --------------------------------------------------------------------------------------------------
-# Pieces: which elements of a nest one loop takes, as what, and their results in their order.
+# Pieces: the elements of a nest that one loop takes, and the order of their results.
 
 
 class LoopPiece:

@@ -26,7 +26,7 @@ from stitch.graph.symbolic import SymbolicTensor
 from stitch.program import CONDITION, MAX_ROUNDS, SCAN, Array, Body, ScanForm, ValueType
 
 # --------------------------------------------------------------------------------------------------
-# Loops: a Python function on the tensors of one round becomes the body of a scan.
+# Loops: trace a Python function of one round into the body of a scan.
 
 Tensors = Sequence[SymbolicTensor]
 #: From states and the elements of a round: the states after it, and what it gives.
@@ -67,7 +67,7 @@ class BodyBuilder(LayerMethods):
         name its copy."""
         builder: Any = given.builder if isinstance(given, SymbolicTensor) else None
         if builder is None and isinstance(given, np.ndarray) and given.nbytes > SMALL_NBYTES:
-            return self.tensor(self.around.tensor(given))  # It is at home there.
+            return self.tensor(self.around.tensor(given))  # Defined in the surrounding graph.
         if builder is None or builder is self or builder.is_inside(self):
             return super().tensor(given, like)
         if not self.is_inside(builder):
@@ -276,7 +276,7 @@ def made_at(body: Body) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# What data decide while a program runs: one of two sides, and how often a loop goes round.
+# Data-dependent control flow: branches, and loops with a condition.
 
 #: From the operands, as the body of a side has them, to its results.
 Side = Callable[[Tensors], Sequence[Given]]

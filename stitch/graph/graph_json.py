@@ -56,7 +56,7 @@ from stitch.program import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Reading JSON that may be wrong: every field checked, every defect noted, none fatal at once.
+# Reading untrusted JSON: check every field, collect every defect.
 
 _Choice = TypeVar("_Choice")
 _Made = TypeVar("_Made")
@@ -103,7 +103,7 @@ class JsonObject:
 
     @property
     def is_full(self) -> bool:
-        """Whether more defects would not be listed, so that nobody need look for words."""
+        """Whether the list of defects is full: callers can skip composing further messages."""
         return len(self._problems) >= MAX_PROBLEMS
 
     def __contains__(self, key: str) -> bool:
@@ -269,7 +269,7 @@ def _kind(value: object) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The JSON form of a computation graph: text that other tools can read, and that reads back.
+# A computation graph as JSON, in both directions.
 
 FORMAT = "stitch.computation_graph"
 VERSION = 1
@@ -289,7 +289,7 @@ def as_json(graph: ComputationGraph, *, with_data: bool = True) -> str:
 
 
 def as_data(graph: ComputationGraph, *, with_data: bool = True) -> dict[str, Any]:
-    """What `as_json` writes, as objects, lists, texts and numbers."""
+    """Return the content of `as_json` as dictionaries, lists, strings and numbers."""
     body: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -301,7 +301,7 @@ def as_data(graph: ComputationGraph, *, with_data: bool = True) -> dict[str, Any
     }
     if graph.bodies:
         body["bodies"] = [
-            # Nobody has other arrays for them: they are settings of the operator.
+            # Constants of bodies are settings of an operator: always written with data.
             {"inputs": list(b.inputs), "outputs": list(b.outputs), **_contents_out(b, True)}
             for b in graph.bodies
         ]

@@ -1,4 +1,4 @@
-"""Placement options: what a user asks of placement for one slot, before anything is placed."""
+"""Placement options: constraints on the layout or role of one slot (`--set`, `placement=`)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _EXPECTED: Mapping[str, str] = {
     "address": "bytes from the start of each bank, decimal or 0x...",
     "alias": "the name or index of the input whose buffer the output takes",
 }
-#: The fields that say where and how a tensor lies; the others say what it is for.
+#: The fields that set a tensor's layout; the others set its role.
 LAYOUT_FIELDS = ("space", "data_type", "layout", "memory_layout", "shard_spec", "address")
 #: The fields that can be set, by side.
 PLACEMENT_FIELDS: Mapping[Side, tuple[str, ...]] = {

@@ -21,7 +21,7 @@ from stitch.graph.tensor_operations import Axes
 from stitch.program import Array, DataType
 
 # --------------------------------------------------------------------------------------------------
-# Elementwise operators as methods: arithmetic, comparison, activations.
+# Elementwise operators: arithmetic, comparison, activations.
 
 
 def _unary(op: str, says: str) -> Callable[[Any, Operand], SymbolicTensor]:
@@ -232,10 +232,10 @@ class ElementwiseMethods(Emitter):
 
 
 # --------------------------------------------------------------------------------------------------
-# Operators that move elements, as methods: reshape, transpose, slices, concat, gather, top-k.
+# Operators that move elements: reshape, transpose, slices, concat, gather, top-k.
 
 # --------------------------------------------------------------------------------------------------
-# Indexing: what `tensor[key]` selects, worked out from the shape alone, as NumPy selects it.
+# Indexing: `tensor[key]` with NumPy's rules, from the shape alone.
 
 
 @dataclass(frozen=True, slots=True)

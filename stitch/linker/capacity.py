@@ -147,7 +147,7 @@ def _remedy(space: Space, here: Sequence[Demand], capacity: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Alias proofs: may an output be written over a donated input?
+# Alias proofs: whether an output may overwrite a donated input.
 
 
 @final

@@ -27,7 +27,7 @@ from stitch.program import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Dead code: operations, constants, values and bodies that no output needs are dropped.
+# Dead code elimination: operations, constants, values and bodies that no output needs.
 
 _Body = TypeVar("_Body", bound=OperationList)
 

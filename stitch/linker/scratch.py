@@ -5,7 +5,7 @@ Used by the compiler, and again whenever programs are joined.
 Rules. Values lie dense and row-major, in their logical type, at multiples of 64 bytes. A value is
 alive from the operation that makes it to its last reader, both included; an operation's outputs
 never overlap its inputs, except that output 0 of an elementwise operation may take the place of an
-input that dies there and has the same bytes and the same type.
+input with its last use there and has the same bytes and the same type.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def place_intermediates(
 
 
 # --------------------------------------------------------------------------------------------------
-# The body of a scan as a program of its own, on the host: what an executor prepares once.
+# The body of a scan as a separate host program, which an executor prepares once.
 
 NO_ARRAYS: Mapping[int, Array] = MappingProxyType({})
 

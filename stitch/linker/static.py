@@ -80,7 +80,7 @@ class JoinedProgram:
     casts: dict[tuple[int, DataType], int] = field(default_factory=dict)
     #: Where parts begin: programs, or theirs if they were linked, and each operation of a wire.
     firsts: list[int] = field(default_factory=list)
-    #: The values that programs gave, whoever reads them.
+    #: The values that programs return, with or without readers.
     given: set[int] = field(default_factory=set)
     names: FreeNames = field(default_factory=FreeNames)
     slot_names: dict[str, FreeNames] = field(
@@ -234,7 +234,7 @@ def _rounds(value: Value) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The seams of a program that was linked: which operations are whose, and what each part gave.
+# The operations and outputs of each part of a linked program.
 
 
 def seams_of(
@@ -380,7 +380,7 @@ def _with_aliases(program: Program, joined: JoinedProgram) -> Program:
 
 
 # --------------------------------------------------------------------------------------------------
-# Merged tasks of programs become programs: aggregation, and then static linking.
+# Linking merged tasks into programs.
 
 
 def link_tasks(table: TaskTable, machine: MachineShape, *, strict_types: bool = False) -> TaskTable:

@@ -1,4 +1,4 @@
-"""Agents: who defines what a task does. Programs, copies, and calls of host functions."""
+"""Agents define what a task does: programs, copies, and calls of host functions."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class CopyAgent:
 
 
 class TaskRow(NamedTuple):
-    """A task: who does it, and the numbers of the values that it reads and makes."""
+    """A task: its agent, and the numbers of the values that it reads and produces."""
 
     agent: Agent
     inputs: tuple[int, ...]

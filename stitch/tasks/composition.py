@@ -1,7 +1,7 @@
 """Composition: two tasks become one, and whole graphs of tasks graphs of fewer.
 
 T2 after T1 is a task: its inputs are X1 and those of X2 that T1 does not make (each once), its
-transformation is that of T1 and then that of T2, its outputs are Y2 and those of Y1 that somebody
+transformation is that of T1 and then that of T2, its outputs are Y2 and those of Y1 that a task
 else refers to.
 """
 
@@ -22,7 +22,7 @@ from stitch.tasks.task_table import NamedValue, TaskTable
 from stitch.tasks.validation import edges_of
 
 # --------------------------------------------------------------------------------------------------
-# Which tasks may become one: sets of tasks such that no path leaves a set and comes back.
+# Convex sets of tasks: no path leaves the set and returns.
 
 #: Edges of a task: those before it, and whether the edge may vanish.
 Edges = Sequence[dict[int, bool]]

@@ -28,7 +28,7 @@ from stitch.errors import UsageError, closest
 from stitch.program import TensorDesc
 
 # --------------------------------------------------------------------------------------------------
-# What a task may do with an array: a lattice of four permissions.
+# Permissions of a task on an array.
 
 
 class Permission(enum.Enum):
@@ -89,7 +89,7 @@ class FunctionQueue(Protocol):
 
 @runtime_checkable
 class Handle(Protocol):
-    """What stands for a value, perhaps before it exists, and knows who queues work on it."""
+    """A reference to a value that may be pending; knows the device or graph that queues work."""
 
     @property
     def function_queue(self) -> FunctionQueue:

@@ -309,7 +309,7 @@ class TaskGraph:
         return problems_of(table) or tuple(islice(run_problems(table), MAX_PROBLEMS))
 
     def table(self) -> TaskTable:
-        """The graph as it is now, frozen, for whoever runs it.
+        """The graph as it is now, frozen, for execution.
 
         Raises one `TaskError` with everything that keeps it from running.
         """

@@ -49,7 +49,7 @@ from stitch.tasks.task_table import NamedValue, TaskTable
 from stitch.tasks.validation import agent_problems, edges_of, order_problems, problems_of
 
 # --------------------------------------------------------------------------------------------------
-# What a graph's programs and functions are called in its text: no two have one name.
+# Unique names of a graph's programs and functions.
 
 
 class AgentNames:
@@ -88,10 +88,10 @@ def _agents(agents: Iterable[Agent]) -> Iterable[Agent]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Plain arguments of host functions, and places, as JSON, in both directions.
+# Arguments of host functions as JSON, in both directions.
 
 _TAGS = ("input", "output", "float", "path", "list", "tuple", "dict")
-#: Arguments inside arguments; more are written by nobody.
+#: Maximum nesting depth of arguments.
 MAX_DEPTH = 32
 
 
@@ -223,7 +223,7 @@ def _pair(record: JsonObject, key: str) -> tuple[int, int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tables to JSON: the same text for the same table.
+# Writing JSON: equal tables give equal text.
 
 FORMAT = "stitch.task_graph"
 VERSION = 1
@@ -299,7 +299,7 @@ def _task_out(row: TaskRow, names: AgentNames, where: str) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# JSON to tables: whatever text comes in, a sound table or one error with all defects.
+# Reading JSON: a valid table, or one error that lists all defects.
 
 Programs: TypeAlias = Mapping[str, ProgramSource]
 Functions: TypeAlias = "Mapping[str, HostFunction | Callable[..., Any]]"
@@ -492,7 +492,7 @@ def _function(record: JsonObject, name: str, function: Callable[..., Any]) -> Ho
 
 
 # --------------------------------------------------------------------------------------------------
-# Tables for people: lines of text, and a picture for `dot`.
+# Text and Graphviz output.
 
 
 def table_text(table: TaskTable) -> str:

@@ -1,4 +1,4 @@
-"""Stretches: the tasks of a queue in submission order, the same object for the same work."""
+"""Task sequences: the tasks of a queue in submission order, interned: equal work is one object."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class NumberedTask(NamedTuple):
 class TaskSequence:
     """Tasks in submission order over numbered values; a task reads only values numbered before.
 
-    A stretch never changes: `after` gives the one with a task more. The numbering depends on the
-    order of calls alone, and the same task after the same stretch gives the same one for as long as
-    anybody refers to it, so the same work is one object.
+    A sequence is immutable: `append` returns the one with a task more. The numbering depends on the
+    order of calls alone, and the same task after the same sequence gives the same one for as long
+    as anybody refers to it, so the same work is one object.
 
     >>> TaskSequence().values
     0
@@ -63,7 +63,8 @@ class TaskSequence:
     def after(
         self, transformation: Transformation, inputs: tuple[int, ...], sources: int = 0
     ) -> TaskSequence:
-        """The stretch with a task more; its first output has the number `first`, the others follow.
+        """Return the sequence with a task more; its first output has the number `first`, the others
+        follow.
 
         Before that so many `sources` are numbered, values from outside. Raises `TaskError` for a
         future that points at nothing earlier.
@@ -161,7 +162,7 @@ def least_period(items: Sequence[int]) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Stretches that repeat, cut into equal ones: what serves one of these serves all of them.
+# Repetitions: a sequence cut into equal sequences, which share one plan.
 
 #: Tasks that equal pieces have, at most, unless a period has more.
 PIECE = 64
@@ -173,7 +174,7 @@ SHORTEST = LEAST_PIECES * PIECE
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """The tasks `[start, stop)` of a stretch as one that starts from nothing.
+    """The tasks `[start, stop)` of a sequence as one that starts from nothing.
 
     `numbers`: for each of its values the number in the whole. `read_later`: whether a task after it
     reads that value.
@@ -187,9 +188,10 @@ class Cut:
 
 
 def cuts_of(graph: TaskSequence, nothing: TaskSequence) -> tuple[Cut, ...]:
-    """The pieces of a stretch that repeats; () of one that does not, or is shorter than `SHORTEST`.
+    """The pieces of a sequence that repeats; () of one that does not, or is shorter than
+    `SHORTEST`.
 
-    `nothing`: the stretch without tasks that it comes after, as its pieces do.
+    `nothing`: the sequence without tasks that it comes after, as its pieces do.
     """
     if graph.length < SHORTEST:
         return ()

@@ -13,7 +13,7 @@ from stitch.tasks.agents import CopyAgent, MergedAgent, ProgramAgent, TaskRow
 from stitch.tasks.task_table import NamedValue, TaskTable
 
 # --------------------------------------------------------------------------------------------------
-# The order of tasks: which must have run before which, and whether that is possible at all.
+# Dependencies between tasks, and cycles.
 
 
 class Ordered(Protocol):
@@ -109,7 +109,7 @@ def _own_problems(table: TaskTable) -> Iterator[Problem]:
     yield from order_problems(table)
     descs = table.descs
     links: dict[tuple[int, int], str] = {}
-    # Of many tasks, few differ in who does them and in what they read and make.
+    # Of many tasks, few differ in agent and values.
     sound: set[tuple[int, ...]] = set()
     is_sound = True
     for index, task in enumerate(table.tasks):
@@ -151,7 +151,7 @@ def run_problems(table: TaskTable) -> Iterator[Problem]:
 
 
 def order_problems(table: TaskTable) -> Iterator[Problem]:
-    """What is wrong whoever does the tasks: names, values that nobody makes, the order."""
+    """Yield problems that do not depend on agents: names, undefined values, order."""
     yield from _names(table.inputs, "input")
     yield from _names(table.outputs, "output")
     if _is_in_order(table):
@@ -207,7 +207,7 @@ def _names(values: Iterable[NamedValue], side: str) -> Iterator[Problem]:
 
 
 def _unknown(table: TaskTable, producers: dict[int, int], inputs: set[int]) -> Iterator[Problem]:
-    """Values that nobody makes."""
+    """Yield values without a producer."""
     for index, task in enumerate(table.tasks):
         for i, number in enumerate(task.inputs):
             if number not in producers and number not in inputs:
@@ -268,7 +268,7 @@ def _signature(
 
 
 def _members(agent: MergedAgent, where: str) -> Iterator[Problem]:
-    """Members that read what is not made before them, and outputs that nobody makes."""
+    """Members that read what is not made before them, and outputs without a producer."""
     known = agent.takes
     for i, member in enumerate(agent.members):
         name = f"{where}, member {i} ({member.agent.name})"

@@ -46,7 +46,7 @@ from stitch.program import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Saved parts: what is a part of another saved value is cut from it in the backward graph.
+# Saved values that are slices of other saved values: sliced in the backward graph.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def cut_parts(
 
 
 # --------------------------------------------------------------------------------------------------
-# Segments: a scan becomes a scan of segments, each a scan of some rounds.
+# Checkpoint segments: a scan becomes a scan over segments of rounds.
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from stitch.program import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Recomputing: what backward computes again, as a word says it.
+# Recomputation options.
 
-#: What backward computes again: nothing, what costs no more than reading it, or everything.
+#: Values that the backward graph recomputes: none, those as cheap as reading them, or all.
 Recompute = Literal["none", "cheap", "all"]
 
 
@@ -189,7 +189,7 @@ class ForwardValues:
         types = ops.infer_operation(
             wider, operands, self.known.operands(operation), bodies=self.bodies.bodies
         )
-        # What a scan collects for nobody it keeps no room for.
+        # Allocate nothing for collected results without readers.
         places = range(len(outputs)) if operation.body == ABSENT else [index]
         return self._grow(operation, wider, types, places)[index]
 
@@ -259,7 +259,7 @@ class ForwardValues:
 
 
 # --------------------------------------------------------------------------------------------------
-# `Differentiated`: a forward graph that saves, its backward graph, and how their slots belong.
+# The result of differentiation.
 
 
 @dataclass(frozen=True, slots=True)

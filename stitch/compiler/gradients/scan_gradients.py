@@ -35,7 +35,7 @@ from stitch.ops import RESHAPING, onnx_code
 from stitch.program import ABSENT, DataType, Operation, OutputSlot, ScanForm, ValueType
 
 # --------------------------------------------------------------------------------------------------
-# The values of a round of a scan, and where they are for all rounds.
+# The values of one round, and where the values of all rounds are stored.
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class RoundValues:
 
 
 # --------------------------------------------------------------------------------------------------
-# Sums over rounds: what the rounds of a scan add up to, computed after it where that costs less.
+# Sums over rounds, computed after the scan where that costs less.
 
 #: Linear in operand 0, where the others are the same in all rounds.
 _LINEAR = RESHAPING | {"Div", "Expand", "Neg", "Slice", "Split", "Transpose"}

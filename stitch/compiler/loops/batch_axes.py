@@ -21,8 +21,7 @@ from stitch.graph import BodyBuilder, SymbolicTensor, WriteUnbatched, scan, scan
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
 
 # --------------------------------------------------------------------------------------------------
-# Scans written into another graph, as they are or for a whole batch at once: then with the body
-# batched, states and elements with a batch axis in front.
+# Scans in a batch.
 
 
 def vmap_scan(
@@ -196,8 +195,7 @@ def _is_backward(form: ScanForm) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Loops over a batch that are no more than a scan for each: such a scan for the whole batch, by
-# itself or for the batch elements of others.
+# Loops over a batch whose body is one scan.
 
 #: An operand of a scan: a value of the list that the scan stands in, or data.
 Source = int | Array

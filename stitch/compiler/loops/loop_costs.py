@@ -18,7 +18,7 @@ from stitch.ops import RESHAPING, is_elementwise, multiply_adds
 from stitch.program import ABSENT, Body, Operation, ScanForm, Value, is_scan
 
 # --------------------------------------------------------------------------------------------------
-# What an operation of a round takes beside its FLOPs and bytes, and which bytes it passes over.
+# Per-operation overhead of a round, and the operands whose bytes do not count.
 
 #: They only move elements: what some executors see in place, and what all copy.
 _VIEWS = frozenset({"Expand", "Slice", "Split", "Transpose"})
@@ -252,9 +252,9 @@ def _passes_over_elements(operation: Operation, body: Body, varies: Collection[i
 
 
 # --------------------------------------------------------------------------------------------------
-# Whose rates weigh the schedules of loops: those of the executor that will compute.
+# Rates by executor.
 
-#: The executor for which programs are compiled where nobody says which: that of devices.
+#: The executor assumed if the options name none: the default of a device.
 DEFAULT_EXECUTOR = "numpy"
 #: Names of executors that compute as another does, or as the cheapest of others.
 _COMPUTE_AS = {
@@ -277,7 +277,7 @@ def check_executor(executor: str | None) -> None:
 
 
 def rated_executor(name: str) -> str | None:
-    """The executor of a device, where rates are known of it; None for one that somebody brings."""
+    """Return `name` if rates for it are known, None for a custom executor."""
     return name if name in RATED_EXECUTORS else None
 
 

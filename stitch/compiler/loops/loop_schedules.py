@@ -32,7 +32,7 @@ from stitch.machine import LoopRates, Machine
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
 # --------------------------------------------------------------------------------------------------
-# Notes: how a loop of a graph runs, for those who ask.
+# Notes: the schedule chosen for each loop, for `explain`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class LoopNote:
 
 
 # --------------------------------------------------------------------------------------------------
-# Writing: what the operations of a graph that carry bodies, or have no batching rule, become.
+# Writing operations that carry bodies or have no batching rule.
 
 #: Writes a loop to a builder: its body, form, operands and the line where it was written.
 WriteLoop = Callable[[Any, Body, ScanForm, Sequence[Any], str], Sequence[Any]]
@@ -132,16 +132,16 @@ class Writing:
     def unscheduled(
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str = ""
     ) -> Sequence[Any]:
-        """A loop that stays one."""
+        """Write a loop as it is."""
         return written_rounds(builder, body, form, operands, self)
 
     def least_seconds(self, loop: Loop) -> float:
-        """What a loop costs that is scheduled as it will be."""
+        """Return the seconds of a loop with its cheapest schedule."""
         return least_seconds(loop, self)
 
     @contextmanager
     def copied(self, times: int) -> Iterator[None]:
-        """What is written meanwhile is written so many times."""
+        """Count everything written inside the `with` block `times` times."""
         copies, self.copies = self.copies, self.copies * times
         try:
             yield
@@ -154,17 +154,17 @@ SCHEDULES = tuple(sorted([*TABLE, SEGMENTS]))
 
 
 def check_schedule(schedule: str | None) -> None:
-    """Raises `UsageError` for a schedule that there is not."""
+    """Raise `UsageError` if `schedule` is not in `SCHEDULES`."""
     if schedule is not None and schedule not in SCHEDULES:
         raise UsageError(
-            f"there is no schedule {schedule!r}", expected=", ".join(SCHEDULES),
+            f"unknown schedule {schedule!r}", expected=", ".join(SCHEDULES),
             remedy=closest(schedule, SCHEDULES) or "leave it out: the cheapest is taken",
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledLoops:
-    """A graph whose loops are scheduled, and what became of them."""
+    """A graph with scheduled loops, and a note per loop."""
 
     graph: ComputationGraph
     notes: tuple[LoopNote, ...]
@@ -262,7 +262,7 @@ def _outermost_first(
 def _vmapped(
     graph: ComputationGraph, builder: ComputationGraphBuilder, writing: Writing
 ) -> ComputationGraph:
-    """A graph with what becomes of its loops."""
+    """Return the graph with its loops rewritten."""
 
     def results_of(given: Sequence[Any]) -> Sequence[Any]:
         vmapped = vmap(graph, given, [False] * len(given), 1, builder, writing.written)
@@ -285,7 +285,7 @@ class _Choices:
     def written(
         self, builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], where: str
     ) -> Sequence[Any]:
-        """The results of a loop."""
+        """Return the results of a loop."""
         inside = self.inside
         assert inside is not None
         if bool(form.states) != self.has_states or not form.count:
@@ -305,7 +305,7 @@ class _Choices:
 
 
 def _cheapest(loop: Loop, inside: Writing) -> tuple[dict[str, Candidate], dict[str, str]]:
-    """Each schedule of a loop as the executor has it that is cheapest there, and who that is."""
+    """Return the cheapest candidate of each schedule, and the executor whose rates gave it."""
     found: dict[str, Candidate] = {}
     by: dict[str, str] = {}
     for estimate in inside.estimates:

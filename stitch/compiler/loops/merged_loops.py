@@ -37,12 +37,10 @@ from stitch.machine import LoopRates
 from stitch.program import ABSENT, Array, Body, Operation, ScanForm, is_scan
 
 # --------------------------------------------------------------------------------------------------
-# Merged loops: the scans of a graph that run one cell, and need nothing of each other, become
-# segments of rounds in which the same rows run, where that costs less than each by itself.
+# Merged loops.
 
 # --------------------------------------------------------------------------------------------------
-# Alike scans: which scans of a list of operations run the same cell and need nothing of each
-# other.
+# Finding independent scans of the same cell.
 
 #: Constants up to this many bytes are compared by content.
 _COMPARED_NBYTES = 4096
@@ -143,7 +141,7 @@ def _equal_values(holder: Body) -> dict[int, Hashable]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What scans of one cell cost, each length by itself and in segments.
+# Costs: one scan per length, against ragged segments.
 
 #: The most segments of one group, and the most operations that they may be written as.
 MOST_SEGMENTS, MOST_WRITTEN = 32, 2048
@@ -181,7 +179,7 @@ class CellCosts:
         self, lengths: Sequence[int], read: Collection[int], *, may_run_on: bool
     ) -> tuple[SegmentPlan, float] | None:
         """The cheapest plan for rows of these lengths, longest first, and what it costs; None where
-        there is none. `read`: the results of the body that somebody reads of all rounds."""
+        there is none. `read`: the collected results of the body that have readers."""
         rates, body = self.estimate.rates, self.body
         sides = len(body.inputs) + len(body.outputs)
         most = MOST_WRITTEN // (len(body.operations) + _BESIDE * sides)

@@ -1,7 +1,7 @@
 """The plan of segments: between which rounds the same rows run together.
 
 Rows are numbered longest first, so that those still running are the first. A segment may run on for
-rows that end in it: what these compute past their end nobody reads.
+rows that end in it: their results past their end are not read.
 
 Segments, written down: scans of one cell as one scan for each segment of rounds in which the
 same rows run.
@@ -23,7 +23,7 @@ from stitch.graph import BodyBuilder, WriteUnbatched, scan_in_body, vmap
 from stitch.program import ABSENT, Array, Body, ScanForm
 
 # --------------------------------------------------------------------------------------------------
-# The plan of segments: between which rounds the same rows run together.
+# The plan of segments: ranges of rounds in which the same rows run.
 
 #: Of more lengths than that, only so many are weighed as ends of segments.
 MOST_LENGTHS = 256
@@ -144,8 +144,7 @@ def _cheapest(cost: Array, most: int) -> list[int] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Segments, written down: scans of one cell as one scan for each segment of rounds in which the
-# same rows run.
+# Writing the segments: one scan each.
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ def written_segments(
     operands: Sequence[Sequence[Any]],
     write_unbatched: WriteUnbatched,
 ) -> list[list[Any]]:
-    """The results of each scan on its operands, None where nobody reads them."""
+    """The results of each scan on its operands, None where they have no readers."""
     return _SegmentWriting(builder, merging, operands, write_unbatched).run()
 
 
@@ -325,7 +324,7 @@ class _SegmentWriting:
     def _ends(
         self, segment: RowSegment, after: Sequence[Any], given: Mapping[int, Any]
     ) -> list[Any]:  # fmt: skip
-        """The last states of the rows that end in a segment, None where nobody reads them."""
+        """The last states of the rows that end in a segment, None where they have no readers."""
         found: list[Any] = []
         ended = np.arange(segment.going_on, segment.rows)
         for i, state in enumerate(after):

@@ -14,7 +14,7 @@ left over by themselves.
 Waves: a loop in a loop, each layer over what the layer before made, runs along its diagonals.
 
 The first rounds hold layers back that have nothing to read yet; what layers compute past the end of
-the sequence nobody reads, so that no operation may be among it that can fail there.
+the sequence are not read, so that no operation may be among it that can fail there.
 
 `wave`: the anti-diagonals of a loop in a loop are one loop.
 
@@ -48,8 +48,7 @@ from stitch.ops import RESHAPING, definition_of
 from stitch.program import ABSENT, Body, Operation, ScanForm, is_scan
 
 # --------------------------------------------------------------------------------------------------
-# What a schedule is told of a loop, and what it tells: whether it can be, what it costs, how it
-# is written.
+# Inputs and results of a schedule.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +102,11 @@ class Surroundings(Protocol):
 
 
 # --------------------------------------------------------------------------------------------------
-# `rounds`: a loop as it is, the loops in its body scheduled.
+# `rounds`: keep the loop; schedule the loops in its body.
 
 
 def rounds(loop: Loop, around: Surroundings) -> Candidate:
-    """Every loop can run so."""
+    """Return the candidate that keeps the loop; it always applies."""
     return Candidate(
         around.estimate.scan(loop.body, loop.form, fixed=loop.fixed),
         lambda builder, operands: WrittenLoop(
@@ -119,7 +118,7 @@ def rounds(loop: Loop, around: Surroundings) -> Candidate:
 def written_rounds(
     builder: Any, body: Body, form: ScanForm, operands: Sequence[Any], around: Surroundings
 ) -> tuple[Any, ...]:
-    """The results of a loop that stays one."""
+    """Write a loop as it is; return its results."""
 
     def written(given: Sequence[Any], inside: BodyBuilder) -> Sequence[Any]:
         results = vmap(body, given, [False] * len(given), 1, inside, around.written).results
@@ -129,12 +128,11 @@ def written_rounds(
 
 
 # --------------------------------------------------------------------------------------------------
-# `batch`: a loop without states is one computation for all its rounds, by the operators' batching
-# rules; an operator without one is a loop of its own.
+# `batch`: compute all rounds of a stateless loop at once, by the operators' batching rules.
 
 
 def batch(loop: Loop, around: Surroundings) -> Candidate | None:
-    """None for loops with states."""
+    """Return None for loops with states."""
     body, form = loop.body, loop.form
     if form.states:
         return None
@@ -157,8 +155,7 @@ def batch(loop: Loop, around: Surroundings) -> Candidate | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# `blocks`: a loop without states, so many of its rounds at a time as cost least; those that are
-# left over by themselves.
+# `blocks`: compute a stateless loop in batches of rounds; the remainder separately.
 
 
 def blocks(loop: Loop, around: Surroundings) -> Candidate | None:
@@ -188,7 +185,7 @@ def _sizes(count: int) -> Sequence[int]:
 
 
 def _seconds(loop: Loop, batch_size: int, around: Surroundings) -> float:
-    """What a loop costs that is computed so many rounds at a time."""
+    """Return the seconds of a loop that computes a number of rounds at a time."""
     form, estimate = loop.form, around.estimate
     takes = loop.body.inputs[: form.sequences]
     groups, rest = divmod(form.count, batch_size)
@@ -202,7 +199,7 @@ def _seconds(loop: Loop, batch_size: int, around: Surroundings) -> float:
 def written_blocks(
     builder: Any, loop: Loop, batch_size: int, operands: Sequence[Any], around: Surroundings
 ) -> WrittenLoop:
-    """A loop over groups of rounds, and what is left."""
+    """Write a loop over groups of rounds, and the remaining rounds as one batch."""
     body, form = loop.body, loop.form
     groups, rest = divmod(form.count, batch_size)
     sequences, shared = elements_in_order(builder, form, operands), operands[form.sequences :]
@@ -230,11 +227,11 @@ def written_blocks(
 
 
 # --------------------------------------------------------------------------------------------------
-# `hoisted`: what does not read the states is computed before the loop, for all rounds.
+# `hoisted`: compute operations that do not read the states before the loop, for all rounds.
 
 
 def hoisted_before(loop: Loop, around: Surroundings) -> Candidate | None:
-    """None where no product reads no state."""
+    """Return None if every product reads a state."""
     form, estimate = loop.form, around.estimate
     if not form.states or form.count < 2 or not form.sequences:
         return None
@@ -269,7 +266,7 @@ def _written(
 
 
 # --------------------------------------------------------------------------------------------------
-# Waves: a loop in a loop, each layer over what the layer before made, runs along its diagonals.
+# Wavefronts: run nested loops, each layer over the layer before, along the diagonals.
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,11 +465,11 @@ def written_wave(
 
 
 # --------------------------------------------------------------------------------------------------
-# `wave`: the anti-diagonals of a loop in a loop are one loop.
+# `wave`: one loop over the anti-diagonals of two nested loops.
 
 
 def wave(loop: Loop, around: Surroundings) -> Candidate | None:
-    """None for loops that are no wave."""
+    """Return None unless the nested loops form a wavefront."""
     found = wave_of(loop.body, loop.form)
     if found is None:
         return None
@@ -489,7 +486,7 @@ def wave(loop: Loop, around: Surroundings) -> Candidate | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# `rows`: a short loop around loops is written out, a loop for each of its rounds.
+# `rows`: unroll a short loop around loops.
 
 #: A loop of more rounds than that, those of loops around it that are written out counted with
 #: them, is not written out.
@@ -533,7 +530,7 @@ def _row_seconds(loop: Loop, copies: int, around: Surroundings) -> float:
 def _written_rows_written(
     builder: Any, loop: Loop, operands: Sequence[Any], around: Surroundings
 ) -> tuple[Any, ...]:
-    """A loop written out, one round after the other."""
+    """Write a loop unrolled, round by round."""
     form = loop.form
     states, first = list(operands[: form.states]), form.states + form.sequences
     sequences, shared = operands[form.states : first], list(operands[first:])
@@ -566,7 +563,7 @@ def _written_rows_written(
 # --------------------------------------------------------------------------------------------------
 # The table of schedules.
 
-#: What of a loop is a candidate, None where it cannot run so.
+#: Returns a candidate, or None if the schedule does not apply to the loop.
 Schedule = Callable[[Loop, Surroundings], Candidate | None]
 TABLE: Mapping[str, Schedule] = MappingProxyType(
     {
@@ -581,8 +578,9 @@ TABLE: Mapping[str, Schedule] = MappingProxyType(
 
 
 def candidates_for(loop: Loop, around: Surroundings) -> dict[str, Candidate]:
-    """The schedules that a loop may have, by name. Where data end it, nothing that it would not
-    have computed is computed beforehand."""
+    """Return the applicable schedules by name. A loop with a condition only runs as `rounds`:
+    other schedules would compute rounds past its end.
+    """
     if loop.form.has_condition:
         return {"rounds": rounds(loop, around)}
     found = {name: schedule(loop, around) for name, schedule in TABLE.items()}
@@ -590,5 +588,5 @@ def candidates_for(loop: Loop, around: Surroundings) -> dict[str, Candidate]:
 
 
 def least_seconds(loop: Loop, around: Surroundings) -> float:
-    """What a loop costs that is scheduled as it costs least."""
+    """Return the seconds of a loop under its cheapest schedule."""
     return min(candidate.seconds for candidate in candidates_for(loop, around).values())

@@ -1,7 +1,6 @@
 """Passes: one rewriting of a computation graph each; what the graph computes stays.
 
-A pass knows the graph and the operators; it must not know placement, gradients or the other rooms'
-files.
+A pass uses the graph and the operators only, not placement or gradients.
 """
 
 from stitch.compiler.passes.horizontal_fusion import horizontal_fusion

@@ -8,7 +8,7 @@ The gradient of a transposed operand is transposed back. Of batches `(AᵀB)ᵀ`
 rows can be written where they belong; the transposes inside are views, or undo one that is there.
 
 These are no passes of `optimize`: sums may run in another order, so results agree to rounding only.
-They are for what is differentiated, and for who asks for it (`CompileOptions.reassociate`).
+They are for what is differentiated, and for callers that set `CompileOptions.reassociate`.
 """
 
 from __future__ import annotations

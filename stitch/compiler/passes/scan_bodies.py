@@ -1,4 +1,4 @@
-"""The bodies of scans: the same passes inside, and nothing goes round that nobody reads.
+"""The bodies of scans: the same passes inside, without states that have no readers.
 
 A state that every round hands on as it is, is shared by all rounds, and whoever read its last value
 reads its first. Bodies of other operations stay as they are.

@@ -47,7 +47,7 @@ from stitch.ops import attributes_of, sees_everywhere
 from stitch.program import ABSENT, Array, Constant, Operation, Value, ValueType
 
 # --------------------------------------------------------------------------------------------------
-# Constant folding: what can be computed now is computed now.
+# Constant folding.
 
 #: Elementary steps that all folding of a graph may take: so many, and so many for each element of
 #: the constants that the graph was given (which a front end read from a file).
@@ -67,7 +67,7 @@ UNREPEATABLE = frozenset(
 def is_repeatable(operation: Operation) -> bool:
     """Whether the operation gives the same result for the same operands, always."""
     if operation.body != ABSENT:
-        return False  # nobody looks into it
+        return False  # opaque
     if operation.domain:
         return True
     if operation.op == "Dropout":
@@ -156,7 +156,7 @@ def _fold(
 
 
 # --------------------------------------------------------------------------------------------------
-# Orders of axes: what a transpose does, and which transposes exchange rows and columns.
+# Axis orders of transposes.
 
 
 def axis_order(operation: Operation, values: Sequence[Value]) -> tuple[int, ...] | None:
@@ -179,7 +179,7 @@ def exchange(rank: int) -> tuple[int, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Redundancy: operations whose results are there already are bypassed.
+# Redundancy: common subexpressions and identities.
 
 #: Operators that never change the elements or their order, only the shape.
 _SHAPE_OPERATORS = frozenset({"Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -280,7 +280,7 @@ def _operation_key(operation: Operation, values: tuple[Value, ...]) -> Hashable:
 
 
 # --------------------------------------------------------------------------------------------------
-# Activations of what a pool gives, in place of pools of what an activation gives.
+# Sinking activations below max pools.
 
 
 def sink_relu_below_max_pool(graph: ComputationGraph) -> ComputationGraph:
