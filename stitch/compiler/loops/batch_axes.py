@@ -50,7 +50,9 @@ def vmap_scan(
             body, [*before, *elements, *shared], flags, context.batch_size, inside, write_unbatched
         ).results
         after = [
-            with_batch_axis(inside, r.tensor, r.is_batched, context.batch_size) if wanted else r.tensor
+            with_batch_axis(inside, r.tensor, r.is_batched, context.batch_size)
+            if wanted
+            else r.tensor
             for r, wanted in zip(vmapped, varies, strict=False)
         ]
         given[:] = [r.is_batched for r in vmapped[form.states :]]
