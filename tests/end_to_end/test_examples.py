@@ -25,8 +25,8 @@ def output_of(example: str) -> str:
         env=os.environ | {"PYTHONIOENCODING": "utf-8"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    notes = [line.startswith("stitch-run: note:") for line in done.stderr.splitlines()]
-    assert all(notes), done.stderr
+    told = [re.match(r"stitch-\w+: (note:|wrote) ", line) for line in done.stderr.splitlines()]
+    assert all(told), done.stderr
     return done.stdout
 
 

@@ -332,7 +332,7 @@ def test_results_are_not_held_while_the_run_goes_on(tmp_path: Path) -> None:
     import tracemalloc
 
     def build(b: ComputationGraphBuilder) -> None:
-        y = b.input("x", (256, 256), "float32")
+        y = b.input("x", (512, 512), "float32")
         for _ in range(40):
             y = b.op("Sin", y)
         b.output("y", y)
@@ -340,7 +340,7 @@ def test_results_are_not_held_while_the_run_goes_on(tmp_path: Path) -> None:
     def peak(watching: Callable[[Any], Any]) -> int:
         with stitch.open_device("host") as device:
             program = device.load(model("sines", build, target="host"))
-            given = np.ones((256, 256), np.float32)
+            given = np.ones((512, 512), np.float32)
             one(program(given)).numpy()
             with watching(device):
                 tracemalloc.start()
@@ -350,7 +350,7 @@ def test_results_are_not_held_while_the_run_goes_on(tmp_path: Path) -> None:
         return most
 
     path = tmp_path / "run.npz"
-    # Each result is 256 KiB; 40 of them are 10 MiB.
-    assert peak(lambda device: OperationStore(device, path)) < 6 << 20
-    assert peak(lambda device: OperationComparison(device, str(path))) < 6 << 20
-    assert peak(OperationComparison) < 6 << 20
+    # Each result is 1 MiB; modules that load late take some MiB themselves.
+    assert peak(lambda device: OperationStore(device, path)) < 24 << 20
+    assert peak(lambda device: OperationComparison(device, str(path))) < 24 << 20
+    assert peak(OperationComparison) < 24 << 20
