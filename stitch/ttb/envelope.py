@@ -174,8 +174,8 @@ _MAGICS = (
 
 _REMEDIES = {
     "onnx": "compile it first: stitch-compile model.onnx -o model.ttb",
-    "text": "compile a module first: stitch-compile module.yaml -o module.ttb; a pipeline or a "
-    "training is run: stitch-run pipeline.yaml",
+    "text": "compile a module first: stitch-compile module.yaml -o module.ttb; run a "
+    "pipeline with stitch-run pipeline.yaml",
     "json": "a graph is compiled first: stitch-compile graph.json -o graph.ttb; a recording is "
     "replayed by stitch-run --replay=FILE, and checked by stitch-inspect --check_plan=FILE",
     "": "compile a module with stitch-compile to get a .ttb file",
