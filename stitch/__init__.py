@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         link,
         load,
         open_device,
+        split,
         submit,
         to_layout,
         wait,
@@ -52,7 +53,7 @@ else:
         __name__,
         {
             "api": "CompileCache CompiledModel Device LinkedModel Pipeline compile device_of "
-            "forbid_copies get_layout has_layout link load open_device submit to_layout wait",
+            "forbid_copies get_layout has_layout link load open_device split submit to_layout wait",
             "errors": "CompileError FormatError LayoutError LinkError OutOfMemoryError StitchError "
             "TaskError",
             "graph": "ComputationGraphBuilder trace",
@@ -75,5 +76,5 @@ __all__ = [
     "StitchError", "TaskError", "TaskGraph", "Tensor", "TensorDesc", "TensorFuture",
     "TrainingInstance", "__version__", "aggregate", "compile", "compose", "device_of",
     "forbid_copies", "get_layout", "has_layout", "link", "load", "losses", "open_device",
-    "schedules", "submit", "task", "to_layout", "trace", "wait",
+    "schedules", "split", "submit", "task", "to_layout", "trace", "wait",
 ]  # fmt: skip

@@ -29,9 +29,16 @@ from stitch.argument_kinds import (
     takes,
 )
 from stitch.compile_cache import CompileCache
-from stitch.compiler import CompileOptions
+from stitch.compiler import CompileOptions, split_graph
 from stitch.errors import UsageError, closest
-from stitch.frontend import TrainableSource, read_module, read_trainable, torch_device
+from stitch.frontend import (
+    TrainableSource,
+    opened,
+    read_graph,
+    read_module,
+    read_trainable,
+    torch_device,
+)
 from stitch.graph import ComputationGraph, PlacementOption, Side, parse_placement
 from stitch.linking import LinkedModel, link
 from stitch.machine import Machine, load_machine
@@ -96,8 +103,8 @@ def compile(
     **training: Any,
 ) -> CompiledModel:
     """Compile a module for a machine: a computation graph, the path of a YAML or ONNX file, a
-    `ModelProto`, a torch module (`nn.Module`, `GraphModule`, `ExportedProgram`), or a Python
-    function.
+    `ModelProto`, a torch module (`nn.Module`, `GraphModule`, `ExportedProgram`, or the path of a
+    `.pt2` archive), or a Python function.
 
     A function is traced over `example_inputs` (descriptors or arrays), a torch module captured at
     theirs (tensors too, by position or name); those of an ONNX model (by position or name), and
@@ -121,6 +128,7 @@ def compile(
     rest is as for `stitch.training.TrainingOptions`. Raises `CompileError`, `FormatError`,
     `LayoutError`, `OutOfMemoryError`, `UsageError`.
     """
+    module = opened(module)
     if optimizer is not None or loss is not None:
         if optimizer is None or loss is None:
             raise UsageError(
@@ -160,6 +168,62 @@ def compile(
     kept = cache if cache is None or isinstance(cache, CompileCache) else CompileCache(cache)
     model = compiled(graph, machine, _spelled(target), options, kept)
     return replace(model, search_result=found, structure=structure)
+
+
+@takes(
+    example_inputs=either(LIST, MAPPING), parts=WHOLE, at=optional(either(TEXT, WORDS)),
+    input_shapes=optional(MAPPING), unroll=optional(WHOLE), name=optional(TEXT),
+    placement=either(_OPTION, several("a list of placement options", _OPTION)),
+)  # fmt: skip
+def split(
+    module: ComputationGraph | str | Path | Callable[..., Any] | Any,
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
+    *,
+    parts: int = 2,
+    at: str | Sequence[str] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    unroll: int | None = None,
+    name: str | None = None,
+    placement: str | Iterable[str | PlacementOption] = (),
+    **options: Any,
+) -> tuple[CompiledModel, ...]:
+    """Compile a module as several programs that run one after the other.
+
+    Loaded and chained by `Pipeline`, they give the results of the whole module, bit for bit.
+
+    Args:
+        module: Anything that `compile` takes.
+        example_inputs: As for `compile`.
+        parts: Number of programs; cuts are where the fewest bytes pass between parts of about
+            equal cost.
+        at: Names of nodes after which to cut, instead of `parts`.
+        input_shapes: As for `compile`.
+        unroll: As for `compile`.
+        name: The name of the graph; part k is named after it, with `_k`.
+        placement: As for `compile`, for inputs and outputs of the whole module.
+        **options: `target`, `role`, `schedule`, `executor`, `math_fidelity`, `cache`, as for
+            `compile`.
+
+    Raises:
+        CompileError: No node has a name in `at`, or a part would have no operations.
+
+    >>> import numpy as np
+    >>> first, second = split(lambda x: (x * 2) + 1, [np.zeros((2, 4))], parts=2)
+    >>> first.program.outputs[0].name == second.program.inputs[0].name
+    True
+    """
+    unknown = options.keys() - {
+        "target", "role", "schedule", "executor", "math_fidelity", "cache"
+    }  # fmt: skip
+    if unknown:
+        raise UsageError(f"split takes no {', '.join(sorted(unknown))}",
+                         remedy="compile each part for training by itself")  # fmt: skip
+    graph = read_graph(opened(module), example_inputs, input_shapes, unroll)
+    if name is not None:
+        graph = replace(graph, name=name)
+    cuts = parts if at is None else (at,) if isinstance(at, str) else tuple(at)
+    made = split_graph(graph.with_placement(*_placement(placement)), cuts)
+    return tuple([compile(part, **options) for part in made])
 
 
 def _placed(

@@ -36,7 +36,7 @@ from stitch.machine import MachineShape, load_machine
 from stitch.model import PRODUCER, ModelOfBinary, ModelSession
 from stitch.program import Program
 from stitch.report import MACHINE
-from stitch.runtime import LoadedProgram, Tensor
+from stitch.runtime import LoadedProgram
 from stitch.ttb import SOURCE, Binary
 from stitch.ttb import load as load_binary
 
@@ -74,7 +74,7 @@ class LinkedModel(ModelOfBinary):
     executor: str | None = None
     session: ModelSession = field(default_factory=ModelSession, repr=False)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run on the device of the inputs, or on the one that models of its target share; gives one
         tensor, or a tuple of them."""
         return self.session.call(self, arguments, named)

@@ -147,9 +147,7 @@ class ModelSession:
         """The model's program on each device that a call has run on, the last one first."""
         return tuple([loaded for loaded, _ in self._loaded])
 
-    def call(
-        self, model: ModelOfBinary, arguments: Sequence[Any], named: Mapping[str, Any]
-    ) -> Tensor | tuple[Tensor, ...]:
+    def call(self, model: ModelOfBinary, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Run the first program on the device of the first tensor among the arguments, else on the
         shared device of the model's target."""
         loaded = self._loaded_for(model, arguments, named)

@@ -73,6 +73,13 @@ def test_the_page_of_the_python_api_has_every_name_that_stitch_exports() -> None
     assert sorted([*named, "__version__"]) == sorted(stitch.__all__)
 
 
+def test_the_page_of_the_python_api_has_the_methods_that_dir_of_a_device_lists() -> None:
+    options = PAGES["reference/python.md"].split("::: stitch.Device\n")[1].split("]")[0]
+    listed = re.findall(r"\w+", options.split("members: [")[1])
+    with stitch.open_device("tiny") as device:
+        assert listed == [name for name in dir(device) if hasattr(stitch.Device, name)]
+
+
 def test_the_glossary_has_at_most_40_terms_and_each_is_used_on_another_page() -> None:
     terms = re.findall(r"^\| (?!term|-)([^|]+) \| [^|]+ \|$", PAGES["glossary.md"], re.MULTILINE)
     assert terms == sorted(terms, key=str.lower)

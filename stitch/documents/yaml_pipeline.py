@@ -253,7 +253,7 @@ class YamlPipeline:
         gives_away = any(one.transformation.donated for one in self.programs.values())
         self._joins = Joins(device, is_copying=gives_away)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Queue one run; gives a tensor, or a tuple of them.
 
         Raises `UsageError` for missing or surplus inputs, `LinkError`.

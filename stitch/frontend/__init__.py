@@ -9,6 +9,7 @@ from stitch.frontend.modules import (
     TrainableSource,
     graph_of_torch_call,
     is_torch,
+    opened,
     read_graph,
     read_module,
     read_trainable,
@@ -42,6 +43,6 @@ else:
 __all__ = [
     "MODULE_KEYS", "CallStructure", "Explanation", "ParameterHomes", "TrainableSource", "array_on",
     "explain", "from_fx", "graph_counts", "graph_of_torch_call", "is_torch",
-    "load_module", "loop_over", "module_from_text", "read_graph", "read_module", "read_trainable",
-    "tensor_on", "torch_device",
+    "load_module", "loop_over", "module_from_text", "opened", "read_graph", "read_module",
+    "read_trainable", "tensor_on", "torch_device",
 ]  # fmt: skip

@@ -32,6 +32,20 @@ _TORCH_MODULES = {
 }
 
 
+def opened(module: Any) -> Any:
+    """The module itself, or the `ExportedProgram` in an archive (`.pt2`) of `torch.export.save`.
+
+    Raises:
+        CompileError: The package torch is missing.
+        FormatError: The file is no such archive.
+    """
+    if not (isinstance(module, str | Path) and Path(module).suffix.lower() == ".pt2"):
+        return module
+    with _reading("archives of torch.export", "torch"):
+        from stitch.frontend.torch import load_archive
+    return load_archive(Path(module))
+
+
 def read_graph(
     module: Any,
     examples: Sequence[Any] | Mapping[str, Any] = (),
@@ -79,7 +93,8 @@ def _read_other(
         if suffix not in (".yaml", ".yml"):
             raise CompileError(
                 f"no front end reads {str(module)!r}",
-                expected="a module in YAML (.yaml, .yml) or ONNX (.onnx)",
+                expected="a module in YAML (.yaml, .yml) or ONNX (.onnx), or a program of "
+                "torch.export.save (.pt2)",
                 remedy="it is compiled: device.load(path)" if suffix == ".ttb" else None,
             )
         from stitch.frontend.yaml import load_module

@@ -34,14 +34,37 @@ from stitch.ttb import Binary
 DEVICE = instance_of("a device", RuntimeDevice)
 #: Programs that `submit` keeps loaded on a device.
 MAX_SUBMITTED = 64
+#: What `dir(device)` lists: the methods and attributes that the reference documents.
+PUBLIC_NAMES = (
+    "account", "allowed_nbytes", "call", "close", "computes", "deallocate", "empty", "events",
+    "executor", "explain", "footprint_of", "has_layout", "history", "hooks", "inter_op_threads",
+    "is_closed", "load", "machine", "memory", "memory_report", "memory_use", "memory_views",
+    "peak_nbytes", "prepare", "prices", "statistics", "strict_types", "submit", "tensor",
+    "to_layout", "wait", "watch_memory", "why_single_thread", "window", "write",
+)  # fmt: skip
 
 
 class Device(RuntimeDevice):
-    """A simulated machine, opened: load programs, call them, look at results; see `open_device`."""
+    """An open simulated machine: loads programs, runs them and reports on them; see `open_device`.
+
+    It is safe to use from several threads. `dir(device)` lists the public names.
+
+    Attributes:
+        machine: The description of the machine.
+        history: Counts of runs, copies and bytes since the device was opened.
+        events: Subscription to events: plans, copies, reads, memory.
+        hooks: Functions that are called before and after each operation.
+        is_closed: Whether `close` was called.
+        strict_types: Whether a link may not change the floating storage type.
+        inter_op_threads: Number of threads for independent sections of a plan.
+    """
 
     def __init__(self, machine: str | Machine, **options: Any) -> None:
         super().__init__(machine, **options)
         self._submitted: dict[tuple[int, int | str], tuple[Binary, LoadedProgram]] = {}
+
+    def __dir__(self) -> list[str]:
+        return [*PUBLIC_NAMES]
 
     def _let_go(self) -> None:
         self._submitted.clear()

@@ -129,7 +129,7 @@ class LoadedProgram:
         host = TensorDesc(kind.shape, host_layout(kind.data_type))
         return InputPort(self.name, name, kind, desc, self._home.desc_key(host))
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Queue one run; gives one tensor, or a tuple where the program has several outputs.
 
         Raises `UsageError` for missing or surplus inputs, `LinkError`.

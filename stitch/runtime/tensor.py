@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 
 from stitch.argument_kinds import WHOLE
-from stitch.errors import LayoutError, UsageError
+from stitch.errors import LayoutError, StitchError, UsageError
 from stitch.program import Array, DataType, Layout, Space, TensorDesc
 from stitch.runtime.values import Status, ValueRecord
+
+#: `repr` summarises tensors of more elements.
+SHOWN_ELEMENTS = 1000
 
 
 class Tensor:
@@ -156,7 +159,19 @@ class Tensor:
         return self.item()
 
     def __repr__(self) -> str:
-        return f"<Tensor {self._record.desc.text()} {self._record.status.name.lower()}>"
+        """Elements as NumPy shows them if they are ready, else shape, layout and status."""
+        text, status = self._record.desc.text(), self._record.status
+        if status is Status.READY:
+            try:
+                elements = self.numpy()
+            except StitchError:  # The device is closed, computes no data, or runs this very code.
+                pass
+            else:
+                shown = np.array2string(
+                    elements, separator=", ", prefix="Tensor(", threshold=SHOWN_ELEMENTS
+                )
+                return f"Tensor({shown}, {text})"
+        return f"<Tensor {text} {status.name.lower()}>"
 
     # -- what it holds ---------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class TensorAccess(DeviceLocking):
                 "this tensor belongs to another device",
                 where=call,
                 expected=f"a tensor of {self!r}",
-                got=f"{tensor!r} of {tensor.device!r}",
+                got=f"{tensor.desc.text()} of {tensor.device!r}",
                 remedy="bring it over: device.tensor(tensor.numpy())",
             )
 

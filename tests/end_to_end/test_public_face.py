@@ -190,4 +190,65 @@ def test_a_loaded_program_tells_what_it_takes_and_gives() -> None:
                 a.input_layout(wrong)
         tensor = one(a(integers()))
         assert repr(tensor) == "<Tensor 4x64xf32:l1:row_major:interleaved pending>"
+        assert tensor.is_pending
         tensor.deallocate()
+
+
+def test_repr_of_a_ready_tensor_shows_its_elements_as_numpy_does() -> None:
+    with stitch.open_device("tiny") as device:
+        small = device.tensor(np.array([[1.5, 2.0], [3.0, -4.0]], np.float32))
+        assert repr(small) == (
+            "Tensor([[ 1.5,  2. ],\n        [ 3. , -4. ]], 2x2xf32:host:row_major:interleaved)"
+        )
+        assert "..." not in repr(device.tensor(np.arange(1000)))
+        large = repr(device.tensor(np.arange(1001)))
+        assert large.startswith("Tensor([   0,    1,    2, ...,  998,  999, 1000], 1001xi64")
+        assert "small" in f"small {small}"
+    assert repr(small) == "<Tensor 2x2xf32:host:row_major:interleaved ready>"
+
+
+def test_repr_of_a_tensor_inside_a_host_function_does_not_wait_for_the_function() -> None:
+    seen: list[str] = []
+    with stitch.open_device("tiny") as device:
+        held = device.tensor(np.zeros(2, np.float32))
+
+        @stitch.task
+        def look(x: Any) -> Any:
+            seen.append(repr(held))
+            return x
+
+        result = device.call(look, held)
+        device.wait()
+        del result
+    assert seen == ["<Tensor 2xf32:host:row_major:interleaved ready>"]
+
+
+def test_dir_of_a_device_lists_the_documented_names() -> None:
+    with stitch.open_device("tiny") as device:
+        names = dir(device)
+        assert names == sorted(names) and len(names) <= 40
+        documented = stitch.Device.__doc__ or ""
+        for name in names:
+            assert hasattr(device, name)
+            member = getattr(stitch.Device, name, None)
+            assert member.__doc__ if member else f"        {name}: " in documented, name
+
+
+def test_a_split_module_chains_to_the_results_of_the_whole() -> None:
+    def net(x: Any) -> Any:
+        return (np.maximum(x * 2.0, 0.0) + 1.0) * 3.0
+
+    x = integers()
+    whole = stitch.compile(net, [x], target="tiny")
+    for parts in (
+        stitch.split(net, [x], parts=3, target="tiny", name="net"),
+        stitch.split(net, [x], at=[whole.graph.values[2].name], target="tiny", name="net"),
+    ):
+        assert [part.program.name for part in parts] == [f"net_{k}" for k in range(len(parts))]
+        with stitch.open_device("tiny") as device:
+            pipeline = stitch.Pipeline([device.load(part) for part in parts])
+            assert pipeline(x).numpy().tobytes() == whole(x).numpy().tobytes()
+    with pytest.raises(UsageError, match="split takes no optimizer"):
+        stitch.split(net, [x], optimizer="adam")
+    with pytest.raises(CompileError, match="no node 'nope'"):
+        stitch.split(net, [x], at="nope")

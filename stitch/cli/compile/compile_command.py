@@ -9,7 +9,6 @@ import io
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from stitch.cli.parser import add_options, count, make_parser, place, positive, 
 from stitch.cli.run_inputs import is_array_text, parse_array
 from stitch.cli.wiring import split_slot
 from stitch.compile_cache import DEFAULT_MAX_NBYTES
-from stitch.compiler import RATED_EXECUTORS, SCHEDULES, split_graph
+from stitch.compiler import RATED_EXECUTORS, SCHEDULES
 from stitch.documents import MACHINE, MODULE, PIPELINE, form_of
 from stitch.errors import CompileError, FormatError, StitchError, UsageError, closest
 from stitch.files import OutputFiles, nearest_file, open_file, text_of, unreadable
-from stitch.frontend import read_graph
-from stitch.graph import ComputationGraph, from_json, parse_placement
+from stitch.frontend import opened, read_graph
+from stitch.graph import ComputationGraph, from_json
 from stitch.program import Array, MathFidelity, Program, Role
 from stitch.report import counted
 from stitch.ttb import content_of
@@ -136,7 +135,8 @@ def _failure(what: str, error: Exception, where: str | None = None) -> CompileEr
 # Sources: the options that name a module, its examples and shapes.
 
 SOURCES = (
-    "modules in YAML (.yaml, .yml), ONNX models (.onnx), graphs in JSON (.json), "
+    "modules in YAML (.yaml, .yml), ONNX models (.onnx), archives of torch.export (.pt2), "
+    "graphs in JSON (.json), "
     "Python (.py with --entry=NAME)"
 )
 _SHAPE = re.compile(r"(?:\d{1,18}(?:x\d{1,18})*)?")
@@ -158,6 +158,8 @@ def module_of(options: argparse.Namespace) -> tuple[Any, Sequence[Any] | Mapping
         return source, example_inputs(options.examples)
     if suffix == ".json":
         return _graph_of_json(Path(source)), ()
+    if suffix == ".pt2":
+        return opened(source), ()
     if suffix == ".py":
         raise UsageError(
             "a Python file needs the name of its factory", remedy=f"add --entry=NAME to {source}"
@@ -224,7 +226,7 @@ def other_source(source: str) -> str | None:
         return f"--entry={source}"
     if Path(source).suffix.lower() == ".ttb":
         return f"it is compiled: stitch-run {source}"
-    return nearest_file(source, (".yaml", ".yml", ".onnx", ".json", ".py")) or None
+    return nearest_file(source, (".yaml", ".yml", ".onnx", ".pt2", ".json", ".py")) or None
 
 
 def refuse_other_forms(options: argparse.Namespace, error: FormatError) -> None:
@@ -359,28 +361,18 @@ def _compile_source(options: argparse.Namespace) -> int:
         )  # fmt: skip
         _write([model], [options.output], options, cache)
         return EXIT_OK
-    graph = read_graph(module, examples, shapes, options.unroll)
-    if options.name is not None:
-        graph = replace(graph, name=options.name)
-    graph = graph.with_placement(*map(parse_placement, options.placement))
-    parts = split_graph(graph, cuts)
+    parts = {"parts": cuts} if isinstance(cuts, int) else {"at": cuts}
+    models = api.split(
+        module, examples, **parts, target=target, placement=options.placement, name=options.name,
+        role=options.role, input_shapes=shapes, unroll=options.unroll,
+        schedule=options.schedule, executor=options.executor,
+        math_fidelity=options.math_fidelity, cache=cache,
+    )  # fmt: skip
     output: str | None = options.output
-    paths = [None if output is None else part_path(output, at) for at, _ in enumerate(parts)]
+    paths = [None if output is None else part_path(output, at) for at in range(len(models))]
     for path in paths:
         if path is not None:
             checks.add(path, TTB, "-o")
-    models = [
-        api.compile(
-            part,
-            target=target,
-            role=options.role,
-            schedule=options.schedule,
-            executor=options.executor,
-            math_fidelity=options.math_fidelity,
-            cache=cache,
-        )
-        for part in parts
-    ]
     _write(models, paths, options, cache)
     return EXIT_OK
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from torch.export.exported_program import (
 )
 from torch.utils import _pytree as pytree
 
-from stitch.errors import CompileError, StitchError, UsageError
+from stitch.errors import CompileError, FormatError, StitchError, UsageError
+from stitch.files import open_file, unreadable
 from stitch.frontend.torch.aten_call import torch_type_of
 from stitch.frontend.torch.decompositions import or_whole
 from stitch.frontend.torch.lowering import KEPT_WHOLE
@@ -124,6 +126,31 @@ def _shared_bytes(module: Any) -> tuple[str, ...]:
                 if other != name:
                     return other, name
     return ()
+
+
+def load_archive(path: Path) -> Any:
+    """Load the `ExportedProgram` that `torch.export.save` wrote.
+
+    torch reads parts of it with pickle: like a Python file, an archive may run code.
+
+    Raises:
+        FormatError: The file is missing, or torch cannot read it.
+    """
+    try:
+        with open_file(path) as file, warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            return torch.export.load(file)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except StitchError:
+        raise
+    except Exception as error:
+        raise FormatError(
+            f"torch {torch.__version__} cannot load it: {type(error).__name__}: {error}"[:300],
+            where=str(path),
+            expected="an archive that torch.export.save wrote, with one program named 'model'",
+            remedy="save it again with this version of torch: torch.export.save(program, path)",
+        ) from error
 
 
 @contextmanager

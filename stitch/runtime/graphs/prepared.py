@@ -84,7 +84,7 @@ class PreparedGraph:
         self._lock, self._records = device.quick_lock, device.records
         self._runs_here = device.holds_run_lock
 
-    def __call__(self, *arguments: Any, **named: Any) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the graph on arrays or tensors, by position or by name; gives its outputs, ready."""
         if named or len(arguments) != self._count:
             arguments = arranged(self._title, self._input_types, arguments, named)

@@ -48,7 +48,7 @@ def measured(
         for way in (unread, read, calls):
             check(way(inputs()[0]), expected(length, 0))
         ways: dict[str, Pass] = {
-            names[0]: lambda: unread(x()), names[1]: lambda: read(x()).numpy(),  # type: ignore[union-attr]
+            names[0]: lambda: unread(x()), names[1]: lambda: read(x()).numpy(),
             names[2]: lambda: calls(x()).numpy(), "peer": peer, "hand": lambda: hand(x()),
         }  # fmt: skip
         times = interleaved(ways, passes_of(length, effort), effort)
